@@ -25,8 +25,8 @@ CUDA_VERSIONS = {
 }
 """The algorithms of a plan that the CUDA kernels have, and by which version (``dpsim.kernels.allreduce``).
 
-``auto`` is two-shot but for small arrays between GPUs that reach each other's memory (``dpsim.comm.cuda.selection``).
-Between GPUs that do not reach each other's memory there is one, whatever the name: that of ``dpsim.comm.cuda.moved``.
+``auto`` is two-shot but for small arrays between GPUs that reach each other's memory (``dpsim.comm.cuda.peer_memory``).
+Between GPUs that do not reach each other's memory there is one, whatever the name: that of ``dpsim.comm.cuda.staged``.
 """
 
 SIXTEEN_BIT_VERSION = "two-shot"

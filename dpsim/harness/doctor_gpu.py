@@ -77,12 +77,12 @@ def _peers() -> Result:
 
 def reach(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """How gradients get from GPU to GPU between these ranks, tried by real writes; a task for ranks."""
-    from dpsim.comm.cuda.reducers import find_path
+    from dpsim.comm.cuda.paths import find_path
 
     own = open_device(comm.rank)
     path = find_path(own, comm)
     answer = {"path": path.name, "reason": path.reason, "gpus": len(set(comm.allgather(own.identity)))}
-    return answer | ({"way": path.access.way, "mode": path.access.mode} if path.access is not None else {})
+    return answer | ({"way": path.access.mapping, "mode": path.access.mode} if path.access is not None else {})
 
 
 def _nccl() -> Result:

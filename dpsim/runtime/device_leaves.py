@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.backend import LAYERS_VARIABLE, layers_by_kernels
-from dpsim.comm.cuda.agreement import raise_on_all
+from dpsim.comm.cuda.reducer import raise_on_all
 from dpsim.comm.cuda.reproducible import fix_libraries, settings
 from dpsim.comm.transport import Transport
 from dpsim.data import Dataset

@@ -39,11 +39,11 @@ def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> di
     versions = [each.name for each in registry.versions("cuda") if each.name not in argument["without"]]
     own, left_out = KernelRank(comm, {"dtype": _DTYPE, "algorithms": versions}), list[str]()
     access = own.access
-    for size_bytes in _sizes(comm, argument, f"{access.mode} over {access.way} memory", tell, left_out):
+    for size_bytes in _sizes(comm, argument, f"{access.mode} over {access.mapping} memory", tell, left_out):
         _keep(comm, argument, _timed(own, size_bytes, argument["samples"], access.mode))
     own.close()
     gpus = len(set(comm.allgather(own.device.identity)))
-    return {"way": access.way, "mode": access.mode, "gpus": gpus, "left_out": left_out}
+    return {"way": access.mapping, "mode": access.mode, "gpus": gpus, "left_out": left_out}
 
 
 def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def test_every_rank_has_its_own_memory_as_it_is_and_the_others_at_their_offset(
     share: Callable[[set[int]], list[Any]],
 ) -> None:
     for rank, memory in enumerate(share(set())):
-        assert memory.way == "ipc"
+        assert memory.mapping == "ipc"
         for owner, array in enumerate(memory.ranks):
             assert array.device == ("own" if owner == rank else rank)
             if owner != rank:

@@ -10,9 +10,9 @@ import pytest
 from late_device import LateDevice, Watched, late_devices
 from mpi4py import MPI
 
-from dpsim.comm.cuda.access import writes_arrive
 from dpsim.comm.cuda.memory import DeviceMemory
-from dpsim.comm.cuda.movers import HostMover, Piece
+from dpsim.comm.cuda.peer_access import writes_arrive
+from dpsim.comm.cuda.transfers import HostTransfer, Piece
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 
@@ -65,14 +65,16 @@ def test_ranks_meet_when_what_each_wrote_into_the_others_memory_is_there(late: L
     assert memory is not None and writes_arrive(late, watched, memory) and watched.met == 1
 
 
-def test_host_memory_that_a_mover_no_longer_needs_is_kept_until_the_copies_from_it_are_done(late: LateDevice) -> None:
-    memory, mover = DeviceMemory(late), HostMover(MPI.COMM_SELF, late)
+def test_host_memory_that_a_transfer_no_longer_needs_is_kept_until_copies_from_it_are_done(
+    late: LateDevice,
+) -> None:
+    memory, transfer = DeviceMemory(late), HostTransfer(MPI.COMM_SELF, late)
     sizes = (8, 1024)
     outgoing, incoming = ([memory.zeros(size_bytes) for size_bytes in sizes] for _ in range(2))
     for sent in outgoing:
         sent[...] = 7
     for sent, received in zip(outgoing, incoming, strict=True):
-        for pending in mover.exchange(memory.stream, [Piece(0, sent)], [Piece(0, received)]):
+        for pending in transfer.exchange(memory.stream, [Piece(0, sent)], [Piece(0, received)]):
             while not all(request.done() for request in pending):
                 pass
         del pending  # MPI's requests hold the host's memory

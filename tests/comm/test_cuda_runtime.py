@@ -14,8 +14,8 @@ from gpu_processes import why_processes_cannot_share_gpus
 from python_path import extended_path
 
 from dpsim.backend import CUDA_VERSIONS, check_backend
-from dpsim.comm.cuda.access import default_mode
 from dpsim.comm.cuda.available import open_device, simulating, why_no_gpu
+from dpsim.comm.cuda.peer_access import default_mode
 from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import registry
 from dpsim.launch import jobs

@@ -13,10 +13,10 @@ from ranks_runtime import open_trainer
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda import transport as transport_module
-from dpsim.comm.cuda.access import Access, find_access, writes_arrive
 from dpsim.comm.cuda.available import open_device
 from dpsim.comm.cuda.device import PeerMemory
-from dpsim.comm.cuda.reducers import Path
+from dpsim.comm.cuda.paths import Path
+from dpsim.comm.cuda.peer_access import PeerAccess, find_access, writes_arrive
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.comm.mpi import MpiTransport
 from dpsim.comm.transport import Array, CollectiveSteps, SteppedAllreduce, aligned_bytes
@@ -66,7 +66,7 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
                 tree_transport = TreeTransport(comm.Dup())
                 stack.enter_context(mock.patch.object(trainer_module, "transport", lambda *_, **__: tree_transport))  # noqa: B023
             if name == "flags":
-                access = Access(way=open_device(comm.rank).ways[0], mode="flags")
+                access = PeerAccess(mapping=open_device(comm.rank).mappings[0], mode="flags")
                 path = Path(name="peer memory", access=access)
                 stack.enter_context(mock.patch.object(transport_module, "find_path", lambda *_: path))  # noqa: B023
             backend = "cuda" if name in ("cuda", "flags") else "cpu"
@@ -74,7 +74,7 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
             trainer = open_trainer(comm, case | {"backend": backend})
         losses = [trainer.step().sums.loss for _ in range(steps)]
         test = trainer.evaluate()
-        launches = trainer.transport.launches if isinstance(trainer.transport, CudaTransport) else None
+        launches = trainer.transport.peer_allreduce if isinstance(trainer.transport, CudaTransport) else None
         stages = sorted({len(launch.stages) for launch in (launches.bound if launches is not None else ())})
         trainer.close()
         ran[name] = {
@@ -90,7 +90,7 @@ def reached(comm: MPI.Intracomm) -> dict[str, Any]:
     """What the ranks find of each other's memory, and what they would find if a rank's writes did not arrive."""
     device = open_device(comm.rank)
     access = find_access(device, comm)
-    memory = device.share(comm, 1000, access.way)
+    memory = device.share(comm, 1000, access.mapping)
     assert memory is not None
     own = memory.ranks[comm.rank]
     own[:] = comm.rank + 1
@@ -99,7 +99,7 @@ def reached(comm: MPI.Intracomm) -> dict[str, Any]:
     seen = [sorted(set(array.tolist())) for array in memory.ranks]
     lost = PeerMemory(
         ranks=tuple(own if rank == comm.rank else device.memory(len(own)) for rank in range(comm.size)),
-        way=access.way,
+        mapping=access.mapping,
         close=memory.close,
     )
     comm.Barrier()
@@ -108,7 +108,7 @@ def reached(comm: MPI.Intracomm) -> dict[str, Any]:
     own[:] = 0
     device.settle()
     actual = {
-        "way": access.way,
+        "way": access.mapping,
         "mode": access.mode,
         "seen": comm.allgather(seen),
         "sizes": [len(a) for a in memory.ranks],
@@ -137,7 +137,7 @@ def moved(comm: MPI.Intracomm) -> dict[str, Any]:
     actual = {
         "right": all(all(steps) for steps in comm.allgather(right)),
         "elsewhere": elsewhere.tolist(),
-        "launches": len(transport.launches.bound) if transport.launches is not None else 0,
+        "launches": len(transport.peer_allreduce.bound) if transport.peer_allreduce is not None else 0,
         "aligned": memory.ctypes.data % 64,
     }
     transport.close()

@@ -20,10 +20,10 @@ from ranks_runtime import open_trainer
 from dpsim import codec
 from dpsim.backend import LAYERS_VARIABLE
 from dpsim.comm.cuda import transport as transport_module
-from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.available import simulating
 from dpsim.comm.cuda.memory import DeviceMemory
-from dpsim.comm.cuda.reducers import Path
+from dpsim.comm.cuda.paths import Path
+from dpsim.comm.cuda.peer_access import PeerAccess
 from dpsim.comm.cuda.reproducible import DEFAULTS, REQUIRED
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.data import load_dataset
@@ -64,7 +64,7 @@ def flags(comm: MPI.Intracomm, wanted: bool) -> Any:
 
     On GPUs the transport itself finds out whether they can.
     """
-    path = Path(name="peer memory", access=Access(way="simulated", mode="flags"))
+    path = Path(name="peer memory", access=PeerAccess(mapping="simulated", mode="flags"))
     patched = mock.patch.object(transport_module, "find_path", lambda *_: path)
     with patched if wanted and simulating() else contextlib.nullcontext():
         yield
@@ -132,11 +132,11 @@ def out_of_step(trainer: Trainer) -> None:
 def produced_where_it_is_reduced(trainer: Trainer) -> bool:
     """Whether the arena's gradients are the memory that kernels of all ranks reduce."""
     transport = trainer.transport
-    if not isinstance(transport, CudaTransport) or transport.launches is None:
+    if not isinstance(transport, CudaTransport) or transport.peer_allreduce is None:
         return False
     address = transport.memory.address
     return all(
-        address(slot) == address(transport.launches.memory(number, transport.rank))
+        address(slot) == address(transport.peer_allreduce.own(number))
         for number, slot in enumerate(trainer.runner.arena.slots)
     )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DeviceArray = Any
 """A CuPy array on a GPU, a NumPy array in the simulator: slices, views and arithmetic read the same."""
 
-Way = Literal["ipc", "mapped", "simulated"]
+PeerMapping = Literal["ipc", "mapped", "simulated"]
 """How a rank's kernels reach another rank's memory: device memory opened by CUDA IPC, host memory that every process
 maps and every GPU reads over its bus, or the simulator's shared host memory."""
 
@@ -69,21 +69,22 @@ class PeerMemory:
     """
 
     ranks: tuple[DeviceArray, ...]
-    way: Way
+    mapping: PeerMapping
     close: Callable[[], None]
 
 
 class Device(Protocol):
     """One GPU as one process sees it.
 
-    ``identity`` is equal for two processes that use the same GPU. ``ways`` are to be tried in this order, the fastest
-    first. ``xp`` is the library of its arrays. ``libraries``: what decides its bits besides the model, with versions.
+    ``identity`` is equal for two processes that use the same GPU. ``mappings`` are to be tried in this order, the
+    fastest first. ``xp`` is the library of its arrays. ``libraries``: what decides its bits besides the model, with
+    versions.
     """
 
     name: str
     identity: str
     simulated: bool
-    ways: tuple[Way, ...]
+    mappings: tuple[PeerMapping, ...]
     xp: Any
     libraries: str
 
@@ -116,5 +117,5 @@ class Device(Protocol):
     def multiply(self, gemm: Gemm, a: DeviceArray, b: DeviceArray, c: DeviceArray) -> None:
         """C = op(A) op(B) in the current stream: bfloat16 codes, added in float32; C is of float32."""
 
-    def share(self, comm: MPI.Intracomm, size_bytes: int, way: Way) -> PeerMemory | None:
+    def share(self, comm: MPI.Intracomm, size_bytes: int, mapping: PeerMapping) -> PeerMemory | None:
         """Memory that kernels of all ranks of a node reach; None on all ranks if there is none. Collective."""

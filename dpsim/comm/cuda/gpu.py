@@ -13,7 +13,7 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from dpsim.comm.cuda import ipc
-from dpsim.comm.cuda.device import DeviceArray, PeerMemory, Way
+from dpsim.comm.cuda.device import DeviceArray, PeerMapping, PeerMemory
 from dpsim.errors import ConfigError
 from dpsim.units import format_size
 
@@ -84,7 +84,7 @@ class Gpu:
     """``Device`` over CuPy. Memory comes from cudaMalloc itself: that of pools cannot be shared one by one."""
 
     simulated = False
-    ways: tuple[Way, ...] = ("ipc", "mapped")
+    mappings: tuple[PeerMapping, ...] = ("ipc", "mapped")
     xp: Any = cupy
 
     def __init__(self, number: int) -> None:
@@ -162,8 +162,8 @@ class Gpu:
             _CUBLAS_GEMM_DEFAULT,
         )
 
-    def share(self, comm: MPI.Intracomm, size_bytes: int, way: Way) -> PeerMemory | None:
+    def share(self, comm: MPI.Intracomm, size_bytes: int, mapping: PeerMapping) -> PeerMemory | None:
         self.use()
-        if way == "ipc":
+        if mapping == "ipc":
             return ipc.share_device_memory(comm, self.memory(size_bytes), self.number)
         return ipc.share_mapped_memory(comm, size_bytes, self.number)

@@ -68,7 +68,7 @@ def share_device_memory(comm: MPI.Intracomm, own: DeviceArray, device: int) -> P
     if not all(comm.allgather(len(ranks) == comm.size)):
         close()
         return None
-    return PeerMemory(ranks=tuple(ranks), way="ipc", close=close)
+    return PeerMemory(ranks=tuple(ranks), mapping="ipc", close=close)
 
 
 def share_mapped_memory(comm: MPI.Intracomm, size_bytes: int, device: int) -> PeerMemory | None:
@@ -95,4 +95,4 @@ def share_mapped_memory(comm: MPI.Intracomm, size_bytes: int, device: int) -> Pe
         return None
     first = int(checked(driver.cuMemHostGetDevicePointer(whole.ctypes.data, 0)))
     ranks = tuple(_array(first + rank * extent, size_bytes, whole, device) for rank in range(comm.size))
-    return PeerMemory(ranks=ranks, way="mapped", close=close)
+    return PeerMemory(ranks=ranks, mapping="mapped", close=close)

@@ -1,7 +1,7 @@
 """NCCL between the GPUs of several ranks, by CuPy: what it is asked for is put into a stream, and the host goes on.
 
 NCCL's kernels wait for those of the other ranks, and so do dpsim's (``flags``). Two kernels that wait on one GPU can
-keep each other from running, so a transport has NCCL or kernels that wait, never both (``reducers.open_reducer``).
+keep each other from running, so a transport has NCCL or kernels that wait, never both (``paths.open_reducer``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy as np
 
 from dpsim.comm.cuda.available import nccl_missing, simulating
 from dpsim.comm.cuda.device import Device, DeviceArray, Stream
+from dpsim.comm.cuda.reducer import OwnBlocks, Task, own_slots
+from dpsim.comm.transport import CollectiveSteps
 from dpsim.errors import CommunicationError
 from dpsim.kernels.allreduce.cuda.arguments import address_of
 
@@ -92,6 +94,36 @@ class Nccl:
     def close(self) -> None:
         """Destroy the communicator, in whose streams nothing may be left. Collective."""
         self._communicator.destroy()
+
+
+class NcclAllreduce(OwnBlocks):
+    """See ``Reducer``: NCCL adds, in an order of its own that changes with the number of ranks and its version."""
+
+    path = "nccl"
+    how = "added by NCCL"
+    queued = True
+
+    def __init__(self, comm: MPI.Intracomm, device: Device, nccl: Nccl) -> None:
+        super().__init__(comm, device)
+        self._nccl, self.check = nccl, nccl.check
+
+    def version(self, algorithm: str, size_bytes: int, *, sixteen_bits: bool) -> str:
+        return self.path
+
+    def compile(self, task: Task) -> None:
+        """There is nothing to compile; leaves and 16 bits are refused before (``dpsim.backend``)."""
+
+    def agree(self, task: Task) -> CollectiveSteps:
+        yield from ()
+
+    def reduce(self, task: Task, stream: Stream) -> CollectiveSteps:
+        (array,) = own_slots(self, task, self._comm.rank)
+        self._nccl.all_reduce(array, array, task.kernel.dtype, stream)
+        yield from ()
+
+    def close(self) -> None:
+        self._nccl.close()
+        super().close()
 
 
 def version(library: Any) -> str:

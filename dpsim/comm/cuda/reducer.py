@@ -1,16 +1,28 @@
-"""``Reducer``: what adds gradients up over ranks in the memory of their devices."""
+"""``Reducer``: adds gradients over ranks in the memory of their devices; and what its implementations share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+from mpi4py import MPI
 
 from dpsim.comm.compression import Compression
-from dpsim.comm.cuda.device import DeviceArray, Stream
-from dpsim.comm.transport import CollectiveSteps
+from dpsim.comm.cuda.device import Device, DeviceArray, Stream
+from dpsim.comm.mpi import MpiRequest
+from dpsim.comm.transport import CollectiveSteps, Request
+from dpsim.errors import ConfigError, DpsimError
 from dpsim.kernels.allreduce.tree import PartialSums
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MOST_RECENT = 256
+"""Bound tasks that a reducer keeps besides those prepared at first: a rule that packs buckets while running makes ever
+new ones, and each may have tables in device memory."""
+
+_FAILED = -1
 
 
 class Kernel(NamedTuple):
@@ -36,14 +48,9 @@ class Task(NamedTuple):
 
 
 def kernel_of(
-    dtype: np.dtype[np.generic],
-    version: str,
-    compression: Compression | None,
-    sums: PartialSums,
-    *,
-    in_leaves: bool,
+    dtype: np.dtype[np.generic], version: str, compression: Compression | None, sums: PartialSums, *, in_leaves: bool
 ) -> Kernel:
-    """The kernel of a version for arrays of ``dtype``; in leaves 16 bits round every sum of two."""
+    """Return the kernel of a version for arrays of ``dtype``; in leaves 16 bits round every sum of two."""
     if compression is None:
         return Kernel(str(dtype), version, None, sums)
     return Kernel(str(dtype), version, (compression.dtype, compression.scale), sums, each_sum=in_leaves)
@@ -61,13 +68,13 @@ class Reducer(Protocol):
     queued: bool
 
     def version(self, algorithm: str, size_bytes: int, *, sixteen_bits: bool) -> str:
-        """What adds arrays of this size for an algorithm of a plan; the same on every rank."""
+        """Return what adds arrays of this size for an algorithm of a plan; the same on every rank."""
 
     def allocate(self, size_bytes: int) -> int:
-        """The number of a new block of as many bytes on every rank's device. Collective."""
+        """Return the number of a new block of as many bytes on every rank's device. Collective."""
 
     def own(self, number: int) -> DeviceArray:
-        """This rank's memory of a block, in bytes."""
+        """Return this rank's memory of a block, in bytes."""
 
     def compile(self, task: Task) -> None:
         """Compile what a task needs on this rank. A mistake is kept for ``agree``."""
@@ -85,7 +92,51 @@ class Reducer(Protocol):
         """Give back all memory. Nothing may be running. Collective."""
 
 
+class OwnBlocks:
+    """Blocks of this rank's memory that no other rank reaches: the memory of a ``Reducer`` whose data is sent."""
+
+    def __init__(self, comm: MPI.Intracomm, device: Device) -> None:
+        self._comm, self._device = comm, device
+        self._blocks: list[DeviceArray] = []
+
+    def allocate(self, size_bytes: int) -> int:
+        self._blocks.append(self._device.memory(size_bytes))
+        return len(self._blocks) - 1
+
+    def own(self, number: int) -> DeviceArray:
+        return self._blocks[number]
+
+    def close(self) -> None:
+        self._comm.Barrier()
+        self._blocks.clear()
+
+
 def own_slots(reducer: Reducer, task: Task, rank: int) -> Sequence[DeviceArray]:
-    """The part of this rank's memory that a task is about: an array for each partial sum that it holds."""
+    """Return the part of this rank's memory that a task is about: an array for each partial sum that it holds."""
     held = task.blocks[: len(task.kernel.sums.of(rank))]
     return [reducer.own(number)[task.first : task.stop].view(np.dtype(task.kernel.dtype)) for number in held]
+
+
+def agreement(
+    comm: MPI.Intracomm, device: Device, error: DpsimError | None, value: int = 0
+) -> Generator[Sequence[Request], None, int]:
+    """Exchange a value >= 0 by rounds of messages and return the smallest one of all ranks. Collective.
+
+    Raises ``ConfigError`` on all ranks if one has an ``error``.
+    """
+    own, every = np.array([_FAILED if error is not None else value], np.int64), np.empty(comm.size, np.int64)
+    yield [MpiRequest([comm.Iallgather(own, every)])]
+    device.use()
+    least: NDArray[np.int64] = every.min()
+    if least == _FAILED:
+        raise_on_all(comm, error)
+    return int(least)
+
+
+def raise_on_all(comm: MPI.Intracomm, error: DpsimError | None) -> None:
+    """Raise ``ConfigError`` on every rank if one has an ``error``; it names the first such rank. Collective."""
+    own = None if error is None else (error.given, error.allowed, error.remedy)
+    for rank, met in enumerate(comm.allgather(own)):
+        if met is not None:
+            given, allowed, remedy = met
+            raise ConfigError(f"rank {rank}: {given}", allowed=allowed, remedy=remedy) from error

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from dpsim.comm.cuda.device import DeviceArray, PeerMemory, Stream, Way
+from dpsim.comm.cuda.device import DeviceArray, PeerMapping, PeerMemory, Stream
 from dpsim.comm.shared import shared_memory
 from dpsim.kernels.allreduce.reference import from_bfloat16
 from dpsim.memory import HostMark, Mark
@@ -48,7 +48,7 @@ class SimulatedDevice:
     name = "numba's CUDA simulator"
     identity = "simulator"
     simulated = True
-    ways: tuple[Way, ...] = ("simulated",)
+    mappings: tuple[PeerMapping, ...] = ("simulated",)
     xp: Any = np
     libraries = f"NumPy {np.__version__}, numba-cuda {version('numba-cuda')}"
 
@@ -86,11 +86,11 @@ class SimulatedDevice:
         right = right.reshape(gemm.m, gemm.k).T if gemm.transa else right.reshape(gemm.k, gemm.m)
         np.matmul(left, right, out=c)
 
-    def share(self, comm: MPI.Intracomm, size_bytes: int, way: Way) -> PeerMemory | None:
+    def share(self, comm: MPI.Intracomm, size_bytes: int, mapping: PeerMapping) -> PeerMemory | None:
         extent = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = shared_memory(comm, extent * comm.size, "dpsim-simulated-device")
         if memory is None:
             return None
         whole = np.frombuffer(memory, np.uint8)
         ranks = tuple(whole[rank * extent : rank * extent + size_bytes] for rank in range(comm.size))
-        return PeerMemory(ranks=ranks, way=way, close=comm.Barrier)
+        return PeerMemory(ranks=ranks, mapping=mapping, close=comm.Barrier)

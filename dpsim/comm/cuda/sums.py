@@ -13,8 +13,8 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.cuda.device import Device, DeviceArray, Stream
+from dpsim.comm.cuda.paths import Path, open_reducer
 from dpsim.comm.cuda.reducer import Kernel, Reducer, Task, kernel_of, own_slots
-from dpsim.comm.cuda.reducers import Path, open_reducer
 from dpsim.comm.transport import CollectiveSteps, Transport, wait
 from dpsim.kernels.allreduce.tree import PartialSums, fold
 from dpsim.replica import OrderedSum
@@ -45,8 +45,8 @@ class DeviceSums:
         self._blocks: tuple[int, ...] = ()
         self._size_bytes = 0
 
-    def of(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum:
-        """The function that adds; kernels are compiled for the dtypes and so many elements of each. Collective."""
+    def adder(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum:
+        """Return what adds; kernels are compiled for the dtypes and so many elements of each. Collective."""
         for dtype, elements in most_elements.items():
             self._prepare(sums, np.dtype(dtype), elements)
 
@@ -89,7 +89,7 @@ class DeviceSums:
 
 
 def sums_of_one_rank(sums: PartialSums) -> OrderedSum:
-    """The function that adds the partial sums of the only rank there is."""
+    """Return the function that adds the partial sums of the only rank there is."""
 
     def add(arrays: Sequence[DeviceArray]) -> DeviceArray:
         total: DeviceArray = fold(sums.tree, arrays.__getitem__, operator.add)

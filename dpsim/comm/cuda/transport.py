@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Protocol
 
 from mpi4py import MPI
 
@@ -13,11 +12,11 @@ from dpsim.collective import CollectiveKind
 from dpsim.comm.clock import now
 from dpsim.comm.compression import Compression
 from dpsim.comm.cuda.available import open_device
-from dpsim.comm.cuda.compute import Compute, DeviceCompute, HostCompute
-from dpsim.comm.cuda.device import Device, DeviceArray
-from dpsim.comm.cuda.launches import Launches
+from dpsim.comm.cuda.device import Device, DeviceArray, Event, Stream
+from dpsim.comm.cuda.memory import DeviceMemory
+from dpsim.comm.cuda.paths import Path, find_path, open_nccl, open_reducer
+from dpsim.comm.cuda.peer_memory import PeerMemoryAllreduce
 from dpsim.comm.cuda.reducer import Reducer, Task, kernel_of, own_slots
-from dpsim.comm.cuda.reducers import Path, find_path, open_nccl, open_reducer
 from dpsim.comm.cuda.sums import DeviceSums, sums_of_one_rank
 from dpsim.comm.mpi import MpiTransport
 from dpsim.comm.transport import (
@@ -31,26 +30,75 @@ from dpsim.comm.transport import (
 )
 from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
 from dpsim.kernels.allreduce.tree import PartialSums, slots
-from dpsim.memory import Mark
+from dpsim.memory import HOST, Mark, Memory
 from dpsim.replica import OrderedSum
 
 WAIT_LIMIT_S = 600.0
 """How long kernels wait for a rank before training ends with an error: ten minutes, as PyTorch's process groups do."""
 
 
-class _Block(NamedTuple):
-    """Memory from one ``allocate``: where gradients are produced, and the number of its block on the devices."""
+class Compute(Protocol):
+    """Brings a bucket to the allreduce and takes the sum from it.
 
-    produced: Array
-    number: int
+    ``memory`` is where gradients are computed, and ``where`` says it for people.
+    """
+
+    memory: Memory
+    where: str
+
+    def allocate(self, size_bytes: int, reduced: DeviceArray | None) -> Array:
+        """Return memory for gradients. ``reduced``: as much, in which kernels reduce them, if any do."""
+
+    def give(self, stream: Stream, complete: Mark, produced: Sequence[Array], bucket: Sequence[DeviceArray]) -> None:
+        """Let work that ``stream`` gets later find the final gradients of every slot in ``bucket``.
+
+        ``complete`` is a mark of the memory from after these gradients were computed.
+        """
+
+    def take(self, stream: Stream, bucket: DeviceArray, produced: Array) -> Event:
+        """Return the event after which the sum in ``bucket`` has reached computation."""
 
 
-class _Place(NamedTuple):
-    """Bytes ``first`` to ``stop - 1`` of the block of a number."""
+class HostCompute:
+    """Computation on the host: each bucket is copied to the device before its allreduce, and back after it.
 
-    number: int
-    first: int
-    stop: int
+    Over PCIe that costs more than the allreduce itself. It is for replicas that know no other memory than the host's.
+    """
+
+    memory: Memory = HOST
+    where = "on the host"
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def allocate(self, size_bytes: int, reduced: DeviceArray | None) -> Array:
+        return self._device.host_memory(size_bytes)
+
+    def give(self, stream: Stream, complete: Mark, produced: Sequence[Array], bucket: Sequence[DeviceArray]) -> None:
+        for host, array in zip(produced, bucket, strict=True):
+            self._device.upload(stream, host, array)
+
+    def take(self, stream: Stream, bucket: DeviceArray, produced: Array) -> Event:
+        self._device.download(stream, bucket, produced)
+        return stream.record()
+
+
+class DeviceCompute:
+    """Computation on the device, in the memory that kernels reduce: nothing is copied, streams follow each other."""
+
+    def __init__(self, device: Device) -> None:
+        self.memory: Memory = DeviceMemory(device)
+        self.where = f"on {device.name}"
+
+    def allocate(self, size_bytes: int, reduced: DeviceArray | None) -> Array:
+        return self.memory.zeros(size_bytes) if reduced is None else reduced
+
+    def give(self, stream: Stream, complete: Mark, produced: Sequence[Array], bucket: Sequence[DeviceArray]) -> None:
+        stream.follow(complete)
+
+    def take(self, stream: Stream, bucket: DeviceArray, produced: Array) -> Event:
+        """The update waits for it on the host: the stream of the computation must not, since backward goes on."""
+        return stream.record()
 
 
 @dataclass
@@ -103,7 +151,8 @@ class CudaTransport(MpiTransport):
         self._stream = self.device.stream()
         self._wait_limit_s = wait_limit_s
         self._sums: DeviceSums | None = None
-        self._blocks: list[_Block] = []
+        self._blocks: list[tuple[Array, int]] = []
+        """Where gradients are produced, and the number of the block on the devices, from each ``allocate``."""
         self._path = Path(name="host")
         self.reducer: Reducer | None = None
         if comm.size > 1 and algorithm == "nccl":
@@ -115,9 +164,9 @@ class CudaTransport(MpiTransport):
             )
 
     @property
-    def launches(self) -> Launches | None:
+    def peer_allreduce(self) -> PeerMemoryAllreduce | None:
         """The kernels that reach the memory of all ranks, where they do."""
-        return self.reducer if isinstance(self.reducer, Launches) else None
+        return self.reducer if isinstance(self.reducer, PeerMemoryAllreduce) else None
 
     @property
     def path(self) -> str:
@@ -136,7 +185,7 @@ class CudaTransport(MpiTransport):
             return self.compute.allocate(size_bytes, None)
         number = self.reducer.allocate(size_bytes)
         produced = self.compute.allocate(size_bytes, self.reducer.own(number))
-        self._blocks.append(_Block(produced, number))
+        self._blocks.append((produced, number))
         return produced
 
     def prepare(
@@ -152,14 +201,15 @@ class CudaTransport(MpiTransport):
         What is extra in ``order`` lies in other blocks, as far into them as the data into its own.
         """
         produced = [data, *(order.extra if order is not None else ())]
-        places = [place for array in produced if (place := self._place(array)) is not None]
+        locations = [location for array in produced if (location := self._location(array)) is not None]
         reducer = self.reducer
-        if reducer is None or kind != "allreduce" or len(places) < len(produced):
+        if reducer is None or kind != "allreduce" or len(locations) < len(produced):
             return None
         sums = order.slots if order is not None else slots(range(self.size + 1))
         version = reducer.version(algorithm, data.nbytes, sixteen_bits=compression is not None)
         kernel = kernel_of(data.dtype, version, compression, sums, in_leaves=order is not None)
-        task = Task(kernel, tuple(place.number for place in places), places[0].first, places[0].stop)
+        _, first = locations[0]
+        task = Task(kernel, tuple(number for number, _ in locations), first, first + data.nbytes)
         self.device.use()
         reducer.compile(task)
         bucket = own_slots(reducer, task, self.rank)
@@ -168,8 +218,7 @@ class CudaTransport(MpiTransport):
         def complete() -> None:
             operands.complete = self.memory.mark()
 
-        rounds = functools.partial(self._rounds, reducer, operands)
-        return SteppedAllreduce(self, rounds, complete, lambda: operands.span)
+        return SteppedAllreduce(self, lambda: self._rounds(reducer, operands), complete, lambda: operands.span)
 
     def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
         if not self.memory.deferred:
@@ -179,14 +228,14 @@ class CudaTransport(MpiTransport):
         if self._sums is None:
             stream = self.memory.stream
             self._sums = DeviceSums(self, self.comm, self.device, self._path, stream, self._wait_limit_s)
-        return self._sums.of(sums, most_elements)
+        return self._sums.adder(sums, most_elements)
 
-    def _place(self, data: Array) -> _Place | None:
-        """Where data lies in the memory that was allocated; None if it lies elsewhere."""
+    def _location(self, data: Array) -> tuple[int, int] | None:
+        """The number of the block in which data lies, and its first byte there; None if it lies elsewhere."""
         for produced, number in self._blocks:
             first = self.memory.address(data) - self.memory.address(produced)
             if 0 <= first <= first + data.nbytes <= produced.nbytes:
-                return _Place(number, first, first + data.nbytes)
+                return number, first
         return None
 
     def close(self) -> None:

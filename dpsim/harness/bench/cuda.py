@@ -16,11 +16,11 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.backend import CUDA_VERSIONS
-from dpsim.comm.cuda.access import find_access
 from dpsim.comm.cuda.available import cupy_version, open_device
 from dpsim.comm.cuda.device import Device, DeviceArray
-from dpsim.comm.cuda.launches import Launches
 from dpsim.comm.cuda.nccl import Nccl
+from dpsim.comm.cuda.peer_access import find_access
+from dpsim.comm.cuda.peer_memory import PeerMemoryAllreduce
 from dpsim.comm.cuda.reducer import Kernel, Task
 from dpsim.comm.transport import CollectiveSteps
 from dpsim.errors import CommunicationError, ConfigError
@@ -216,39 +216,42 @@ class KernelRank(GpuRank):
     def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
         super().__init__(comm, argument)
         self.access = find_access(self.device, comm)
-        self._launches = Launches(comm, self.device, self.access, most_blocks=MOST_BLOCKS, wait_limit_s=_WAIT_LIMIT_S)
-        self.library += f"; {self._launches.how}"
+        self._reducer = PeerMemoryAllreduce(
+            comm, self.device, self.access, most_blocks=MOST_BLOCKS, wait_limit_s=_WAIT_LIMIT_S
+        )
+        self.library += f"; {self._reducer.how}"
 
     def calls(self, size_bytes: int) -> list[Variant]:
         """See ``GpuRank``. Raises on all ranks what one rank meets."""
         try:
-            number = self._launches.allocate(size_bytes)
+            number = self._reducer.allocate(size_bytes)
         except CommunicationError as error:
             raise CommunicationError(
-                f"{format_size(size_bytes)} of {self.access.way} memory cannot be had", remedy="give a smaller --max"
+                f"{format_size(size_bytes)} of {self.access.mapping} memory cannot be had",
+                remedy="give a smaller --max",
             ) from error
-        array = self._launches.own(number).view(kind(self._dtype))
+        array = self._reducer.own(number).view(kind(self._dtype))
         sums = slots(range(self.comm.size + 1))
         tasks = {
             version.name: Task(Kernel(str(array.dtype), version.name, None, sums), (number,), 0, size_bytes)
             for version in self._versions(size_bytes)
         }
         for task in tasks.values():
-            self._launches.compile(task)
+            self._reducer.compile(task)
         for task in tasks.values():
-            _complete(self._launches.agree(task))
+            _complete(self._reducer.agree(task))
         return [
             Variant(algorithm=name, source=array, target=array, call=functools.partial(self._run, task))
             for name, task in tasks.items()
         ]
 
     def _run(self, task: Task) -> None:
-        _complete(self._launches.reduce(task, self._stream))
+        _complete(self._reducer.reduce(task, self._stream))
         self._stream.wait()
-        self._launches.check()
+        self._reducer.check()
 
     def close(self) -> None:
-        self._launches.close()
+        self._reducer.close()
 
 
 def _complete(steps: CollectiveSteps) -> None:

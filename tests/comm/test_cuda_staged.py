@@ -1,4 +1,4 @@
-"""Sums between GPUs that do not reach each other's memory: a mover brings pieces, and the bits are those of the tree.
+"""Sums between GPUs that do not reach each other's memory: a transfer brings pieces, the tree decides the bits.
 
 In numba's simulator, at 1 to 4 ranks. MPI stands in for NCCL: all but NCCL's own calls is tried.
 """
@@ -74,13 +74,13 @@ def ran(ranks: int) -> dict[str, Any]:
     env = {"PYTHONPATH": support, "NUMBA_ENABLE_CUDASIM": "1", LAYERS_VARIABLE: "cupy"}
     env |= REQUIRED  # sums open the device before training does
     argument = {"sums": SUMS, "trainings": TRAININGS}
-    return jobs.on_ranks("ranks_cuda_movers:run", argument, devices=ranks, timeout_s=100, env=env)  # type: ignore[no-any-return]
+    return jobs.on_ranks("ranks_cuda_staged:run", argument, devices=ranks, timeout_s=100, env=env)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("case", range(len(SUMS)), ids=[case["name"] for case in SUMS])
 @pytest.mark.parametrize("path", BOTH)
 @pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
-def test_sums_over_a_mover_have_the_bits_of_the_reference_on_every_rank(ranks: int, path: str, case: int) -> None:
+def test_sums_over_a_transfer_have_the_bits_of_the_reference_on_every_rank(ranks: int, path: str, case: int) -> None:
     assert ran(ranks)["sums"][path][case]["right"] == [[True, True]] * ranks
 
 
@@ -93,7 +93,7 @@ def test_kernels_are_bound_once_and_not_in_every_allreduce(ranks: int) -> None:
 
 @pytest.mark.parametrize("name", [case["name"] for case in TRAININGS])
 @pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
-def test_training_over_a_mover_has_the_bits_of_the_host(ranks: int, name: str) -> None:
+def test_training_over_a_transfer_has_the_bits_of_the_host(ranks: int, name: str) -> None:
     trained = ran(ranks)["trained"][name]
     path = name.partition(",")[0]
     twin, device = trained["twin"], trained[path]
@@ -103,7 +103,7 @@ def test_training_over_a_mover_has_the_bits_of_the_host(ranks: int, name: str) -
 
 
 @pytest.mark.slow
-def test_leaves_over_a_mover_have_the_same_bits_on_any_number_of_ranks() -> None:
+def test_leaves_over_a_transfer_have_the_same_bits_on_any_number_of_ranks() -> None:
     digests: dict[str, set[str]] = {}
     for ranks in (1, *RANKS):
         for case in TRAININGS:
@@ -122,7 +122,7 @@ def test_nccl_as_an_algorithm_adds_by_itself_in_the_stream_and_has_no_kernel_bes
 
 
 @pytest.mark.parametrize("ranks", RANKS_BY_SPEED)
-def test_a_mover_is_taken_where_memory_cannot_be_reached_and_the_reason_is_said(ranks: int) -> None:
+def test_a_transfer_is_taken_where_memory_cannot_be_reached_and_the_reason_is_said(ranks: int) -> None:
     missing = "no NCCL, because rank 0: numba's simulator has no NCCL"
     assert ran(ranks)["paths"] == {
         "peers": ["peer memory", ""],

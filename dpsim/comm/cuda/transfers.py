@@ -1,13 +1,14 @@
-"""Movers: they bring pieces of device memory from rank to rank, and add nothing.
+"""Transfers: they bring pieces of device memory from rank to rank, and add nothing.
 
-``HostMover`` copies pieces to page-locked host memory and sends them by MPI: it works wherever MPI does. ``NcclMover``
-has NCCL send them from GPU to GPU. Whichever moves them, the project's kernel adds them (``moved``), so the bits of a
-sum depend on no mover and on no layout.
+``HostTransfer`` copies pieces to page-locked host memory and sends them by MPI: it works wherever MPI does.
+``NcclTransfer`` has NCCL send them from GPU to GPU. Whichever it is, the project's kernel adds the pieces (``staged``),
+so the bits of a sum depend on no transfer and on no layout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +25,8 @@ _MOST_BYTES = 1 << 30
 _LINE_BYTES = 64
 """Pieces begin at multiples of it in host memory."""
 
+_HostPieces = Sequence[tuple[int, NDArray[np.uint8]]]
+
 
 class Piece(NamedTuple):
     """An array of bytes on this rank's device, and the rank that it goes to or comes from."""
@@ -32,7 +35,7 @@ class Piece(NamedTuple):
     array: DeviceArray
 
 
-class Mover(Protocol):
+class Transfer(Protocol):
     """Moves pieces in the order of a stream: what the stream had before is done first, what it gets later comes after.
 
     ``queued``: all of the work is put into the stream at once, and the host need not wait. All ranks ask for the same
@@ -55,7 +58,7 @@ class Mover(Protocol):
         """Give everything back; nothing may be under way. Collective."""
 
 
-class HostMover:
+class HostTransfer:
     """Through page-locked host memory and MPI's messages, for GPUs of several nodes or without peer access.
 
     Its host memory is used again and again: one exchange or all-gather is under way at a time.
@@ -69,30 +72,27 @@ class HostMover:
         self._host: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def exchange(self, stream: Stream, outgoing: Sequence[Piece], incoming: Sequence[Piece]) -> CollectiveSteps:
-        sent, received = sorted(outgoing, key=_peer), sorted(incoming, key=_peer)
-        sizes = [piece.array.nbytes for piece in (*sent, *received)]
-        places = self._places(stream, sizes)
-        coming = places[len(sent) :]
-        for piece, place in zip(sent, places, strict=False):
-            self._device.download(stream, piece.array, place)
+        sent, received = (sorted(pieces, key=attrgetter("peer")) for pieces in (outgoing, incoming))
+        host = self._host_arrays(stream, [piece.array.nbytes for piece in (*sent, *received)])
+        going = list(zip(sent, host, strict=False))
+        coming = list(zip(received, host[len(sent) :], strict=True))
+        for piece, array in going:
+            self._device.download(stream, piece.array, array)
         yield [stream.record()]  # from here on nothing reads what was received before
-        from_peers = [(piece.peer, place) for piece, place in zip(received, coming, strict=True)]
-        to_peers = [(piece.peer, place) for piece, place in zip(sent, places, strict=False)]
-        yield [self._messages(from_peers, to_peers)]
+        yield [self._messages(*([(piece.peer, array) for piece, array in pieces] for pieces in (coming, going)))]
         self._device.use()
-        for piece, place in zip(received, coming, strict=True):
-            self._device.upload(stream, place, piece.array)
+        for piece, array in coming:
+            self._device.upload(stream, array, piece.array)
 
     def all_gather(self, stream: Stream, shards: Sequence[DeviceArray]) -> CollectiveSteps:
-        rank, size_bytes = self._comm.rank, shards[0].nbytes
-        places = self._places(stream, [size_bytes] * len(shards))
-        self._device.download(stream, shards[rank], places[rank])
+        rank, host = self._comm.rank, self._host_arrays(stream, [shards[0].nbytes] * len(shards))
+        self._device.download(stream, shards[rank], host[rank])
         yield [stream.record()]
         others = [number for number in range(len(shards)) if number != rank]
-        yield [self._messages([(n, places[n]) for n in others], [(n, places[rank]) for n in others])]
+        yield [self._messages([(n, host[n]) for n in others], [(n, host[rank]) for n in others])]
         self._device.use()
         for number in others:
-            self._device.upload(stream, places[number], shards[number])
+            self._device.upload(stream, host[number], shards[number])
 
     def check(self) -> None:
         """MPI ends the job itself."""
@@ -100,15 +100,12 @@ class HostMover:
     def close(self) -> None:
         self._host = np.empty(0, np.uint8)
 
-    def _messages(
-        self, received: Sequence[tuple[int, NDArray[np.uint8]]], sent: Sequence[tuple[int, NDArray[np.uint8]]]
-    ) -> MpiRequest:
-        requests = [self._comm.Irecv(part, peer, _TAG) for peer, place in received for part in _cut(place)]
-        requests += [self._comm.Isend(part, peer, _TAG) for peer, place in sent for part in _cut(place)]
+    def _messages(self, received: _HostPieces, sent: _HostPieces) -> MpiRequest:
+        requests = [self._comm.Irecv(part, peer, _TAG) for peer, array in received for part in _cut(array)]
+        requests += [self._comm.Isend(part, peer, _TAG) for peer, array in sent for part in _cut(array)]
         return MpiRequest(requests)
 
-    def _places(self, stream: Stream, sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """Host memory for arrays of these sizes."""
+    def _host_arrays(self, stream: Stream, sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
         starts = np.cumsum([0, *(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes)]).tolist()
         if self._host.nbytes < starts[-1]:
             stream.wait()  # copies from the memory that is given back
@@ -116,7 +113,7 @@ class HostMover:
         return [self._host[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
-class NcclMover:
+class NcclTransfer:
     """NCCL's messages between GPUs, in the stream: grouped send and receive, and its all-gather."""
 
     how = "by NCCL"
@@ -124,6 +121,7 @@ class NcclMover:
 
     def __init__(self, nccl: Nccl, rank: int) -> None:
         self._nccl, self._rank = nccl, rank
+        self.check, self.close = nccl.check, nccl.close
 
     def exchange(self, stream: Stream, outgoing: Sequence[Piece], incoming: Sequence[Piece]) -> CollectiveSteps:
         with self._nccl.group():
@@ -137,17 +135,7 @@ class NcclMover:
         self._nccl.all_gather(shards[self._rank], shards[0], stream)
         yield from ()
 
-    def check(self) -> None:
-        self._nccl.check()
 
-    def close(self) -> None:
-        self._nccl.close()
-
-
-def _peer(piece: Piece) -> int:
-    return piece.peer
-
-
-def _cut(place: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """A place in parts that MPI's count of bytes, an int, can name."""
-    return [place[start : start + _MOST_BYTES] for start in range(0, len(place), _MOST_BYTES)]
+def _cut(array: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    """An array in parts that MPI's count of bytes, an int, can name."""
+    return [array[start : start + _MOST_BYTES] for start in range(0, len(array), _MOST_BYTES)]

@@ -1,35 +1,31 @@
-"""Sums over ranks whose kernels do not reach each other's memory: a mover brings the pieces, a kernel adds them.
+"""Sums over ranks whose kernels do not reach each other's memory: a transfer brings pieces, a kernel adds them.
 
 Rank r owns shard r of an array. Every rank sends each owner that shard of its partial sums; the owner's kernel adds all
 partial sums along the tree, as everywhere; then all ranks gather the shards. Shards are equally long. What is left over
 behind them, and all of an array that is not worth two rounds, goes from every rank to every other one, and all add it.
 So the bits are those of every other layout, and of kernels in peer memory.
 
-No kernel waits for another rank here, so NCCL may be the mover.
+No kernel waits for another rank here, so NCCL may be the transfer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.comm.cuda.agreement import raise_on_all
 from dpsim.comm.cuda.device import Device, DeviceArray, Stream
-from dpsim.comm.cuda.movers import Mover, Piece
-from dpsim.comm.cuda.reducer import Kernel, Task, own_slots
-from dpsim.comm.mpi import MpiRequest
+from dpsim.comm.cuda.reducer import MOST_RECENT, Kernel, OwnBlocks, Task, agreement, own_slots
+from dpsim.comm.cuda.transfers import Piece, Transfer
 from dpsim.comm.transport import CollectiveSteps
 from dpsim.errors import DpsimError
 from dpsim.kernels.allreduce.cuda.arguments import address_of
 from dpsim.kernels.allreduce.cuda.launch import Codes
 from dpsim.kernels.allreduce.registry import find
 from dpsim.kernels.allreduce.tree import PartialSums, Tree, slots_below
-
-MOST_RECENT = 256
-"""Bound tasks that are kept: a rule that packs buckets while running makes ever new ones."""
 
 ONE_ROUND_BYTES = 16 << 10
 """An array up to this size goes to every rank as a whole: at 10 GB/s it takes 1.6 us, less than a second round."""
@@ -51,76 +47,58 @@ class _Bound(NamedTuple):
     decode: tuple[Stage, ...]
 
 
-class _Room:
+class _Scratch:
     """Device memory of one use that all tasks share, since they run one after another in one stream."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._array = device, device.memory(0)
 
     def take(self, size_bytes: int) -> DeviceArray:
-        """As many bytes. It grows by powers of two, and what was bound to it before keeps what it had."""
+        """Return as many bytes. It grows by powers of two, and what was bound to it before keeps what it had."""
         if self._array.nbytes < size_bytes:
             self._array = self._device.memory(1 << (size_bytes - 1).bit_length())
         return self._array[:size_bytes]
 
 
-class Moved:
-    """See ``Reducer``: the fixed order of addition over a mover."""
+class StagedAllreduce(OwnBlocks):
+    """See ``Reducer``: the fixed order of addition over a ``Transfer`` of blocks."""
 
-    def __init__(self, comm: MPI.Intracomm, device: Device, mover: Mover, path: str) -> None:
-        self._comm, self._device, self._mover = comm, device, mover
-        self.path, self.how, self.queued = path, f"moved {mover.how}", mover.queued
-        self._blocks: list[DeviceArray] = []
-        self._bound: dict[Task, _Bound] = {}
+    def __init__(self, comm: MPI.Intracomm, device: Device, transfer: Transfer, path: str) -> None:
+        super().__init__(comm, device)
+        self._transfer = transfer
+        self.path, self.how, self.queued, self.check = path, f"moved {transfer.how}", transfer.queued, transfer.check
+        self._bound = functools.lru_cache(MOST_RECENT)(self._bind)
         self._errors: dict[Kernel, DpsimError] = {}
         self._agreed: set[Kernel] = set()
-        self._arriving, self._codes = _Room(device), _Room(device)
+        self._arriving, self._codes = _Scratch(device), _Scratch(device)
 
     def version(self, algorithm: str, size_bytes: int, *, sixteen_bits: bool) -> str:
         return _VERSION
 
-    def allocate(self, size_bytes: int) -> int:
-        self._blocks.append(self._device.memory(size_bytes))
-        return len(self._blocks) - 1
-
-    def own(self, number: int) -> DeviceArray:
-        return self._blocks[number]
-
     def compile(self, task: Task) -> None:
         try:
-            self._bind(task)
+            self._bound(task)
         except DpsimError as error:
             self._errors[task.kernel] = error
 
     def agree(self, task: Task) -> CollectiveSteps:
-        if task.kernel in self._agreed:
-            return
-        failed = self._errors.get(task.kernel)
-        own, every = np.array([failed is not None]), np.empty(self._comm.size, np.bool_)
-        yield [MpiRequest([self._comm.Iallgather(own, every)])]
-        self._device.use()
-        if every.any():
-            raise_on_all(self._comm, failed)
-        self._agreed.add(task.kernel)
+        if task.kernel not in self._agreed:
+            yield from agreement(self._comm, self._device, self._errors.get(task.kernel))
+            self._agreed.add(task.kernel)
 
     def reduce(self, task: Task, stream: Stream) -> CollectiveSteps:
-        bound = self._bound.get(task) or self._bind(task)
-        self._bound[task] = self._bound.pop(task)  # the last one used
+        bound = self._bound(task)
         _enqueue(bound.encode, stream)
-        yield from self._mover.exchange(stream, bound.outgoing, bound.incoming)
+        yield from self._transfer.exchange(stream, bound.outgoing, bound.incoming)
         _enqueue(bound.add, stream)
         if bound.shards:
-            yield from self._mover.all_gather(stream, bound.shards)
+            yield from self._transfer.all_gather(stream, bound.shards)
         _enqueue(bound.decode, stream)
 
-    def check(self) -> None:
-        self._mover.check()
-
     def close(self) -> None:
-        self._bound.clear()
-        self._mover.close()
-        self._comm.Barrier()
-        self._blocks.clear()
+        self._bound.cache_clear()
+        self._transfer.close()
+        super().close()
 
     def _bind(self, task: Task) -> _Bound:
         slots, encode, decode = self._sent(task, own_slots(self, task, self._comm.rank))
@@ -128,8 +106,8 @@ class Moved:
         sums, rank = task.kernel.sums, self._comm.rank
         foreign = [number for number, owner in enumerate(sums.owners) if owner != rank]
         outgoing, incoming, add = list[Piece](), list[Piece](), list[Stage]()
-        room = self._arriving.take(_room_bytes(parts, rank, slots[0].itemsize, len(foreign)))
-        place = (address_of(slots[0]) - address_of(room)) % _PACK_BYTES  # aligned as the slots are
+        scratch = self._arriving.take(_scratch_bytes(parts, rank, slots[0].itemsize, len(foreign)))
+        offset = (address_of(slots[0]) - address_of(scratch)) % _PACK_BYTES  # aligned as the slots are
         for start, stop, owner in parts:
             others = [peer for peer in range(self._comm.size) if peer != rank]
             receivers = others if owner is None else [owner] if owner != rank else []
@@ -137,19 +115,15 @@ class Moved:
             if owner not in (None, rank):
                 continue
             held = {number: slot[start:stop] for number, slot in zip(sums.of(rank), slots, strict=True)}
+            size_bytes = held[sums.of(rank)[0]].nbytes
             for number in foreign:
-                size_bytes = held[sums.of(rank)[0]].nbytes
-                arriving = room[place : place + size_bytes]
-                place += _padded(size_bytes)
+                arriving = scratch[offset : offset + size_bytes]
+                offset += _padded(size_bytes)
                 incoming.append(Piece(sums.owners[number], arriving))
                 held[number] = arriving.view(slots[0].dtype)
             add += _addition(held, task.kernel, rank)
         shards = tuple(slots[0][start:stop].view(np.uint8) for start, stop, owner in parts if owner is not None)
-        bound = _Bound(encode, tuple(outgoing), tuple(incoming), tuple(add), shards, decode)
-        self._bound[task] = bound
-        if len(self._bound) > MOST_RECENT:
-            del self._bound[next(iter(self._bound))]
-        return bound
+        return _Bound(encode, tuple(outgoing), tuple(incoming), tuple(add), shards, decode)
 
     def _sent(
         self, task: Task, slots: Sequence[DeviceArray]
@@ -159,12 +133,12 @@ class Moved:
             return list(slots), (), ()
         dtype, scale = task.kernel.compression
         extent = _padded(2 * slots[0].size)
-        room = self._codes.take(extent * len(slots))
-        codes = [room[extent * n : extent * n + 2 * slots[0].size].view(np.uint16) for n in range(len(slots))]
+        scratch = self._codes.take(extent * len(slots))
+        codes = [scratch[extent * n : extent * n + 2 * slots[0].size].view(np.uint16) for n in range(len(slots))]
         coding = Codes(dtype=dtype, scale=scale, arrays=codes)
         encode, _, decode = _two_shot(slots, _of_one_rank(_chain(len(slots))), compression=coding)
-        kind = np.float16 if dtype == "float16" else np.uint16
-        return [array.view(kind) for array in codes], (encode,), (decode,)
+        stored = np.float16 if dtype == "float16" else np.uint16
+        return [array.view(stored) for array in codes], (encode,), (decode,)
 
 
 def _parts(elements: int, item_bytes: int, ranks: int) -> Iterator[tuple[int, int, int | None]]:
@@ -177,7 +151,7 @@ def _parts(elements: int, item_bytes: int, ranks: int) -> Iterator[tuple[int, in
         yield shard * ranks, elements, None
 
 
-def _room_bytes(parts: Sequence[tuple[int, int, int | None]], rank: int, item_bytes: int, foreign: int) -> int:
+def _scratch_bytes(parts: Sequence[tuple[int, int, int | None]], rank: int, item_bytes: int, foreign: int) -> int:
     added = sum(_padded((stop - start) * item_bytes) for start, stop, owner in parts if owner in (None, rank))
     return _PACK_BYTES + foreign * added
 
@@ -190,17 +164,13 @@ def _addition(held: dict[int, DeviceArray], kernel: Kernel, rank: int) -> tuple[
     """The stages that add all partial sums along the tree into this rank's first one."""
     sums = kernel.sums
     first = sums.of(rank)[0]
-    places = {number: place for place, number in enumerate([first, *sorted(held.keys() - {first})])}
-    return _two_shot(
-        [held[number] for number in places], _of_one_rank(_renumbered(sums.tree, places)), each_sum=kernel.each_sum
-    )
+    indices = {number: index for index, number in enumerate([first, *sorted(held.keys() - {first})])}
 
+    def renumbered(tree: Tree) -> Tree:
+        return indices[tree] if isinstance(tree, int) else (renumbered(tree[0]), renumbered(tree[1]))
 
-def _renumbered(tree: Tree, places: Mapping[int, int]) -> Tree:
-    """The same tree over other numbers of its partial sums."""
-    if isinstance(tree, int):
-        return places[tree]
-    return _renumbered(tree[0], places), _renumbered(tree[1], places)
+    sources = _of_one_rank(renumbered(sums.tree))
+    return _two_shot([held[number] for number in indices], sources, each_sum=kernel.each_sum)
 
 
 def _of_one_rank(tree: Tree) -> PartialSums:
@@ -210,10 +180,7 @@ def _of_one_rank(tree: Tree) -> PartialSums:
 
 def _chain(slots: int) -> Tree:
     """A tree over so many slots, where nothing is added."""
-    tree: Tree = 0
-    for number in range(1, slots):
-        tree = (tree, number)
-    return tree
+    return 0 if slots == 1 else (_chain(slots - 1), slots - 1)
 
 
 def _two_shot(arrays: Sequence[DeviceArray], sums: PartialSums, **options: Any) -> tuple[Stage, ...]:

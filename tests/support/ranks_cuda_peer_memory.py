@@ -14,13 +14,12 @@ from late_device import LateDevice, Watched, late_devices
 from mpi4py import MPI
 
 from dpsim.comm.compression import Compression
-from dpsim.comm.cuda import launches as launches_module
-from dpsim.comm.cuda import selection
+from dpsim.comm.cuda import peer_memory, reducer
 from dpsim.comm.cuda import transport as transport_module
-from dpsim.comm.cuda.access import Access
 from dpsim.comm.cuda.available import open_device
+from dpsim.comm.cuda.paths import Path
+from dpsim.comm.cuda.peer_access import PeerAccess
 from dpsim.comm.cuda.reducer import Kernel, Task
-from dpsim.comm.cuda.reducers import Path
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.bench.cuda import KernelRank
@@ -55,7 +54,7 @@ def ran(comm: MPI.Intracomm) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def opened(comm: MPI.Intracomm, mode: str = "flags", **options: Any) -> Iterator[CudaTransport]:
-    access = Access(way=open_device(comm.rank).ways[0], mode=mode)  # type: ignore[arg-type]
+    access = PeerAccess(mapping=open_device(comm.rank).mappings[0], mode=mode)  # type: ignore[arg-type]
     path = Path(name="peer memory", access=access)
     with mock.patch.object(transport_module, "find_path", lambda *_: path):
         transport = CudaTransport(comm.Dup(), **options)
@@ -94,12 +93,12 @@ def compiled(comm: MPI.Intracomm, mode: str, compression: Compression | None = N
 
 def varying(comm: MPI.Intracomm) -> dict[str, Any]:
     """Ever new parts of one memory: are the sums right, and how many launches are kept?"""
-    with opened(comm) as transport, mock.patch.object(launches_module, "MOST_RECENT", 4):
+    with opened(comm) as transport, mock.patch.object(reducer, "MOST_RECENT", 4):
         memory = transport.allocate(400).view(np.float32)
         parts = [(0, 100), *((low, low + 7) for low in range(0, 90, 15)), (0, 7), (75, 82)]
         results = [right(comm, transport, memory, *part, step) for step, part in enumerate(parts)]
-        assert transport.launches is not None
-        kept = len(transport.launches.bound)
+        assert transport.peer_allreduce is not None
+        kept = len(transport.peer_allreduce.bound)
     return {"right": all(all(each) for each in comm.allgather(results)), "kept": comm.allgather(kept)}
 
 
@@ -109,8 +108,8 @@ def fewest(comm: MPI.Intracomm) -> dict[str, Any]:
     with opened(comm, wait_limit_s=5.0) as transport, mock.patch.object(prepare, "SIMULATED_BLOCKS", at_once):
         memory = transport.allocate(400).view(np.float32)
         is_right = right(comm, transport, memory, 0, 100, 1)
-        assert transport.launches is not None
-        (kernel,) = transport.launches._compiled.values()
+        assert transport.peer_allreduce is not None
+        (kernel,) = transport.peer_allreduce._compiled.values()
     return {"right": comm.allgather(is_right), "blocks": comm.allgather(kernel.blocks)}
 
 
@@ -119,7 +118,7 @@ def chosen(comm: MPI.Intracomm) -> dict[str, Any]:
     said = ""
     with (
         opened(comm) as transport,
-        mock.patch.object(selection, "one_shot_bytes", lambda ranks: 100),
+        mock.patch.object(peer_memory, "one_shot_bytes", lambda ranks: 100),
         mock.patch.object(registry, "find", wraps=registry.find) as find,
     ):
         memory = transport.allocate(400).view(np.float32)
@@ -214,8 +213,8 @@ def met() -> int:
     """How often a rank meets others in a kernel of several stages, each time with all done that was asked for."""
     device = LateDevice()
     watched: Any = Watched(device)
-    launches = launches_module.Launches(
-        watched, device, Access(way="simulated", mode="split"), most_blocks=1, wait_limit_s=LIMIT_S
+    launches = peer_memory.PeerMemoryAllreduce(
+        watched, device, PeerAccess(mapping="simulated", mode="split"), most_blocks=1, wait_limit_s=LIMIT_S
     )
     task = Task(Kernel("float32", "two-shot", None, slots(range(2))), (launches.allocate(64),), 0, 64)
     launches.compile(task)

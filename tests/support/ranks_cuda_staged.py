@@ -14,10 +14,10 @@ from nccl_by_mpi import NcclByMpi
 from ranks_runtime import open_trainer
 
 from dpsim.comm.compression import Compression
-from dpsim.comm.cuda import moved, nccl, reducers
+from dpsim.comm.cuda import nccl, paths, staged
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.available import open_device
-from dpsim.comm.cuda.reducers import Path, PathName, find_path
+from dpsim.comm.cuda.paths import Path, PathName, find_path
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.comm.transport import SummationOrder
 from dpsim.errors import ConfigError
@@ -45,7 +45,7 @@ def ran(comm: MPI.Intracomm, argument: dict[str, Any]) -> dict[str, Any]:
             "sums": {path: [summed(comm, path, case) for case in argument["sums"]] for path in ("host", "nccl")},
             "plain": plain(comm, library),
             "trained": {case["name"]: trained(comm, case) for case in argument["trainings"]},
-            "paths": paths(comm),
+            "paths": found_paths(comm),
             "refused": refused(comm),
             "calls": library.calls,
             "wrong": comm.allgather(nccl.wrong_calls(comm, open_device(comm.rank))),
@@ -71,7 +71,7 @@ def summed(comm: MPI.Intracomm, path: PathName, case: dict[str, Any]) -> dict[st
     right = []
     with (
         opened(comm, path, on_device=case["on_device"]) as transport,
-        mock.patch.object(moved, "ONE_ROUND_BYTES", case["one_round_bytes"]),
+        mock.patch.object(staged, "ONE_ROUND_BYTES", case["one_round_bytes"]),
         mock.patch.object(prepare, "make", wraps=prepare.make) as make,
     ):
         blocks = [transport.allocate((high + 5) * dtype.itemsize).view(dtype) for _ in range(most)]
@@ -103,7 +103,7 @@ def contribution(slot: int, count: int, dtype: np.dtype[Any]) -> Any:
 def plain(comm: MPI.Intracomm, library: NcclByMpi) -> dict[str, Any]:
     """NCCL's own allreduce as an algorithm: is it right, and does NCCL alone do it?"""
     before = len(library.calls)
-    with mock.patch.object(reducers, "why_no_nccl", lambda *_: ""):
+    with mock.patch.object(paths, "why_no_nccl", lambda *_: ""):
         transport = CudaTransport(comm.Dup(), algorithm="nccl", on_device=True)
     data = transport.allocate(4000).view(np.float32)
     data[...] = np.arange(1000) + comm.rank
@@ -116,7 +116,7 @@ def plain(comm: MPI.Intracomm, library: NcclByMpi) -> dict[str, Any]:
         "path": transport.path,
         "description": transport.description,
         "queued": transport.reducer is not None and transport.reducer.queued,
-        "launches": transport.launches is None,
+        "launches": transport.peer_allreduce is None,
     }
     transport.close()
     return actual | {"calls": library.calls[before:]}
@@ -137,7 +137,7 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-def paths(comm: MPI.Intracomm) -> dict[str, Any]:
+def found_paths(comm: MPI.Intracomm) -> dict[str, Any]:
     """Which path is taken: with memory that all reach; without; between machines; with NCCL too."""
     device = open_device(comm.rank)
 
@@ -146,9 +146,9 @@ def paths(comm: MPI.Intracomm) -> dict[str, Any]:
         return path.name, path.reason
 
     actual = {"peers": found()}
-    with mock.patch.object(reducers, "try_access", lambda *_: None):
+    with mock.patch.object(paths, "try_access", lambda *_: None):
         actual["no peers"] = found()
-        with mock.patch.object(reducers, "why_no_nccl", lambda *_: ""):
+        with mock.patch.object(paths, "why_no_nccl", lambda *_: ""):
             actual["no peers, NCCL"] = found()
     apart = mock.Mock(wraps=comm, size=comm.size, rank=comm.rank)
     apart.Split_type = lambda kind: MPI.COMM_SELF.Dup()
@@ -169,7 +169,7 @@ def refused(comm: MPI.Intracomm) -> dict[str, Any]:
 
     with opened(comm, "host") as transport:
         memory = transport.allocate(400).view(np.float32)
-        broken = mock.patch.object(moved, "find", lambda *_: mock.Mock(make=make))
+        broken = mock.patch.object(staged, "find", lambda *_: mock.Mock(make=make))
         with broken if comm.rank == comm.size - 1 else contextlib.nullcontext():
             prepared = transport.prepare(memory, "auto", None)
         assert prepared is not None
