@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, THREADS, inline, kernel_of, memory, threadless
+from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, THREADS, kernel_of, memory, registers, threadless
 from dpsim.kernels.column_sums_cuda import COLUMNS, column_total
-from dpsim.kernels.conv_cuda import registers
 
 _ROWS_A_THREAD = 2 if SIMULATED else 8
 _MOST_BLOCKS = 2 if SIMULATED else 512
@@ -57,7 +56,7 @@ def sums_of_blocks(backward: bool, rectified: bool, lanes: int) -> Any:
     shift_C), with grad 0 where the normalised x is not > 0. The grid is (blocks, G for each ``THREADS`` vectors).
     """
     load, store = memory.load("float32", lanes), memory.store("float64", 1)
-    widen, add, multiply = registers.widen, memory.add, memory.multiply
+    widen, add, multiply = registers.widen, registers.add, registers.multiply
     minus, keep_positive, load_each = registers.minus, registers.keep_positive, _one_by_one(lanes)
     shared, zeros = 2 * THREADS * lanes, (np.float64(0),) * lanes
 
@@ -118,24 +117,40 @@ def sums_of_blocks(backward: bool, rectified: bool, lanes: int) -> Any:
     return kernel
 
 
-@functools.cache
-def moments() -> Any:
-    """kernel((sums of blocks,), (mean_GC, squares_GC), (rows, channels, blocks)); the grid is (columns, G)."""
-    pair, store = _pair(), memory.store("float32", 1)
-    multiply, narrow, minus = memory.multiply, registers.narrow, registers.minus
+def _of_channels(work: Any) -> Any:
+    """kernel(reads, writes, (rows, channels, blocks, ...)): ``work`` for each channel; the grid is (columns, G).
+
+    ``work(reads, writes, numbers, at, total, product)``: ``at`` is the place of the channel's numbers in arrays [G, C],
+    in bytes, and what follows its two sums over the rows. ``reads[0]`` are the sums of blocks.
+    """
+    add_up = column_total("float64")
 
     @kernel_of()
     def kernel(reads, writes, numbers):  # type: ignore[no-untyped-def]
-        rows, channels, blocks = numbers
+        channels, blocks = numbers[1], numbers[2]
         shared = cuda.shared.array(_SHARED, np.float64)
-        group, channel, total, product = pair(reads[0], channels, blocks, shared)
-        if channel >= 0:
-            to, mean = 4 * (group * channels + channel), (total / rows,)
-            squares = minus((product,), multiply(mean, (total,)))[0]
-            store(writes[0] + to, narrow(mean))
-            store(writes[1] + to, narrow((max(squares, 0.0),)))
+        group, column = cuda.blockIdx.y, cuda.blockIdx.x * COLUMNS + cuda.threadIdx.x % COLUMNS
+        first = reads[0] + 8 * (group * blocks * 2 * channels + min(column, channels - 1))
+        total = add_up(first, blocks, 16 * channels, shared[:THREADS])
+        product = add_up(first + 8 * channels, blocks, 16 * channels, shared[THREADS:])
+        if column < channels and cuda.threadIdx.x < COLUMNS:
+            work(reads, writes, numbers, 4 * (group * channels + column), (total,), (product,))
 
     return kernel
+
+
+@functools.cache
+def moments() -> Any:
+    """kernel((sums of blocks,), (mean_GC, squares_GC), (rows, channels, blocks))."""
+    store, multiply, narrow, minus = memory.store("float32", 1), registers.multiply, registers.narrow, registers.minus
+
+    @threadless
+    def work(reads, writes, numbers, at, total, product):  # type: ignore[no-untyped-def]
+        mean = (total[0] / numbers[0],)
+        store(writes[0] + at, narrow(mean))
+        store(writes[1] + at, narrow((max(minus(product, multiply(mean, total))[0], 0.0),)))
+
+    return _of_channels(work)
 
 
 @functools.cache
@@ -145,52 +160,42 @@ def local_moments() -> Any:
     numbers: (rows, channels, blocks, momentum, 1 - momentum, epsilon), these in float32. One group. The running
     statistics move towards the mean and the unbiased variance, scale = gamma inverse_std.
     """
-    pair, load, store = _pair(), memory.load("float32", 1), memory.store("float32", 1)
-    add, multiply, times, plus = memory.add, memory.multiply, memory.times, memory.plus
-    narrow, minus, divide, root = registers.narrow, registers.minus, memory.divide, memory.root
-    one = (np.float32(1),)
+    load, store = memory.load("float32", 1), memory.store("float32", 1)
+    add, multiply, narrow, minus = registers.add, registers.multiply, registers.narrow, registers.minus
+    divide, root, one = registers.divide, registers.root, (np.float32(1),)
 
     @threadless
     def move(address, value, momentum, rest):  # type: ignore[no-untyped-def]
-        store(address, add(times(load(address), rest), times(value, momentum)))
+        store(address, add(multiply(load(address), rest), multiply(value, momentum)))
 
-    @kernel_of()
-    def kernel(reads, writes, numbers):  # type: ignore[no-untyped-def]
-        rows, channels, blocks, momentum, rest, epsilon = numbers
-        shared = cuda.shared.array(_SHARED, np.float64)
-        _, channel, total, product = pair(reads[0], channels, blocks, shared)
-        if channel >= 0:
-            exact, to = (total / rows,), 4 * channel
-            squares = max(minus((product,), multiply(exact, (total,)))[0], 0.0)
-            mean, variance = narrow(exact), narrow((squares / rows,))
-            inverse = divide(one, root(plus(variance, epsilon)))
-            store(writes[0] + to, mean)
-            store(writes[1] + to, inverse)
-            store(writes[2] + to, multiply(load(reads[1] + to), inverse))
-            move(writes[3] + to, mean, momentum, rest)
-            move(writes[4] + to, narrow((squares / max(rows - 1, 1),)), momentum, rest)
+    @threadless
+    def work(reads, writes, numbers, at, total, product):  # type: ignore[no-untyped-def]
+        rows, _, _, momentum, rest, epsilon = numbers
+        exact = (total[0] / rows,)
+        squares = max(minus(product, multiply(exact, total))[0], 0.0)
+        mean, variance = narrow(exact), narrow((squares / rows,))
+        inverse = divide(one, root(add(variance, epsilon)))
+        store(writes[0] + at, mean)
+        store(writes[1] + at, inverse)
+        store(writes[2] + at, multiply(load(reads[1] + at), inverse))
+        move(writes[3] + at, mean, momentum, rest)
+        move(writes[4] + at, narrow((squares / max(rows - 1, 1),)), momentum, rest)
 
-    return kernel
+    return _of_channels(work)
 
 
 @functools.cache
 def gradient_sums() -> Any:
-    """kernel((sums of blocks, mean_GC), (dot_GC, sum_GC), (rows, channels, blocks)); the grid is (columns, G)."""
-    pair, load, store = _pair(), memory.load("float32", 1), memory.store("float32", 1)
-    multiply, narrow, minus, widen = memory.multiply, registers.narrow, registers.minus, registers.widen
+    """kernel((sums of blocks, mean_GC), (dot_GC, sum_GC), (rows, channels, blocks))."""
+    load, store = memory.load("float32", 1), memory.store("float32", 1)
+    multiply, narrow, minus, widen = registers.multiply, registers.narrow, registers.minus, registers.widen
 
-    @kernel_of()
-    def kernel(reads, writes, numbers):  # type: ignore[no-untyped-def]
-        _, channels, blocks = numbers
-        shared = cuda.shared.array(_SHARED, np.float64)
-        group, channel, total, product = pair(reads[0], channels, blocks, shared)
-        if channel >= 0:
-            to = 4 * (group * channels + channel)
-            mean = widen(load(reads[1] + to))
-            store(writes[0] + to, narrow(minus((product,), multiply(mean, (total,)))))
-            store(writes[1] + to, narrow((total,)))
+    @threadless
+    def work(reads, writes, numbers, at, total, product):  # type: ignore[no-untyped-def]
+        store(writes[0] + at, narrow(minus(product, multiply(widen(load(reads[1] + at)), total))))
+        store(writes[1] + at, narrow(total))
 
-    return kernel
+    return _of_channels(work)
 
 
 @functools.cache
@@ -200,54 +205,28 @@ def local_gradients() -> Any:
     numbers: (rows, channels, blocks, 1 / rows in float32). One group. With ``slope`` and ``shift``, ``backward`` gives
     the input gradient scale (grad - d_beta / rows - (x - mean) inverse_std d_gamma / rows).
     """
-    pair, load, store = _pair(), memory.load("float32", 1), memory.store("float32", 1)
-    multiply, times = memory.multiply, memory.times
-    narrow, minus, widen = registers.narrow, registers.minus, registers.widen
+    load, store = memory.load("float32", 1), memory.store("float32", 1)
+    multiply, narrow, minus, widen = registers.multiply, registers.narrow, registers.minus, registers.widen
 
-    @kernel_of()
-    def kernel(reads, writes, numbers):  # type: ignore[no-untyped-def]
-        _, channels, blocks, a_row = numbers
-        shared = cuda.shared.array(_SHARED, np.float64)
-        _, channel, total, product = pair(reads[0], channels, blocks, shared)
-        if channel >= 0:
-            to = 4 * channel
-            mean, inverse = widen(load(reads[1] + to)), load(reads[2] + to)
-            dot = narrow(minus((product,), multiply(mean, (total,))))
-            d_gamma, d_beta = multiply(dot, inverse), narrow((total,))
-            per_row = times(load(reads[3] + to), -a_row)
-            store(writes[0] + to, d_gamma)
-            store(writes[1] + to, d_beta)
-            store(writes[2] + to, multiply(multiply(per_row, inverse), d_gamma))
-            store(writes[3] + to, multiply(per_row, d_beta))
+    @threadless
+    def work(reads, writes, numbers, at, total, product):  # type: ignore[no-untyped-def]
+        mean, inverse = widen(load(reads[1] + at)), load(reads[2] + at)
+        d_gamma, d_beta = multiply(narrow(minus(product, multiply(mean, total))), inverse), narrow(total)
+        per_row = multiply(load(reads[3] + at), -numbers[3])
+        store(writes[0] + at, d_gamma)
+        store(writes[1] + at, d_beta)
+        store(writes[2] + at, multiply(multiply(per_row, inverse), d_gamma))
+        store(writes[3] + at, multiply(per_row, d_beta))
 
-    return kernel
+    return _of_channels(work)
 
 
-def _pair() -> Any:
-    """pair(sums of blocks, channels, blocks, shared): (group, channel, two totals), channel -1 for idle threads."""
-    total = column_total("float64")
+def _of_rows(work: Any, lanes: int) -> Any:
+    """kernel(reads, writes, (rows, channels)): ``work`` for each ``lanes`` channels of a row; the grid is (blocks, G).
 
-    @inline
-    def both(sums, channels, blocks, shared):  # type: ignore[no-untyped-def]
-        group, column = cuda.blockIdx.y, cuda.blockIdx.x * COLUMNS + cuda.threadIdx.x % COLUMNS
-        first = sums + 8 * (group * blocks * 2 * channels + min(column, channels - 1))
-        number = total(first, blocks, 16 * channels, shared[:THREADS])
-        product = total(first + 8 * channels, blocks, 16 * channels, shared[THREADS:])
-        working = column < channels and cuda.threadIdx.x < COLUMNS
-        return group, column if working else -1, number, product
-
-    return both
-
-
-@functools.cache
-def normalise(rectified: bool, lanes: int) -> Any:
-    """kernel((x, mean_GC, scale_GC, shift_C), (out,), (rows, channels)): out = (x - mean) scale + shift, or max(., 0).
-
-    The grid is (blocks, G).
+    ``work(reads, writes, at, own, shift)``: the places, in bytes, of the numbers themselves in [G, rows, C], of their
+    channels in [G, C] and in [C].
     """
-    load, store = memory.load("float32", lanes), memory.store("float32", lanes)
-    add, multiply, minus, rectify = memory.add, memory.multiply, registers.minus, registers.rectify
-    load_each = _one_by_one(lanes)
 
     @kernel_of()
     def kernel(reads, writes, numbers):  # type: ignore[no-untyped-def]
@@ -255,25 +234,39 @@ def normalise(rectified: bool, lanes: int) -> Any:
         group, vectors = cuda.blockIdx.y, channels // lanes
         place = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
         while place < rows * vectors:
-            at, shift = 4 * (group * rows * channels + place * lanes), 4 * (place % vectors * lanes)
-            own = 4 * group * channels + shift
-            scaled = multiply(minus(load(reads[0] + at), load(reads[1] + own)), load(reads[2] + own))
-            result = add(scaled, load_each(reads[3] + shift))
-            store(writes[0] + at, rectify(result) if rectified else result)
+            shift = 4 * (place % vectors * lanes)
+            work(reads, writes, 4 * (group * rows * channels + place * lanes), 4 * group * channels + shift, shift)
             place += cuda.gridDim.x * THREADS
 
     return kernel
 
 
 @functools.cache
+def normalise(rectified: bool, lanes: int) -> Any:
+    """kernel((x, mean_GC, scale_GC, shift_C), (out,), (rows, channels)): out = (x - mean) scale + shift.
+
+    ``rectified``: max(out, 0).
+    """
+    load, store, load_each = memory.load("float32", lanes), memory.store("float32", lanes), _one_by_one(lanes)
+    add, multiply, minus, rectify = registers.add, registers.multiply, registers.minus, registers.rectify
+
+    @threadless
+    def work(reads, writes, at, own, shift):  # type: ignore[no-untyped-def]
+        scaled = multiply(minus(load(reads[0] + at), load(reads[1] + own)), load(reads[2] + own))
+        result = add(scaled, load_each(reads[3] + shift))
+        store(writes[0] + at, rectify(result) if rectified else result)
+
+    return _of_rows(work, lanes)
+
+
+@functools.cache
 def backward(rectified: bool, lanes: int) -> Any:
     """kernel((grad, x, mean, a, b, c[, shift]), (grad,), (rows, channels)): grad = a grad + b (x - mean) + c.
 
-    ``rectified``: with grad 0 where a (x - mean) + shift is not > 0. The grid is (blocks, G).
+    ``rectified``: with grad 0 where a (x - mean) + shift is not > 0.
     """
-    load, store = memory.load("float32", lanes), memory.store("float32", lanes)
-    add, multiply, minus, keep_positive = memory.add, memory.multiply, registers.minus, registers.keep_positive
-    load_each = _one_by_one(lanes)
+    load, store, load_each = memory.load("float32", lanes), memory.store("float32", lanes), _one_by_one(lanes)
+    add, multiply, minus, keep_positive = registers.add, registers.multiply, registers.minus, registers.keep_positive
 
     @threadless
     def whole(reads, at, centred, a, shift):  # type: ignore[no-untyped-def]
@@ -285,18 +278,10 @@ def backward(rectified: bool, lanes: int) -> Any:
 
     gradient = kept if rectified else whole
 
-    @kernel_of()
-    def kernel(reads, writes, numbers):  # type: ignore[no-untyped-def]
-        rows, channels = numbers
-        group, vectors = cuda.blockIdx.y, channels // lanes
-        place = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
-        while place < rows * vectors:
-            at, shift = 4 * (group * rows * channels + place * lanes), 4 * (place % vectors * lanes)
-            own = 4 * group * channels + shift
-            centred = minus(load(reads[1] + at), load(reads[2] + own))
-            a = load(reads[3] + own)
-            moved = add(multiply(centred, load(reads[4] + own)), load(reads[5] + own))
-            store(writes[0] + at, add(multiply(gradient(reads, at, centred, a, shift), a), moved))
-            place += cuda.gridDim.x * THREADS
+    @threadless
+    def work(reads, writes, at, own, shift):  # type: ignore[no-untyped-def]
+        centred, a = minus(load(reads[1] + at), load(reads[2] + own)), load(reads[3] + own)
+        moved = add(multiply(centred, load(reads[4] + own)), load(reads[5] + own))
+        store(writes[0] + at, add(multiply(gradient(reads, at, centred, a, shift), a), moved))
 
-    return kernel
+    return _of_rows(work, lanes)

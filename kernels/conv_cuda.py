@@ -10,15 +10,12 @@ A kernel takes (addresses that it reads, addresses that it writes, numbers).
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import numpy as np
 from numba import cuda
 
-from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, THREADS, kernel_of, memory, threadless
-
-registers: Any = importlib.import_module(f"dpsim.kernels.registers_{'simulated' if SIMULATED else 'cuda'}")
+from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, THREADS, kernel_of, memory, registers, threadless
 
 PIXELS = 4
 """Neighbouring pixels that a thread of ``convolution`` computes at once: so often it uses each weight it reads."""

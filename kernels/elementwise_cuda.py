@@ -10,8 +10,7 @@ from typing import Any
 
 from numba import cuda
 
-from dpsim.kernels.allreduce.cuda.kernels import THREADS, kernel_of, memory, threadless
-from dpsim.kernels.conv_cuda import registers
+from dpsim.kernels.allreduce.cuda.kernels import THREADS, kernel_of, memory, registers, threadless
 
 
 @functools.cache
@@ -42,7 +41,7 @@ def both_gradients(lanes: int) -> Any:
 
 
 def _of(lanes: int) -> tuple[Any, Any, Any, Any]:
-    return memory.load("float32", lanes), memory.store("float32", lanes), memory.add, registers.rectify
+    return memory.load("float32", lanes), memory.store("float32", lanes), registers.add, registers.rectify
 
 
 def elementwise(work: Any, lanes: int) -> Any:

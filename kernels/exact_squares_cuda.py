@@ -14,7 +14,7 @@ import numpy as np
 from numba import cuda
 
 from dpsim.kernels.allreduce.cuda.arguments import address_of
-from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, flags, inline, kernel_of, memory
+from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, SIZE, flags, inline, kernel_of, memory, registers
 from dpsim.kernels.allreduce.cuda.prepare import on_device
 from dpsim.kernels.exact_squares import digits, first_digit
 
@@ -44,7 +44,7 @@ def of_blocks(dtype: str) -> Any:
     """
     count, lowest = digits(dtype), 32 * first_digit(dtype)
     load, store, size = memory.load(dtype, 1), memory.store("float64", 1), SIZE[dtype]
-    square, word = memory.square_bits, flags.read_address
+    square, word = registers.square_bits, flags.read_address
 
     @kernel_of()
     def kernel(table, rows, out):  # type: ignore[no-untyped-def]

@@ -24,6 +24,7 @@ from dpsim.kernels.allreduce.cuda.kernels import (
     lanes_of,
     memory,
     plain,
+    registers,
     sweep,
 )
 from dpsim.kernels.allreduce.cuda.prepare import on_device
@@ -92,7 +93,7 @@ class Lars:
 @functools.cache
 def lars_parts(dtype: str) -> Any:
     """kernel(table, rates, (w, g, v), (scale, momentum, -1)); the grid is (blocks, parts)."""
-    size, times, add, word = SIZE[dtype], memory.times, memory.add, flags.read_address
+    size, times, add, word = SIZE[dtype], registers.multiply, registers.add, flags.read_address
     load, store = memory.load(dtype, 1), memory.store(dtype, 1)
 
     @kernel_of()
@@ -146,7 +147,7 @@ def _over_all(work: Any, dtype: str) -> Any:
 
 @functools.cache
 def _sgd(dtype: str, nesterov: bool, decayed: bool) -> Any:
-    size, times, add = SIZE[dtype], memory.times, memory.add
+    size, times, add = SIZE[dtype], registers.multiply, registers.add
 
     def work(lanes: int) -> Any:
         load, store = memory.load(dtype, lanes), memory.store(dtype, lanes)
@@ -171,8 +172,8 @@ def _sgd(dtype: str, nesterov: bool, decayed: bool) -> Any:
 
 @functools.cache
 def _adamw(dtype: str, decayed: bool) -> Any:
-    size, times, add, plus = SIZE[dtype], memory.times, memory.add, memory.plus
-    multiply, divide, root = memory.multiply, memory.divide, memory.root
+    size, times, add = SIZE[dtype], registers.multiply, registers.add
+    divide, root = registers.divide, registers.root
 
     def work(lanes: int) -> Any:
         load, store = memory.load(dtype, lanes), memory.store(dtype, lanes)
@@ -183,11 +184,11 @@ def _adamw(dtype: str, decayed: bool) -> Any:
             at = element * size
             step = times(load(g + at), scale)
             first = add(times(load(m + at), beta1), times(step, rest1))
-            second = add(times(load(v + at), beta2), times(multiply(step, step), rest2))
+            second = add(times(load(v + at), beta2), times(times(step, step), rest2))
             store(m + at, first)
             store(v + at, second)
             before = times(load(w + at), keep) if decayed else load(w + at)
-            minus_distance = divide(times(first, minus_rate), plus(times(root(second), per_root), epsilon))
+            minus_distance = divide(times(first, minus_rate), add(times(root(second), per_root), epsilon))
             store(w + at, add(before, minus_distance))
 
         return update

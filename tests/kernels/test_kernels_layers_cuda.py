@@ -16,7 +16,7 @@ from python_path import extended_path
 from quick_simulator import short_turns
 
 from dpsim.comm.cuda.available import why_no_gpu
-from dpsim.kernels.registers_simulated import fused
+from dpsim.kernels.allreduce.cuda.simulated import fused
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed (pip install -e '.[dev]')"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dpsim.kernels import batch_norm_cuda, column_sums_cuda
+from dpsim.kernels.allreduce.cuda.simulated import fused
 from dpsim.kernels.conv_cuda import lanes_of, parts_of
-from dpsim.kernels.registers_simulated import fused
 from dpsim.memory import HostMemory
 
 Array = Any

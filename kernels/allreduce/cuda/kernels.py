@@ -23,6 +23,7 @@ SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]  # every step of a small model has small grids
 _HERE = "dpsim.kernels.allreduce.cuda"
 memory: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_HERE}.memory")
+registers: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_HERE}.registers")
 flags: Any = importlib.import_module(f"{_HERE}.simulated" if SIMULATED else f"{_HERE}.flags")
 
 THREADS = 4 if SIMULATED else 512

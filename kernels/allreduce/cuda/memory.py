@@ -1,8 +1,7 @@
-"""What kernels do with memory and numbers, as LLVM code: 128-bit accesses, sums of several numbers at once.
+"""What kernels do with memory, as LLVM code: 128-bit accesses, sums of several numbers at once.
 
 Addresses are integers (int64). ``lanes`` numbers of one dtype travel together, as a tuple: one, or as many as fill
 16-byte accesses, one or more, whose addresses must be multiples of 16. 16-bit numbers are float32 once they are read.
-Products are rounded before anything is added to them (``mul.rn``): the compiler joins nothing.
 ``simulated`` says the same in Python, for numba's simulator.
 """
 
@@ -107,7 +106,7 @@ def _assembly(result: Any, arguments: list[Any], text: str, constraints: str) ->
     return ir.InlineAsm(ir.FunctionType(result, arguments), text, constraints)
 
 
-def _unpack(builder: Any, values: Any) -> list[Any]:
+def unpack(builder: Any, values: Any) -> list[Any]:
     return [builder.extract_value(values, i) for i in range(values.type.count)]
 
 
@@ -132,7 +131,7 @@ def store(dtype: str, lanes: int) -> Any:
     @intrinsic
     def write(typingctx, address, values):  # type: ignore[no-untyped-def]
         def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            _write(builder, args[0], *_rounded(builder, dtype, _unpack(builder, args[1])))
+            _write(builder, args[0], *_rounded(builder, dtype, unpack(builder, args[1])))
             return context.get_dummy_value()
 
         return signature(types.void, types.int64, _lanes_of(dtype, lanes)), code
@@ -147,8 +146,8 @@ def store_each(dtype: str, lanes: int) -> Any:
     @intrinsic
     def write(typingctx, addresses, offset, values):  # type: ignore[no-untyped-def]
         def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            rounded = _rounded(builder, dtype, _unpack(builder, args[2]))
-            for address in _unpack(builder, args[0]):
+            rounded = _rounded(builder, dtype, unpack(builder, args[2]))
+            for address in unpack(builder, args[0]):
                 _write(builder, builder.add(address, args[1]), *rounded)
             return context.get_dummy_value()
 
@@ -183,7 +182,7 @@ def store_halves(lanes: int) -> Any:
     @intrinsic
     def write(typingctx, upper, lower, values):  # type: ignore[no-untyped-def]
         def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            bits = [builder.bitcast(value, I32) for value in _unpack(builder, args[2])]
+            bits = [builder.bitcast(value, I32) for value in unpack(builder, args[2])]
             above = [builder.lshr(value, _SIXTEEN) for value in bits]
             below = [builder.and_(value, _LOWER) for value in bits]
             for address, halves in zip(args, (above, below), strict=False):
@@ -233,87 +232,3 @@ def total(dtype: str, lanes: int, tree: Tree, each_sum: bool = False) -> Any:
         return signature(_lanes_of(dtype, lanes), addresses, types.int64), code
 
     return read
-
-
-def _nearest(builder: Any, operation: str, *operands: Any) -> Any:
-    """One operation of NVVM, rounded to nearest by itself."""
-    number = operands[0].type
-    name = f"llvm.nvvm.{operation}.rn.{'f' if number == F32 else 'd'}"
-    kind = ir.FunctionType(number, [number] * len(operands))
-    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    return builder.call(function, operands)
-
-
-@intrinsic
-def add(typingctx, left, right):  # type: ignore[no-untyped-def]
-    """left + right, number by number."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        sums = [builder.fadd(a, b) for a, b in zip(*(_unpack(builder, arg) for arg in args), strict=True)]
-        return context.make_tuple(builder, sig.return_type, sums)
-
-    return signature(left, left, right), code
-
-
-@intrinsic
-def times(typingctx, values, number):  # type: ignore[no-untyped-def]
-    """values * number."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        products = [_nearest(builder, "mul", value, args[1]) for value in _unpack(builder, args[0])]
-        return context.make_tuple(builder, sig.return_type, products)
-
-    return signature(values, values, values.dtype), code
-
-
-@intrinsic
-def plus(typingctx, values, number):  # type: ignore[no-untyped-def]
-    """values + number."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        sums = [builder.fadd(value, args[1]) for value in _unpack(builder, args[0])]
-        return context.make_tuple(builder, sig.return_type, sums)
-
-    return signature(values, values, values.dtype), code
-
-
-@intrinsic
-def multiply(typingctx, left, right):  # type: ignore[no-untyped-def]
-    """left * right, number by number."""
-    return _paired("mul", left, right)
-
-
-@intrinsic
-def divide(typingctx, left, right):  # type: ignore[no-untyped-def]
-    """left / right, number by number."""
-    return _paired("div", left, right)
-
-
-@intrinsic
-def square_bits(typingctx, value):  # type: ignore[no-untyped-def]
-    """The bits of the square of a number, in float64."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        number = builder.fpext(args[0], ir.DoubleType()) if args[0].type == F32 else args[0]
-        return builder.bitcast(_nearest(builder, "mul", number, number), I64)
-
-    return signature(types.int64, value), code
-
-
-@intrinsic
-def root(typingctx, values):  # type: ignore[no-untyped-def]
-    """The square root of each number."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        roots = [_nearest(builder, "sqrt", value) for value in _unpack(builder, args[0])]
-        return context.make_tuple(builder, sig.return_type, roots)
-
-    return signature(values, values), code
-
-
-def _paired(operation: str, left: Any, right: Any) -> Any:
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pairs = zip(*(_unpack(builder, arg) for arg in args), strict=True)
-        return context.make_tuple(builder, sig.return_type, [_nearest(builder, operation, *pair) for pair in pairs])
-
-    return signature(left, left, right), code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dpsim.kernels.allreduce.cuda.kernels import SIZE, flags, inline, kernel, lanes_of, memory, sweep
+from dpsim.kernels.allreduce.cuda.kernels import SIZE, flags, inline, kernel, lanes_of, memory, registers, sweep
 
 PARTIAL, FINAL, COPY = range(3)
 """What a move of a schedule leaves: a partial sum, the result, a copy of a result."""
@@ -55,7 +55,7 @@ def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
     the moves, ``MOVE_WORDS`` each; pairs of addresses that are their sources. The second address of a pair is 0, or
     where the lower halves of float32 sums of 16-bit numbers lie.
     """
-    size, times, add, word = SIZE[dtype], memory.times, memory.add, flags.read_address
+    size, times, add, word = SIZE[dtype], registers.multiply, registers.add, flags.read_address
 
     def accesses(lanes: int) -> tuple[Any, Any]:
         load, store = memory.load(dtype, lanes), memory.store(dtype, lanes)

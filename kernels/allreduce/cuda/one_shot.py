@@ -18,6 +18,7 @@ from dpsim.kernels.allreduce.cuda.kernels import (
     lanes_of,
     memory,
     plain,
+    registers,
     sweep,
     words_of,
 )
@@ -30,7 +31,7 @@ def one_shot(dtype: str, tree: Tree, ranks: int) -> Any:
 
     args: slots, a table of that memory (an address a rank), a table of the results, scale.
     """
-    size, times, word = SIZE[dtype], memory.times, flags.read_address
+    size, times, word = SIZE[dtype], registers.multiply, flags.read_address
 
     def reduce(lanes: int) -> Any:
         total, store = memory.total(dtype, lanes, tree), memory.store(dtype, lanes)
@@ -72,7 +73,7 @@ def one_shot_waiting(dtype: str, tree: Tree, ranks: int, scope: str, outside: bo
 
     args as those of ``one_shot``.
     """
-    lanes, size, times, word = lanes_of(dtype), SIZE[dtype], memory.times, flags.read_address
+    lanes, size, times, word = lanes_of(dtype), SIZE[dtype], registers.multiply, flags.read_address
     total, store = memory.total(dtype, lanes, tree), memory.store(dtype, lanes)
     total_of_one, store_one = memory.total(dtype, 1, tree), memory.store(dtype, 1)
     barrier = barrier_at(scope, ranks)

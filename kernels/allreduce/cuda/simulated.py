@@ -1,4 +1,4 @@
-"""Stand-ins, in Python, for ``memory`` and ``flags`` in numba's CUDA simulator: the same names and meanings.
+"""Stand-ins, in Python, for ``memory``, ``registers`` and ``flags`` in numba's CUDA simulator, of the same meanings.
 
 What differs: memory is the host's, read and written at its address; a 16-byte access off a multiple of 16 raises
 ``ValueError`` where a GPU stops the kernel; numbers are NumPy's, so a NaN has other bits; threads take turns. Flags are
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -104,39 +105,57 @@ def _rounded(dtype: str, numbers: Any) -> Any:
         return numbers.astype(np.float16).astype(np.float32)
 
 
-def add(left: Numbers, right: Numbers) -> Numbers:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return tuple(a + b for a, b in zip(left, right, strict=True))
+def _each(compute: Callable[..., Any]) -> Callable[..., Numbers]:
+    def operation(first: Numbers, *others: Any) -> Numbers:
+        columns = [other if isinstance(other, tuple) else (other,) * len(first) for other in others]
+        with np.errstate(all="ignore"):
+            return tuple(map(compute, first, *columns))
+
+    return operation
 
 
-def times(values: Numbers, number: Any) -> Numbers:
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return tuple(value * number for value in values)
-
-
-def plus(values: Numbers, number: Any) -> Numbers:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return tuple(value + number for value in values)
-
-
-def multiply(left: Numbers, right: Numbers) -> Numbers:
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return tuple(a * b for a, b in zip(left, right, strict=True))
-
-
-def divide(left: Numbers, right: Numbers) -> Numbers:
-    with np.errstate(all="ignore"):
-        return tuple(a / b for a, b in zip(left, right, strict=True))
+add, minus, multiply, divide = map(_each, (operator.add, operator.sub, operator.mul, operator.truediv))
+root, widen, narrow = _each(np.sqrt), _each(np.float64), _each(np.float32)
+keep_positive = _each(lambda value, test: value if test > 0 else np.float32(0))
+rectify = _each(lambda value: np.float32(0) if value <= 0 else value)
 
 
 def square_bits(value: Any) -> int:
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         return int(np.square(np.float64(value)).view(np.int64))
 
 
-def root(values: Numbers) -> Numbers:
-    with np.errstate(invalid="ignore"):
-        return tuple(np.sqrt(value) for value in values)
+def fused(left: Any, right: Any, added: Any) -> Any:
+    """left right + added of float32 arrays or numbers, rounded once, as a fused multiply-add does.
+
+    The product is exact in float64. The sum there is rounded to odd, which makes the second rounding the only one
+    (Boldo and Melquiond 2008).
+    """
+    with np.errstate(all="ignore"):
+        product = np.multiply(left, right, dtype=np.float64)
+        total = np.asarray(product + added)
+        low = total - product
+        error = (product - (total - low)) + (added - low)
+        inexact = np.isfinite(total) & (error != 0) & (total.view(np.int64) & 1 == 0)
+        odd = np.where(inexact, np.nextafter(total, np.copysign(np.inf, error)), total)
+        return odd.astype(np.float32)
+
+
+@functools.cache
+def outer(rows: int, lanes: int, lane: int) -> Callable[[Numbers, Numbers, Numbers], Numbers]:
+    def added(sums: Numbers, left: Numbers, right: Numbers) -> Numbers:
+        lefts = np.repeat(np.array(left[lane::lanes], np.float32), len(right))
+        return tuple(fused(lefts, np.tile(np.array(right, np.float32), rows), np.array(sums, np.float32)))
+
+    return added
+
+
+@functools.cache
+def part(first: int, count: int) -> Callable[[Numbers], Numbers]:
+    def taken(values: Numbers) -> Numbers:
+        return values[first : first + count]
+
+    return taken
 
 
 def read_address(address: int) -> int:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from dpsim.kernels.allreduce.cuda.kernels import SIZE, flags, inline, kernel, lanes_of, memory, share_of, sweep
+from dpsim.kernels.allreduce.cuda.kernels import (
+    SIZE,
+    flags,
+    inline,
+    kernel,
+    lanes_of,
+    memory,
+    registers,
+    share_of,
+    sweep,
+)
 from dpsim.kernels.allreduce.tree import Tree
 
 
@@ -15,7 +25,7 @@ def two_shot(dtype: str, tree: Tree, ranks: int, scope: str | None, each_sum: bo
 
     ``each_sum``: the sum of every two is rounded to ``dtype``.
     """
-    size, times = SIZE[dtype], memory.times
+    size, times = SIZE[dtype], registers.multiply
 
     def work(lanes: int) -> Any:
         total, store = memory.total(dtype, lanes, tree, each_sum), memory.store_each(dtype, lanes)
@@ -45,7 +55,7 @@ def encoded(compression: str, tree: Tree, ranks: int, scope: str | None, each_su
     args: a table, all codes, the codes of the results, down, up, scale. The table: for each rank where its pairs of
     addresses begin and end (numbers of words), the pairs (numbers, codes), a rank's first one being its result.
     """
-    lanes, times, word = lanes_of(compression), memory.times, flags.read_address
+    lanes, times, word = lanes_of(compression), registers.multiply, flags.read_address
 
     def encode(lanes: int) -> Any:
         load, store = memory.load("float32", lanes), memory.store(compression, lanes)
