@@ -10,18 +10,18 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, THREADS, inline, lanes_of, memory, plain, sweep
-from dpsim.kernels.allreduce.cuda.prepare import signature
+from dpsim.kernels.allreduce.cuda.kernels import arguments_on_all, blocks_for, inline, lanes_of, memory, on_all
+from dpsim.kernels.allreduce.cuda.prepare import stage
 
-_MOST_BLOCKS = 2 if SIMULATED else 1 << 10
-"""Blocks of a launch; each goes over as many numbers as it must. The simulator runs one after another."""
+_MOST_BLOCKS = 1 << 10
+"""Blocks of a launch; each goes over as many numbers as it must."""
 _LANES = lanes_of("bfloat16")
 """Numbers that a thread converts at once: their codes are one 16-byte access."""
 
 
 @functools.cache
 def kernel() -> Any:
-    """kernel(0, 1, 0, 0, elements, (address of the numbers, address of the codes)); see ``kernels.plain``."""
+    """kernel(*arguments(...)): see ``kernels.on_all``; its addresses are those of the numbers and of the codes."""
 
     def work(lanes: int) -> Any:
         load, store = memory.load("float32", lanes), memory.store("bfloat16", lanes)
@@ -33,19 +33,12 @@ def kernel() -> Any:
 
         return convert
 
-    over = sweep(work(_LANES), work(1), _LANES)
-
-    @inline
-    def act(step, rank, elements, args):  # type: ignore[no-untyped-def]
-        over((0, elements[1], 0, elements[2]), elements, args)
-
-    return plain(act)
+    return on_all(work, _LANES)
 
 
 def arguments(numbers: int, codes: int, length: int) -> tuple[Any, ...]:
     """The arguments of the kernel, from the addresses of ``length`` numbers and of their codes."""
-    packs = 0 if (numbers | codes) % 16 else length // _LANES
-    return (0, 1, 0, 0, (0, packs, length - packs * _LANES), (numbers, codes))
+    return arguments_on_all((numbers, codes), length, _LANES)
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -55,10 +48,4 @@ def encoding(numbers: int, codes: int, length: int) -> Callable[[Any], None]:
     The arrays of a training lie where they are from step to step, so each launch is bound once.
     """
     given = arguments(numbers, codes, length)
-    _, packs, singles = given[4]
-    grid = (min(max(1, -(-max(packs, singles) // THREADS)), _MOST_BLOCKS), 1)
-    if SIMULATED:
-        return lambda stream: kernel()[grid, THREADS, stream](*given)
-    from dpsim.kernels.allreduce.cuda.bound import bind  # loads the driver's bindings
-
-    return bind(kernel().compile(signature(given)), grid, given, ())
+    return stage(kernel(), (blocks_for(max(given[4]), _MOST_BLOCKS), 1), given)

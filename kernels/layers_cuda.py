@@ -12,25 +12,19 @@ from typing import Any
 import numpy as np
 
 from dpsim.kernels import batch_norm_cuda, conv_cuda, elementwise_cuda
-from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, THREADS
-from dpsim.kernels.allreduce.cuda.prepare import signature
+from dpsim.kernels.allreduce.cuda.kernels import SIMULATED, THREADS, blocks_for
+from dpsim.kernels.allreduce.cuda.prepare import stage
 from dpsim.kernels.column_sums_cuda import COLUMNS, column_sums
 from dpsim.kernels.conv_cuda import PIXELS, lanes_of, parts_of
 
-_MOST_BLOCKS = 2 if SIMULATED else 1 << 12
-"""Blocks of a launch; each goes over as many elements as it must. The simulator runs one after another."""
+_MOST_BLOCKS = 1 << 12
+"""Blocks of a launch; each goes over as many elements as it must."""
 _MOST_OUTPUTS = 8
 """Output channels that a thread of a convolution computes at once."""
 
 
-@functools.lru_cache(maxsize=1 << 13)
-def _bound(kernel: Any, grid: tuple[int, int], given: tuple[Any, ...]) -> Callable[[Any], None]:
-    """A launch; arrays of a training lie where they are from step to step, so each is bound once."""
-    if SIMULATED:
-        return lambda stream: kernel[grid, THREADS, stream](*given)
-    from dpsim.kernels.allreduce.cuda.bound import bind  # loads the driver's bindings
-
-    return bind(kernel.compile(signature(given)), grid, given, ())
+_bound = functools.lru_cache(maxsize=1 << 13)(stage)
+"""Launches; arrays of a training lie where they are from step to step, so each is bound once."""
 
 
 class LayerKernels:
@@ -179,7 +173,7 @@ class LayerKernels:
 
 
 def _blocks(threads: int) -> int:
-    return min(max(1, -(-threads // THREADS)), _MOST_BLOCKS)
+    return blocks_for(threads, _MOST_BLOCKS)
 
 
 def _address(array: Any) -> int:

@@ -15,22 +15,22 @@ from numba import cuda
 
 from dpsim.kernels.allreduce.cuda.arguments import address_of
 from dpsim.kernels.allreduce.cuda.kernels import (
-    SIMULATED,
     SIZE,
     THREADS,
+    arguments_on_all,
+    blocks_for,
     flags,
     inline,
     kernel_of,
     lanes_of,
     memory,
-    plain,
+    on_all,
     registers,
-    sweep,
 )
 from dpsim.kernels.allreduce.cuda.prepare import on_device
 
-_MOST_BLOCKS = 2 if SIMULATED else 1 << 10
-"""Blocks of a launch; each goes over as many elements as it must. The simulator runs one after another."""
+_MOST_BLOCKS = 1 << 10
+"""Blocks of a launch; each goes over as many elements as it must."""
 
 
 def sgd(
@@ -80,7 +80,7 @@ class Lars:
         self._arrays, self._dtype, self._stream = (w, g, v), w.dtype, stream
         self._addresses = tuple(map(address_of, self._arrays))
         longest = max((stop - start for start, stop, _ in parts), default=0)
-        self._grid = (min(max(1, -(-longest // THREADS)), _MOST_BLOCKS), len(parts))
+        self._grid = (blocks_for(longest, _MOST_BLOCKS), len(parts))
 
     def __call__(self, rates: Any, scale: float, momentum: float) -> None:
         """``rates``: the rate and the weight decay of each part, on the device, in the dtype of the arrays."""
@@ -119,30 +119,15 @@ def lars_parts(dtype: str) -> Any:
 
 
 def arguments(arrays: Sequence[Any], numbers: Sequence[float]) -> tuple[Any, ...]:
-    """The arguments of a kernel of this file: those of ``plain``, then the elements, the addresses and the numbers."""
+    """The arguments of a kernel of this file: the addresses, and the numbers in the arrays' dtype."""
     dtype, length = arrays[0].dtype, int(arrays[0].shape[0])
     addresses = tuple(map(address_of, arrays))
-    packs = 0 if any(address % 16 for address in addresses) else length // lanes_of(dtype.name)
-    elements = (0, packs, length - packs * lanes_of(dtype.name))
-    return (0, 1, 0, 0, elements, (*addresses, *(dtype.type(number) for number in numbers)))
+    return arguments_on_all(addresses, length, lanes_of(dtype.name), tuple(map(dtype.type, numbers)))
 
 
 def _launch(kernel: Any, arrays: Sequence[Any], numbers: Sequence[float], stream: Any) -> None:
     given = arguments(arrays, numbers)
-    _, packs, singles = given[4]
-    blocks = min(max(1, -(-max(packs, singles) // THREADS)), _MOST_BLOCKS)
-    kernel[(blocks, 1), THREADS, stream](*given)
-
-
-def _over_all(work: Any, dtype: str) -> Any:
-    """A kernel that does ``work(lanes)`` on all elements."""
-    over = sweep(work(lanes_of(dtype)), work(1), lanes_of(dtype))
-
-    @inline
-    def act(step, rank, elements, args):  # type: ignore[no-untyped-def]
-        over((0, elements[1], 0, elements[2]), elements, args)
-
-    return plain(act)
+    kernel[(blocks_for(max(given[4]), _MOST_BLOCKS), 1), THREADS, stream](*given)
 
 
 @functools.cache
@@ -167,7 +152,7 @@ def _sgd(dtype: str, nesterov: bool, decayed: bool) -> Any:
 
         return update
 
-    return _over_all(work, dtype)
+    return on_all(work, lanes_of(dtype))
 
 
 @functools.cache
@@ -193,7 +178,7 @@ def _adamw(dtype: str, decayed: bool) -> Any:
 
         return update
 
-    return _over_all(work, dtype)
+    return on_all(work, lanes_of(dtype))
 
 
 class OnStream:

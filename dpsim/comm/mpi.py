@@ -15,7 +15,7 @@ from dpsim.algorithms import algorithms_in
 from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
-from dpsim.comm.transport import Array, CollectiveSteps, PersistentAllreduce, Request, SummationOrder, aligned_bytes
+from dpsim.comm.transport import Array, PersistentAllreduce, Request, SummationOrder, aligned_bytes
 from dpsim.errors import AllreduceError, ConfigError
 from dpsim.kernels.allreduce.cpu import SHARD_KERNELS, STAGING_BYTES, Reduction, SharedGroup
 from dpsim.kernels.allreduce.registry import find
@@ -58,32 +58,6 @@ class MpiRequest:
 
     def due_s(self) -> float | None:
         return None
-
-
-class _KernelRequest:
-    """A kernel in shared memory as one ``Request``."""
-
-    __slots__ = ("_reduction",)
-
-    def __init__(self, reduction: Reduction) -> None:
-        self._reduction = reduction
-
-    def done(self) -> bool:
-        return self._reduction.advance()
-
-    def due_s(self) -> float | None:
-        return None
-
-
-class _KernelAllreduce:
-    """A kernel in shared memory as a ``PersistentAllreduce``."""
-
-    def __init__(self, reduction: Reduction) -> None:
-        self.run = reduction.run
-        self._request = _KernelRequest(reduction)
-
-    def start(self) -> CollectiveSteps:
-        yield [self._request]
 
 
 class MpiTransport:
@@ -164,7 +138,7 @@ class MpiTransport:
         sums = order.slots if order is not None else slots(range(self.size + 1))
         operands = [shared[sums.of(owner).index(number)][owner] for number, owner in enumerate(sums.owners)]
         if kind != "allreduce":
-            return _KernelAllreduce(SHARD_KERNELS[kind](self._group, operands, sums))
+            return SHARD_KERNELS[kind](self._group, operands, sums)
         most = data.nbytes * max(map(sums.owners.count, sums.owners))
         name = algorithm
         if algorithm == "auto":
@@ -178,7 +152,8 @@ class MpiTransport:
             )
         codes = (compression.dtype, compression.scale) if compression is not None else None
         each_sum = codes is not None and order is not None
-        return _KernelAllreduce(version.make(self._group, operands, sums, compression=codes, each_sum=each_sum))
+        reduction: Reduction = version.make(self._group, operands, sums, compression=codes, each_sum=each_sum)
+        return reduction
 
     def _of_all_ranks(self, data: Array) -> list[Array] | None:
         """The same part of every rank's allocated memory as ``data`` is of this one's; None where it is not shared."""

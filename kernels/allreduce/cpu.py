@@ -10,7 +10,7 @@ import ctypes
 import functools
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,10 @@ def _sched_yield() -> int:
 
 
 class Reduction:
-    """A prepared allreduce of arrays in shared memory. ``run()`` returns when this rank has the sum."""
+    """A prepared allreduce of arrays in shared memory. ``run()`` returns when this rank has the sum.
+
+    It is also its own only request: ``start()`` yields it, and ``done()`` moves it on.
+    """
 
     def __init__(
         self, function: Callable[[int], int], words: Sequence[int], numbers: Array, group: SharedGroup, keep: Any
@@ -97,12 +100,18 @@ class Reduction:
 
         self.run: Callable[[], None] = run  # a plain function: a method call would cost as much as the call into C
 
-    def advance(self) -> bool:
+    def start(self) -> Generator[list[Reduction], None, None]:
+        yield [self]
+
+    def done(self) -> bool:
         """Do as much as needs no waiting, and return whether all is done."""
         self._looks[0] = 1
         unfinished = self._function()
         self._looks[0] = _LOOKS
         return not unfinished
+
+    def due_s(self) -> float | None:
+        return None
 
 
 def _make(algorithm: Algorithm) -> Callable[..., Reduction]:

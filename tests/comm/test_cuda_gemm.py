@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cases import need_a_compiler, simulated
+from cuda_cases import code_of, need_a_compiler, simulated
 
 from dpsim.comm.cuda.available import why_no_gpu
 from dpsim.comm.cuda.gemm import Coded, Gemm, gemm
@@ -79,25 +79,13 @@ def test_codes_and_products_on_a_gpu_are_those_of_the_reference() -> None:
 @needs_numba_cuda
 def test_the_kernel_that_rounds_compiles_to_accesses_of_16_bytes() -> None:
     need_a_compiler()
-    from numba import cuda
-
     from dpsim.kernels import bfloat16_cuda
-    from dpsim.kernels.allreduce.cuda import prepare
 
     given = bfloat16_cuda.arguments(512, 1024, 67)
     assert given[4] == (0, 8, 3)
     assert bfloat16_cuda.arguments(516, 1024, 67)[4] == (0, 0, 67)  # not aligned: one by one
-    kernel = bfloat16_cuda.kernel()
     for cc in ((8, 0), (9, 0)):
-        ptx, _ = cuda.compile(
-            kernel.py_func,
-            prepare.signature(given),
-            cc=cc,
-            device=False,
-            abi="numba",
-            output="ptx",
-            launch_bounds=kernel.targetoptions["launch_bounds"],
-        )
+        ptx = code_of(bfloat16_cuda.kernel(), given, cc)
         loads, stores = (len(re.findall(rf"{name}\.global\.v4\.\w32", ptx)) for name in ("ld", "st"))
         assert loads == 2 * stores > 0
         assert "cvt.rn.bf16x2.f32" in ptx and "ftz" not in ptx and ".local" not in ptx

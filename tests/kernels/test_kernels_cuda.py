@@ -59,8 +59,6 @@ CHOSEN = [
 def compiled() -> Callable[[cases.Case, str], str]:
     """The PTX of exactly what ``make`` would start, for sm_80 (every GPU since then runs it)."""
     cases.need_a_compiler()
-    from numba import cuda
-
     from dpsim.kernels.allreduce.cuda import prepare
 
     with pytest.MonkeyPatch.context() as patch:
@@ -69,17 +67,7 @@ def compiled() -> Callable[[cases.Case, str], str]:
         @functools.cache
         def compile_one(case: cases.Case, mode: str, cc: tuple[int, int] = (8, 0)) -> str:
             given, work = cases.prepared(case, mode)
-            types = prepare.signature(prepare.call(given, work, 0, 1, 0))
-            ptx, _ = cuda.compile(
-                work.kernel.py_func,
-                types,
-                cc=cc,
-                device=False,
-                abi="numba",
-                output="ptx",
-                launch_bounds=work.kernel.targetoptions["launch_bounds"],
-            )
-            return str(ptx)
+            return cases.code_of(work.kernel, prepare.call(given, work, 0, 1, 0), cc)
 
         yield compile_one
 

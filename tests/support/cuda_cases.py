@@ -265,8 +265,8 @@ JOINED = re.compile(r"\bfma\.|\bmad\.\w+\.f|\bmul\.f|\bftz\b|approx|\.full\.")
 """Instructions that round otherwise than one operation at a time."""
 
 
-def code_of(kernel: Any, given: tuple[Any, ...]) -> str:
-    """The PTX of a kernel for arguments."""
+def code_of(kernel: Any, given: tuple[Any, ...], cc: tuple[int, int] = (8, 0)) -> str:
+    """The PTX of a kernel for arguments, by default for sm_80 (every GPU since then runs it)."""
     from numba import cuda
 
     from dpsim.kernels.allreduce.cuda import prepare
@@ -274,7 +274,7 @@ def code_of(kernel: Any, given: tuple[Any, ...]) -> str:
     ptx, _ = cuda.compile(
         kernel.py_func,
         prepare.signature(given),
-        cc=(8, 0),
+        cc=cc,
         device=False,
         abi="numba",
         output="ptx",

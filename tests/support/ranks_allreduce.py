@@ -122,7 +122,7 @@ def _expected(
 
 def _advanced(made: Any) -> Callable[[], None]:
     def run() -> None:
-        while not made.advance():
+        while not made.done():
             os.sched_yield()
 
     return run

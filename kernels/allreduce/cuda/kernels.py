@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from numba import config, cuda
@@ -125,6 +126,30 @@ def plain(act: Any, at_once: int = 2) -> Any:
             act(step, first_rank + cuda.blockIdx.y, elements, args)
 
     return kernel
+
+
+def on_all(work: Callable[[int], Any], lanes: int) -> Any:
+    """A ``plain`` kernel for one rank: ``work(lanes)`` on all packs of elements, ``work(1)`` on the others."""
+    over = sweep(work(lanes), work(1), lanes)
+
+    @inline
+    def act(step, rank, elements, args):  # type: ignore[no-untyped-def]
+        over((0, elements[1], 0, elements[2]), elements, args)
+
+    return plain(act)
+
+
+def arguments_on_all(
+    addresses: tuple[int, ...], length: int, lanes: int, numbers: tuple[Any, ...] = ()
+) -> tuple[Any, ...]:
+    """The arguments of a kernel of ``on_all``; ``addresses`` that are no multiples of 16 have single elements alone."""
+    packs = 0 if any(address % 16 for address in addresses) else length // lanes
+    return (0, 1, 0, 0, (0, packs, length - packs * lanes), (*addresses, *numbers))
+
+
+def blocks_for(threads: int, most: int) -> int:
+    """Blocks of so many threads, at least one, at most ``most`` (2 in the simulator, which runs one after another)."""
+    return min(max(1, -(-threads // THREADS)), 2 if SIMULATED else most)
 
 
 def barrier_at(scope: str, ranks: int) -> Any:

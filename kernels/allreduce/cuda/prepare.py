@@ -177,12 +177,8 @@ def launch(arguments: Arguments, work: Work) -> Launch:
     if arguments.mode == "one-launch" and work.scope is None:
         parts = [(0, work.steps)]
     calls = [call(arguments, work, *part, table) for part in parts]
-    if compiled is None:
-        stages = [_simulated(work, (blocks, ranks), values, held) for values in calls]
-    else:
-        from dpsim.kernels.allreduce.cuda.bound import bind  # loads the driver's bindings
-
-        stages = [bind(compiled, (blocks, ranks), values, (work.held, held)) for values in calls]
+    held = (*work.held, *held)
+    stages = [stage(work.kernel, (blocks, ranks), values, held, compiled) for values in calls]
     if work.marks:
         stages = [_nothing, *stages, _nothing]
     return Launch(stages=tuple(stages), blocks_at_once=at_once)
@@ -226,12 +222,16 @@ def _nothing(stream: Any) -> None:
     """A stage that only marks a point: what was put on the stream before must have ended when the next stage begins."""
 
 
-def _simulated(
-    work: Work, grid: tuple[int, int], values: tuple[Any, ...], held: tuple[Any, ...]
+def stage(
+    kernel: Any, grid: tuple[int, int], values: tuple[Any, ...], held: tuple[Any, ...] = (), compiled: Any = None
 ) -> Callable[[Any], None]:
-    """A stage in the simulator, which keeps a single configuration for all launches of a kernel."""
+    """Return what launches a kernel on the stream that it is called with, one of numba's; ``held`` lives as long."""
+    if not SIMULATED:
+        from dpsim.kernels.allreduce.cuda.bound import bind  # loads the driver's bindings
 
-    def stage(stream: Any, kept: Any = (work, held)) -> None:
-        work.kernel[grid, THREADS, stream](*values)
+        return bind(compiled or kernel.compile(signature(values)), grid, values, held)
 
-    return stage
+    def simulated(stream: Any, kept: Any = held) -> None:
+        kernel[grid, THREADS, stream](*values)  # the simulator keeps one configuration for all launches of a kernel
+
+    return simulated
