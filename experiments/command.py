@@ -1,10 +1,10 @@
-"""What the commands ``python -m dpsim.experiments.NAME`` share: their parser, progress, errors in words, a record."""
+"""What the commands ``python -m dpsim.experiments.NAME`` share: parser, progress, errors in words, record, page."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from dpsim.errors import DpsimError
 from dpsim.progress import Progress
 
 Record = TypeVar("Record", bound=Noun)
+_END = "<!-- end -->"
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
@@ -53,3 +54,16 @@ def recorded(
         print("\n".join(lines(record)))
 
     return ended(name, run)
+
+
+def with_parts(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
+    """Return the text of a page with its parts made anew; each begins after the comment by which ``parts`` names it."""
+    for begin, make in parts.items():
+        before, _, rest = text.partition(begin)
+        text = before + begin + make() + _END + rest.partition(_END)[2]
+    return text
+
+
+def rewrite(path: Path, page: Callable[[str], str]) -> None:
+    """Replace the file of a page by what ``page`` makes of its text."""
+    path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")

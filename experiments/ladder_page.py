@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpsim.experiments.generated import rewrite, with_parts
+from dpsim.experiments.command import rewrite, with_parts
 from dpsim.harness.bench.result import result
 from dpsim.kernels.allreduce.registry import Version, versions
 from dpsim.kernels.allreduce.tree import slots

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dpsim.columns import UNITS, AnyColumn
-from dpsim.experiments.generated import rewrite, with_parts
+from dpsim.experiments.command import rewrite, with_parts
 from dpsim.harness.load import load
 from dpsim.records.columns import FRAMES
 

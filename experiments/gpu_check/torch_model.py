@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dpsim.experiments.peers.torch_models import mlp, resnet20
+from dpsim.experiments.peers.torch_training import mlp, resnet20
 
 _CLASSES, _RATE, _MOMENTUM = 10, 0.01, 0.9
 

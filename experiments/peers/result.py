@@ -71,15 +71,12 @@ def summary(points: Sequence[Point]) -> dict[str, Any]:
         }
         for point in peers
     }
-    fastest: dict[str, dict[str, Any]] = {}
-    for point in peers:
-        best = fastest.setdefault(str(point["devices"]), point)
-        if point["images_per_s"] > best["images_per_s"]:
-            fastest[str(point["devices"])] = point
-    return {
-        "images_per_s_ratio": ratios,
-        "best_peer": {n: {"system": p["system"], "ratio": p["images_per_s_ratio"]} for n, p in fastest.items()},
+    fastest = {str(p["devices"]): p for p in sorted(peers, key=itemgetter("images_per_s"))}
+    best = {
+        devices: {"system": fastest[devices]["system"], "ratio": fastest[devices]["images_per_s_ratio"]}
+        for devices in dict.fromkeys(str(point["devices"]) for point in peers)
     }
+    return {"images_per_s_ratio": ratios, "best_peer": best}
 
 
 def _without_communication(point: Point, name: str) -> str:

@@ -12,13 +12,14 @@ import multiprocessing
 import random
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
 from dpsim.errors import FileFormatError
-from dpsim.experiments.stress.tally import Add, Outcome, Part, main
+from dpsim.experiments.stress.tally import Outcome, Part, main
 from dpsim.plan import Plan
 from dpsim.runtime.checkpoint import Checkpoint, CheckpointFolder, Header, checkpoints, read
 
@@ -64,7 +65,7 @@ def write_for_ever(folder: str, connection: Connection) -> None:
         connection.send(step)
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     """Kill the writer at a random moment, again and again, and look at what it leaves."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["dpsim.runtime.checkpoint"])
@@ -86,7 +87,7 @@ def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
             while True:
                 written = ours.recv()
         became = "killed while it wrote a file" if any(runs.glob(".*.partial")) else "killed between two files"
-        add(Outcome(case=str(number), became=became, wrong=wrong or _wrong(runs, written)))
+        yield Outcome(case=str(number), became=became, wrong=wrong or _wrong(runs, written))
 
 
 def _wrong(folder: Path, written: int) -> str:

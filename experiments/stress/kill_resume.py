@@ -23,7 +23,7 @@ import psutil
 
 from dpsim import codec
 from dpsim.experiments.stress.running import GONE_WITHIN_S, is_running
-from dpsim.experiments.stress.tally import Add, Outcome, Part, main
+from dpsim.experiments.stress.tally import Outcome, Part, main
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import configured
 from dpsim.harness.train.train import train
@@ -220,12 +220,12 @@ def _by_hand(config: TrainConfig, moments: random.Random, folder: Path) -> Train
     return configured(folder, _drawn(moments), None, {}, {}, lambda _: None)
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     """Kill trainings in turn, each round in a folder of its own."""
     argument = {"trainings": [dict(codec.to_builtins(training)) for training in TRAININGS[:last]]}
     expected = on_ranks("dpsim.experiments.stress.kill_resume:undisturbed", argument, devices=1)
     for number in range(first, last):
-        add(kill_round(number, expected[number % len(TRAININGS)], seed, folder / str(number)))
+        yield kill_round(number, expected[number % len(TRAININGS)], seed, folder / str(number))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,18 +54,15 @@ class Tally(Noun, frozen=True):
         return "\n".join([*lines, *(f"  {outcome.case}: {outcome.wrong}" for outcome in self.wrong)])
 
 
-Add = Callable[[Outcome], None]
-
-
 class Part(NamedTuple):
-    """An attack: ``run(first, last, seed, folder, add)`` adds the outcomes of cases ``first`` to ``last``, in order."""
+    """An attack: ``run(first, last, seed, folder)`` yields the outcomes of cases ``first`` to ``last``, in order."""
 
-    run: Callable[[int, int, int, Path, Add], None]
+    run: Callable[[int, int, int, Path], Iterable[Outcome]]
     cases: int
 
 
-def tallied(part: str, seed: int, cases: int, file: Path | None, run: Callable[[int, Add], None]) -> Tally:
-    """Return the tally of ``cases`` cases: ``run(first, add)`` adds the outcomes from case ``first`` on, in order.
+def tallied(part: str, seed: int, cases: int, file: Path | None, run: Callable[[int], Iterable[Outcome]]) -> Tally:
+    """Return the tally of ``cases`` cases: ``run(first)`` yields the outcomes from case ``first`` on, in order.
 
     ``file`` is kept up to date and continued if it exists. Raises ``ConfigError`` where it is of another seed.
     """
@@ -79,17 +76,12 @@ def tallied(part: str, seed: int, cases: int, file: Path | None, run: Callable[[
                 remedy="choose another folder with --output",
             )
     saved_s = time.monotonic()
-
-    def add(outcome: Outcome) -> None:
-        nonlocal tally, saved_s
-        tally = tally.add(outcome)
-        if file is not None and time.monotonic() > saved_s + _SAVE_EVERY_S:
-            codec.write(file, tally)
-            saved_s = time.monotonic()
-
     try:
-        if tally.cases < cases:
-            run(tally.cases, add)
+        for outcome in run(tally.cases) if tally.cases < cases else ():
+            tally = tally.add(outcome)
+            if file is not None and time.monotonic() > saved_s + _SAVE_EVERY_S:
+                codec.write(file, tally)
+                saved_s = time.monotonic()
     finally:
         if file is not None:
             codec.write(file, tally)
@@ -101,7 +93,7 @@ def attack(name: str, part: Part, cases: int | None, seed: int, output: Path | N
     last = part.cases if cases is None else cases
     file = None if output is None else output / f"{name}.json"
     with scratch("attack") as folder:
-        return tallied(name, seed, last, file, lambda first, add: part.run(first, last, seed, folder, add))
+        return tallied(name, seed, last, file, lambda first: part.run(first, last, seed, folder))
 
 
 def main(name: str, description: str | None, parts: Mapping[str, Part]) -> int:

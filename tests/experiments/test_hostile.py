@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,10 +67,10 @@ def test_a_user_s_file_that_was_changed_or_removed_is_named_but_for_outputs(tmp_
 def test_an_interrupted_part_goes_on_where_it_was(tmp_path: Path) -> None:
     file, begun = tmp_path / "part.json", list[int]()
 
-    def some(first: int, add: object) -> None:
+    def some(first: int) -> Iterator[Outcome]:
         begun.append(first)
         for number in range(first, first + 3):
-            add(Outcome(case=str(number), became="read", wrong="bad" if number == 1 else ""))  # type: ignore[operator]
+            yield Outcome(case=str(number), became="read", wrong="bad" if number == 1 else "")
 
     first = tallied("part", 0, 6, file, some)
     assert (first.cases, len(first.wrong)) == (3, 1)

@@ -380,7 +380,7 @@ def test_gradients_are_the_same_in_float64(model: str) -> None:
         pytest.skip("dpsim has no resnet20 yet")
     import torch
 
-    from dpsim.experiments.peers.torch_models import build as build_in_torch
+    from dpsim.experiments.peers.torch_training import build as build_in_torch
 
     work = Work(model=model, devices=1)
     module, names = build_in_torch(work)
@@ -402,7 +402,7 @@ def test_gradients_are_the_same_in_float64(model: str) -> None:
 def test_resnet20_has_the_published_size() -> None:
     import torch
 
-    from dpsim.experiments.peers.torch_models import resnet20
+    from dpsim.experiments.peers.torch_training import resnet20
 
     model = resnet20(3)
     assert sum(value.numel() for value in model.parameters()) == 269_722

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import psutil
 from dpsim.experiments.stress.hostile.damage import damaged
 from dpsim.experiments.stress.hostile.readers import HANG_S, IDLE_S, MEMORY_BYTES
 from dpsim.experiments.stress.running import ROOT, Run
-from dpsim.experiments.stress.tally import Add, Outcome
+from dpsim.experiments.stress.tally import Outcome
 
 _LOOK_S = 0.02
 _CODES = range(3)
@@ -174,7 +175,7 @@ def _watched(process: subprocess.Popen[bytes]) -> str:
     return ""
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     """Run the cases once what they compile is compiled: that may take longer than a case may."""
     whole = folder / "whole"
     whole.mkdir()
@@ -185,4 +186,4 @@ def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
             [sys.executable, "-m", "dpsim", *words], cwd=whole, env=variables, capture_output=True, check=True
         )
     for number in range(first, last):
-        add(case(number, seed, folder))
+        yield case(number, seed, folder)

@@ -8,13 +8,14 @@ import re
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 
 from dpsim.experiments.stress.running import Run
-from dpsim.experiments.stress.tally import Add, Outcome
+from dpsim.experiments.stress.tally import Outcome
 
 _TRAIN = (
     "dpsim train --model mlp:6 --dataset synthetic:4x4x1,classes=3,train=64,test=16 --devices 2 --global-batch 16"
@@ -91,7 +92,7 @@ def _digest(run: Run) -> str:
     return f"exit code {code}: {run.text().strip()[-300:]}" if code else _DIGEST.findall(run.text())[-1]
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     """Let strangers ``first`` to ``last`` connect to one job after another."""
     expected = _digest(_started(folder / "undisturbed"))
     while first < last:
@@ -104,5 +105,5 @@ def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
         digest = _digest(job)
         for outcome in outcomes:
             wrong = "" if digest == expected else f"the run ended in {digest}"
-            add(msgspec.structs.replace(outcome, wrong=wrong))
+            yield msgspec.structs.replace(outcome, wrong=wrong)
         first += len(outcomes)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import psutil
 
 from dpsim.experiments.stress.hostile.killed_commands import COMMANDS, TURNS, Command, prepare
 from dpsim.experiments.stress.running import GONE_WITHIN_S, ROOT, Run
-from dpsim.experiments.stress.tally import Add, Outcome
+from dpsim.experiments.stress.tally import Outcome
 from dpsim.harness.bench import turns
 from dpsim.launch import scratch_keeper
 
@@ -229,7 +230,7 @@ def drawn(number: int, seed: int) -> Attack:
     )
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     """Attack one command after another."""
     for number in range(first, last):
-        add(outcome(drawn(number, seed), folder, str(number)))
+        yield outcome(drawn(number, seed), folder, str(number))

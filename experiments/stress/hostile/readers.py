@@ -10,7 +10,7 @@ import resource
 import struct
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +26,7 @@ from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
 from dpsim.experiments.stress.hostile.damage import damaged
 from dpsim.experiments.stress.running import ROOT
-from dpsim.experiments.stress.tally import Add, Outcome
+from dpsim.experiments.stress.tally import Outcome
 from dpsim.harness.bench.result import result
 from dpsim.harness.compare.ratios import compare_runs
 from dpsim.harness.load import load
@@ -258,41 +258,41 @@ def _serve(first: int, last: int, seed: int, folder: str, connection: Connection
         connection.send((codec.to_builtins(outcome), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
-def run(first: int, last: int, seed: int, folder: Path, add: Add) -> None:
+def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     """Read cases in a process that is replaced where one hangs, crashes or takes too much memory."""
+    spawn = multiprocessing.get_context("spawn")
     while first < last:
-        receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
-        process = multiprocessing.get_context("spawn").Process(
-            target=_serve, args=(first, last, seed, str(folder), sender)
-        )
+        receiver, sender = spawn.Pipe(duplex=False)
+        process = spawn.Process(target=_serve, args=(first, last, seed, str(folder), sender))
         process.start()
         sender.close()
         try:
-            first = _listen(first, last, psutil.Process(process.pid), receiver, add)
+            for outcome in _listen(first, last, psutil.Process(process.pid), receiver):
+                first += 1
+                yield outcome
         finally:
             process.kill()
             process.join()
             receiver.close()
 
 
-def _listen(first: int, last: int, process: psutil.Process, receiver: Connection, add: Add) -> int:
-    """Add outcomes as they arrive, until the process hangs, crashes or is too large; the number of the next case."""
+def _listen(first: int, last: int, process: psutil.Process, receiver: Connection) -> Iterator[Outcome]:
+    """Yield outcomes as they arrive, until the process hangs, crashes or is too large."""
     at_start = 0
-    while first < last:
+    for number in range(first, last):
         if not _answers(process, receiver):
-            add(Outcome(case=str(first), became="hang", wrong=f"no answer after {HANG_S:.0f} s of computing"))
-            return first + 1
+            yield Outcome(case=str(number), became="hang", wrong=f"no answer after {HANG_S:.0f} s of computing")
+            return
         try:
             outcome, peak_bytes = receiver.recv()
         except EOFError:
-            add(Outcome(case=str(first), became="crash", wrong="the process ended"))
-            return first + 1
-        at_start, first = at_start or peak_bytes, first + 1
+            yield Outcome(case=str(number), became="crash", wrong="the process ended")
+            return
+        at_start = at_start or peak_bytes
         if peak_bytes - at_start > MEMORY_BYTES:
-            add(Outcome(case=outcome["case"], became="memory", wrong=f"{(peak_bytes - at_start) / 1e9:.1f} GB"))
-            return first
-        add(codec.decode(outcome, Outcome, "outcome"))
-    return first
+            yield Outcome(case=outcome["case"], became="memory", wrong=f"{(peak_bytes - at_start) / 1e9:.1f} GB")
+            return
+        yield codec.decode(outcome, Outcome, "outcome")
 
 
 def _answers(process: psutil.Process, receiver: Connection) -> bool:
