@@ -14,6 +14,7 @@ import os
 import re
 import tempfile
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ _REMEDIES = {
     "machine": "make it again if it is cut off; from a log of nccl-tests, OSU or IMB: dpsim calibrate --from FILE"
 }
 """What to do about a file that is no JSON, where it may be one of another kind."""
+_COLUMN = re.compile(r"\[\n[^][{}]*\]")
+"""An array without others inside. A line break in JSON is never within a text."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -159,8 +162,9 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a noun as JSON, atomically."""
-    write_text(path, to_json(value) + "\n")
+    """Write a noun as JSON, atomically, with each column of numbers on a line of its own."""
+    text = _COLUMN.sub(lambda column: re.sub(r"\n *", "", column[0]), to_json(value))
+    write_text(path, text + "\n")
 
 
 def read_raw(path: Path, what: str) -> Any:
@@ -246,8 +250,11 @@ def _known_keys(kind: Any, seen: set[Any]) -> set[str]:
     return keys
 
 
-def read(path: Path, kind: type[T], what: str, schema: str) -> T:
-    """Read one noun from a JSON or TOML file; ``schema`` is the value its ``schema`` key must have."""
+def read(path: Path, kind: type[T], what: str, schema: str, *, convert: Callable[[Any], Any] = lambda raw: raw) -> T:
+    """Read one noun from a JSON or TOML file; ``schema`` is the value its ``schema`` key must have.
+
+    ``convert`` makes the plain values of today's format of those of an earlier one with the same schema.
+    """
     raw = read_raw(path, what)
     if not isinstance(raw, dict) or raw.get("schema") != schema:
         schema_found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
@@ -264,6 +271,6 @@ def read(path: Path, kind: type[T], what: str, schema: str) -> T:
             remedy="give a file of the right kind, or make it again with this version of dpsim",
         )
     try:
-        return decode(_with_units(raw) if path.suffix == ".toml" else raw, kind, what)
+        return decode(convert(_with_units(raw) if path.suffix == ".toml" else raw), kind, what)
     except DpsimError as error:
         raise FileFormatError(f"{path}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error

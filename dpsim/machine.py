@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,10 +149,9 @@ class AllreduceCost(Noun, frozen=True):
     """Seconds of one allreduce against its size, with nothing else running: measured, or published.
 
     ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, or an ordered
-    sum.
-    ``layout`` is as in a ``Plan``. At the slow speed of the machine (``Speed``) it takes ``slow_factor`` times as long.
-    ``relative_uncertainty`` is one standard error of the times over them (``dpsim.uncertainty``; ``None``: not known).
-    ``time_s`` are medians; ``p10_s`` and ``p90_s`` the 10 % and 90 % quantiles of the same times (empty: not known).
+    sum. ``layout`` is as in a ``Plan``. ``relative_uncertainty`` is one standard error of the times over them
+    (``dpsim.uncertainty``; ``None``: not known). ``time_s`` are medians; ``p10_s`` and ``p90_s`` the 10 % and 90 %
+    quantiles of the same times (empty: not known).
     """
 
     algorithm: str
@@ -160,7 +160,6 @@ class AllreduceCost(Noun, frozen=True):
     time_s: tuple[float, ...]
     wire_dtype: str = "float32"
     layout: str = ""
-    slow_factor: float = 1.0
     kind: CollectiveKind = "allreduce"
     relative_uncertainty: float | None = None
     p10_s: tuple[float, ...] = ()
@@ -170,7 +169,6 @@ class AllreduceCost(Noun, frozen=True):
         ALGORITHMS.find(self.algorithm)
         _check_devices(f"an allreduce table {self.algorithm!r}", self.devices)
         check_layout(self.layout, self.devices)
-        _check_factor(f"allreduce table {self.algorithm!r} at {self.devices} devices", "slow_factor", self.slow_factor)
         columns = [self.time_s, *(column for column in (self.p10_s, self.p90_s) if column)]
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, *columns)
         check_uncertainty(f"allreduce table {self.algorithm!r}", relative_uncertainty=self.relative_uncertainty)
@@ -223,8 +221,7 @@ class OverlapCost(Noun, frozen=True):
     With ``kind`` it is a reduce-scatter.
 
     ``poll_s`` is the compute time of one poll (mechanism ``poll``). Calibration leaves it 0, because the compute time
-    that it measures contains the polls. At the slow speed of the machine (``Speed``) the allreduce takes
-    ``slow_factor`` times as long. ``relative_uncertainty`` is one standard error of ``time_s`` over it, and
+    that it measures contains the polls. ``relative_uncertainty`` is one standard error of ``time_s`` over it, and
     ``loss_relative_uncertainty`` that of ``compute_loss_s`` (``None``: not known). ``p10_s`` and ``p90_s`` are
     quantiles of the times whose median is ``time_s`` (empty: not known).
     """
@@ -238,7 +235,6 @@ class OverlapCost(Noun, frozen=True):
     poll_s: float = 0.0
     wire_dtype: str = "float32"
     layout: str = ""
-    slow_factor: float = 1.0
     kind: CollectiveKind = "allreduce"
     relative_uncertainty: float | None = None
     loss_relative_uncertainty: float | None = None
@@ -253,7 +249,6 @@ class OverlapCost(Noun, frozen=True):
         _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s, *quantiles)
         if not (math.isfinite(self.poll_s) and self.poll_s >= 0):
             raise ConfigError(f"{what} has poll_s {self.poll_s}", allowed="finite seconds >= 0")
-        _check_factor(what, "slow_factor", self.slow_factor)
         check_uncertainty(
             what,
             relative_uncertainty=self.relative_uncertainty,
@@ -304,39 +299,14 @@ class ComputeSlowdown(Noun, frozen=True):
             raise ConfigError(f"{what} has added_s {self.added_s}", allowed="finite seconds >= 0")
 
 
-class Speed(Noun, frozen=True):
-    """The two speeds of a machine while this many devices compute at once; the other times hold at the full one.
-
-    A step waits for its slowest rank, so a speed is that of the slowest rank. The reference computation takes
-    ``reference_s`` at full speed and ``slow_reference_s`` at the slow one, which holds for ``slow_share`` of the time
-    (0 on a steady machine) and makes computation take ``compute_factor`` times as long. ``relative_uncertainty`` is one
-    standard error of the mean speed over a later time as long as the calibration, relative (``None``: not known).
-    """
-
-    devices: int
-    reference_s: float
-    slow_reference_s: float
-    slow_share: float
-    compute_factor: float
-    relative_uncertainty: float | None = None
-
-    def __post_init__(self) -> None:
-        what = f"the speed at {self.devices} devices"
-        _check_devices("the speed", self.devices)
-        for name in ("reference_s", "slow_reference_s", "compute_factor"):
-            _check_factor(what, name, getattr(self, name))
-        if not 0 <= self.slow_share <= 1:
-            raise ConfigError(f"{what} has slow_share {self.slow_share}", allowed="from 0 to 1")
-        check_uncertainty(what, relative_uncertainty=self.relative_uncertainty)
-
-
 class Machine(Noun, frozen=True, dict=True):
     """What a run runs on: tables of costs, and a link whose formula prices what no table covers.
 
     ``link`` connects all devices. In a layout of several nodes it connects the nodes, and the devices of a node share
     it; ``link_in_node``, if there is one, connects the devices of a node. ``cores`` are those of a node (0: unknown).
     ``halves`` are tables of other collectives: reduce-scatters and all-gathers alone, and ordered sums; ``overlap`` may
-    have some of reduce-scatters.
+    have some of reduce-scatters. ``relative_uncertainty`` is one standard error of the mean of its times over a later
+    stretch as long as the calibration, relative (``None``: not known).
     """
 
     name: str
@@ -353,8 +323,8 @@ class Machine(Noun, frozen=True, dict=True):
     schema: str = SCHEMA
     link_in_node: Link | None = None
     selection: tuple[Selection, ...] = ()
-    speed: tuple[Speed, ...] = ()
     halves: tuple[AllreduceCost, ...] = ()
+    relative_uncertainty: float | None = None
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):
@@ -370,6 +340,7 @@ class Machine(Noun, frozen=True, dict=True):
             )
         if not self.memory_bytes > 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}", allowed="more than 0")
+        check_uncertainty(f"machine {self.name!r}", relative_uncertainty=self.relative_uncertainty)
 
     @remember
     def priced(self, collective: Collective) -> Collective:
@@ -411,5 +382,28 @@ class Machine(Noun, frozen=True, dict=True):
 
 
 def read(path: Path | str) -> Machine:
-    """Read a machine file (``.json`` or ``.toml``). Raises ``FileFormatError``."""
-    return codec.read(Path(path), Machine, "machine", SCHEMA)
+    """Read a machine file (``.json`` or ``.toml``). Raises ``FileFormatError``.
+
+    One with the two speeds that earlier versions wrote is read as its full-speed times, with a warning on stderr.
+    """
+    return codec.read(Path(path), Machine, "machine", SCHEMA, convert=lambda raw: _at_full_speed(raw, path))
+
+
+def _at_full_speed(raw: dict[str, Any], path: Path | str) -> dict[str, Any]:
+    def tables(name: str) -> list[dict[str, Any]]:
+        values = raw.get(name)
+        return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
+
+    for table in itertools.chain.from_iterable(map(tables, ("allreduce", "halves", "overlap"))):
+        table.pop("slow_factor", None)
+    speeds = tables("speed")
+    raw.pop("speed", None)
+    if speeds:
+        raw.setdefault("relative_uncertainty", speeds[0].get("relative_uncertainty"))
+    if any(speed.get("slow_share") for speed in speeds):
+        print(
+            f"dpsim: {path} has two speeds, as earlier versions measured them; its times at full speed are used\n"
+            "  to do:   calibrate again with dpsim calibrate",
+            file=sys.stderr,
+        )
+    return raw

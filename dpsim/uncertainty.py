@@ -13,7 +13,7 @@ from dpsim.errors import ConfigError
 ASSUMED_COMPUTE = 0.08
 """Of the layer times of a workload that states no uncertainty."""
 ASSUMED_SPEED = 0.05
-"""Of the later mean speed of a machine whose speed was not observed."""
+"""Of the mean of later times on a machine that states no uncertainty."""
 ASSUMED_SLOWDOWN = 0.05
 """Of a compute slowdown whose half width is not known."""
 ASSUMED_TABLE = 0.10

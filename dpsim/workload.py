@@ -95,7 +95,7 @@ class Workload(Noun, frozen=True, dict=True):
     ``step_spread`` says how much the computing time of one device varies from step to step: evenly spaced quantiles of
     it over its median, ascending (value i of k is quantile (i + 1/2) / k); empty where it is not known.
     ``relative_uncertainty`` is one standard error of the layer times over them (``None``: not known). What later
-    changes of the machine's speed add is stated by the machine (``dpsim.machine.Speed``).
+    changes of the machine add is stated by the machine.
 
     ``input_s_per_sample`` is what one process takes to load and prepare a sample; a step needs ``input_s``. With
     ``input_prefetch`` that goes on beside the step before, by ``input_workers`` processes at once; without, the step

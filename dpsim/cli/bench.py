@@ -108,7 +108,7 @@ def allreduce(
         with show.progress() as progress:
             record = measure(AllreduceBench(**fields), progress)
         if output is not None:
-            codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
+            codec.write(output / RECORD, record)
         result = show_record(record, output, json=json, command="bench allreduce")
     if plot is not None:
         write_plot(plot, result)

@@ -49,7 +49,7 @@ def calibrate(
     of: CollectiveFlags = _COLLECTIVES,
     budget: Annotated[
         str | None,
-        Parameter(help="Time to spend on measuring, like 10s or 2min (4s); up to twice as long if the speed changes."),
+        Parameter(help="Time to spend on measuring, like 10s or 2min (4s); up to twice as long until it is settled."),
     ] = None,
     output: Annotated[Path, Parameter(help="The machine file to write.")] = Path("machine.json"),
     json: flags.Json = False,

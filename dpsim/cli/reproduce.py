@@ -100,7 +100,7 @@ def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:
         if saved is not None and against is not None:
             record = compare_with_saved(record, saved, against)
         if output is not None:
-            codec.write_text(output / RECORD, codec.to_json(record, indent=None) + "\n")
+            codec.write(output / RECORD, record)
         show_record(record, output, json=given.json, command="reproduce")
     return 0 if record.kept_promises else 1
 

@@ -23,6 +23,7 @@ from dpsim.report.saved import (
 )
 
 _PREDICTIONS, _RESULTS = "predictions.json", "results.json"
+_OF_SWEEPS = {schema.partition("/")[0] for schema in (PREDICTIONS_SCHEMA, RESULTS_SCHEMA)}
 _ALLOWED = (
     "the folder of a sweep, of bench allreduce, of reproduce or of a study of quality, the record in it, or a file of "
     "train --output"
@@ -43,7 +44,7 @@ def load(path: Path | str) -> SavedResult:
         raise ConfigError(f"there is no file or folder {path}", allowed=_ALLOWED)
     raw = codec.read_raw(path, "result")
     schema = raw.get("schema") if isinstance(raw, dict) else None
-    if schema in (PREDICTIONS_SCHEMA, RESULTS_SCHEMA):
+    if isinstance(schema, str) and schema.partition("/")[0] in _OF_SWEEPS:
         return load_sweep(path.parent)
     if schema == bench.SCHEMA:
         return _bench(path)

@@ -9,7 +9,6 @@ import msgspec
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict.cost import nearest_line
-from dpsim.predict.speed import speeds
 from dpsim.predict.step import Prediction, price, scheduled
 from dpsim.schedule import COMMUNICATION_LANE
 from dpsim.workload import Workload
@@ -29,10 +28,8 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     priced = price(scheduled(workload, machine, without), machine)
     off, events = priced.prediction, priced.timeline()
     sizes = [size for size in events.size_bytes[events.lane == COMMUNICATION_LANE].tolist() if size]
-    collective, exposed_s = machine.priced(plan.collective), 0.0
-    for share, at in speeds(machine, plan.devices):
-        alpha_s, beta = nearest_line(at, collective)
-        exposed_s += share * sum(alpha_s + beta * size for size in sizes)
+    alpha_s, beta = nearest_line(machine, machine.priced(plan.collective))
+    exposed_s = float(sum(alpha_s + beta * size for size in sizes))
     one_bucket = msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None)
     largest = _predicted(workload, machine, one_bucket)
     return {

@@ -74,8 +74,8 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
     low = step exp(-z sqrt(sum d_down^2 + m^2)), high = step exp(z sqrt(sum d_up^2 + m^2)), z = 1.645: the schedule is
     priced again with each of the uncertainties (``dpsim.predict.uncertainty``) one standard error up and one down,
     where d is the change of the step's logarithm. m is the model's own error (``COMMON_MODEL_ERROR`` and
-    ``OWN_MODEL_ERROR``, or the two of emulated computation). What is to be held is the median over the samples of a run
-    (scaled to the run's mean speed); its own sampling error is part of the uncertainty of the machine's speed.
+    ``OWN_MODEL_ERROR``, or the two of emulated computation). What is to be held is the median over the samples of a
+    run; its own sampling error is part of the uncertainty of the machine's speed.
     """
     errors, step_s = uncertainty(schedule, priced.machine), priced.step_s
     steps = _shifted_steps(priced, schedule, errors)

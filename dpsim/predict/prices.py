@@ -1,4 +1,4 @@
-"""What the simulation of a step charges: computation, collectives and overlap at one speed of a machine."""
+"""What the simulation of a step charges: computation, collectives and overlap."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _slowest(workload: Workload, devices: int) -> float:
 
 
 def prices_of(workload: Workload, machine: Machine, plan: Plan, schedule: Schedule, factors: Factors) -> Priced:
-    """The prices of a schedule on a machine of one speed, each part times its factor.
+    """The prices of a schedule on a machine, each part times its factor.
 
     A device that updates its shard alone takes as large a part of the time that all parameters take.
     """

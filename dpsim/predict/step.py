@@ -18,7 +18,6 @@ from dpsim.predict.cost import nearest_line
 from dpsim.predict.horovod import joined
 from dpsim.predict.prices import EXACT, Factors, local_share, prices_of
 from dpsim.predict.simulate import MODES, operations_of, simulate
-from dpsim.predict.speed import speeds
 from dpsim.schedule import (
     BACKWARD_EVENT,
     COMPUTE_LANE,
@@ -68,13 +67,13 @@ class Prediction(Noun, frozen=True):
 
 
 @dataclass(frozen=True, eq=False)
-class _AtSpeed:
-    """A step at one speed of the machine, which holds for ``share`` of the time: every operation's instants, the sums.
+class PricedStep:
+    """A schedule with the time of each operation on a machine: every operation's instants, and the sums.
 
     ``schedule`` has Horovod's buckets decided; ``times`` (3, operations) are start, end and gradients ready.
     """
 
-    share: float
+    machine: Machine
     schedule: Schedule
     times: Floats
     sums: Floats
@@ -83,54 +82,31 @@ class _AtSpeed:
     waiting_s: tuple[float, float, float, float]
     input_s: float
 
-
-@dataclass(frozen=True, eq=False)
-class PricedStep:
-    """A schedule with the time of each operation on a machine.
-
-    On a machine whose speed changes a time is the mean over its speeds of what the slowest rank takes.
-    """
-
-    machine: Machine
-    speeds: tuple[_AtSpeed, ...]
-
-    @property
-    def step_s(self) -> float:
-        return self._mean([speed.step_s for speed in self.speeds])
-
-    @property
-    def speed_steps_s(self) -> tuple[float, float]:
-        """``step_s`` if the machine stayed at full speed, and if it stayed at its slow one."""
-        return self.speeds[0].step_s, self.speeds[-1].step_s
-
     @property
     def prediction(self) -> Prediction:
-        """The sums over the operations; ``buckets`` are those of the speed that holds for longest."""
+        """The sums over the operations."""
         exposed_s, forward_s, backward_s, update_s = (
-            self._mean([float(speed.sums[kind]) for speed in self.speeds])
-            for kind in (EXPOSED_S, FORWARD_EVENT, BACKWARD_EVENT, UPDATE_EVENT)
+            float(self.sums[kind]) for kind in (EXPOSED_S, FORWARD_EVENT, BACKWARD_EVENT, UPDATE_EVENT)
         )
-        waits_s = [self._mean([speed.waiting_s[part] for speed in self.speeds]) for part in range(4)]
-        step_s, global_batch = self.step_s, self._longest.schedule.plan.global_batch
         return Prediction(
-            step_s=step_s,
+            step_s=self.step_s,
             exposed_communication_s=exposed_s,
-            buckets=self._longest.schedule.buckets,
-            forward_s=forward_s - waits_s[0],
-            backward_s=backward_s - waits_s[1],
-            update_s=update_s - waits_s[2],
-            extrapolated=any(speed.extrapolated for speed in self.speeds),
-            images_per_s=global_batch / step_s if step_s > 0 else math.inf,
-            waiting_for_slowest_s=sum(waits_s),
-            waiting_for_input_s=self._mean([speed.input_s for speed in self.speeds]),
+            buckets=self.schedule.buckets,
+            forward_s=forward_s - self.waiting_s[0],
+            backward_s=backward_s - self.waiting_s[1],
+            update_s=update_s - self.waiting_s[2],
+            extrapolated=self.extrapolated,
+            images_per_s=self.schedule.plan.global_batch / self.step_s if self.step_s > 0 else math.inf,
+            waiting_for_slowest_s=sum(self.waiting_s),
+            waiting_for_input_s=self.input_s,
         )
 
     def timeline(self) -> Timeline:
-        """The step as events of rank 0, at the speed that holds for longest, in the order of their starts.
+        """The step as events of rank 0, in the order of their starts.
 
         A backward that stops for an allreduce is two events. What takes no time is left out where no layer does it.
         """
-        schedule, (start, end, _) = self._longest.schedule, self._longest.times
+        schedule, (start, end, _) = self.schedule, self.times
         queue = schedule.gradient_collectives if schedule.plan.overlap == "inline" else np.empty(0, np.int64)
         kinds = schedule.event_kind
         events: list[tuple[float, float, int, int, int]] = []
@@ -164,25 +140,16 @@ class PricedStep:
     def buckets_ready_s(self) -> Floats:
         """When each bucket of gradients is complete, in the order in which they are sent: seconds of computation.
 
-        They count from the start of backward, at the speed that holds for longest. What runs beside backward slows it
-        down; where backward stands still for an allreduce (inline), that does not count.
+        They count from the start of backward. What runs beside backward slows it down; where backward stands still for
+        an allreduce (inline), that does not count.
         """
-        schedule, (start, end, ready) = self._longest.schedule, self._longest.times
+        schedule, (start, end, ready) = self.schedule, self.times
         queue = schedule.gradient_collectives
         begin_s = start[schedule.event_kind == BACKWARD_EVENT].min()
         ready_s: Floats = np.array([ready[schedule.dependencies(int(bucket))].max() for bucket in queue]) - begin_s
         if schedule.plan.overlap == "inline":
             ready_s[1:] -= np.cumsum(end[queue] - start[queue])[:-1]
         return ready_s
-
-    @property
-    def _longest(self) -> _AtSpeed:
-        return max(self.speeds, key=lambda speed: speed.share)
-
-    def _mean(self, values: list[float]) -> float:
-        if len(values) == 1:
-            return values[0]
-        return float(np.average(values, weights=[speed.share for speed in self.speeds]))
 
 
 def price(schedule: Schedule, machine: Machine, factors: Factors = EXACT) -> PricedStep:
@@ -193,8 +160,21 @@ def price(schedule: Schedule, machine: Machine, factors: Factors = EXACT) -> Pri
     The step lasts until its input is prepared. ``factors`` multiply parts of the prices. Raises ``ConfigError`` where
     the machine does not price the plan's allreduce.
     """
-    devices = schedule.groups[0].devices
-    return PricedStep(machine, tuple(_price(schedule, at, share, factors) for share, at in speeds(machine, devices)))
+    plan, workload = schedule.plan, schedule.workload
+    group = schedule.groups[0]
+    priced = prices_of(workload, machine, plan, schedule, factors)
+    (first_bytes, last_bytes), extrapolated, mode = priced.known_bytes, priced.extrapolated, MODES[plan.overlap]
+    if schedule.dynamic:
+        schedule, operations = joined(schedule, priced.prices, mode)
+    else:
+        operations = operations_of(schedule)
+    times, sums, step_s = simulate(operations, priced.prices, mode)
+    if group.devices > 1 and schedule.buckets and not extrapolated:
+        sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0]
+        extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)
+    input_s = _waiting_for_input_s(workload, plan, step_s)
+    waiting_s = priced.waiting_s
+    return PricedStep(machine, schedule, times, sums, float(step_s) + input_s, extrapolated, waiting_s, input_s)
 
 
 def step_times(workload: Workload, machine: Machine, plans: Iterable[Plan]) -> Floats:
@@ -213,23 +193,6 @@ def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
         return lower(workload, plan)
     alpha_s, beta = nearest_line(machine, machine.priced(plan.collective))
     return lower(workload, plan, alpha_s=alpha_s, beta_s_per_byte=beta)
-
-
-def _price(schedule: Schedule, machine: Machine, share: float, factors: Factors) -> _AtSpeed:
-    plan, workload = schedule.plan, schedule.workload
-    group = schedule.groups[0]
-    priced = prices_of(workload, machine, plan, schedule, factors)
-    (first_bytes, last_bytes), extrapolated, mode = priced.known_bytes, priced.extrapolated, MODES[plan.overlap]
-    if schedule.dynamic:
-        schedule, operations = joined(schedule, priced.prices, mode)
-    else:
-        operations = operations_of(schedule)
-    times, sums, step_s = simulate(operations, priced.prices, mode)
-    if group.devices > 1 and schedule.buckets and not extrapolated:
-        sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0]
-        extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)
-    input_s = _waiting_for_input_s(workload, plan, step_s)
-    return _AtSpeed(share, schedule, times, sums, float(step_s) + input_s, extrapolated, priced.waiting_s, input_s)
 
 
 def _waiting_for_input_s(workload: Workload, plan: Plan, step_s: float) -> float:

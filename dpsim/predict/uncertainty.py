@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from dpsim.collective import Collective
-from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Speed
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.memo import remember
 from dpsim.predict.cost import at, compute_slowdown, solo_curve, table_for, tables_of, whole
 from dpsim.predict.prices import local_share
@@ -33,7 +33,7 @@ BATCH_STEP, SIZE_STEP, DEVICES_STEP = 0.05, 0.10, 0.05
 class Uncertainty(NamedTuple):
     """Relative standard errors, independent of each other.
 
-    ``speed`` is that of the machine's later mean speed, common to computation and whatever processors send;
+    ``speed`` is that of the mean of the machine's later times, common to computation and whatever processors send;
     ``compute`` of all computing times, ``network`` of collectives with nothing else running, ``beside`` of their
     times during computation, ``loss`` of the compute time lost to them.
     """
@@ -53,8 +53,8 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     """
     plan, workload = schedule.plan, schedule.workload
     devices = schedule.groups[0].devices
-    emulated = workload.emulated_compute
-    speed = 0.0 if emulated else _speed(machine, devices)
+    emulated, stated = workload.emulated_compute, machine.relative_uncertainty
+    speed = 0.0 if emulated else ASSUMED_SPEED if stated is None else stated
     compute = 0.0 if emulated else _compute(workload, local_share(plan))
     if devices == 1:
         return Uncertainty(speed, compute, 0.0, 0.0, 0.0)
@@ -76,14 +76,6 @@ def _compute(workload: Workload, local_batch: float) -> float:
     stated = workload.relative_uncertainty
     outside = max(workload.local_batches[0] / local_batch, local_batch / workload.local_batches[-1], 1.0)
     return (ASSUMED_COMPUTE if stated is None else stated) + BATCH_STEP * math.log2(outside)
-
-
-@remember
-def _speed(machine: Machine, devices: int) -> float:
-    """Of the mean speed, from the nearest number of devices at which it was observed."""
-    nearest: Speed | None = min(machine.speed, key=lambda speed: abs(speed.devices - devices), default=None)
-    stated = nearest.relative_uncertainty if nearest is not None else None
-    return ASSUMED_SPEED if stated is None else stated
 
 
 @remember

@@ -52,11 +52,10 @@ class OfSetting(Column["ComparedPoint", T]):
 class ComparedPoint(Row):
     """One configuration: what was measured (both runs of an A/A pair pooled), and what was predicted before.
 
-    Its sources: ``runs`` are the measured runs, whose samples are scaled to the mean speed of the sweep where the
-    machine's speed changed, and ``machine`` is what the prediction was made from. ``alone`` is the point on one device
-    that its speedup is over, ``own_run`` that of dpsim's own runtime with the same plan on the same network where
-    PyTorch's DDP was measured beside it, and ``trajectory`` the outcome of its training, with the divergence from one
-    device; each is ``None`` where it was not measured.
+    Its sources: ``runs`` are the measured runs, and ``machine`` is what the prediction was made from. ``alone`` is the
+    point on one device that its speedup is over, ``own_run`` that of dpsim's own runtime with the same plan on the same
+    network where PyTorch's DDP was measured beside it, and ``trajectory`` the outcome of its training, with the
+    divergence from one device; each is ``None`` where it was not measured.
     """
 
     setting: Setting
@@ -100,8 +99,7 @@ class ComparedPoint(Row):
     )
     measured_step_s = Given[float](
         "s",
-        "The measured time of a step: the median over all samples. Where the machine's speed changed, they are first "
-        "scaled to its mean speed.",
+        "The measured time of a step: the median over all samples.",
         head="measured ms",
         form="ms",
     )
@@ -242,17 +240,6 @@ class ComparedPoint(Row):
         lambda p: "" if p.trajectory is None else p.trajectory.digest,
         form="short",
     )
-    predicted_at_run_speed_s = Given[float | None](
-        "s",
-        "The prediction for the speeds that the machine had during the run (of DDP: by its forward passes); NaN where "
-        "they were not observed.",
-    )
-    error_at_equal_speed = _Column(
-        "ratio",
-        "The error at those speeds: the median over the samples, each against the prediction for its visit's speed.",
-        lambda p: None if p.predicted_at_run_speed_s is None else p.predicted_at_run_speed_s / p.measured_step_s - 1,
-        form="signed percent",
-    )
     model = OfSetting(lambda s: s.model)
     accumulate = OfSetting(lambda s: s.plan.accumulate)
     batch_norm = OfSetting(lambda s: s.plan.batch_norm)
@@ -378,7 +365,6 @@ class Group(Noun, frozen=True):
     best_measured_devices: int
     best_predicted_devices: int
     median_error: float
-    median_error_at_equal_speed: float | None
     emulated_compute: bool = False
     runtime: str = "dpsim"
 
@@ -391,21 +377,6 @@ class Group(Noun, frozen=True):
     def apart(self) -> list[str]:
         """The values beside the network that set the group apart, such as ``2 devices``."""
         return self.name.split("; ")[1:]
-
-
-class SpeedRecord(Noun, frozen=True):
-    """How the machine's speed with this many devices at work changed, within and between calibration and measurement.
-
-    At the slow speed the reference computation takes the slow factor times as long (1: there was no slow speed), for
-    the slow share of the time. ``mean_change`` = its mean time in the measurement / in the calibration - 1.
-    """
-
-    devices: int
-    calibrated_slow_factor: float
-    calibrated_slow_share: float
-    measured_slow_factor: float
-    measured_slow_share: float
-    mean_change: float
 
 
 class Overall(Noun, frozen=True):
@@ -454,7 +425,8 @@ class Comparison(Noun, frozen=True):
     """The predictions of a sweep compared with its measurements. One device is scored apart.
 
     ``compared`` are the fields in which the settings of a group differ.
-    ``cores`` are those of the machine, and ``speeds`` its speeds by the number of devices at work.
+    ``cores`` are those of the machine. ``relative_uncertainty`` is one standard error of the mean of its times over a
+    stretch as long as the profile (0: not known).
     ``compute_slowdown_half_width`` is half the widest 95 % interval of its compute slowdowns, relative to the slowdown.
     ``intervals`` is the coverage of the predicted intervals for each network and number of devices, ``interval`` that
     of all points together (none where the predictions state no level); one calibration is behind all of them.
@@ -480,7 +452,7 @@ class Comparison(Noun, frozen=True):
     cores: int
     identical: bool | None = None
     drift_predictions_sha256: str = ""
-    speeds: tuple[SpeedRecord, ...] = ()
+    relative_uncertainty: float = 0.0
     compute_slowdown_half_width: float = 0.0
     compared: tuple[str, ...] = ()
     quality: QualityResults | None = None

@@ -41,8 +41,6 @@ class RatioPoint(Noun, frozen=True):
     - ``noise`` is the larger A/A difference of the two runs (``None``: neither has an A/A pair).
     - ``verdict`` is faster or slower where the interval does not contain 1 and the ratio differs from 1 by more than
       the noise.
-    - ``reference_ratio`` compares the machine itself: the time of the reference computation (in a benchmark of the
-      allreduce: of scaling an array in memory) in ``b`` over that in ``a``. ``None``: it was not timed in both.
     """
 
     a: str
@@ -66,7 +64,6 @@ class RatioPoint(Noun, frozen=True):
     ratio_high: float
     noise: float | None
     verdict: Verdict
-    reference_ratio: float | None
 
 
 class MeanRatio(Noun, frozen=True):
@@ -83,19 +80,13 @@ class MeanRatio(Noun, frozen=True):
 
 
 class RunPair(Noun, frozen=True):
-    """Run ``b`` against run ``a``: over all settings, and for each group of them (a network, or a system).
-
-    ``reference_ratio`` is the mean over the settings of the ratio of the reference computation, and ``at_equal_speed``
-    the overall ratio with the ratio of each setting divided by it (``None``: it was not timed in both runs).
-    """
+    """Run ``b`` against run ``a``: over all settings, and for each group of them (a network, or a system)."""
 
     a: str
     b: str
     same_record: bool
     overall: MeanRatio
     groups: tuple[MeanRatio, ...]
-    reference_ratio: float | None
-    at_equal_speed: MeanRatio | None
 
 
 class NotCompared(Noun, frozen=True):

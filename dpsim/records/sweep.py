@@ -17,8 +17,8 @@ from dpsim.timeline import TimelineRecord
 from dpsim.workload import Workload
 
 EXPERIMENT_SCHEMA = "dpsim.experiment/2"
-PREDICTIONS_SCHEMA = "dpsim.predictions/2"
-RESULTS_SCHEMA = "dpsim.results/2"
+PREDICTIONS_SCHEMA = "dpsim.predictions/3"
+RESULTS_SCHEMA = "dpsim.results/3"
 
 
 class Experiment(Grid, frozen=True):
@@ -103,12 +103,10 @@ class PredictedPoint(Noun, frozen=True):
 
     ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement: ``perfect_scaling``,
     ``alpha_beta_no_overlap`` and ``largest_bucket`` (the model's own prediction with one bucket per step). The fourth
-    null, a constant per device count, is computed in the comparison. ``full_speed_step_s`` and ``slow_speed_step_s``
-    are the step at each of the machine's two speeds, while ``step_s`` is the mean over both; they are ``None`` where
-    speeds were not observed. ``memory_bytes`` is what a device needs, without communication buffers (0: not known).
-    ``workload`` and ``machine`` are the places of what it was predicted from. ``low_s`` to ``high_s`` holds the median
-    measured step with a probability of ``interval_level`` (``None``: the band was assumed). ``communication_cost_s`` is
-    ``step_s`` - the step on a network where collectives take no time.
+    null, a constant per device count, is computed in the comparison. ``memory_bytes`` is what a device needs, without
+    communication buffers (0: not known). ``workload`` and ``machine`` are the places of what it was predicted from.
+    ``low_s`` to ``high_s`` holds the median measured step with a probability of ``interval_level`` (``None``: the band
+    was assumed). ``communication_cost_s`` is ``step_s`` - the step on a network where collectives take no time.
     """
 
     setting: Setting
@@ -121,8 +119,6 @@ class PredictedPoint(Noun, frozen=True):
     null_step_s: dict[str, float]
     null_exposed_s: dict[str, float]
     timeline: TimelineRecord | None = None
-    full_speed_step_s: float | None = None
-    slow_speed_step_s: float | None = None
     memory_bytes: int = 0
     workload: int = 0
     machine: int = 0
@@ -168,15 +164,12 @@ class MeasuredPoint(Noun, frozen=True):
 
     ``round`` is the round of the interleaved run in which each sample was taken, and ``losses`` are the mean training
     losses of the same steps. ``events_per_step`` counts the events that one rank records in a step; each takes
-    ``recording_s_per_event`` of the results. ``reference_s`` is the time of the reference computation in the same visit
-    as each sample, on the slowest rank (empty in records of earlier versions, and where computation is emulated, which
-    the machine's speed does not change). ``memory_bytes`` is what the device with the most has allocated, without
+    ``recording_s_per_event`` of the results. ``memory_bytes`` is what the device with the most has allocated, without
     communication buffers (0: not known). ``emulation`` is given where computation is emulated. ``logged_s`` are the
     times of each of these steps that PyTorch's DDP logs itself, under its own names, on the rank with the least exposed
-    communication, ``forward_s`` what its forward passes took in each of them (mean over ranks; empty on GPUs, and with
-    buffers, which DDP broadcasts then), and ``bucket_bytes`` the buckets that it reports. ``bucket_ready_s`` are the
-    medians of the seconds of computation from the start of backward until a communication hook got each bucket. They
-    are empty where dpsim trains, the last one also where DDP has no hook.
+    communication, and ``bucket_bytes`` the buckets that it reports. ``bucket_ready_s`` are the medians of the seconds
+    of computation from the start of backward until a communication hook got each bucket. They are empty where dpsim
+    trains, the last one also where DDP has no hook.
     """
 
     setting: Setting
@@ -187,11 +180,9 @@ class MeasuredPoint(Noun, frozen=True):
     losses: tuple[float, ...]
     events_per_step: int = 0
     timeline: TimelineRecord | None = None
-    reference_s: tuple[float, ...] = ()
     memory_bytes: int = 0
     emulation: Emulation | None = None
     logged_s: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
-    forward_s: tuple[float, ...] = ()
     bucket_bytes: tuple[int, ...] = ()
     bucket_ready_s: tuple[float, ...] = ()
 

@@ -37,12 +37,11 @@ class StepTimer:
     def __init__(self, take_turn: TakeTurn, reduction: MpiReduction | None = None) -> None:
         self._take_turn, self._reduction = take_turn, reduction
         self.ddp: Any = None
-        self._training, self._trains = Training(), False
+        self._training = Training()
         self._visit = Visit()
         self._left = 0
         self._begins = True
         self._synchronises = False
-        self._times_forward = False
         self._waited_s = 0.0
         self._backward_began_s = 0.0
 
@@ -51,26 +50,18 @@ class StepTimer:
 
         Raises ``EnoughSteps``.
         """
-        self._trains = self._training.forward(ddp)
-        if not self._trains:
+        if not self._training.forward(ddp):
             return
         if self.ddp is None:
             self.ddp = ddp
-            self._times_forward = ddp.device_type == "cpu" and not ddp.modules_buffers
         elif self.ddp is not ddp:
             raise second_model("measure")
         samples = leading_extent(inputs)
         if self._begins:
             self._step_begins()
             self._visit.local_batches.append(samples)
-            self._visit.forward_s += [0.0] * self._times_forward
         self._visit.local_batches[-1] = min(samples, self._visit.local_batches[-1])
         self._begins, self._synchronises = False, ddp.require_backward_grad_sync
-
-    def after_forward(self, seconds: float) -> None:
-        """Keep what DDP's forward took, if it trains and communicates nothing."""
-        if self._times_forward and self._trains:
-            self._visit.forward_s[-1] += seconds
 
     def before_backward(self) -> None:
         self._training.backward()
@@ -151,10 +142,7 @@ def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiRedu
     @functools.wraps(forward)
     def timed_forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
         timer.before_forward(self, (*arguments, *keywords.values()))
-        began_s = now()
-        result = forward(self, *arguments, **keywords)
-        timer.after_forward(now() - began_s)
-        return result
+        return forward(self, *arguments, **keywords)
 
     @functools.wraps(backward)
     def timed_backward(*arguments: Any, **keywords: Any) -> Any:

@@ -22,17 +22,15 @@ class Visit:
     """What one rank did in a turn: when its steps began and the last one ended, and what DDP logged of each.
 
     ``waited_s`` is how long each step waited inside a communication hook, and ``ready_s`` when the hook got each of its
-    buckets: seconds of computation from the start of backward. ``forward_s`` is what the forward passes of each step
-    took (empty on GPUs, which compute beside the script, and with buffers, which DDP broadcasts). ``local_batches``
-    has the samples of each step, of its smallest forward, and ``bucket_bytes`` are DDP's buckets. A rank of dpsim's own
-    runtime has neither logged times nor batches, and ``watched`` says how well it kept to emulated times.
+    buckets: seconds of computation from the start of backward. ``local_batches`` has the samples of each step, of its
+    smallest forward, and ``bucket_bytes`` are DDP's buckets. A rank of dpsim's own runtime has neither logged times nor
+    batches, and ``watched`` says how well it kept to emulated times.
     """
 
     moments_s: list[float] = field(default_factory=list)
     logged_s: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in LOGGED.values()})
     waited_s: list[float] = field(default_factory=list)
     ready_s: list[list[float]] = field(default_factory=list)
-    forward_s: list[float] = field(default_factory=list)
     local_batches: list[int] = field(default_factory=list)
     bucket_bytes: tuple[int, ...] = ()
     ended: bool = False

@@ -18,7 +18,7 @@ from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.records.coverage import StratumCoverage
 
-_STEP, _AT_EQUAL_SPEED = "median error of the step", "median error at equal speed"
+_STEP = "median error of the step"
 _MOST_ERROR, _MOST_NORM_ERROR = 0.06, 0.1
 Comparisons = Mapping[str, Comparison]
 
@@ -89,7 +89,6 @@ def _stratum_lines(where: str, panels: Sequence[_Panel], coverage: StratumCovera
     points = [point for panel in panels for point in panel.points]
     sweeps = len({panel.sweep for panel in panels})
     yield from _error_lines(where, points, sweeps, _MOST_ERROR, percentile=True)
-    yield from _speed_lines(where, panels, points, sweeps)
     yield _shape_line(where, panels, sweeps)
     regrets = [
         (group.regret, len(panel.comparison.members(group)))
@@ -127,37 +126,6 @@ def _error_lines(
     )
     if percentile:
         yield Line(where=where, quantity="90th percentile", **at_most(0.15, float(np.percentile(errors, 90))), **counts)
-
-
-def _equal_speed_line(
-    where: str, points: Sequence[ComparedPoint], sweeps: int, most: float, *, known_only: bool
-) -> Iterator[Line]:
-    """Yield the errors that are left where the machine's own speed is known."""
-    errors = [abs(point.error_at_equal_speed) for point in points if point.error_at_equal_speed is not None]
-    if errors:
-        value, count = float(np.median(errors)), len(errors) if known_only else len(points)
-        yield Line(where=where, quantity=_AT_EQUAL_SPEED, **at_most(most, value), points=count, calibrations=sweeps)
-
-
-def _speed_lines(where: str, panels: Sequence[_Panel], points: Sequence[ComparedPoint], sweeps: int) -> Iterator[Line]:
-    """Yield how much the machine's own speed changed, and the errors that are left where that is known."""
-    left = list(_equal_speed_line(where, points, sweeps, _MOST_ERROR, known_only=True))
-    if left:
-        by_sweep = {panel.sweep: panel for panel in panels}
-        changes = [
-            abs(speed.mean_change)
-            for panel in by_sweep.values()
-            for speed in panel.comparison.speeds
-            if speed.devices == panel.points[0].devices
-        ]
-        yield Line(
-            where=where,
-            quantity="change of the machine's speed",
-            value=_median(changes),
-            points=len(changes),
-            calibrations=sweeps,
-        )
-    yield from left
 
 
 def _interval_lines(where: str, coverage: StratumCoverage) -> Iterator[Line]:
@@ -217,7 +185,6 @@ def _norm_lines(comparisons: Comparisons) -> Iterator[Line]:
         return
     where, sweeps = "batch norm", len(members)
     yield from _error_lines(where, points, sweeps, _MOST_NORM_ERROR, percentile=False)
-    yield from _equal_speed_line(where, points, sweeps, _MOST_NORM_ERROR, known_only=False)
     added = []
     for comparison in members:
         for group in comparison.groups:

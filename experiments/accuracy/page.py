@@ -23,7 +23,6 @@ BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 _STEP = "median error of the step"
 _SHORT = {
     _STEP: "median error",
-    "median error at equal speed": "at equal speed of the machine",
     "mean regret of the predicted best": "following the prediction costs",
     "coverage": "inside the 90 % interval",
 }
@@ -71,10 +70,8 @@ def note(lines: Sequence[Line], processor: str, finished: str = "") -> str:
     )
     return (
         f"Measured on {processor}{finished}. Points: of so many sweeps, each with its own profile and "
-        f"calibration.{noise} The machine's speed is that of a reference computation, and its change is from the "
-        "calibration to the run, by the median sweep. The error at equal speed is that of what the same tables "
-        "predict for the speed at which each sample was taken. The constant width that intervals compete with is "
-        "chosen for each calibration on all others."
+        f"calibration.{noise} The constant width that intervals compete with is chosen for each calibration on all "
+        "others."
     )
 
 

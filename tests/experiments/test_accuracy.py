@@ -39,10 +39,7 @@ def compared(factor: float = 1.0) -> Comparison:
         for point in predictions.points
     ]
     predictions = msgspec.structs.replace(predictions, points=tuple(points))
-    slower = [
-        msgspec.structs.replace(run, step_s=tuple(factor * s for s in run.step_s), reference_s=())
-        for run in results.points
-    ]
+    slower = [msgspec.structs.replace(run, step_s=tuple(factor * s for s in run.step_s)) for run in results.points]
     results = msgspec.structs.replace(results, points=tuple(slower), predictions_sha256=codec.digest(predictions))
     return compare(predictions, results)
 

@@ -81,8 +81,7 @@ def test_an_emulated_link_is_never_faster_than_it_says() -> None:
     for table in (machine.allreduce[0], machine.overlap[0]):
         for size, time_s in zip(table.sizes_bytes, table.time_s, strict=True):
             rounds = 1 if size == 4 else 2  # one element has one chunk, which goes there and back
-            # a table is brought to the machine's mean speed, and the speed of the moment may be 1.4 times slower
-            assert 1.4 * time_s >= rounds * (300e-6 + size / 2 / 12.5e6)
+            assert time_s >= rounds * (300e-6 + size / 2 / 12.5e6)
 
 
 @pytest.mark.slow
@@ -119,8 +118,7 @@ def test_a_wire_dtype_has_tables_of_its_own_of_half_the_bytes() -> None:
     assert alone.wire_dtype == beside.wire_dtype == "float16"
     size, due_s = alone.sizes_bytes[-1], 2 * (300e-6 + 1250 / 375e3)
     assert (size, beside.sizes_bytes[-1]) == (5000, 5000)
-    # What is brought to full speed on a machine whose speed changes may come out a little below what the link needs.
-    assert alone.time_s[-1] >= 0.9 * due_s
+    assert alone.time_s[-1] >= due_s
     assert collective_cost(machine, "direct", 2, size, "float16") == (alone.time_s[-1], False)
 
 

@@ -14,8 +14,7 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.reference import SpeedLog
-from dpsim.harness.measurement.speed import Visits
+from dpsim.harness.measurement.scatter import Visits, compute_slowdown
 from dpsim.harness.profile import on_ranks as profile_ranks
 from dpsim.harness.profile.profile import Profile, ProfileConfig, profile
 from dpsim.harness.profile.slowdown import joined_slowdown
@@ -114,10 +113,20 @@ def test_two_slowdowns_that_differ_by_rounding_alone_add_no_negative_seconds(
 
 @pytest.mark.parametrize("alone_s", [0.0, 1e-3, 5e-3])
 def test_one_device_that_was_disturbed_makes_no_slowdown_that_a_machine_refuses(alone_s: float) -> None:
-    speeds, alone, together = SpeedLog(), Visits(), Visits()
-    for visits, devices, step_s in ((alone, 1, alone_s), (together, 2, 1e-3)) * 4:
-        visits.add([step_s] * 6, speeds.visited(devices, 1e-3, 1e-3))
-    assert speeds.compute_slowdown(2, alone, together).factor >= LEAST_SLOWDOWN
+    alone, together = Visits(), Visits()
+    for visits, step_s in ((alone, alone_s), (together, 1e-3)) * 4:
+        visits.add([step_s] * 6)
+    assert compute_slowdown(2, alone, together).factor >= LEAST_SLOWDOWN
+
+
+def test_a_slowdown_is_the_median_ratio_of_visits_that_were_made_back_to_back() -> None:
+    """Two devices take 1.2 times as long; the machine is at another speed in each pair of visits."""
+    alone, together = Visits(), Visits()
+    for speed in np.random.default_rng(0).uniform(1.0, 3.0, 40):
+        alone.add([3e-3 * speed] * 6)
+        together.add([3.6e-3 * speed] * 6)
+    slowdown = compute_slowdown(2, alone, together)
+    assert slowdown.factor == pytest.approx(1.2) and slowdown.half_width == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1e-6])

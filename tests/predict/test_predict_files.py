@@ -199,3 +199,37 @@ def test_a_number_that_nothing_can_have_is_refused(
     with pytest.raises(FileFormatError) as caught:
         (workloads.read, machines.read)[kind](path)
     assert message in str(caught.value)
+
+
+def test_a_machine_file_with_two_speeds_is_read_as_its_times_at_full_speed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = {"algorithm": "mpi", "devices": 2, "sizes_bytes": [4], "time_s": [1.0], "slow_factor": 1.4}
+    speed = {"devices": 2, "reference_s": 1e-3, "slow_reference_s": 1.4e-3, "slow_share": 0.3, "compute_factor": 1.4}
+    plain = {
+        "schema": machines.SCHEMA,
+        "name": "m",
+        "allreduce": [table],
+        "overlap": [table | {"overlap": "thread", "compute_loss_s": [0.1]}],
+        "speed": [speed | {"relative_uncertainty": 0.07}],
+    }
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(plain))
+    machine = machines.read(path)
+    assert (machine.allreduce[0].time_s, machine.overlap[0].time_s) == ((1.0,), (1.0,))
+    assert machine.relative_uncertainty == 0.07 and "slow_" not in codec.to_json(machine)
+    said = capsys.readouterr().err
+    assert "m.json has two speeds" in said and "calibrate again with dpsim calibrate" in said
+    path.write_text(json.dumps(plain | {"speed": [speed | {"slow_share": 0.0}]}))
+    assert machines.read(path).relative_uncertainty is None and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("speeds", [3, "fast", [1], [{"slow_share": "much"}], {"devices": 2}])
+def test_whatever_a_machine_file_says_of_speeds_ends_in_no_traceback(speeds: object, tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    link = {"latency_s": 1.0, "bandwidth_bytes_per_s": 1.0}
+    path.write_text(json.dumps({"schema": machines.SCHEMA, "name": "m", "link": link, "speed": speeds}))
+    assert machines.read(path).name == "m"
+    path.write_text(json.dumps({"schema": machines.SCHEMA, "name": "m", "allreduce": speeds, "speed": speeds}))
+    with pytest.raises(FileFormatError):
+        machines.read(path)

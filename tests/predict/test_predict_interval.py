@@ -13,7 +13,7 @@ from small_step import machine, plan, workload
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, OverlapCost, Speed
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, OverlapCost
 from dpsim.plan import Plan
 from dpsim.predict import LEVEL, predict, predict_on_machines, predict_points, step_times
 from dpsim.predict.interval import COMMON_MODEL_ERROR, OWN_MODEL_ERROR
@@ -27,7 +27,6 @@ DEVIATIONS = 1.6449
 def certain(**changes: Any) -> tuple[Workload, Machine]:
     """A workload and a machine that state uncertainties of 0, with some values changed."""
     stated = msgspec.structs.replace(workload(), relative_uncertainty=changes.pop("compute", 0.0))
-    speed = changes.pop("speed", 0.0)
     table = AllreduceCost(
         algorithm="mpi",
         devices=2,
@@ -38,17 +37,7 @@ def certain(**changes: Any) -> tuple[Workload, Machine]:
     fields: dict[str, Any] = {
         "allreduce": (table,),
         "compute_slowdown": (ComputeSlowdown(devices=2, factor=1.0, half_width=changes.pop("half_width", 1e-12)),),
-        "speed": tuple(
-            Speed(
-                devices=n,
-                reference_s=1.0,
-                slow_reference_s=1.0,
-                slow_share=0.0,
-                compute_factor=1.0,
-                relative_uncertainty=speed,
-            )
-            for n in (1, 2)
-        ),
+        "relative_uncertainty": changes.pop("speed", 0.0),
         "link": Link(latency_s=1.0, bandwidth_bytes_per_s=100.0),
     }
     return stated, Machine(name="certain", **(fields | changes))
@@ -89,7 +78,7 @@ def test_a_file_that_states_no_uncertainty_gets_a_wider_interval() -> None:
     stated, known = certain(compute=0.02, speed=0.02, table=0.02)
     unknown = msgspec.structs.replace(stated, relative_uncertainty=None)
     assert width(unknown, known, plan()) > 1.3 * width(stated, known, plan())
-    without = msgspec.structs.replace(known, speed=())
+    without = msgspec.structs.replace(known, relative_uncertainty=None)
     assert width(stated, without, plan()) > width(stated, known, plan())
     table = msgspec.structs.replace(known.allreduce[0], relative_uncertainty=None)
     assert width(stated, msgspec.structs.replace(known, allreduce=(table,)), plan()) > width(stated, known, plan())

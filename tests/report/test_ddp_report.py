@@ -6,9 +6,7 @@ import msgspec
 import pytest
 from report_factory import PACED, sweep
 
-from dpsim import codec
 from dpsim.harness.sweep.compare import compare
-from dpsim.predict import predict
 from dpsim.records.comparison import Comparison
 from dpsim.report.content import Facts
 from dpsim.report.figures import step_time
@@ -66,29 +64,3 @@ def test_doubts_say_by_what_ddp_communicated(of_ddp: Comparison) -> None:
     few = msgspec.structs.replace(of_ddp, points=tuple(point.replaced(samples=3) for point in of_ddp.points))
     (doubt,) = (warning for warning in warnings(few) if warning.kind == "few-samples")
     assert f"{PACED} (emulated), PyTorch DDP by an MPI hook, 2 devices" in doubt.text
-
-
-@pytest.mark.parametrize(("slower", "warned"), [(1.4, True), (1.02, False), (0.7, True)])
-def test_forward_passes_tell_the_speed_that_the_machine_had(slower: float, warned: bool) -> None:
-    predictions, results = sweep(networks=(PACED,), devices=(2,), overlaps=("thread",))
-    workload, machine = predictions.workloads[0], predictions.machines[0]
-    predicted, runs, at_speed_s = [], [], {}
-    for point, run in zip(predictions.points, results.points, strict=True):
-        plan = run.setting.plan
-        prediction = predict(workload, machine, plan)
-        passes_s = (slower * prediction.forward_s,) * len(run.step_s)
-        predicted.append(msgspec.structs.replace(point, step_s=prediction.step_s, workload=0, machine=0))
-        runs.append(msgspec.structs.replace(run, reference_s=(), forward_s=passes_s))
-        at_speed_s[run.setting] = predict(workload.slowed(slower), machine, plan).step_s
-    predictions = msgspec.structs.replace(predictions, points=tuple(predicted))
-    digest = codec.digest(predictions)
-    comparison = compare(predictions, msgspec.structs.replace(results, points=tuple(runs), predictions_sha256=digest))
-    for compared in comparison.points:
-        expected_s = at_speed_s[compared.setting]
-        assert compared.predicted_at_run_speed_s == pytest.approx(expected_s)
-        assert compared.error_at_equal_speed == pytest.approx(expected_s / compared.measured_step_s - 1)
-        assert (expected_s > compared.predicted_step_s) == (slower > 1)
-    of_ddp = tuple(point.replaced(runtime="torch-ddp-mpi") for point in comparison.points)
-    texts = [each.text for each in warnings(msgspec.structs.replace(comparison, points=of_ddp))]
-    passes = [text for text in texts if "forward passes were" in text]
-    assert len(passes) == warned and all(("slower" if slower > 1 else "faster") in text for text in passes)

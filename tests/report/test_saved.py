@@ -232,8 +232,7 @@ def test_the_samples_of_a_sweep_give_the_medians_of_its_points(folder: str) -> N
     joined = points.merge(medians.reset_index(), on=setting, validate="one_to_one")
     assert len(joined) == len(points)
     assert list(joined["size"]) == list(points["samples"])
-    # points are scaled to the mean speed of the run, samples are as measured: a shared machine changes its speed
-    assert np.allclose(joined["median"], points["exposed_communication_s"], rtol=0.4)
+    assert np.allclose(joined["median"], points["exposed_communication_s"])
 
 
 _SETTING = (
@@ -336,8 +335,8 @@ def test_a_file_of_a_sweep_loads_its_folder() -> None:
         ({"reproduce.json": "[]"}, "is not a reproduce file: its schema is 'list'"),
         ({"reproduce.json": ""}, "is not valid JSON"),
         (
-            {"predictions.json": '{"schema": "dpsim.predictions/1"}', "results.json": "{}"},
-            "has version 1 of the format of predictions files\n  allowed: version 2",
+            {"predictions.json": '{"schema": "dpsim.predictions/2"}', "results.json": "{}"},
+            "has version 2 of the format of predictions files\n  allowed: version 3",
         ),
     ],
 )
@@ -358,6 +357,7 @@ def test_a_folder_without_a_whole_result_is_refused_in_one_message(
         ("", "is not valid JSON"),
         (json.dumps(TRAINED)[:-20], "is not valid JSON"),
         ("[1, 2]", "is not a result of dpsim: its schema is None"),
+        ('{"schema": "dpsim.results/2"}', "cannot read the predictions file"),
         ('{"schema": "dpsim.workload/1"}', "is not a result of dpsim: its schema is 'dpsim.workload/1'"),
         (json.dumps(TRAINED | {"points": []}), "is what dpsim train prints with --json"),
         (json.dumps(TRAINED | {"points": [], "command": "predict"}), "read it with json.load"),
@@ -480,13 +480,13 @@ def test_a_number_out_of_range_is_refused_and_results_without_samples_are_empty_
         }
 
 
-def test_an_earlier_record_without_losses_or_reference_times_has_them_missing() -> None:
+def test_an_earlier_record_without_losses_has_them_missing() -> None:
     predictions, results = sweep(networks=("node",), timelines=False)
-    bare = [msgspec.structs.replace(point, losses=(), reference_s=()) for point in results.points]
+    bare = [msgspec.structs.replace(point, losses=()) for point in results.points]
     old = msgspec.structs.replace(results, points=tuple(bare))
     result = SavedSweep(predictions=predictions, results=old, comparison=compare(predictions, old))
     samples = result.samples()
-    assert samples["loss"].isna().all() and samples["reference_s"].isna().all() and samples["step_s"].notna().all()
+    assert samples["loss"].isna().all() and samples["step_s"].notna().all()
     assert len(result.timeline()) == 0 and list(result.timeline().columns) == [
         c.name for c in result.columns("timeline")
     ]

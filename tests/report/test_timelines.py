@@ -1,7 +1,6 @@
 import dataclasses
 
 import msgspec
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from report_factory import sweep, timeline
@@ -12,7 +11,6 @@ from dpsim.records.sweep import MeasuredPoint
 from dpsim.report.figures import timeline as timeline_figure
 from dpsim.report.sweep.timelines import (
     Timelines,
-    at_step,
     length_s,
     nearest_step,
     parts_s,
@@ -37,31 +35,6 @@ def test_the_step_nearest_to_the_median_is_chosen_among_all_runs() -> None:
     runs = [_timeline(6e-3), _timeline(9e-3)]
     assert length_s(nearest_step(runs, 9.5e-3)) == pytest.approx(10e-3)
     assert length_s(nearest_step(runs, 7.5e-3)) == pytest.approx(7e-3)
-
-
-def test_a_prediction_is_drawn_with_the_step_that_is_predicted_and_its_own_exposed_communication() -> None:
-    step = _timeline(6e-3, source="predicted").select(step=0, rank=0)
-    faster = at_step(step, 5.5e-3)
-    assert length_s(faster) == pytest.approx(5.5e-3)
-    assert faster.sums_s()[1] == pytest.approx(step.sums_s()[1] * 4.5 / 6)
-    gap_s = 1e-3
-    busy_s = float((faster.end_s - faster.start_s)[faster.lane == COMPUTE_LANE].sum())
-    assert length_s(faster) - busy_s == pytest.approx(gap_s)
-    assert np.allclose(at_step(step, length_s(step)).start_s, step.start_s)
-
-
-def test_the_predicted_step_of_every_point_is_that_of_the_table() -> None:
-    predictions, results = sweep(rounds=4)
-    slower = tuple(
-        msgspec.structs.replace(point, timeline=timeline("predicted", 2 * point.step_s, 1e-4, 4, False, 2))
-        for point in predictions.points
-    )
-    comparison = compare(predictions, results)
-    timelines = Timelines.of(msgspec.structs.replace(predictions, points=slower), results)
-    for point in comparison.scored:
-        both = timelines.both(point)
-        assert both is not None
-        assert length_s(both[1]) == pytest.approx(point.predicted_step_s)
 
 
 def test_parts_add_up_to_the_step_and_a_change_of_speed_is_in_each_of_them() -> None:

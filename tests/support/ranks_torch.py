@@ -14,7 +14,6 @@ from torch import distributed
 from dpsim import codec
 from dpsim.comm.networks import transport
 from dpsim.harness.measurement.loop import StopRule, rounds
-from dpsim.harness.measurement.reference import SpeedLog
 from dpsim.harness.torch_ddp.calibrate_on_ranks import ReducedMemory, StreamTable, at_once
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.machine import Network
@@ -70,7 +69,7 @@ def streamed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) ->
     )
     link: Any = ReducedMemory(reduction)
     load: Any = LateLoad(comm.rank)
-    table = StreamTable(comm, link, task, SpeedLog(), load)
+    table = StreamTable(comm, link, task, load)
     stop = StopRule(least_rounds=1, most_s=0.0)
     for current in rounds(stop, suffice=lambda: True, comm=comm):
         table.visit(current)

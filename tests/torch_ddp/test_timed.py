@@ -85,16 +85,13 @@ def test_accumulation_and_evaluation_begin_no_step() -> None:
             for synchronises in (False, False, True):
                 model.require_backward_grad_sync = synchronises
                 timer.before_forward(model, BATCH)
-                timer.after_forward(0.25)
                 timer.after_backward()
             with torch.no_grad():
                 timer.before_forward(model, BATCH)
-                timer.after_forward(9.0)
             model.training = False
             timer.before_forward(model, BATCH)
             model.training = True
     assert [len(visit.moments_s) for visit in visits] == [1, 3]
-    assert visits[1].forward_s == [0.75] * 2, "of all micro-batches"
 
 
 @pytest.mark.parametrize("inner_trains", [True, False], ids=["the wrapper alone", "the whole model"])
@@ -113,18 +110,6 @@ def test_training_in_evaluation_mode_is_timed_once_a_backward_shows_it(inner_tra
             timer.after_backward()
     assert [len(visit.moments_s) for visit in visits] == [1, 3]
     assert forward_passes == (2 if inner_trains else 3), "that the first one trains is seen by its backward"
-
-
-def test_forward_passes_of_a_module_with_buffers_do_not_tell_the_speed() -> None:
-    take_turn, visits = turns(2)
-    timer, model = timed.StepTimer(take_turn), Model()
-    model.modules_buffers = (torch.zeros(1),)
-    with pytest.raises(EnoughSteps):
-        for _ in range(9):
-            timer.before_forward(model, BATCH)
-            timer.after_forward(0.25)
-            timer.after_backward()
-    assert len(visits[1].moments_s) == 3 and visits[1].forward_s == []
 
 
 def test_a_step_has_the_samples_of_its_smallest_forward() -> None:
@@ -148,7 +133,6 @@ def visited(*local_batches: int) -> timed.Visit:
         logged_s=logged_s,
         waited_s=[0.0] * len(local_batches),
         ready_s=ready_s,
-        forward_s=[0.1 * number for number in range(1, len(local_batches) + 1)],
         local_batches=[*local_batches],
         bucket_bytes=(40,),
     )
@@ -177,7 +161,6 @@ def test_short_batches_at_the_end_of_an_epoch_do_not_count() -> None:
     measured = ScriptSetting(setting, [], None)
     measured._add([visited(8, 8, 8, 3, 8)] * 2, number=0)
     assert measured.samples.step_s == [3.0, 5.0] and measured.ready_s == [[3.0]] * 2 + [[5.0]] * 2
-    assert measured.point().forward_s == pytest.approx((0.3, 0.5))
     with pytest.raises(ConfigError, match="trains on 3 samples at once, and was profiled with 8"):
         ScriptSetting(setting, [], None)._add([visited(*[3] * 5)] * 2, number=0)
 

@@ -21,7 +21,6 @@ from dpsim.machine import (
     Network,
     OverlapCost,
     Selection,
-    Speed,
     check_algorithm,
 )
 from dpsim.plan import STRATEGIES, Strategy
@@ -37,8 +36,8 @@ MECHANISMS = ("poll", "thread")
 class CalibrateConfig(Noun, frozen=True):
     """What to calibrate: a network on some device counts or layouts, by some algorithms and overlap mechanisms.
 
-    Sizes go up to ``max_bytes``. The measuring takes ``seconds``, and up to twice as long on a machine whose speed
-    changes. Allreduces are also measured while the ranks compute: forward and backward of ``model`` (with its
+    Sizes go up to ``max_bytes``. The measuring takes ``seconds``, and up to twice as long until compute slowdowns are
+    known to 3 %. Allreduces are also measured while the ranks compute: forward and backward of ``model`` (with its
     ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload`` the model's computation is
     emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``; ``compute_dtype`` is that of
     the model's operands. With ``strategy`` zero1 the reduce-scatters and all-gathers are measured beside the
@@ -129,7 +128,7 @@ def machine(network: str, tables: dict[str, Any], ranks: int, measured_in: Envir
         overlap=tuple(codec.decode(t, OverlapCost, "calibration") for t in tables["overlap"]),
         compute_slowdown=tuple(codec.decode(t, ComputeSlowdown, "calibration") for t in tables["compute_slowdown"]),
         selection=tuple(codec.decode(t, Selection, "calibration") for t in tables["selection"]),
-        speed=tuple(codec.decode(t, Speed, "calibration") for t in tables["speed"]),
+        relative_uncertainty=tables["relative_uncertainty"],
         memory_bytes=psutil.virtual_memory().total / ranks,
         cores=measured_in.cores,
         calibrated_on=f"{measured_in.processor}, {network}, {stamp()}",

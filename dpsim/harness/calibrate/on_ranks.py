@@ -18,8 +18,7 @@ from dpsim.harness.calibrate.contention import ComputeContention
 from dpsim.harness.calibrate.load import Load, ReplicaLoad, StandIn
 from dpsim.harness.calibrate.tables import IdleTable, LoadedTable
 from dpsim.harness.measurement.loop import Round, StopRule, rounds
-from dpsim.harness.measurement.reference import SpeedLog
-from dpsim.harness.measurement.speed import NARROW
+from dpsim.harness.measurement.scatter import NARROW
 from dpsim.layout import node_counts
 from dpsim.machine import Network, Selection
 from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
@@ -34,26 +33,22 @@ _KINDS: dict[str, tuple[CollectiveKind, ...]] = {
 
 
 def until_settled(seconds: float, most_rounds: float = math.inf) -> StopRule:
-    """Measure for ``seconds``, and for up to twice as long until the measurement is settled.
-
-    A machine whose speed changes is watched for longer, because the share of the time that each of its speeds holds
-    shows only slowly.
-    """
+    """Measure for ``seconds``, and for up to twice as long until the measurement is settled."""
     return StopRule(least_rounds=_LEAST_ROUNDS, least_s=seconds, most_s=2 * seconds, most_rounds=most_rounds)
 
 
 class NetworkCalibrator:
     """Measures the tables of one network, round by round. Collective over ``comm``."""
 
-    def __init__(self, comm: MPI.Intracomm, config: CalibrateConfig, speeds: SpeedLog) -> None:
-        self._comm, self._speeds = comm, speeds
+    def __init__(self, comm: MPI.Intracomm, config: CalibrateConfig) -> None:
+        self._comm = comm
         network = Network.parse(config.network)
         self._idle: list[IdleTable] = []
         self._loaded: list[LoadedTable] = []
         self._selection: dict[int, Selection] = {}
         counts = dict.fromkeys(devices for devices, _ in config.layouts())
         emulated = config.workload is not None
-        self._contention = [ComputeContention(comm, devices, speeds) for devices in counts if not emulated]
+        self._contention = [ComputeContention(comm, devices) for devices in counts if not emulated]
         for devices, layout in config.layouts():
             devices_per_node = node_counts(layout, devices)[1]
             group = first_ranks(comm, devices)
@@ -65,14 +60,14 @@ class NetworkCalibrator:
                 load = _load(config)
                 halves = ALGORITHMS.find(algorithm).halves
                 for kind in _KINDS[config.strategy if halves else "data-parallel"]:
-                    table = IdleTable(group, link, algorithm, layout, config, speeds, kind)
+                    table = IdleTable(group, link, algorithm, layout, config, kind)
                     self._idle.append(table)
                     for overlap in config.overlaps if kind != "all-gather" else ():
                         beside = transport(group, network, devices_per_node, selection, sleeps=emulated)
                         self._loaded.append(LoadedTable(table, beside, overlap, load))
             if config.sums and group is not None:
                 link = transport(group, network, devices_per_node, sleeps=emulated)
-                table = IdleTable(group, link, ORDERED_SUM_ALGORITHM, layout, config, speeds, "ordered-sum")
+                table = IdleTable(group, link, ORDERED_SUM_ALGORITHM, layout, config, "ordered-sum")
                 self._idle.append(table)
             quiet_barrier(comm)
 
@@ -93,8 +88,8 @@ class NetworkCalibrator:
             contention.visit()
 
     def settled(self) -> bool:
-        """Whether the machine is steady and every compute slowdown is known well enough; on rank 0."""
-        return self._speeds.steady() and all(c.result().half_width <= NARROW for c in self._contention)
+        """Whether every compute slowdown is known well enough; on rank 0."""
+        return all(c.result().half_width <= NARROW for c in self._contention)
 
     def result(self) -> dict[str, Any] | None:
         """The tables as plain values, on rank 0."""
@@ -105,11 +100,13 @@ class NetworkCalibrator:
             "overlap": [table.result() for table in self._loaded],
             "selection": list(self._selection.values()),
             "compute_slowdown": [contention.result() for contention in self._contention],
-            "speed": [speed for contention in self._contention[-1:] for speed in contention.speed()],
         }
         for table in self._loaded:
             table.close()
-        return {name: codec.to_builtins(table) for name, table in tables.items()} if self._comm.rank == 0 else None
+        if self._comm.rank:
+            return None
+        errors = [contention.relative_uncertainty() for contention in self._contention[-1:]]
+        return dict(codec.to_builtins(tables)) | {"relative_uncertainty": errors[0] if errors else None}
 
 
 def _load(config: CalibrateConfig) -> Load:
@@ -125,9 +122,9 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     counts = " and ".join(layout or str(devices) for devices, layout in config.layouts())
     report(
         f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}: {config.seconds:g}"
-        f" s, up to {2 * config.seconds:g} s where the machine changes its speed"
+        f" s, up to {2 * config.seconds:g} s until compute slowdowns are known to {NARROW:.0%}"
     )
-    calibrator = NetworkCalibrator(comm, config, SpeedLog())
+    calibrator = NetworkCalibrator(comm, config)
     stop = until_settled(config.seconds, most_rounds=_MOST_ROUNDS)
     for current in rounds(stop, suffice=calibrator.settled, comm=comm, report=report):
         calibrator.visit(current)

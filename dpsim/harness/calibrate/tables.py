@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from typing import Literal, cast
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dpsim.collective import CollectiveKind
 from dpsim.comm.allreduce import prepare
@@ -23,9 +22,7 @@ from dpsim.comm.transport import PersistentAllreduce, Transport
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.load import Load, nothing
 from dpsim.harness.measurement.loop import Round
-from dpsim.harness.measurement.reference import SpeedLog, reference_s
-from dpsim.harness.measurement.scatter import median_error
-from dpsim.harness.measurement.speed import TICK_S, factors, slow_factor
+from dpsim.harness.measurement.scatter import TICK_S, median_error
 from dpsim.machine import AllreduceCost, OverlapCost
 from dpsim.plan import Plan
 from dpsim.replica import Array
@@ -45,8 +42,7 @@ _GLOBAL_BATCH = 64
 class CostTable:
     """The times of one allreduce at each size.
 
-    ``_rows`` has a row of times for each repeat, one for each size, and ``_reference_s`` the reference time of the
-    machine during that repeat. ``_visits`` counts the repeats of each visit.
+    ``_rows`` has a row of times for each repeat, one for each size. ``_visits`` counts the repeats of each visit.
     """
 
     def __init__(
@@ -56,7 +52,6 @@ class CostTable:
         algorithm: str,
         layout: str,
         config: CalibrateConfig,
-        speeds: SpeedLog,
         kind: CollectiveKind = "allreduce",
     ) -> None:
         self.group, self.link, self.algorithm, self.layout, self.kind = group, link, algorithm, layout, kind
@@ -64,25 +59,20 @@ class CostTable:
         sums = kind == "ordered-sum"
         self.wire_dtype = config.wire_dtype if config.wire_dtype and not sums else "float32"
         self.sizes = sizes(min(config.max_bytes, _MOST_SUMMED_BYTES) if sums else config.max_bytes)
-        self.speeds = speeds
         self._rows: list[list[float]] = []
-        self._reference_s: list[float] = []
         self._visits: list[int] = []
         self._prepare()
 
     def _prepare(self) -> None:
         """Allocate what is reduced. Collective."""
 
-    def _visited(self, rows: list[list[float]], speed_s: float) -> None:
-        """Keep the rows of a visit, and the reference time of the machine meanwhile."""
+    def _visited(self, rows: list[list[float]]) -> None:
         self._rows += rows
-        self._reference_s += [speed_s] * len(rows)
         self._visits.append(len(rows))
 
     def result(self) -> AllreduceCost:
         """The table, on every rank of the group. Collective."""
-        time_s, factor = _slowest(self.group, self._rows, self._reference_s, self.speeds)
-        p10_s, p90_s = _quantiles(self.group, self._rows)
+        time_s, p10_s, p90_s = _quantiles(self.group, self._rows)
         return AllreduceCost(
             algorithm=self.algorithm,
             devices=self.group.size,
@@ -90,7 +80,6 @@ class CostTable:
             sizes_bytes=tuple(self.sizes),
             time_s=time_s,
             wire_dtype=self.wire_dtype,
-            slow_factor=factor,
             kind=self.kind,
             relative_uncertainty=_visits_error(self.group, self._rows, self._visits),
             p10_s=p10_s,
@@ -115,9 +104,8 @@ class IdleTable(CostTable):
 
     def visit(self, current: Round) -> None:
         """Reduce each size a few times, in random order; the very first time does not count."""
-        before_s = _reference_s(self.group, self.link)
         rows = [self._each_size(current, turn) for turn in range(_IDLE_SAMPLES)][0 if self._visits else 1 :]
-        self._visited(rows, self.speeds.visited(self.group.size, before_s, _reference_s(self.group, self.link)))
+        self._visited(rows)
 
     def _each_size(self, current: Round, turn: int) -> list[float]:
         """Seconds of one allreduce of each size."""
@@ -157,7 +145,6 @@ class LoadedTable:
         self._units: dict[int, int] = {}
         self._times: dict[int, list[list[float]]] = {size: [] for size in self._sizes}
         self._losses: dict[int, list[float]] = {size: [] for size in self._sizes}
-        self._reference_s: dict[int, list[float]] = {size: [] for size in self._sizes}
         self._warm = False
 
     def _progress(self) -> Progress:
@@ -187,7 +174,6 @@ class LoadedTable:
         if not self._units:
             self._allocate()
         group, load, mechanism = self._idle.group, self._load, self._mechanism
-        before_s = _reference_s(group, self._link)
         for size in self._sizes:
             count = len(self._allreduces[size])
             _start(group, self._link)
@@ -199,40 +185,30 @@ class LoadedTable:
             load.run(self._units[size], mechanism.poll)
             loaded_s = now() - start_s
             mechanism.finish()
-            after_s = _reference_s(group, self._link)
             if self._warm:
                 self._times[size].append([sum(end - begin for begin, end in self._intervals_s) / count])
                 self._losses[size].append((loaded_s - plain_s) / count)
-                self._reference_s[size].append(self._idle.speeds.visited(group.size, before_s, after_s))
-            before_s = after_s
         self._warm = True
 
     def result(self) -> OverlapCost:
         """The table, on every rank of the group. Collective."""
-        group, speeds = self._idle.group, self._idle.speeds
-        mixture = speeds.mixture(group.size)
-        times, losses, errors = [], [], []
-        for size, references_s in self._reference_s.items():
-            times.append(_slowest(group, self._times[size], references_s, speeds))
-            errors.append(_visits_error(group, self._times[size], [1] * len(references_s)))
-            loss_s = self._mean_losses(size)
-            losses.append(
-                max(0.0, float(_median_at_full_speed(loss_s, factors(references_s, mixture, mixture.change))))
-            )
-        p10_s, p90_s = _quantiles(group, np.column_stack([self._times[size] for size in self._sizes]).tolist())
+        group = self._idle.group
+        rows = np.column_stack([self._times[size] for size in self._sizes]).tolist()
+        time_s, p10_s, p90_s = _quantiles(group, rows)
+        lost_s = [self._mean_losses(size) for size in self._sizes]
+        losses = [max(0.0, float(np.median(of_size))) for of_size in lost_s]
         return OverlapCost(
             algorithm=self._idle.algorithm,
             devices=group.size,
             layout=self._idle.layout,
             overlap=cast(Literal["poll", "thread"], self._overlap),
             sizes_bytes=tuple(self._sizes),
-            time_s=tuple(time_s for (time_s,), _ in times),
+            time_s=time_s,
             compute_loss_s=tuple(losses),
             wire_dtype=self._idle.wire_dtype,
-            slow_factor=statistics.median(factor for _, factor in times),
             kind=self._idle.kind,
-            relative_uncertainty=float(np.sqrt(np.mean(np.square(errors)))),
-            loss_relative_uncertainty=_losses_error([self._mean_losses(size) for size in self._sizes], losses),
+            relative_uncertainty=_visits_error(group, rows, [1] * len(rows)),
+            loss_relative_uncertainty=_losses_error(lost_s, losses),
             p10_s=p10_s,
             p90_s=p90_s,
         )
@@ -255,35 +231,15 @@ def _start(group: MPI.Intracomm, link: Transport) -> float:
     return now()
 
 
-def _reference_s(group: MPI.Intracomm, link: Transport) -> float:
-    """The reference time of these ranks; 1 where ranks sleep, whose times are not those of the cores."""
-    return 1.0 if link.nap_s else reference_s(group)
-
-
-def _slowest(
-    group: MPI.Intracomm, rows: list[list[float]], reference_s: list[float], speeds: SpeedLog
-) -> tuple[tuple[float, ...], float]:
-    """(median of the slowest rank's times at full speed, one a column; how much longer they are at the slow speed).
-
-    ``rows`` are repeats with one time a column, each with the reference time of its visit. Collective.
-    """
-    slowest, mixture = _slowest_times(group, rows), speeds.mixture(group.size)
-    relative = slowest / np.median(slowest, axis=0)
-    factor = slow_factor(relative.ravel(), np.repeat(reference_s, relative.shape[1]).tolist(), mixture)
-    full = _median_at_full_speed(slowest, factors(reference_s, mixture, factor)[:, None])
-    return tuple(full.tolist()), factor
-
-
 def _slowest_times(group: MPI.Intracomm, rows: list[list[float]]) -> NDArray[np.float64]:
     """Return the slowest rank's times, none of them shorter than the clock's tick. Collective."""
     slowest: NDArray[np.float64] = np.maximum(np.max(group.allgather(rows), axis=0), TICK_S)
     return slowest
 
 
-def _quantiles(group: MPI.Intracomm, rows: list[list[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The quantiles of a table: 10 % and 90 % of the slowest rank's times, one a column. Collective."""
-    low, high = np.quantile(_slowest_times(group, rows), (0.1, 0.9), axis=0)
-    return tuple(low.tolist()), tuple(high.tolist())
+def _quantiles(group: MPI.Intracomm, rows: list[list[float]]) -> list[tuple[float, ...]]:
+    """Return the medians, and the 10 % and 90 % quantiles, of the slowest rank's times, one a column. Collective."""
+    return [tuple(times_s) for times_s in np.quantile(_slowest_times(group, rows), (0.5, 0.1, 0.9), axis=0).tolist()]
 
 
 def _visits_error(group: MPI.Intracomm, rows: list[list[float]], visits: list[int]) -> float:
@@ -302,9 +258,3 @@ def _losses_error(losses_s: list[NDArray[np.float64]], medians_s: list[float]) -
     squares = sum(float(np.var(of_size)) * math.pi / 2 / len(of_size) for of_size in losses_s)
     total = sum(medians_s)
     return min(1.0, math.sqrt(squares) / total) if total > 0 else 1.0
-
-
-def _median_at_full_speed(times_s: ArrayLike, slowdowns: ArrayLike) -> NDArray[np.float64]:
-    """The median over repeats of times that the machine's speed made longer by ``slowdowns``."""
-    median: NDArray[np.float64] = np.median(np.asarray(times_s) / slowdowns, axis=0)
-    return median

@@ -77,30 +77,20 @@ def _compared(a: MeasuredRun, b: MeasuredRun, number: int) -> tuple[list[RatioPo
     _check_same_subject(a, b)
     same_record, refused = a.run.sha256 == b.run.sha256, _refused(a, b)
     drawn = draws(max(1, a.rounds), seed=0), draws(max(1, b.rounds), seed=number)
-    points, ratios, at_equal_speed = list[RatioPoint](), list[Floats](), list[Floats]()
+    points, ratios = list[RatioPoint](), list[Floats]()
     for setting, of_a in a.settings.items():
         if (of_b := b.settings.get(setting)) is None or setting in refused:
             continue
         ratio, resampled = of_b.time_s / of_a.time_s, medians(of_b.samples, drawn[1]) / medians(of_a.samples, drawn[0])
-        names = [name for name in of_a.references if name in of_b.references]
-        references = [(a.references[n], b.references[n]) for n in names if n in a.references and n in b.references]
-        reference, of_reference = _reference(references, *drawn)
         if same_record:
             ratio, resampled = 1.0, np.ones(RESAMPLES)
-            reference, of_reference = (None if reference is None else 1.0), np.ones(RESAMPLES)
-        points.append(_point(a.run.label, of_a, b.run.label, of_b, setting, ratio, resampled, reference))
+        points.append(_point(a.run.label, of_a, b.run.label, of_b, setting, ratio, resampled))
         ratios.append(resampled)
-        at_equal_speed += [] if reference is None else [resampled / of_reference]
     reasons = _reasons(a, b, refused)
     if not points:
         raise _nothing_in_common(a, b, next(iter(reasons.values()), "one of them measured nothing"))
     of_points = [(point.ratio, resampled, point.verdict) for point, resampled in zip(points, ratios, strict=True)]
     groups = dict.fromkeys(point.group for point in points)
-    references_known = len(at_equal_speed) == len(points)
-    equal = [
-        (ratio := point.ratio / (point.reference_ratio or 1.0), each, _called(point, ratio, each))
-        for point, each in zip(points, at_equal_speed, strict=references_known)
-    ]
     pair = RunPair(
         a=a.run.label,
         b=b.run.label,
@@ -110,10 +100,6 @@ def _compared(a: MeasuredRun, b: MeasuredRun, number: int) -> tuple[list[RatioPo
             _mean(group, [each for point, each in zip(points, of_points, strict=True) if point.group == group])
             for group in groups
         ),
-        reference_ratio=float(geometric_mean(np.array([point.reference_ratio for point in points])))
-        if references_known
-        else None,
-        at_equal_speed=_mean("at equal speed", equal) if references_known else None,
     )
     left_out = [NotCompared(a=a.run.label, b=b.run.label, setting=dict(s), reason=why) for s, why in reasons.items()]
     return points, pair, left_out
@@ -127,7 +113,6 @@ def _point(
     setting: SettingFields,
     ratio: float,
     resampled: Floats,
-    reference: float | None,
 ) -> RatioPoint:
     low, high = interval(resampled)
     noise = max((noise for noise in (of_a.noise, of_b.noise) if noise is not None), default=None)
@@ -145,7 +130,6 @@ def _point(
         ratio_high=high,
         noise=noise,
         verdict=verdict(ratio, low, high, noise, int(min(times["a_rounds"], times["b_rounds"]))),
-        reference_ratio=reference,
     )
 
 
@@ -226,25 +210,11 @@ def _values(values: Iterable[object]) -> str:
     return ", ".join(ordered[:4]) + ", ..." * (len(ordered) > 4)
 
 
-def _reference(
-    pairs: Sequence[tuple[RoundSamples, RoundSamples]], drawn_a: Counts, drawn_b: Counts
-) -> tuple[float | None, Floats]:
-    """Return the ratio of the reference computations of a setting (``None``: not timed in both), also resampled."""
-    if not pairs:
-        return None, np.ones(RESAMPLES)
-    ratio = geometric_mean(np.array([b.time_s.mean() / a.time_s.mean() for a, b in pairs]))
-    return float(ratio), geometric_mean(np.array([means(b, drawn_b) / means(a, drawn_a) for a, b in pairs]))
-
-
 def verdict(ratio: float, low: float, high: float, noise: float | None, rounds: int) -> Verdict:
     """Return faster or slower where the interval excludes 1 and longer time / shorter time - 1 exceeds the noise."""
     if rounds < LEAST_ROUNDS or low <= 1 <= high or max(ratio, 1 / ratio) - 1 <= (noise or 0.0):
         return "not_distinguishable"
     return "faster" if ratio < 1 else "slower"
-
-
-def _called(point: RatioPoint, ratio: float, resampled: Floats) -> Verdict:
-    return verdict(ratio, *interval(resampled), point.noise, min(point.a_rounds, point.b_rounds))
 
 
 def _mean(name: str, ratios: Sequence[tuple[float, Floats, Verdict]]) -> MeanRatio:
@@ -277,14 +247,6 @@ def medians(samples: RoundSamples, drawn: Counts) -> Floats:
     upper = np.minimum((2 * cumulated <= total).sum(axis=1), len(times) - 1)
     middle: Floats = (times[lower] + times[upper]) / 2
     return np.where(total[:, 0] > 0, middle, np.nan)
-
-
-def means(samples: RoundSamples, drawn: Counts) -> Floats:
-    """Return the mean of each resample; NaN where none of the drawn rounds has a sample."""
-    weights = drawn[:, samples.round]
-    total = weights.sum(axis=1)
-    averages: Floats = np.divide(weights @ samples.time_s, total, out=np.full(len(total), np.nan), where=total > 0)
-    return averages
 
 
 def interval(values: Floats) -> tuple[float, float]:

@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import FileFormatError
-from dpsim.harness.bench.result import FRACTION_FROM_BYTES
-from dpsim.harness.bench.turns import SCALING
 from dpsim.harness.load import load
-from dpsim.harness.measurement.speed import ORDINARY
 from dpsim.records.bench import BenchRecord, Series
 from dpsim.records.comparison import ComparedPoint
 from dpsim.records.run_comparison import ComparedRun, SettingValue
@@ -59,8 +56,7 @@ class RoundSamples(NamedTuple):
 class MeasuredSetting:
     """One setting of a run: its samples, their median and interval as reports show it, and the run's A/A noise there.
 
-    ``group`` is the network of a sweep's setting, and the system of a benchmark's. ``references`` names the reference
-    samples of the run that were taken in the same rounds.
+    ``group`` is the network of a sweep's setting, and the system of a benchmark's.
     """
 
     samples: RoundSamples
@@ -70,7 +66,6 @@ class MeasuredSetting:
     calls: int
     noise: float | None
     group: str
-    references: tuple[str, ...]
     emulated_network: bool = False
     emulated_compute: bool = False
 
@@ -84,7 +79,7 @@ class MeasuredSetting:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredRun:
-    """A run with its settings, and the times of its reference computation by name.
+    """A run with its settings.
 
     Samples number the ``rounds`` of the run from 0. ``unusable`` maps settings that cannot be compared to the reason.
     """
@@ -92,7 +87,6 @@ class MeasuredRun:
     kind: Literal["sweep", "bench allreduce"]
     run: ComparedRun
     settings: dict[SettingFields, MeasuredSetting]
-    references: dict[str, RoundSamples]
     rounds: int
     unusable: dict[SettingFields, str]
 
@@ -112,13 +106,9 @@ def sweep_run(saved: SavedSweep, label: str, path: str) -> MeasuredRun:
     """Return the run of a sweep, with the samples of each setting as the sweep's own report uses them."""
     points, experiment = saved.comparison.points, saved.results.experiment
     index = {number: i for i, number in enumerate(sorted({n for run in saved.results.points for n in run.round}))}
-    references: dict[str, list[RoundSamples]] = {}
     settings = {}
     for fields, point in zip(_named(points), points, strict=True):
         rounds = {run.setting: [index[number] for number in run.round] for run in point.runs}
-        references.setdefault(str(point.devices), []).extend(
-            _samples(run.reference_s, rounds[run.setting]) for run in point.runs if run.reference_s
-        )
         settings[fields] = MeasuredSetting(
             samples=_joined([_samples(run.step_s, rounds[run.setting]) for run in point.runs]),
             time_s=point.measured_step_s,
@@ -129,7 +119,6 @@ def sweep_run(saved: SavedSweep, label: str, path: str) -> MeasuredRun:
             group=point.network,
             emulated_network=point.emulated_network,
             emulated_compute=point.emulated_compute,
-            references=(str(point.devices),),
         )
     declared = {
         "model": ", ".join(dict.fromkeys(point.model for point in points)),
@@ -141,7 +130,6 @@ def sweep_run(saved: SavedSweep, label: str, path: str) -> MeasuredRun:
         kind="sweep",
         run=_described(saved.results, label, path, declared, len(settings)),
         settings=settings,
-        references={name: _clipped(parts) for name, parts in references.items() if parts},
         rounds=len(index),
         unusable={},
     )
@@ -155,12 +143,6 @@ def bench_run(saved: SavedBench, label: str, path: str) -> MeasuredRun:
     record = saved.record
     noise = {size.size_bytes: size.noise for size in saved.result.sizes}
     series = {_series_key(each): each for each in record.series if not each.repeat}
-    scaling = [each for each in record.series if each.algorithm == SCALING and each.rounds_ns and not each.cached]
-    references = {  # small sizes say nothing of memory
-        f"{each.size_bytes} B": _clipped([_round_medians(each)])
-        for each in scaling
-        if each.size_bytes >= FRACTION_FROM_BYTES
-    }
     settings: dict[SettingFields, MeasuredSetting] = {}
     unusable: dict[SettingFields, str] = {}
     for point in saved.result.points:
@@ -178,14 +160,12 @@ def bench_run(saved: SavedBench, label: str, path: str) -> MeasuredRun:
                 calls=point.samples,
                 noise=noise[point.size_bytes],
                 group=point.system,
-                references=tuple(references),
             )
     declared = {each.name: "; ".join(filter(None, (each.library, each.how))) for each in record.systems}
     return MeasuredRun(
         kind="bench allreduce",
         run=_described(record, label, path, declared, len(settings)),
         settings=settings,
-        references=references,
         rounds=saved.result.rounds,
         unusable=unusable,
     )
@@ -243,12 +223,6 @@ def _samples(time_s: Sequence[float], rounds: Sequence[int]) -> RoundSamples:
 
 def _joined(parts: Sequence[RoundSamples]) -> RoundSamples:
     return RoundSamples(*(np.concatenate(each) for each in zip(*parts, strict=True)))
-
-
-def _clipped(parts: Sequence[RoundSamples]) -> RoundSamples:
-    """Return the samples of all parts, with outliers cut off."""
-    samples = _joined(parts)
-    return samples._replace(time_s=np.clip(samples.time_s, *np.percentile(samples.time_s, ORDINARY)))
 
 
 def _round_medians(series: Series) -> RoundSamples:

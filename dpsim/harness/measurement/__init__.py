@@ -1,1 +1,1 @@
-"""What all measurements share: the measuring loop, the reference computation, statistics, the environment."""
+"""What all measurements share: the measuring loop, statistics, scatter, the environment."""

@@ -18,14 +18,12 @@ from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.harness import models
 from dpsim.harness.measurement.loop import Round, StopRule, rounds
-from dpsim.harness.measurement.reference import SpeedLog, reference_s
-from dpsim.harness.measurement.scatter import median_error
-from dpsim.harness.measurement.speed import NARROW, TICK_S, Mixture, Visits, factors, later_error
+from dpsim.harness.measurement.scatter import NARROW, TICK_S, Visits, compute_slowdown, later_error, median_error
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS
 from dpsim.harness.profile.announcements import check_announcements
 from dpsim.harness.profile.profile import Profile, ProfileConfig
 from dpsim.harness.profile.slowdown import joined_slowdown
-from dpsim.machine import ComputeSlowdown, Network, Speed
+from dpsim.machine import ComputeSlowdown, Network
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.runtime.recorder import StepMarks, exposed_s
@@ -60,16 +58,14 @@ class _Case:
         self.rows: list[Floats] = []
         self.steps = Visits()
 
-    def visit(self, speeds: SpeedLog) -> None:
+    def visit(self) -> None:
         """Train a few steps, as a visit of a sweep does. The first two and steps with a short batch do not count.
 
         A step lasts from the end of the one before it, less the communication that this rank does or waits for.
         """
         if self.group is None:
             return
-        before_s = reference_s(self.group)
         outcomes = [self.trainer.step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
-        after_s = reference_s(self.group)
         seconds = []
         check_announcements(self.model, self.replica.layers, self.trainer.runner.program.names, outcomes[-1].marks)
         for previous, outcome in itertools.pairwise(outcomes[WARM_UP_STEPS - 1 :]):
@@ -79,7 +75,7 @@ class _Case:
             seconds.append(marks.end_s - begin_s - exposed_s(marks))
             self.rows.append(computing_times(begin_s, marks, self.trainer.schedule))
         slowest_s = np.max(self.group.allgather(seconds), axis=0).tolist()
-        self.steps.add(slowest_s, speeds.visited(self.devices, before_s, after_s), now())
+        self.steps.add(slowest_s, now())
 
 
 def computing_times(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
@@ -110,8 +106,8 @@ def computing_times(begin_s: float, marks: StepMarks, schedule: Schedule) -> Flo
 class ModelProfiler:
     """Takes a profile round by round. Collective over ``comm``."""
 
-    def __init__(self, comm: MPI.Intracomm, config: ProfileConfig, speeds: SpeedLog) -> None:
-        self._comm, self._config, self._speeds = comm, config, speeds
+    def __init__(self, comm: MPI.Intracomm, config: ProfileConfig) -> None:
+        self._comm, self._config = comm, config
         dataset = load_dataset(config.dataset, config.seed)
         samples = len(dataset.train_y)
         settings = [(1, batch) for batch in sorted(set(config.local_batches))]
@@ -132,7 +128,7 @@ class ModelProfiler:
             for case in self._cases:
                 if case.local_batch == batch:
                     quiet_barrier(self._comm)
-                    case.visit(self._speeds)
+                    case.visit()
 
     def enough_samples(self) -> bool:
         """Whether there are samples enough for medians; on rank 0."""
@@ -144,38 +140,22 @@ class ModelProfiler:
         for case in self._cases:
             if case.devices > 1:
                 alone = self._alone[case.local_batch].steps
-                alone_s = float(np.median(alone.full_speed_s(self._speeds.mixture(1))))
-                slowdown = self._speeds.compute_slowdown(case.devices, alone, case.steps)
-                slowdowns.setdefault(case.devices, []).append((alone_s, slowdown))
+                slowdown = compute_slowdown(case.devices, alone, case.steps)
+                slowdowns.setdefault(case.devices, []).append((float(np.median(alone.medians_s())), slowdown))
         return tuple(joined_slowdown(of_devices) for of_devices in slowdowns.values())
 
-    def speed(self) -> tuple[Speed, ...]:
-        """The machine's speeds with each number of devices at work; on rank 0.
-
-        How far a later mean lies from these is estimated from all visits together: what slows a machine down does so
-        to any number of devices, and each number alone has too few visits.
-        """
-        error = later_error([case.steps for case in self._cases])
-        speeds = []
-        for devices, mixture in self._speeds.mixtures().items():
-            visits = [case.steps for case in self._cases if case.devices == devices]
-            slow_factors = [steps.slow_factor(mixture) for steps in visits]
-            if slow_factors:
-                speeds.append(mixture.speed(devices, float(np.median(slow_factors)), error))
-        return tuple(speeds)
-
     def settled(self) -> bool:
-        """Whether the machine is steady and every compute slowdown is known well enough; on rank 0."""
-        return self._speeds.steady() and all(slowdown.half_width <= NARROW for slowdown in self.compute_slowdown())
+        """Whether every compute slowdown is known well enough; on rank 0."""
+        return all(slowdown.half_width <= NARROW for slowdown in self.compute_slowdown())
 
     def result(self) -> Profile | None:
         """The profile, on rank 0."""
         if self._comm.rank:
             return None
         return Profile(
-            workload=_workload(self._config, self._alone, self._speeds.mixture(1)),
+            workload=_workload(self._config, self._alone),
             compute_slowdown=self.compute_slowdown(),
-            speed=self.speed(),
+            relative_uncertainty=later_error([case.steps for case in self._cases]),
         )
 
 
@@ -183,7 +163,7 @@ def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     """The profile of one ``ProfileConfig`` on running ranks; rank 0 returns a ``Profile`` (plain values)."""
     config = codec.decode(argument, ProfileConfig, "profile")
     report(f"profiling {config.model} at local batch {', '.join(map(str, sorted(set(config.local_batches))))}")
-    profiler = ModelProfiler(comm, config, SpeedLog())
+    profiler = ModelProfiler(comm, config)
     stop = StopRule(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS, least_s=config.seconds)
     for current in rounds(stop, suffice=profiler.enough_samples, comm=comm, report=report):
         profiler.visit(current)
@@ -191,10 +171,10 @@ def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     return dict(codec.to_builtins(result)) if result is not None else None
 
 
-def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -> Workload:
+def _workload(config: ProfileConfig, cases: dict[int, _Case]) -> Workload:
     batches, replica = sorted(cases), next(iter(cases.values())).replica
     count = len(replica.layers)
-    columns = np.array([_typical(cases[batch], speeds) for batch in batches])
+    columns = np.array([_typical(cases[batch]) for batch in batches])
     update_s = float(np.median(columns[:, -2]))
     overhead_s, per_sample_s = overhead_line(batches, (columns[:, -1] + columns[:, -2] - update_s).tolist())
     dtype = in_dtype(config.plan.compute_dtype)
@@ -221,34 +201,28 @@ def _workload(config: ProfileConfig, cases: dict[int, _Case], speeds: Mixture) -
         update_s=update_s,
         overhead_s=overhead_s,
         overhead_per_sample_s=per_sample_s,
-        relative_uncertainty=_error([cases[batch].steps for batch in batches], speeds),
-        step_spread=_spread([cases[batch].steps for batch in batches], speeds),
+        relative_uncertainty=_error([cases[batch].steps for batch in batches]),
+        step_spread=_spread([cases[batch].steps for batch in batches]),
         source=f"dpsim profile: medians of {len(cases[batches[0]].rows)} steps or more a local batch{dtype}",
     )
 
 
-def _spread(cases: list[Visits], speeds: Mixture) -> tuple[float, ...]:
-    """Quantiles of a step's time on one device over the median of its local batch, at full speed, of all batches."""
-    ratios = []
-    for steps in cases:
-        steps_s, references = steps.samples()
-        full_s = np.array(steps_s) / factors(references, speeds, steps.slow_factor(speeds))
-        ratios.append(full_s / np.median(full_s))
-    places = (np.arange(_SPREAD_QUANTILES) + 0.5) / _SPREAD_QUANTILES
-    return tuple(np.quantile(np.concatenate(ratios), places).tolist())
+def _spread(cases: list[Visits]) -> tuple[float, ...]:
+    """Quantiles of a step's time on one device over the median of its local batch, of all batches together."""
+    ratios = [steps_s / np.median(steps_s) for steps_s in (steps.samples() for steps in cases)]
+    probabilities = (np.arange(_SPREAD_QUANTILES) + 0.5) / _SPREAD_QUANTILES
+    return tuple(np.quantile(np.concatenate(ratios), probabilities).tolist())
 
 
-def _error(cases: list[Visits], speeds: Mixture) -> float:
+def _error(cases: list[Visits]) -> float:
     """The relative standard error of the layer times: root mean square over local batches, from visits' medians."""
-    return float(np.sqrt(np.mean([median_error(steps.full_speed_s(speeds)) ** 2 for steps in cases])))
+    return float(np.sqrt(np.mean([median_error(steps.medians_s()) ** 2 for steps in cases])))
 
 
-def _typical(case: _Case, speeds: Mixture) -> Floats:
-    """Medians of each part at full speed, scaled so that they add up to the median step: a sum of medians is less."""
-    steps_s, references = case.steps.samples()
-    scale = factors(references, speeds, case.steps.slow_factor(speeds))
-    medians: Floats = np.median(np.maximum(case.rows, 0.0) / scale[:, None], axis=0)
+def _typical(case: _Case) -> Floats:
+    """Medians of each part, scaled so that they add up to the median step: a sum of medians is less."""
+    medians: Floats = np.median(np.maximum(case.rows, 0.0), axis=0)
     layers = (len(medians) - 2) // 3
     total = max(medians[: 2 * layers].sum() + medians[-2:].sum(), TICK_S)
-    scaled: Floats = medians * (np.median(np.array(steps_s) / scale) / total)
+    scaled: Floats = medians * (np.median(case.steps.samples()) / total)
     return scaled

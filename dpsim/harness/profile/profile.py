@@ -6,7 +6,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.launch.jobs import on_ranks
-from dpsim.machine import ComputeSlowdown, Speed
+from dpsim.machine import ComputeSlowdown
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.workload import Workload
@@ -39,11 +39,11 @@ class ProfileConfig(Noun, frozen=True):
 
 
 class Profile(Noun, frozen=True):
-    """A workload at the machine's full speed, how much slower several devices compute at once, and the speeds."""
+    """A workload, how much slower several devices compute at once, and the uncertainty of the mean of later times."""
 
     workload: Workload
     compute_slowdown: tuple[ComputeSlowdown, ...] = ()
-    speed: tuple[Speed, ...] = ()
+    relative_uncertainty: float | None = None
 
 
 def profile(config: ProfileConfig, progress: Progress) -> Workload:

@@ -12,13 +12,6 @@ from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
-from dpsim.harness.sweep.equal_speed import (
-    at_mean_speed,
-    predicted_at_forward_speed_s,
-    predicted_at_run_speed_s,
-    run_speeds,
-    speed_records,
-)
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
 from dpsim.harness.sweep.related import with_related
@@ -28,7 +21,6 @@ from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Gr
 from dpsim.records.quality_results import QualityResults
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
-from dpsim.setting import Setting
 
 
 def compare(
@@ -46,12 +38,10 @@ def compare(
     pairs, missing = pair(predictions, results)
     if not pairs:
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
-    speeds = run_speeds(pairs)
-    scaled = at_mean_speed(pairs, speeds)
     experiment = results.experiment
-    places = dict.fromkeys(item.setting.where for item in scaled)
-    chosen = {where: _chosen_overlap(where, scaled, predictions) for where in places}
-    points, groups = _grouped(scaled, pairs, chosen, predictions)
+    places = dict.fromkeys(item.setting.where for item in pairs)
+    chosen = {where: _chosen_overlap(where, pairs, predictions) for where in places}
+    points, groups = _grouped(pairs, chosen, predictions)
     points = with_related(points, results, drift)
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
@@ -83,7 +73,9 @@ def compare(
         cores=results.environment.cores,
         identical=drift.kept_promises if drift is not None and experiment.value("leaves") else None,
         drift_predictions_sha256=drift.predictions_sha256 if drift is not None else "",
-        speeds=speed_records(predictions, speeds),
+        relative_uncertainty=max(
+            (machine.relative_uncertainty or 0.0 for machine in predictions.machines), default=0.0
+        ),
         compute_slowdown_half_width=max(
             (slowdown.half_width for machine in predictions.machines for slowdown in machine.compute_slowdown),
             default=0.0,
@@ -101,15 +93,11 @@ def _place(item: ComparedPoint | Group) -> tuple[str, bool, str]:
 
 
 def _grouped(
-    pairs: Sequence[Pair], raw: Sequence[Pair], chosen: Mapping[str, str], predictions: Predictions
+    pairs: Sequence[Pair], chosen: Mapping[str, str], predictions: Predictions
 ) -> tuple[list[ComparedPoint], list[Group]]:
-    """Return the points of all groups, and the scores of those groups that have nulls.
-
-    ``raw`` are the same pairs as they were measured, before their samples were scaled to one speed.
-    """
+    """Return the points of all groups, and the scores of those groups that have nulls."""
     experiment = predictions.experiment
     question = QUESTIONS.find(experiment.question)
-    unscaled = {item.setting: item for item in raw}
     members: dict[str, list[Pair]] = {}
     for item in pairs:
         members.setdefault(group_name(experiment, item.setting), []).append(item)
@@ -124,7 +112,7 @@ def _grouped(
             or p.setting.plan.overlap == chosen[p.setting.where]
         ]
         noise = scores.aa_noise(everyone)
-        of_group = _points(name, everyone, scored, noise, predictions, unscaled, question)
+        of_group = _points(name, everyone, scored, noise, predictions, question)
         points += of_group
         if any(p.null_step_s for p in of_group):
             groups.append(scores.group([p for p in of_group if p.scored], scored, noise))
@@ -151,11 +139,10 @@ def _points(
     scored: Sequence[Pair],
     noise: float | None,
     predictions: Predictions,
-    raw: dict[Setting, Pair],
     question: Question,
 ) -> list[ComparedPoint]:
     """Return the points of a group, with the nulls of those that the question scores, and the best of them marked."""
-    points = [_point(item, group, item in scored, noise, predictions, raw[item.setting]) for item in everyone]
+    points = [_point(item, group, item in scored, noise, predictions) for item in everyone]
     nulls_of = {item.setting: _nulls_of(item.setting.plan, question) for item in scored}
     several = [item for item in scored if nulls_of[item.setting]]
     for number, item in enumerate(everyone):
@@ -177,15 +164,10 @@ def _nulls_of(plan: Plan, question: Question) -> tuple[str, ...]:
     return question.nulls if plan.devices > 1 else question.single_nulls
 
 
-def _point(
-    item: Pair, group: str, scored: bool, noise: float | None, predictions: Predictions, raw: Pair
-) -> ComparedPoint:
+def _point(item: Pair, group: str, scored: bool, noise: float | None, predictions: Predictions) -> ComparedPoint:
     setting, predicted = item.setting, item.predicted
     workload, machine = predictions.workloads[predicted.workload], predictions.machines[predicted.machine]
     step = median_interval(item.samples())
-    at_run_speed_s = predicted_at_run_speed_s(raw, machine, step.median)
-    if at_run_speed_s is None:
-        at_run_speed_s = predicted_at_forward_speed_s(raw, workload, machine)
     return ComparedPoint(
         setting=setting,
         predicted=predicted,
@@ -197,6 +179,5 @@ def _point(
         measured_high_s=step.high,
         noise=noise,
         scored=scored,
-        predicted_at_run_speed_s=at_run_speed_s,
         group=group,
     )

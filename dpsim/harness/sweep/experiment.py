@@ -138,7 +138,7 @@ def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Settin
     plan, (of_workload, of_machine) = setting.plan, prepared.place(setting)
     workload, machine = prepared.workloads[of_workload], prepared.machines[of_machine]
     priced = price(scheduled(workload, machine, plan), machine)
-    prediction, (full_s, slow_s) = predict(workload, machine, plan), priced.speed_steps_s
+    prediction = predict(workload, machine, plan)
     of_nulls = nulls(workload, machine, plan)
     if experiment.weak and plan.devices > 1:  # perfect weak scaling: the step of one device
         alone = _alone(experiment, setting).plan
@@ -159,8 +159,6 @@ def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Settin
         null_step_s={name: value[0] for name, value in of_nulls.items()},
         null_exposed_s={name: value[1] for name, value in of_nulls.items()},
         timeline=priced.timeline().to_record(),
-        full_speed_step_s=full_s if machine.speed else None,
-        slow_speed_step_s=slow_s if machine.speed else None,
         memory_bytes=needed.total - needed.communication_buffers if needed.activations is not None else 0,
         workload=of_workload,
         machine=of_machine,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import DpsimError
 from dpsim.harness import models
-from dpsim.harness.measurement.reference import reference_s
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.harness.sweep.emulation import Watch, Watched, machine_cores
 from dpsim.harness.sweep.samples import MeasureTask
@@ -85,15 +83,13 @@ class _Point:
         return True
 
     def _visit(self, group: MPI.Intracomm, round_number: int, *, counted: bool) -> None:
-        before_s = reference_s(group)
         steps = [self._step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
-        speed_s = statistics.mean((before_s, reference_s(group)))
-        self._add(group.gather((steps, self.trainer.memory_bytes)), round_number, speed_s, counted=counted)
+        self._add(group.gather((steps, self.trainer.memory_bytes)), round_number, counted=counted)
 
     def _visit_emulated(
         self, group: MPI.Intracomm, replica: EmulatedReplica, round_number: int, *, counted: bool
     ) -> None:
-        """The same with ranks that wait: they begin together, and no reference computation takes their cores."""
+        """The same with ranks that wait: they begin together."""
         attempt, again = 0, True
         while again:
             gathered = group.gather(self._watched_steps(group, replica))
@@ -105,7 +101,7 @@ class _Point:
             return
         if counted:
             self.samples.emulation.visited(watched, machine_cores())
-        self._add([(of_rank, 0) for of_rank, _ in gathered], round_number, None, counted=counted)
+        self._add([(of_rank, 0) for of_rank, _ in gathered], round_number, counted=counted)
 
     def _watched_steps(self, group: MPI.Intracomm, replica: EmulatedReplica) -> tuple[list[_Step], Watched]:
         """The steps of a visit, and how well this rank kept its times in those that count."""
@@ -122,9 +118,7 @@ class _Point:
         outcome = self.trainer.step()
         return outcome.marks, outcome.sums.loss, outcome.global_samples
 
-    def _add(
-        self, seen: list[tuple[list[_Step], int]] | None, round_number: int, speed_s: float | None, *, counted: bool
-    ) -> None:
+    def _add(self, seen: list[tuple[list[_Step], int]] | None, round_number: int, *, counted: bool) -> None:
         """Keep the steps and the memory of all ranks of a visit, on rank 0."""
         if seen is None:
             return
@@ -138,16 +132,11 @@ class _Point:
         losses = self.new_losses[-COUNTED_STEPS:]
         for ranks, step_s, loss in zip(by_step[WARM_UP_STEPS:], times_s, losses, strict=True):
             if ranks[0][2] == self.trainer.plan.global_batch:
-                self._keep(round_number, step_s, loss, [marks for marks, _, _ in ranks], speed_s)
+                self._keep(round_number, step_s, loss, [marks for marks, _, _ in ranks])
 
-    def _keep(
-        self, round_number: int, step_s: float, loss: float, marks: list[StepMarks], speed_s: float | None
-    ) -> None:
+    def _keep(self, round_number: int, step_s: float, loss: float, marks: list[StepMarks]) -> None:
         last_s = min(map(exposed_s, marks))  # of the rank that was ready last
-        values = {"step_s": step_s, "exposed_communication_s": last_s, "round": round_number, "losses": loss}
-        if speed_s is not None:
-            values["reference_s"] = speed_s
-        self.samples.add(values)
+        self.samples.add({"step_s": step_s, "exposed_communication_s": last_s, "round": round_number, "losses": loss})
         self._keep_typical(step_s, marks)
 
     def _keep_typical(self, step_s: float, marks: list[StepMarks]) -> None:

@@ -32,10 +32,6 @@ class Pair:
         """Return the step times of all runs, in seconds."""
         return tuple(s for run in self.runs for s in run.step_s)
 
-    def references(self) -> tuple[float, ...]:
-        """Return the time of the reference computation for each sample, in seconds; empty in earlier records."""
-        return tuple(s for run in self.runs for s in run.reference_s)
-
     def rounds(self) -> tuple[int, ...]:
         """Return the round of each sample."""
         return tuple(r for run in self.runs for r in run.round)
@@ -162,9 +158,6 @@ def _check_predicted(point: PredictedPoint, predictions: Predictions) -> None:
             )
     for name in ("step_s", "low_s", "high_s"):
         _check_seconds(where, name, (getattr(point, name),), least=_SHORTEST_S)
-    for name in ("full_speed_step_s", "slow_speed_step_s"):
-        if (value := getattr(point, name)) is not None:
-            _check_seconds(where, name, (value,), least=_SHORTEST_S)
     _check_seconds(where, "exposed_communication_s", (point.exposed_communication_s,), least=0.0)
     _check_seconds(where, "null_step_s", point.null_step_s.values(), least=0.0)
     _check_seconds(where, "null_exposed_s", point.null_exposed_s.values(), least=0.0)
@@ -176,8 +169,7 @@ def _check_measured(point: MeasuredPoint) -> None:
     where = f"measured point ({point.setting.describe()})"
     if not point.step_s:
         raise FileFormatError(f"{where} has no samples", allowed="1 or more", remedy="run the sweep again")
-    names = ["exposed_communication_s", "round", *(["reference_s"] if point.reference_s else [])]
-    for name in names:
+    for name in ("exposed_communication_s", "round"):
         if len(getattr(point, name)) != len(point.step_s):
             raise FileFormatError(
                 f"{where} has {len(point.step_s)} samples but {len(getattr(point, name))} values of {name}",
@@ -186,6 +178,5 @@ def _check_measured(point: MeasuredPoint) -> None:
             )
     _check_seconds(where, "step_s", point.step_s, least=_SHORTEST_S)
     _check_seconds(where, "exposed_communication_s", point.exposed_communication_s, least=0.0)
-    _check_seconds(where, "reference_s", point.reference_s, least=_SHORTEST_S)
     _check_buckets(where, point.buckets)
     _check_timeline(where, point.timeline)

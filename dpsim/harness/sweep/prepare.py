@@ -58,7 +58,7 @@ def kinds_of(setting: Setting) -> Kinds:
 class Prepared:
     """Profiled workloads and calibrated machines, and which of them each kind of setting has.
 
-    A machine's compute slowdown and speeds are those of the workload with which it is used.
+    A machine's compute slowdown and uncertainty are those of the workload with which it is used.
     """
 
     workloads: tuple[Workload, ...]
@@ -162,7 +162,11 @@ def _prepared(
             machines.append(_without_cores(link, workload, emulated[kinds[1]]))
         else:
             machines.append(
-                msgspec.structs.replace(link, compute_slowdown=profile.compute_slowdown, speed=profile.speed)
+                msgspec.structs.replace(
+                    link,
+                    compute_slowdown=profile.compute_slowdown,
+                    relative_uncertainty=profile.relative_uncertainty,
+                )
             )
         if workload not in workloads:
             workloads.append(workload)
@@ -214,10 +218,10 @@ def _machines(calibrations: Mapping[Kind, Sequence[Setting]], results: dict[str,
 
 
 def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting]) -> Machine:
-    """The machine of devices that wait: they share no cores and have one speed, and each waits for the slowest."""
+    """The machine of devices that wait: they share no cores, and each waits for the slowest."""
     counts = sorted({setting.plan.devices for setting in settings} - {1})
     slowest = tuple(ComputeSlowdown(devices=count, factor=median_slowest(workload, count)) for count in counts)
-    return msgspec.structs.replace(link, compute_slowdown=slowest, speed=(), cores=0)
+    return msgspec.structs.replace(link, compute_slowdown=slowest, relative_uncertainty=None, cores=0)
 
 
 def _ends(batches: set[int]) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from dpsim import codec
 from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.on_ranks import NetworkCalibrator, until_settled
 from dpsim.harness.measurement.loop import rounds
-from dpsim.harness.measurement.reference import SpeedLog
 from dpsim.harness.profile.on_ranks import ModelProfiler
 from dpsim.harness.profile.profile import ProfileConfig
 from dpsim.progress import Progress
@@ -22,14 +21,13 @@ _PROFILE_VISITS = 3
 def prepare_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """The profiles and the calibrations that ``argument`` asks for, measured for ``argument["seconds"]``.
 
-    The measuring takes up to twice as long where the machine's speed changes, or where a compute slowdown is not known
-    to 3 %. Rank 0 returns the results (plain values).
+    The measuring takes up to twice as long where a compute slowdown is not known to 3 %. Rank 0 returns the results
+    (plain values).
     """
     configs = [codec.decode(plain, ProfileConfig, "profile") for plain in argument["profiles"]]
     networks = [codec.decode(plain, CalibrateConfig, "calibration") for plain in argument["calibrations"]]
-    speeds = SpeedLog()
-    profilers = [ModelProfiler(comm, config, speeds) for config in configs]
-    calibrators = [NetworkCalibrator(comm, network, speeds) for network in networks]
+    profilers = [ModelProfiler(comm, config) for config in configs]
+    calibrators = [NetworkCalibrator(comm, network) for network in networks]
     models, links = dict.fromkeys(each.model for each in configs), dict.fromkeys(each.network for each in networks)
     what = {"profiling": models, "calibrating": links}
     report(" and ".join(f"{verb} {' and '.join(names)}" for verb, names in what.items() if names))

@@ -14,7 +14,7 @@ from dpsim.records.sweep import Experiment, MeasuredPoint, Predictions
 from dpsim.setting import Setting
 from dpsim.workload import Workload
 
-SAMPLES_SCHEMA = "dpsim.samples/2"
+SAMPLES_SCHEMA = "dpsim.samples/3"
 
 
 class Samples(Noun, frozen=True):

@@ -226,13 +226,7 @@ def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float
         best_measured_devices=best.devices,
         best_predicted_devices=points[chosen].devices,
         median_error=float(np.median([p.error for p in many])),
-        median_error_at_equal_speed=_median([p.error_at_equal_speed for p in many]),
     )
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
 
 
 def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Group]) -> Overall:

@@ -22,7 +22,7 @@ from dpsim.setting import Setting
 WARM_UP_ROUNDS = 2
 """Rounds that do not count: caches, buffers made when first used, the first access to every page."""
 _REPORT_S = 5.0
-_BY_STEP = ("step_s", "exposed_communication_s", "round", "losses", "reference_s", "forward_s")
+_BY_STEP = ("step_s", "exposed_communication_s", "round", "losses")
 """The fields of ``MeasuredPoint`` that hold a number a step."""
 
 

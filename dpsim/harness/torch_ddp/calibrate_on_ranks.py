@@ -24,7 +24,6 @@ from dpsim.harness.calibrate.calibrate import CalibrateConfig
 from dpsim.harness.calibrate.load import nothing
 from dpsim.harness.calibrate.tables import CostTable, LoadedTable
 from dpsim.harness.measurement.loop import Round, StopRule, rounds
-from dpsim.harness.measurement.reference import SpeedLog
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.machine import Network
 from dpsim.progress import Progress
@@ -69,10 +68,8 @@ class StreamTable(CostTable):
     A stream begins with the last rank's.
     """
 
-    def __init__(
-        self, group: MPI.Intracomm, link: Any, task: CalibrationTask, speeds: SpeedLog, load: TorchLoad
-    ) -> None:
-        super().__init__(group, link, task.algorithm, "", CalibrateConfig(max_bytes=task.max_bytes), speeds)
+    def __init__(self, group: MPI.Intracomm, link: Any, task: CalibrationTask, load: TorchLoad) -> None:
+        super().__init__(group, link, task.algorithm, "", CalibrateConfig(max_bytes=task.max_bytes))
         self._load, self._reduction = load, link.reduction
         self._streams = {size: self._stream(size, at_once(size, task.max_bytes)) for size in self.sizes}
 
@@ -87,7 +84,7 @@ class StreamTable(CostTable):
         begun_s, ended_s = np.stack([spans[size] for size in self.sizes], axis=-1)  # [2, steps, sizes]
         lengths = [len(self._streams[size]) for size in self.sizes]
         rows = (ended_s - np.max(self.group.allgather(begun_s), axis=0)) / lengths
-        self._visited(rows.tolist(), self.speeds.visited(self.group.size, 1.0, 1.0))  # ranks that sleep have no speed
+        self._visited(rows.tolist())
 
     def _steps(self, size: int) -> NDArray[np.float64]:
         """When the streams of a few steps began and ended, [2, steps] in seconds."""
@@ -171,14 +168,14 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
         distributed.destroy_process_group()
     if comm.rank:
         return None
-    return tables | {"halves": [], "compute_slowdown": [], "selection": [], "speed": []}
+    return tables | {"halves": [], "compute_slowdown": [], "selection": [], "relative_uncertainty": None}
 
 
 def _tables(
     comm: MPI.Intracomm, task: CalibrationTask
 ) -> tuple[list[StreamTable], list[BackwardTable], list[Reduction]]:
     """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
-    load, speeds, network = TorchLoad(), SpeedLog(), Network.parse(task.network)
+    load, network = TorchLoad(), Network.parse(task.network)
     if task.runtime == "torch-ddp-gloo":
         store = distributed.FileStore(str(Path(task.folder) / "calibration"), comm.size)
         distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
@@ -197,7 +194,7 @@ def _tables(
         )
         reductions.append(reduction)
         link: Any = ReducedMemory(reduction)
-        table = StreamTable(group, link, task, speeds, load)
+        table = StreamTable(group, link, task, load)
         idle.append(table)
         if task.overlap == "thread":
             loaded.append(BackwardTable(table, link, task.overlap, load))

@@ -7,7 +7,6 @@ sleep in a read from a socket, so that those of one setting have the cores to th
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -139,8 +138,6 @@ class ScriptSetting:
             last = min(visits, key=lambda visit: _exposed_s(visit, step))  # the rank that was ready last
             exposed_s = _exposed_s(last, step) if self.setting.plan.devices > 1 else 0.0
             values = {"step_s": step_s, "exposed_communication_s": exposed_s, "round": number}
-            if last.forward_s:
-                values["forward_s"] = statistics.mean(visit.forward_s[step] for visit in visits)
             self.samples.add(values, {name: logged[step] for name, logged in last.logged_s.items()})
 
     def _of_the_batch(self, visits: list[Visit], steps: list[tuple[int, float]]) -> list[tuple[int, float]]:

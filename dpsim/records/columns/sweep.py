@@ -20,11 +20,6 @@ SAMPLES = (
     column("step_s", "s", "The time of the step on the slowest rank, as it was measured."),
     column("exposed_communication_s", "s", "Its communication that was not hidden by computation."),
     column("loss", "ratio", "The mean training loss of the step."),
-    column(
-        "reference_s",
-        "s",
-        "The time of the reference computation in the same visit, on the slowest rank; NaN in earlier records.",
-    ),
 )
 
 TIMELINE = (

@@ -25,13 +25,11 @@ from dpsim.report.compare.tables import (
 from dpsim.report.content import Card, Content, ReportWarning, Tile
 from dpsim.report.sweep.warnings import instant
 from dpsim.report.terminal import TerminalReport
-from dpsim.report.words import counted, listed, percent, spreadsheet_text
+from dpsim.report.words import counted, listed, spreadsheet_text
 from dpsim.report.write import ReportFigure, write_content
 
 FEW_ROUNDS = 5
-LEAST_SPEED_CHANGE = 0.03
 _TERMINAL_ROWS = 40
-_REFERENCES = {"sweep": "the reference computation", "bench allreduce": "scaling an array in memory"}
 _RULES = (
     "A setting is compared where both runs measured it: all fields that name it are equal.",
     "Ratios are of medians, with 95% percentile bootstrap intervals: the rounds of each run are resampled on their "
@@ -65,7 +63,7 @@ def content(comparison: RunComparison) -> Content:
         heading=heading,
         question=f"What changed in the time of one {comparison.quantity}{subject}, setting by setting?",
         answers=tuple(answers(comparison)),
-        cards=tuple(_card(comparison, pair) for pair in comparison.pairs),
+        cards=tuple(_card(pair) for pair in comparison.pairs),
         tables=tuple(each for each in tables if each is not None),
         warnings=warnings(comparison),
         rules=_RULES,
@@ -102,23 +100,17 @@ def answers(comparison: RunComparison) -> Iterator[str]:
         if pair.same_record:
             yield f"{pair.b} is the same record as {pair.a}: the ratio is exactly 1 in all of {settings}."
             continue
-        sentence = (
+        yield (
             f"{pair.b} takes {_ratio(mean)} times as long as {pair.a} in the geometric mean of {settings}: "
             f"{mean.faster} faster, {mean.slower} slower, {mean.not_distinguishable} not distinguishable."
         )
-        if pair.at_equal_speed is not None and pair.reference_ratio is not None and _same_processor(comparison, pair):
-            sentence += (
-                f" The machine's own reference took {pair.reference_ratio:.3g} times as long; at equal speed the mean "
-                f"is {_ratio(pair.at_equal_speed)}."
-            )
-        yield sentence
 
 
 def _ratio(mean: MeanRatio) -> str:
     return ratio_text(mean.ratio, mean.low, mean.high)
 
 
-def _card(comparison: RunComparison, pair: RunPair) -> Card:
+def _card(pair: RunPair) -> Card:
     mean = pair.overall
     tiles = {
         f"geometric mean of the ratios ({mean.low:.3g} to {mean.high:.3g})": f"{mean.ratio:.3g}",
@@ -126,8 +118,6 @@ def _card(comparison: RunComparison, pair: RunPair) -> Card:
         "settings slower": str(mean.slower),
         "settings not distinguishable": str(mean.not_distinguishable),
     }
-    if pair.at_equal_speed is not None and _same_processor(comparison, pair):
-        tiles["at equal speed of the machine"] = f"{pair.at_equal_speed.ratio:.3g}"
     return Card(
         title=f"{pair.b} against {pair.a}",
         tiles=tuple(Tile(value=value, label=label) for label, value in tiles.items()),
@@ -163,14 +153,6 @@ def _pair_warnings(comparison: RunComparison, pair: RunPair) -> Iterator[ReportW
             remedy="measure both again, in the order A B A B, and compare the two runs of A with each other: their "
             "difference is the noise between runs",
         )
-        change = (pair.reference_ratio or 1.0) - 1
-        if abs(change) > LEAST_SPEED_CHANGE:
-            yield ReportWarning(
-                kind="other-speed",
-                text=f"the machine itself was {percent(abs(change))} {'slower' if change > 0 else 'faster'} in "
-                f"{pair.b} than in {pair.a}, by the time of {_REFERENCES[comparison.kind]}",
-                remedy="read the mean at equal speed as well, or measure again on a machine whose cores are not shared",
-            )
 
 
 def _same_processor(comparison: RunComparison, pair: RunPair) -> bool:

@@ -164,15 +164,13 @@ def _run_columns(label: str, unit: str, scale: float, count: int) -> tuple[Colum
 
 
 def means_table(comparison: RunComparison) -> Table:
-    """Return the geometric means: of each group, over all of them, and at equal speed of the machine."""
+    """Return the geometric means: of each group, and over all of them."""
     sections: dict[str, list[tuple[str, MeanRatio]]] = {}
     for pair in comparison.pairs:
         points = pair_points(comparison, pair)
         name = "all settings, real and emulated" if mixed(comparison, pair) else "all settings"
         rows = [(group_name(points, mean.name), mean) for mean in pair.groups if len(pair.groups) > 1]
         rows.append((name, pair.overall))
-        if pair.at_equal_speed is not None and not pair.same_record:
-            rows.append((f"{name}, at equal speed", pair.at_equal_speed))
         sections[f"{pair.b} against {pair.a}"] = rows
     return table(
         title="Geometric means",
@@ -186,8 +184,7 @@ def means_table(comparison: RunComparison) -> Table:
         ),
         sections=sections,
         strong=lambda row: row[1].name == "all",
-        note="Whole rounds of each run are resampled, the same ones for all settings of a run. At equal speed: each "
-        "ratio is divided by that of the reference computation, which both runs timed in the same rounds.",
+        note="Whole rounds of each run are resampled, the same ones for all settings of a run.",
     )
 
 

@@ -126,8 +126,6 @@ def _draw(axis: Axes, panel: _Panel, varied: list[str], width: int) -> None:
         "measured": f"this step {_ms(length_s(panel.measured))}, median {_ms(point.measured_step_s)}",
         "predicted": f"{_ms(point.predicted_step_s)} ({percent(point.error, sign=True)})",
     }
-    if point.predicted_at_run_speed_s is not None:
-        labels["predicted"] += f", at the run's speed {point.predicted_at_run_speed_s * 1e3:.2f}"
     for source, end, y in (("measured", ends[0], 3.7), ("predicted", ends[1], 1.0)):
         name = axis.text(0, y + 1.3, f"{source}: ", fontweight="bold", fontsize=9, color=INK, va="center")
         axis.annotate(labels[source], (1, 0.5), xycoords=name, fontsize=8, color=MUTED, va="center")

@@ -65,7 +65,6 @@ class SavedSweep(SavedResult):
             "step_s": _joined([run.step_s for run in runs]),
             "exposed_communication_s": _joined([run.exposed_communication_s for run in runs]),
             "loss": _joined([_filled(run.losses, len(run.step_s)) for run in runs]),
-            "reference_s": _joined([_filled(run.reference_s, len(run.step_s)) for run in runs]),
         }
         return repeated([run_values(run.setting) for run in runs], lengths, values, self.columns("samples"))
 

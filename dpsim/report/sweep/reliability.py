@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
-from dpsim.report.words import devices_name, percent
+from dpsim.report.words import percent
 
 MOST_NOISE = 0.3
-"""Above this noise, or this change of the machine's speed, a sweep says nothing about its settings."""
+"""Above this noise, or this drift, a sweep says nothing about its settings."""
 _SURE = 1.5
 """The best setting is named where the effect exceeds the noise so many times."""
 
@@ -15,14 +15,6 @@ def disturbance(comparison: Comparison, group: Group) -> str:
     """Return why nothing can be said about a group of settings; nothing where something can."""
     if group.noise is not None and group.noise > MOST_NOISE:
         return f"two runs of one setting differ by {percent(group.noise)}"
-    speeds = () if group.emulated_compute else comparison.speeds
-    fastest = max(speeds, key=lambda speed: abs(speed.mean_change), default=None)
-    if fastest is not None and abs(fastest.mean_change) > MOST_NOISE:
-        slower = "slower" if fastest.mean_change > 0 else "faster"
-        return (
-            f"with {devices_name(fastest.devices)} at work the machine was {percent(abs(fastest.mean_change))} "
-            f"{slower} than in its calibration"
-        )
     if group.drift is not None and abs(group.drift) > MOST_NOISE:
         return f"steps changed by {percent(group.drift, sign=True)} from the first third of the run to the last"
     if group.noise_floor > MOST_NOISE:

@@ -32,7 +32,7 @@ def summary_json(comparison: Comparison) -> dict[str, Any]:
         "measured_from",
         "measured_until",
         "not_measured",
-        "speeds",
+        "relative_uncertainty",
     ]
     summary = {name: step.get(name) for name in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
     summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}

@@ -33,7 +33,7 @@ from dpsim.units import format_size
 
 MOST_LINES = 20
 _FIRST = ("not-identical", "run", "predicted-after-measured", "no-time", "not-measured", "other-environment")
-"""Warnings that are told before that of the machine's speed."""
+"""Warnings that are told before that of a machine that changes its speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,20 +244,10 @@ def _model(comparison: Comparison, group: Group) -> str:
 
 
 def _predictions(comparison: Comparison) -> str:
-    """Return how far the predictions were off, and how many medians lie in their intervals.
-
-    The error at the speeds of the run stands beside it where it is smaller.
-    """
+    """Return how far the predictions were off, and how many medians lie in their intervals."""
     many = [point for point in comparison.scored if point.devices > 1] or list(comparison.scored)
     error = statistics.median(abs(point.error) for point in many)
-    text = f"Predictions: {percent(error)} off"
-    equal = [abs(point.error_at_equal_speed) for point in many if point.error_at_equal_speed is not None]
-    if equal and statistics.median(equal) < error:
-        change = max((speed.mean_change for speed in comparison.speeds), key=abs, default=0.0)
-        text += f"; {percent(statistics.median(equal))} when corrected for the machine's speed"
-        if abs(change) >= 0.01:
-            text += f", which ran {percent(abs(change))} {'slower' if change > 0 else 'faster'} than in its calibration"
-    text += "."
+    text = f"Predictions: {percent(error)} off."
     covered = comparison.interval
     if covered is not None:
         inside = round(covered.coverage * covered.points)
@@ -280,10 +270,10 @@ def _doubts(comparison: Comparison) -> str:
         return f"! {_sentence(grave.text)}: {grave.remedy}. {number}"
     if any(disturbance(comparison, group) for group in comparison.groups):
         return f"! The machine was disturbed: stop other processes, and run the sweep again. {number}"
-    if any(warning.kind == "speed-changed" for warning in every):
-        factors = [f for speed in comparison.speeds for f in (speed.calibrated_slow_factor, speed.measured_slow_factor)]
+    if any(warning.kind == "unsteady" for warning in every):
+        change = percent(comparison.relative_uncertainty)
         return (
-            f"! The cores change their speed by themselves, up to {max(factors):.1f} times. Trust the order, not the "
-            f"milliseconds. {number}"
+            f"! The machine changed its speed by itself while it was profiled, by about {change}. Trust the order, not "
+            f"the milliseconds. {number}"
         )
     return f"! {_sentence(every[0].text)}: {every[0].remedy}. {number}"

@@ -146,7 +146,6 @@ def _points(comparison: Comparison) -> Table:
     runtime = points[0].runtime
     compared_to_one = any(point.measured_speedup is not None for point in points if point.devices > 1)
     show = PointColumns(comparison=comparison)
-    at_equal_speed = any(point.error_at_equal_speed is not None for point in points)
     emulated = " Computation is emulated." if any(p.emulated_compute for p in comparison.points) else ""
     return points_table(
         comparison,
@@ -161,7 +160,6 @@ def _points(comparison: Comparison) -> Table:
             show.predicted_interval(),
             show("error"),
             show.own_runtime(),
-            show("error_at_equal_speed", 6, shown=at_equal_speed),
             *show.exposed(1, 4),
             show("measured_speedup", shown=compared_to_one),
             show("predicted_speedup", 2, shown=compared_to_one),
@@ -170,9 +168,8 @@ def _points(comparison: Comparison) -> Table:
         sections={
             _section_title(comparison, network, members): members for network, members in by_network(points).items()
         },
-        note=f"{LEGEND}. Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1"
-        + ("; at equal speed: of what is predicted for the speeds that the run had. " if at_equal_speed else ". ")
-        + "Exposed: communication not hidden by computation. "
+        note=f"{LEGEND}. Median step and the 95% bootstrap interval of the median. Error = predicted / measured - 1. "
+        "Exposed: communication not hidden by computation. "
         + "Speedup over one device at the same global batch. " * compared_to_one
         + f"{threshold_noun(runtime).capitalize()} 0 is one allreduce per tensor, inf one per step.{emulated}"
         + own_runtime_note(comparison),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,15 +48,14 @@ class Timelines:
     def both(self, point: ComparedPoint) -> tuple[Timeline, Timeline] | None:
         """Return a measured and the predicted step of a point, or ``None`` unless both were kept.
 
-        The measured step is the one nearest to the measured median, on all ranks. The predicted one is drawn at the
-        mean speed (``at_step``), so that it takes the step that is predicted.
+        The measured step is the one nearest to the measured median, on all ranks.
         """
         setting = point.setting
         if setting not in self.measured or setting not in self.predicted:
             return None
         measured = [Timeline.from_record(record) for record in self.measured[setting]]
         predicted = _ranks(_steps(Timeline.from_record(self.predicted[setting]))[0])[0]
-        return nearest_step(measured, point.measured_step_s), at_step(predicted, point.predicted_step_s)
+        return nearest_step(measured, point.measured_step_s), predicted
 
 
 def nearest_step(timelines: Sequence[Timeline], step_s: float) -> Timeline:
@@ -81,28 +79,6 @@ def length_s(step: Timeline) -> float:
 def ready_last(step: Timeline) -> Timeline:
     """Return the events of the rank with the least exposed communication, for which the other ranks wait."""
     return min(_ranks(step), key=Timeline.exposed_communication_s)
-
-
-def at_step(step: Timeline, step_s: float) -> Timeline:
-    """Return a predicted step of one rank with computation so much faster or slower that it takes ``step_s``.
-
-    A prediction keeps the events of the speed that holds for longest, while the predicted step is the mean over the
-    machine's speeds. The gaps between computations, where communication is exposed, keep their lengths.
-    """
-    compute = step.lane == COMPUTE_LANE
-    start, end = step.start_s[compute], step.end_s[compute]
-    busy_s = float((end - start).sum())
-    factor = 1 + (step_s - length_s(step)) / busy_s if busy_s else 0.0
-    if factor <= 0:
-        return step
-    edges = np.unique((*step.start_s, *step.end_s))
-    middle = (edges[1:] + edges[:-1]) / 2
-    computing = ((start[:, None] <= middle) & (middle < end[:, None])).any(axis=0)
-    lengths = np.diff(edges) * np.where(computing, factor, 1.0)
-    placed = edges[0] + np.concatenate(([0.0], np.cumsum(lengths)))
-    return dataclasses.replace(
-        step, start_s=np.interp(step.start_s, edges, placed), end_s=np.interp(step.end_s, edges, placed)
-    )
 
 
 def waits_for_ranks_s(step: Timeline, rank: int) -> list[tuple[float, float]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dpsim.records.comparison import ComparedPoint, Comparison, Group, SpeedRecord
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import ReportWarning
 from dpsim.report.words import counted, devices_name, listed, network_name, percent, threshold_noun
 from dpsim.units import format_size
@@ -15,9 +14,7 @@ from dpsim.units import format_size
 FEW_SAMPLES = 10
 WIDE_INTERVAL = 0.05
 LEAST_DRIFT = 0.02
-LEAST_SPEED_CHANGE, LEAST_FORWARD_CHANGE = 0.03, 0.05
-TWO_SPEEDS = 1.12
-LEAST_SLOW_SHARE = 0.05
+LEAST_CHANGE = 0.1
 WIDE_SLOWDOWN = 0.03
 SLOW_SHARE = 0.05
 _COMPARED: dict[tuple[str, ...], str] = {("fusion_threshold_bytes",): "threshold", ("devices",): "number of devices"}
@@ -30,11 +27,10 @@ def warnings(comparison: Comparison) -> tuple[ReportWarning, ...]:
     """Return every reason to doubt a comparison."""
     return (
         *_of_order(comparison),
-        *(warning for speed in comparison.speeds for warning in _of_speed(speed)),
+        *_of_profile(comparison),
         *_of_slowdown(comparison),
         *_of_points(comparison),
         *(warning for group in comparison.groups for warning in _of_group(comparison, group)),
-        *_of_forward(comparison),
         *_of_run(comparison),
     )
 
@@ -67,34 +63,16 @@ def _of_order(comparison: Comparison) -> Iterator[ReportWarning]:
         )
 
 
-def _of_speed(speed: SpeedRecord) -> Iterator[ReportWarning]:
-    """Warn where the machine's speed changed, within a phase or between calibration and measurement."""
-    at_work = f"with {devices_name(speed.devices)} at work"
-    calibrated = _slow(speed.calibrated_slow_factor, speed.calibrated_slow_share)
-    measured = _slow(speed.measured_slow_factor, speed.measured_slow_share)
-    if calibrated or measured:
+def _of_profile(comparison: Comparison) -> Iterator[ReportWarning]:
+    """Warn where the profile's own times changed while it was taken."""
+    if comparison.relative_uncertainty > LEAST_CHANGE:
         yield ReportWarning(
-            kind="speed-changed",
-            text=f"{at_work} this machine changed its speed by itself: in the calibration it was "
-            f"{calibrated or 'steady'}, in the measurement {measured or 'steady'}",
-            remedy="read the errors at equal speed as well; stop other processes, or use a machine whose cores are "
-            "not shared",
+            kind="unsteady",
+            text="this machine changed its speed by itself while it was profiled: from one stretch as long as the "
+            f"profile to the next, mean times differ by {comparison.relative_uncertainty:.0%} (one standard error)",
+            remedy="trust the order of the settings more than their times; stop other processes, or use a machine "
+            "whose cores are not shared",
         )
-    if abs(speed.mean_change) > LEAST_SPEED_CHANGE:
-        slower = "slower" if speed.mean_change > 0 else "faster"
-        yield ReportWarning(
-            kind="other-speed",
-            text=f"{at_work} this machine was {abs(speed.mean_change):.1%} {slower} in the measurement than in the "
-            "calibration, by the mean time of the reference computation",
-            remedy="read the errors at equal speed as well, or run the sweep again",
-        )
-
-
-def _slow(factor: float, share: float) -> str:
-    """Return ``1.45 times slower for 40% of the time``, or nothing where that is no more than noise."""
-    if factor < TWO_SPEEDS or share < LEAST_SLOW_SHARE:
-        return ""
-    return f"{factor:.2f} times slower for {share:.0%} of the time"
 
 
 def _of_slowdown(comparison: Comparison) -> Iterator[ReportWarning]:
@@ -180,25 +158,6 @@ def _name(comparison: Comparison, point: ComparedPoint) -> str:
 def _place(item: ComparedPoint | Group) -> str:
     """The network, and who trains on it where that is PyTorch's DDP."""
     return item.network if item.runtime == "dpsim" else network_name(item)
-
-
-def _of_forward(comparison: Comparison) -> Iterator[ReportWarning]:
-    """Warn where a script's forward passes were slower or faster than when it was profiled."""
-    by_place: dict[str, list[float]] = {}
-    for point in comparison.points:
-        if point.runtime != "dpsim" and point.predicted_at_run_speed_s is not None:
-            changes = by_place.setdefault(_place(point), [])
-            changes.append(point.predicted_at_run_speed_s / point.predicted_step_s - 1)
-    for where, changes in by_place.items():
-        change = statistics.median(changes)
-        if abs(change) > LEAST_FORWARD_CHANGE:
-            slower, longer = ("slower", "longer") if change > 0 else ("faster", "shorter")
-            yield ReportWarning(
-                kind="other-speed",
-                text=f"on {where} forward passes were {slower} in the measurement than in the profiles: at their speed "
-                f"steps are predicted to be {abs(change):.0%} {longer}",
-                remedy="read the errors at equal speed as well, or measure again: the speed of this machine changes",
-            )
 
 
 def _of_group(comparison: Comparison, group: Group) -> Iterator[ReportWarning]:

@@ -20,8 +20,8 @@ from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, write_content
 _TIMELINE = (
     "One training step of the setting that trains most samples per second on the most devices, measured above and "
     "predicted below on one time axis. Of the kept steps, the one nearest to the median of the table is shown, "
-    "on the rank that was ready last. The predicted one has the length of the table, the mean over the machine's "
-    "speeds. Hatched: computation waits for communication. Dotted: a collective waits for another rank to begin it. "
+    "on the rank that was ready last. The predicted one has the length of the table. "
+    "Hatched: computation waits for communication. Dotted: a collective waits for another rank to begin it. "
     "Other: the loss and the beginning of the step."
 )
 _MAP = (
