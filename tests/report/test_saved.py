@@ -357,7 +357,7 @@ def test_a_folder_without_a_whole_result_is_refused_in_one_message(
         ("", "is not valid JSON"),
         (json.dumps(TRAINED)[:-20], "is not valid JSON"),
         ("[1, 2]", "is not a result of dpsim: its schema is None"),
-        ('{"schema": "dpsim.results/2"}', "cannot read the predictions file"),
+        ('{"schema": "dpsim.results/2"}', "is unfinished: it has no results.json yet"),
         ('{"schema": "dpsim.workload/1"}', "is not a result of dpsim: its schema is 'dpsim.workload/1'"),
         (json.dumps(TRAINED | {"points": []}), "is what dpsim train prints with --json"),
         (json.dumps(TRAINED | {"points": [], "command": "predict"}), "read it with json.load"),
