@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError, unknown
 from dpsim.launch import rank_info
-from dpsim.launch.attached_job import end_all
-from dpsim.launch.rank_process import one_thread
+from dpsim.launch.rank_process import end_all, one_thread
 from dpsim.machine import Network, check_algorithm
 from dpsim.plan import Plan
 from dpsim.replica import Replica

@@ -30,7 +30,7 @@ from dpsim.cli import (
 )
 from dpsim.cli.mistakes import as_dpsim_error
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.launch import jobs, rank_info
+from dpsim.launch import jobs, rank_info, rank_process
 
 _EXAMPLES = """\
 Examples:
@@ -78,7 +78,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     job = rank_info.job()
     if job is not None and job.rank != 0:
         try:
-            jobs.serve()
+            rank_process.serve()
         except KeyboardInterrupt:
             return 130  # rank 0 prints the message
     _unwind_on_signals()
@@ -107,7 +107,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
         return _print_error(_system_error(error))
     finally:
         if job is not None:
-            jobs.release()
+            rank_process.release()
 
 
 def _check_utf8(arguments: Sequence[str]) -> None:

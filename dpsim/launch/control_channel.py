@@ -1,66 +1,96 @@
-"""The launching side of the connection between the process that starts a job and each rank: one JSON object a line.
+"""The connection between the process that starts a job and each rank: one JSON object a line, over TCP.
 
-It is a TCP connection, which works alike on one machine and between several, and leaves nothing behind.
-``rank_channel`` is the rank's side. A rank proves that it knows the job's secret (``authentication``) and receives the
-request; then it sends progress, its failure, and on rank 0 the result. The parent of a watched rank
-(``dpsim.launch.supervisor``) sends the signal that killed the rank. A line that is not a JSON object was written by
-Python's faulthandler while the process crashed.
+TCP works alike on one machine and between several, and leaves nothing behind. A rank and the starting process prove to
+each other that they know the job's secret, without sending it: each end sends a challenge, and signs its first message
+with HMAC-SHA-256 over its role, the other end's challenge and the message. So a recorded message cannot be sent again.
+The rank's first message says who it is, the answer is the request; then the rank sends progress, its failure, and on
+rank 0 the result. The parent of a watched rank (``dpsim.launch.worker``) sends the signal that killed the rank. A line
+that is not a JSON object was written by Python's faulthandler while the process crashed.
 
-Anybody on this machine can connect, and anybody on the network if other hosts take part. An unverified connection can
-do no harm: at most ``HELLO_BYTES`` of what it sends are kept, nothing is parsed, and it is closed after ``HELLO_S``.
+Anybody on this machine can connect, and anybody on the network if other hosts take part. A stranger's connection can do
+no harm: nobody waits for it, less than ``HELLO_BYTES`` of an unfinished line are kept, nothing is parsed before its
+sender is known, and it is closed after ``HELLO_S``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hmac
 import json
 import os
 import resource
 import secrets
+import select
 import selectors
 import socket
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import IO, Any
 
 from dpsim.errors import CommunicationError
-from dpsim.launch import authentication
 from dpsim.launch.failure_report import JobState
 from dpsim.progress import Progress
 
-SPARE_FILES = 32
-SEND_S = 60.0
-HELLO_S = 10.0
-HELLO_BYTES = 1024
-_MOST_UNVERIFIED = 8
+VARIABLE = "DPSIM_JOB"
+"""In the ranks' environment: the job's secret and the addresses to connect to. Other users cannot read it there."""
+
+HELLO_S, HELLO_BYTES = 10.0, 1024
+_SPARE_FILES = 32
+_SEND_S = 60.0
+_MOST_STRANGERS = 8
+_CONNECT_S, _RETRY_FOR_S, _RETRY_AFTER_S = 5.0, 5.0, 0.2
 
 
-class LineReader:
-    """Reads a non-blocking file descriptor and calls ``handle_line`` with each whole line."""
+def signed(secret: str, role: str, challenge: str, message: str) -> bytes:
+    """Return one line: the signature of ``message`` in answer to ``challenge``, a space, and the message (ASCII)."""
+    signature = hmac.new(secret.encode(), f"{role} {challenge} {message}".encode(), "sha256")
+    return f"{signature.hexdigest()} {message}\n".encode()
 
-    def __init__(self, handle_line: Callable[[str], Any]) -> None:
-        self._handle_line, self._partial = handle_line, b""
 
-    def read(self, descriptor: int) -> bool:
+def verified(secret: str, role: str, challenge: str, line: bytes) -> Any:
+    """Return the JSON value in a line that ``signed`` made.
+
+    Raises ``CommunicationError`` if the signature is not that of this ``role`` for this ``challenge``.
+    """
+    message = line.rstrip(b"\n").partition(b" ")[2].decode("latin-1")
+    if not hmac.compare_digest(line.rstrip(b"\n") + b"\n", signed(secret, role, challenge, message)):
+        raise CommunicationError(f"the other end of the connection is no {role} of this job")
+    return json.loads(message)
+
+
+class Lines:
+    """Lines that arrive at a file, each of which ``handle_line`` gets; from a ``rank``'s connection, or from others."""
+
+    rank: int | None = None
+
+    def __init__(self, file: IO[bytes] | socket.socket, handle_line: Callable[[bytes], Any]) -> None:
+        os.set_blocking(file.fileno(), False)
+        self.file, self.handle_line, self.partial = file, handle_line, b""
+
+    def read(self) -> bool:
         """Read what has arrived. False at the end of the file."""
         try:
-            data = os.read(descriptor, 1 << 16)
+            data = os.read(self.file.fileno(), 1 << 16)
         except BlockingIOError:
             return True
-        *lines, self._partial = (self._partial + data).split(b"\n")
+        except ConnectionError:  # the connection of a killed process may end so
+            return False
+        *lines, self.partial = (self.partial + data).split(b"\n")
         for line in lines:
-            self._handle_line(line.decode("utf-8", "replace"))
+            self.handle_line(line)
         return bool(data)
 
-    def end(self) -> None:
-        """Handle a last line that has no newline."""
-        if self._partial:
-            self._handle_line(self._partial.decode("utf-8", "replace"))
-            self._partial = b""
+    def close(self) -> None:
+        """Handle a last line that has no line end, and close the file."""
+        if self.partial:
+            self.handle_line(self.partial)
+        self.file.close()
 
 
 class Listener:
-    """Accepts the ranks' connections and records in ``state`` what they send.
+    """The starting process's end: accepts the ranks' connections and records in ``state`` what they send.
 
     It listens as soon as it is made, on the loopback interface or on all (``all_interfaces``). The ranks find it by
     the variables in ``environment``.
@@ -75,26 +105,16 @@ class Listener:
         *,
         all_interfaces: bool,
     ) -> None:
-        self._devices, self._request = devices, json.dumps(request)
+        self._devices, self._request, self._secret = devices, json.dumps(request), secrets.token_hex(16)
         self._state, self._progress = state, progress
-        self._secret = secrets.token_hex(16)
         self._server = _server(devices, all_interfaces=all_interfaces)
-        self._unverified: list[_UnverifiedConnection] = []
-        self._ranks: dict[int, socket.socket] = {}
-        port = self._server.getsockname()[1]
+        self._strangers: list[_Connection] = []
+        self._ranks: set[int] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
         addresses = own_addresses() if all_interfaces else ["127.0.0.1"]
-        self.environment = {
-            authentication.VARIABLE: " ".join([self._secret, *(f"{address}:{port}" for address in addresses)])
-        }
-
-    def serve(self, selector: selectors.BaseSelector) -> None:
-        """Accept connections from now on. The data of each ``selector`` event has ``read(descriptor)`` to be called."""
-        selector.register(self._server, selectors.EVENT_READ, _Acceptor(self, selector))
-
-    def close(self) -> None:
-        unverified = (connection.socket for connection in self._unverified)
-        for connection in (self._server, *unverified, *self._ranks.values()):
-            connection.close()
+        port = self._server.getsockname()[1]
+        self.environment = {VARIABLE: " ".join([self._secret, *(f"{address}:{port}" for address in addresses)])}
 
     @property
     def connected(self) -> bool:
@@ -106,43 +126,64 @@ class Listener:
         """Whether every rank has finished its task."""
         return len(self._state.done) == self._devices
 
-    def accept(self, selector: selectors.BaseSelector) -> None:
-        """Accept a connection and send it a challenge. If it has already been closed, nothing happens."""
-        with contextlib.suppress(OSError):
+    def add(self, lines: Lines) -> None:
+        """Read these lines, too, from now on."""
+        self._selector.register(lines.file, selectors.EVENT_READ, lines)
+
+    def handle_events(self, timeout_s: float) -> bool:
+        """Read whatever has arrived; returns whether anything had. Strangers are sent away in time."""
+        ready = self._selector.select(timeout_s)
+        for key, _ in ready:
+            if key.data is None:
+                self._accept()
+            elif not key.data.read():
+                self._remove(key.data)
+        excess = len(self._ranks) + len(self._strangers) - self._devices - _MOST_STRANGERS  # files are limited
+        for number, stranger in enumerate(list(self._strangers)):
+            if number < excess or time.monotonic() > stranger.deadline_s:
+                self._remove(stranger)
+        return bool(ready)
+
+    def close(self) -> None:
+        """Handle the last lines of all that is read, and close it."""
+        for key in self._selector.get_map().values():
+            (key.data or self._server).close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # it may have been closed already
             accepted, _ = self._server.accept()
-            connection = _UnverifiedConnection(self, selector, accepted)
-            self._unverified.append(connection)
-            selector.register(accepted, selectors.EVENT_READ, connection)
-            connection.send_challenge()
+            stranger = _Connection(self, accepted)
+            self._strangers.append(stranger)
+            self.add(stranger)
+            accepted.sendall(f"{stranger.challenge}\n".encode())
 
-    def close_silent(self, selector: selectors.BaseSelector) -> None:
-        """Close unverified connections whose time is over, and the oldest if there are too many: files are limited."""
-        excess = len(self._ranks) + len(self._unverified) - self._devices - _MOST_UNVERIFIED
-        for number, connection in enumerate(list(self._unverified)):
-            if number < excess or time.monotonic() > connection.deadline_s:
-                selector.unregister(connection.socket)
-                connection.end()
+    def _remove(self, lines: Lines) -> None:
+        self._selector.unregister(lines.file)
+        lines.close()
+        if lines in self._strangers:
+            self._strangers.remove(lines)
+        if lines.rank is not None:
+            self._ranks.discard(lines.rank)
+            if self._state.first_ended is None:
+                self._state.first_ended = lines.rank
 
-    def verify(self, connection: _UnverifiedConnection, hello: bytes) -> int:
-        """The rank that sent ``hello``; it gets the request. Raises ``CommunicationError`` if it is not a rank."""
-        fields = json.loads(authentication.verified(self._secret, "rank", connection.challenge, hello))
+    def verify(self, stranger: _Connection, hello: bytes) -> int:
+        """Return the rank that sent ``hello``; it gets the request. Raises ``CommunicationError`` if it is no rank."""
+        fields = verified(self._secret, "rank", stranger.challenge, hello)
         rank = int(fields["rank"])
-        connection.socket.settimeout(SEND_S)
-        connection.socket.sendall(authentication.signed(self._secret, "launcher", fields["challenge"], self._request))
+        stranger.file.settimeout(_SEND_S)
+        stranger.file.sendall(signed(self._secret, "launcher", fields["challenge"], self._request))
         self._state.pids[rank] = (str(fields["host"]), int(fields["pid"]))
-        self._ranks[rank] = connection.socket
-        self._unverified.remove(connection)
+        self._strangers.remove(stranger)
+        self._ranks.add(rank)
         return rank
-
-    def discard(self, connection: _UnverifiedConnection) -> None:
-        """Close a connection that did not prove to be a rank's."""
-        self._unverified.remove(connection)
-        connection.socket.close()
 
     def receive(self, rank: int, line: str) -> None:
         """Record one line that a rank sent. A line that a killed rank left unfinished is dropped."""
+        state = self._state
         if not line.startswith("{"):
-            self._state.faults[rank] = self._state.faults.get(rank, "") + line + "\n"
+            state.faults[rank] = state.faults.get(rank, "") + line + "\n"
             return
         try:
             ((kind, value),) = json.loads(line).items()
@@ -151,28 +192,57 @@ class Listener:
         if kind == "progress":
             self._progress(value)
         elif kind == "killed":
-            self._state.killed.setdefault(rank, value)
+            state.killed.setdefault(rank, value)
         elif kind == "orphaned":
-            self._state.orphaned.setdefault(rank, value)
+            state.orphaned.setdefault(rank, value)
         elif kind == "done":
-            self._state.done.add(rank)
+            state.done.add(rank)
         elif kind == "result":
-            self._state.result = [value]
-        elif not self._state.killed:  # an error after a rank was killed is a consequence of that
-            self._state.errors.append(value)
+            state.result = [value]
+        elif not state.killed:  # an error after a rank was killed is a consequence of that
+            state.errors.append(value)
 
-    def ended(self, rank: int) -> None:
-        """Record that a rank's process has ended."""
-        self._ranks.pop(rank).close()
-        self._state.ended(rank)
+
+class _Connection(Lines):
+    """A stranger's connection, until its first line proves that it is a rank's.
+
+    It ends when the rank's process ends. A dying process closes its files early. So the order in which connections end
+    shows which rank died first, where ``mpiexec`` may report a rank that it killed itself.
+    """
+
+    file: socket.socket
+
+    def __init__(self, listener: Listener, accepted: socket.socket) -> None:
+        super().__init__(accepted, self._handle)
+        self._listener, self.challenge, self.deadline_s = listener, secrets.token_hex(16), time.monotonic() + HELLO_S
+
+    def read(self) -> bool:
+        """Read what has arrived. False if the connection has ended, or is not a rank's."""
+        if self.rank is not None:
+            return super().read()
+        try:
+            return super().read() and len(self.partial) < HELLO_BYTES
+        except (OSError, CommunicationError):
+            return False
+
+    def close(self) -> None:
+        if self.rank is None:
+            self.partial = b""
+        super().close()
+
+    def _handle(self, line: bytes) -> None:
+        if self.rank is None:
+            self.rank = self._listener.verify(self, line)
+        else:
+            self._listener.receive(self.rank, line.decode("utf-8", "replace"))
 
 
 def _server(devices: int, *, all_interfaces: bool) -> socket.socket:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        if soft != resource.RLIM_INFINITY and soft < devices + SPARE_FILES:
+        if soft != resource.RLIM_INFINITY and soft < devices + _SPARE_FILES:
             raise OSError(f"only {soft} open files are allowed")
-        return socket.create_server(("" if all_interfaces else "127.0.0.1", 0), backlog=devices + _MOST_UNVERIFIED)
+        return socket.create_server(("" if all_interfaces else "127.0.0.1", 0), backlog=devices + _MOST_STRANGERS)
     except OSError as error:
         raise CommunicationError(
             f"cannot start {devices} ranks: {error.strerror or error}",
@@ -180,83 +250,106 @@ def _server(devices: int, *, all_interfaces: bool) -> socket.socket:
         ) from error
 
 
-class _Acceptor:
-    """The selector's data for the server socket: each event is a new connection."""
-
-    def __init__(self, listener: Listener, selector: selectors.BaseSelector) -> None:
-        self._listener, self._selector = listener, selector
-
-    def read(self, _: int) -> bool:
-        self._listener.accept(self._selector)
-        return True
-
-    def end(self) -> None:
-        pass
-
-
-class _UnverifiedConnection:
-    """A connection that has yet to prove, in ``HELLO_S`` seconds and ``HELLO_BYTES`` bytes, that it is a rank's."""
-
-    def __init__(self, listener: Listener, selector: selectors.BaseSelector, accepted: socket.socket) -> None:
-        self._listener, self._selector, self.socket = listener, selector, accepted
-        self.challenge, self.deadline_s = authentication.challenge(), time.monotonic() + HELLO_S
-        self._received = b""
-        accepted.setblocking(False)
-
-    def send_challenge(self) -> None:
-        self.socket.sendall(f"{self.challenge}\n".encode())
-
-    def read(self, _: int) -> bool:
-        """Read what has arrived. False if the connection has ended, has sent too much, or is not a rank's."""
-        try:
-            data = self.socket.recv(HELLO_BYTES - len(self._received))
-            self._received += data
-            if not self._received.endswith(b"\n"):  # a rank sends nothing more until it has the request
-                return bool(data) and len(self._received) < HELLO_BYTES
-            rank = self._listener.verify(self, self._received)
-        except BlockingIOError:
-            return True
-        except (OSError, CommunicationError):
-            return False
-        self._selector.modify(self.socket, selectors.EVENT_READ, _RankConnection(self._listener, rank))
-        return True
-
-    def end(self) -> None:
-        self._listener.discard(self)
-
-
-class _RankConnection(LineReader):
-    """One rank's connection. It ends when the rank's process ends.
-
-    A dying process closes its files early. So the order in which connections end shows which rank died first, where
-    ``mpiexec`` may report a rank that it killed itself.
-    """
-
-    def __init__(self, listener: Listener, rank: int) -> None:
-        super().__init__(lambda line: listener.receive(rank, line))
-        self._listener, self._rank = listener, rank
-
-    def read(self, descriptor: int) -> bool:
-        """As in ``LineReader``."""
-        try:
-            if super().read(descriptor):
-                return True
-        except ConnectionError:
-            pass  # this may be how the connection of a killed process ends
-        self.end()
-        self._listener.ended(self._rank)
-        return False
-
-
 def own_addresses() -> list[str]:
-    """Where other hosts may reach this one: its name first, then its IPv4 addresses, loopback last."""
+    """Return where other hosts may reach this one: its name first, then its IPv4 addresses, loopback last."""
     import psutil
 
-    addresses = [
-        address.address
-        for interface in psutil.net_if_addrs().values()
-        for address in interface
-        if address.family == socket.AF_INET
-    ]
-    addresses.sort(key=lambda address: address.startswith("127."))
-    return [socket.gethostname(), *addresses]
+    interfaces = psutil.net_if_addrs().values()
+    addresses = [each.address for interface in interfaces for each in interface if each.family == socket.AF_INET]
+    return [socket.gethostname(), *sorted(addresses, key=lambda address: address.startswith("127."))]
+
+
+class LauncherConnection:
+    """The rank's end; ``request`` is what the starting process asked for."""
+
+    def __init__(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        self._socket, self.request = connection, request
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        """Return the descriptor to which Python's faulthandler writes the report of a crash."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, kind: str, value: Any) -> None:
+        """Send a message; ``kind`` is ``progress``, ``error``, ``result``, ``done``, ``orphaned`` or ``killed``.
+
+        The message ``killed`` begins with a line end: the rank may have been killed while it sent a line.
+        """
+        line = json.dumps({kind: value}) + "\n"
+        with self._sending:
+            self._socket.sendall(("\n" * (kind == "killed") + line).encode())
+
+    def wait_for_end(self, process: int | None = None, timeout_s: float | None = None) -> bool:
+        """Wait until the starting process hangs up, or until ``process`` (a pidfd) ends or ``timeout_s`` is over.
+
+        Returns whether the starting process has hung up: it sends nothing more. The wait takes no core time.
+        """
+        poll = select.poll()
+        for descriptor in [self.fileno()] if process is None else [self.fileno(), process]:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
+        return self.fileno() in {descriptor for descriptor, _ in ready}
+
+
+def connect(rank: int, environment: Mapping[str, str] = os.environ) -> LauncherConnection:
+    """Connect this process, as rank ``rank``, to the process that started the job. Raises ``CommunicationError``.
+
+    Retries for some seconds, because the starting process may close a connection while strangers keep it busy.
+    """
+    secret, *addresses = environment[VARIABLE].split()
+    deadline_s = time.monotonic() + _RETRY_FOR_S
+    while True:
+        failures = []
+        for address in addresses:
+            try:
+                return _connected(address, secret, rank)
+            except (OSError, CommunicationError) as error:
+                failures.append(f"{address}: {error}")
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(_RETRY_AFTER_S)
+    raise CommunicationError(
+        f"rank {rank} on {socket.gethostname()} cannot reach the process that started it ({'; '.join(failures)})",
+        remedy="let this host connect to the one that starts the job, or start the ranks with the scheduler's launcher",
+    )
+
+
+def _connected(address: str, secret: str, rank: int) -> LauncherConnection:
+    """Connect to ``address``. Raises ``OSError``, or ``CommunicationError`` if nobody there knows the secret."""
+    host, _, port = address.rpartition(":")
+    connection = _with_high_descriptor(socket.create_connection((host, int(port)), timeout=_CONNECT_S))
+    try:
+        connection.settimeout(_SEND_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with connection.makefile("rb") as reader:
+            challenge, own = reader.readline(HELLO_BYTES).decode("latin-1"), secrets.token_hex(16)
+            if not challenge.endswith("\n"):
+                raise ConnectionError("the connection was closed")
+            hello = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "challenge": own}
+            connection.sendall(signed(secret, "rank", challenge.strip(), json.dumps(hello)))
+            request = verified(secret, "launcher", own, reader.readline())
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
+    return LauncherConnection(connection, request)
+
+
+def _with_high_descriptor(connection: socket.socket) -> socket.socket:
+    """Give a connection a file descriptor above all others.
+
+    Linux closes the files of a killed process from the highest number down (the delayed closing of a task's files is a
+    stack). This connection must close before the one to ``mpiexec``, which then kills the other ranks: the starting
+    process tells from the order in which connections end which rank died first.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = (1 << 12 if soft == resource.RLIM_INFINITY else min(soft, 1 << 12)) - _SPARE_FILES
+    try:
+        moved = socket.socket(fileno=fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, lowest))
+    except OSError:
+        return connection
+    connection.close()
+    return moved

@@ -71,7 +71,7 @@ class JobFailed(CommunicationError):
 
 @dataclass
 class JobState:
-    """What the launching process knows of a job's ranks.
+    """What the starting process knows of a job's ranks.
 
     ``pids``: host and process id of each rank. ``errors``: the failures, as ``describe`` returns them. ``faults``: what
     Python wrote when a rank crashed, in the order of the crashes. ``result``: rank 0's result, in a list of length 1.
@@ -79,9 +79,8 @@ class JobState:
 
     ``killed``: the signals of watched ranks, in the order in which they were killed. ``reported_rank`` and
     ``reported_signal``: the killed rank according to mpiexec. ``launcher_signal``: the signal that killed mpiexec, or
-    SIGINT if it got that.
-    ``orphaned``: by rank, the process of mpiexec that started it and ended before it. ``proxy_lost``: mpiexec has lost
-    such a process, though the ranks may not know.
+    SIGINT if it got that. ``orphaned``: by rank, the process of mpiexec that started it and ended before it.
+    ``proxy_lost``: mpiexec has lost such a process, though the ranks may not know.
     """
 
     pids: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -97,23 +96,18 @@ class JobState:
     orphaned: dict[int, str] = field(default_factory=dict)
     proxy_lost: bool = False
 
-    def ended(self, rank: int) -> None:
-        """Record that a rank's process has ended."""
-        if self.first_ended is None:
-            self.first_ended = rank
-
 
 def describe(error: BaseException, rank: int) -> dict[str, Any]:
-    """A rank's failure as plain values; ``kind`` is the class of a ``DpsimError``, None for any other exception."""
-    mistake = isinstance(error, DpsimError)
+    """Return a rank's failure as plain values; ``kind`` is the class of a ``DpsimError``, None for other exceptions."""
     kind = next((c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c), None)
+    by_cuda = type(error).__module__.partition(".")[0] in _CUDA
     return {
         "rank": rank,
         "time": time.time(),
-        "kind": kind if mistake else None,
+        "kind": kind if isinstance(error, DpsimError) else None,
         "given": getattr(error, "given", ""),
         "allowed": getattr(error, "allowed", ""),
-        "remedy": getattr(error, "remedy", "") or _cuda_remedy(error),
+        "remedy": getattr(error, "remedy", "") or (_CUDA_REMEDIES.get(type(error).__name__, "") if by_cuda else ""),
         "exit_code": script_exit_code(error),
         "line": "".join(traceback.format_exception_only(error)).strip(),
         "traceback": "".join(traceback.format_exception(error)),
@@ -122,22 +116,16 @@ def describe(error: BaseException, rank: int) -> dict[str, Any]:
     }
 
 
-def _cuda_remedy(error: BaseException) -> str:
-    """What to do about an exception of CUDA's packages; empty for any other."""
-    by_cuda = type(error).__module__.partition(".")[0] in _CUDA
-    return _CUDA_REMEDIES.get(type(error).__name__, "") if by_cuda else ""
-
-
 def script_exit_code(error: BaseException) -> int | None:
-    """The exit code of a process that calls ``sys.exit``; None for any exception but ``SystemExit``."""
+    """Return the exit code of a process that calls ``sys.exit``; None for any exception but ``SystemExit``."""
     if not isinstance(error, SystemExit):
         return None
     return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def failure(code: int, state: JobState, devices: int) -> DpsimError:
-    """The error to raise for a failed job: its first failure, not the consequences. ``code`` is mpiexec's exit code."""
-    records = sorted(state.errors, key=lambda r: (r["consequence"], r["time"]))
+    """Return the error for a failed job: its first failure, no consequence of that. ``code`` is mpiexec's exit code."""
+    records = sorted(state.errors, key=lambda record: (record["consequence"], record["time"]))
     ended_from_outside = (
         state.reported_signal or state.killed or state.launcher_signal or state.orphaned or state.proxy_lost
     )
@@ -150,8 +138,10 @@ def failure(code: int, state: JobState, devices: int) -> DpsimError:
         return JobFailed(f"{process}, which started rank {orphan} of {devices}, ended before it", remedy=_OUTSIDE)
     if state.proxy_lost:
         return JobFailed("hydra_pmi_proxy, by which mpiexec starts the ranks, ended before them", remedy=_OUTSIDE)
-    if (fault := _fault(state.faults, devices)) is not None:
-        return fault
+    for crashed, text in state.faults.items():
+        for words, signal_number in _FAULTS.items():
+            if text.startswith(f"Fatal Python error: {words}"):
+                return _killed([crashed], signal_number, devices, text)
     if state.killed:
         first = next(iter(state.killed.values()))
         return _killed(sorted(rank for rank, number in state.killed.items() if number == first), first, devices)
@@ -168,39 +158,30 @@ def failure(code: int, state: JobState, devices: int) -> DpsimError:
     return JobFailed(f"{subject} ended with exit code {code}", rank=rank, remedy="see what it printed above")
 
 
-def _killed(ranks: Sequence[int | None], number: int, devices: int) -> JobFailed:
-    """The error for ranks that a signal killed; ``[None]`` where the rank is unknown."""
+def _killed(ranks: Sequence[int | None], number: int, devices: int, traceback: str = "") -> JobFailed:
+    """Return the error for ranks that a signal killed; ``[None]`` where the rank is unknown."""
     subject = f"rank {ranks[0]} of {devices} was" if ranks[0] is not None else f"one of {devices} ranks was"
     if len(ranks) > 1:
         subject = f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} of {devices} were"
+    given, remedy = f"{subject} killed by {_name(number)}", _REMEDIES.get(number, "")
     lost = len(ranks) if number == signal.SIGKILL else 0
-    return JobFailed(f"{subject} killed by {_name(number)}", remedy=_REMEDIES.get(number, ""), rank=ranks[0], lost=lost)
+    return JobFailed(given, remedy=remedy, rank=ranks[0], traceback=traceback, lost=lost)
 
 
 def _name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else str(number)
 
 
-def _fault(faults: dict[int, str], devices: int) -> JobFailed | None:
-    """The error for the first crash that Python's faulthandler wrote down; None if there was none."""
-    for rank, text in faults.items():
-        for words, number in _FAULTS.items():
-            if text.startswith(f"Fatal Python error: {words}"):
-                given = f"rank {rank} of {devices} was killed by {number.name}"
-                return JobFailed(given, remedy=_REMEDIES.get(number, ""), rank=rank, traceback=text)
-    return None
-
-
 def _raised(record: dict[str, Any], devices: int) -> DpsimError:
-    """The error for an exception that a rank raised, from ``describe``'s record of it."""
-    if (kind := record["kind"]) is not None:
-        error_class = getattr(errors, kind, DpsimError)
-        error: DpsimError = error_class(record["given"], allowed=record["allowed"], remedy=record["remedy"])
-        return error
-    given = f"rank {record['rank']} of {devices} failed: {record['line']}"
+    """Return the error for an exception that a rank raised, from ``describe``'s record of it."""
+    if record["kind"] is not None:
+        error_class: type[DpsimError] = getattr(errors, record["kind"], DpsimError)
+        return error_class(record["given"], allowed=record["allowed"], remedy=record["remedy"])
+    rank, line = record["rank"], record["line"]
+    given = f"rank {rank} of {devices} failed: {line}"
     if record["exit_code"] is not None:
-        return JobFailed(given, rank=record["rank"], exit_code=record["exit_code"])
+        return JobFailed(given, rank=rank, exit_code=record["exit_code"])
     if record["remedy"]:
-        given = f"rank {record['rank']} of {devices}: the GPU fails: {record['line'].partition(': ')[2]}"
-        return JobFailed(given, rank=record["rank"], remedy=record["remedy"])
-    return JobFailed(given, rank=record["rank"], traceback=record["traceback"])
+        given = f"rank {rank} of {devices}: the GPU fails: {line.partition(': ')[2]}"
+        return JobFailed(given, rank=rank, remedy=record["remedy"])
+    return JobFailed(given, rank=rank, traceback=record["traceback"])

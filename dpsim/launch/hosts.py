@@ -7,8 +7,8 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dpsim.errors import ConfigError
 
@@ -18,8 +18,7 @@ VARIABLE = "DPSIM_HOSTFILE"
 _LINE = re.compile(r"(?P<name>[\w.-]+|\[[0-9a-fA-F:]+\])(?::(?P<mpich>\d{1,6})|\s+slots\s*=\s*(?P<openmpi>\d{1,6}))?")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
+class Host(NamedTuple):
     """A host and the number of ranks it can run."""
 
     name: str
@@ -27,7 +26,7 @@ class Host:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts in a file with lines like ``node1 slots=4`` or ``node1:4`` (1 slot without a number); ``#`` comments.
+    """Read a file with lines like ``node1 slots=4`` or ``node1:4`` (1 slot without a number); ``#`` comments.
 
     Raises ``ConfigError``, which names the line that is wrong.
     """
@@ -38,20 +37,19 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         raise ConfigError(f"cannot read the hostfile {path}: {reason}", allowed="a text file") from error
     hosts = []
     for number, line in enumerate(lines, start=1):
-        if not (text := line.partition("#")[0].strip()):
-            continue
-        match = _LINE.fullmatch(text)
-        slots = int((match["mpich"] or match["openmpi"] or 1) if match else 0)
-        if match is None or slots < 1:
-            raise ConfigError(f"line {number} of {path} is {text!r}", allowed="node1, node1:4 or node1 slots=4")
-        hosts.append(Host(name=match["name"], slots=slots))
+        if text := line.partition("#")[0].strip():
+            match = _LINE.fullmatch(text)
+            slots = int(match["mpich"] or match["openmpi"] or 1) if match else 0
+            if match is None or slots < 1:
+                raise ConfigError(f"line {number} of {path} is {text!r}", allowed="node1, node1:4 or node1 slots=4")
+            hosts.append(Host(match["name"], slots))
     if not hosts:
         raise ConfigError(f"the hostfile {path} names no host", allowed="one host per line: node1:4 or node1 slots=4")
     return tuple(hosts)
 
 
 def selected(devices: int, environment: Mapping[str, str] = os.environ) -> tuple[Host, ...]:
-    """The hosts of the hostfile that is in use, none without one. Raises ``ConfigError`` if their slots are too few."""
+    """Return the hosts of the hostfile in use, none without one. Raises ``ConfigError`` if their slots are too few."""
     if not (name := environment.get(VARIABLE)):
         return ()
     hosts = read_hostfile(Path(name))
@@ -68,30 +66,25 @@ def selected(devices: int, environment: Mapping[str, str] = os.environ) -> tuple
 @contextlib.contextmanager
 def hostfile(path: Path | None) -> Iterator[None]:
     """Start ranks on the hosts of this file while the context is open. None changes nothing. Raises ``ConfigError``."""
-    if path is None:
-        yield
-        return
-    read_hostfile(path)
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(path)
+    if path is not None:
+        read_hostfile(path)
+        os.environ[VARIABLE] = str(path)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
             os.environ[VARIABLE] = before
 
 
 def any_remote(hosts: tuple[Host, ...]) -> bool:
-    """Whether any of the hosts is not this machine."""
+    """Return whether any of the hosts is not this machine."""
     names_of_this_machine = {"localhost", "127.0.0.1", "[::1]", socket.gethostname(), socket.getfqdn()}
     return not {host.name for host in hosts} <= names_of_this_machine
 
 
 def mpiexec_arguments(hosts: tuple[Host, ...], flavour: str) -> list[str]:
-    """The flags that make ``mpiexec`` use these hosts; it fills one host's slots before it goes on to the next."""
-    if not hosts:
-        return []
+    """Return the flags for ``mpiexec`` to use these hosts; it fills one host's slots before it goes on to the next."""
     host_list = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-    return ["--host" if flavour == "openmpi" else "-hosts", host_list]
+    return ["--host" if flavour == "openmpi" else "-hosts", host_list] if hosts else []

@@ -41,8 +41,7 @@ class BatchJob(Noun, frozen=True):
     queue: str = ""
 
     def __post_init__(self) -> None:
-        match = _LAYOUT.fullmatch(self.devices)
-        if match is None or 0 in (self.nodes, self.ranks_per_node):
+        if not _LAYOUT.fullmatch(self.devices) or 0 in (self.nodes, self.ranks_per_node):
             raise ConfigError(f"devices is {self.devices!r}", allowed="like 8, or 2x4 for 2 nodes with 4 ranks each")
         if self.cpus < 1:
             raise ConfigError(f"cpus is {self.cpus}", allowed="1 or more")
@@ -76,18 +75,14 @@ class BatchJob(Noun, frozen=True):
         return int(self.devices.rpartition("x")[2])
 
     @property
-    def ranks(self) -> int:
-        return self.nodes * self.ranks_per_node
-
-    @property
     def runs_script(self) -> bool:
         """Whether the command is a user's own Python script."""
         return self.command[:1] != () and self.command[0].endswith(".py")
 
 
 def job_script(job: BatchJob) -> str:
-    """The script for ``sbatch`` or ``qsub``; it needs only this Python at the same path on every node."""
-    lines = ["#!/bin/bash", *(_slurm_header(job) if job.scheduler == "slurm" else _pbs_header(job)), ""]
+    """Return the script for ``sbatch`` or ``qsub``; it needs only this Python at the same path on every node."""
+    lines = ["#!/bin/bash", *_header(job), ""]
     if job.scheduler == "pbs":
         lines.append('cd "$PBS_O_WORKDIR" || exit 1')
     lines += [f"export {name}={job.cpus}" for name in THREAD_VARIABLES]
@@ -116,42 +111,37 @@ def submit(job: BatchJob) -> str:
     return done.stdout.strip()
 
 
-def _slurm_header(job: BatchJob) -> list[str]:
-    flags = {
-        "job-name": job.name,
-        "nodes": job.nodes,
-        "ntasks-per-node": job.ranks_per_node,
-        "cpus-per-task": job.cpus,
-        "time": job.time,
-        "output": job.output or f"{job.name}-%j.out",
-        "account": job.account,
-        "partition": job.queue,
-    }
-    return [f"#SBATCH --{flag}={value}" for flag, value in flags.items() if value]
-
-
-def _pbs_header(job: BatchJob) -> list[str]:
+def _header(job: BatchJob) -> list[str]:
+    if job.scheduler == "slurm":
+        flags = {
+            "job-name": job.name,
+            "nodes": job.nodes,
+            "ntasks-per-node": job.ranks_per_node,
+            "cpus-per-task": job.cpus,
+            "time": job.time,
+            "output": job.output or f"{job.name}-%j.out",
+            "account": job.account,
+            "partition": job.queue,
+        }
+        return [f"#SBATCH --{flag}={value}" for flag, value in flags.items() if value]
     cores = job.ranks_per_node * job.cpus
-    lines = [
+    return [
         f"#PBS -N {job.name}",
         f"#PBS -l select={job.nodes}:ncpus={cores}:mpiprocs={job.ranks_per_node}",
         f"#PBS -l walltime={job.time}",
         "#PBS -j oe",
+        *(f"#PBS -{flag} {word}" for flag, word in (("o", job.output), ("A", job.account), ("q", job.queue)) if word),
     ]
-    lines += [
-        f"#PBS -{flag} {word}" for flag, word in (("o", job.output), ("A", job.account), ("q", job.queue)) if word
-    ]
-    return lines
 
 
 def _starter(job: BatchJob) -> str:
-    """The command that starts the ranks: ``srun`` in the form that this Python's MPI needs, or its own ``mpiexec``."""
+    """Return the command that starts the ranks: ``srun`` as this Python's MPI needs it, or its own ``mpiexec``."""
     path = jobs.mpiexec_path()
     flavour = jobs.mpiexec_flavour(path) if path is not None else "unknown"
     if job.scheduler == "slurm":
         return shlex.join(["srun", *_PMI.get(flavour, []), "--kill-on-bad-exit=1", f"--cpus-per-task={job.cpus}"])
-    hosts = "--hostfile" if flavour == "openmpi" else "-f"
-    return f'{shlex.join([path or "mpiexec", "-n", str(job.ranks)])} {hosts} "$PBS_NODEFILE"'
+    hosts, ranks = "--hostfile" if flavour == "openmpi" else "-f", job.nodes * job.ranks_per_node
+    return f'{shlex.join([path or "mpiexec", "-n", str(ranks)])} {hosts} "$PBS_NODEFILE"'
 
 
 def _command(job: BatchJob) -> list[str]:
@@ -160,5 +150,6 @@ def _command(job: BatchJob) -> list[str]:
     command = [sys.executable, "-m", "dpsim", *job.command]
     flags = [word.partition("=")[0] for word in job.command]
     if job.command[0] == "train" and "--devices" not in flags:
-        command += ["--devices", f"{job.nodes}x{job.ranks_per_node}" if job.nodes > 1 else str(job.ranks)]
+        layout = f"{job.nodes}x{job.ranks_per_node}" if job.nodes > 1 else str(job.ranks_per_node)
+        command += ["--devices", layout]
     return command

@@ -14,12 +14,13 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dpsim import installation, processor
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.launch import attached_job, authentication, control_channel, failure_report, hosts, mpiexec, scratch
+from dpsim.launch import control_channel, hosts, mpiexec, rank_process, scratch
 from dpsim.launch.failure_report import JobFailed as JobFailed
+from dpsim.launch.failure_report import JobState, failure
 from dpsim.launch.protection import Protection, protected
 from dpsim.launch.rank_info import job
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
@@ -45,7 +46,7 @@ def on_ranks(
     watch: bool = False,
     protection: Protection | None = None,
 ) -> Any:
-    """Rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
+    """Return rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
 
     The function is called on every rank as ``function(comm, argument, progress)``; argument and result are plain JSON
     values (infinity is allowed). Rank 0's progress reaches ``progress``. What the ranks print goes to stderr; with
@@ -67,17 +68,23 @@ def on_ranks(
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
     if importlib.util.find_spec("mpi4py") is None:
         raise CommunicationError("the Python package mpi4py is not installed", remedy=_INSTALL)
-    if protection is not None:
-        _check_starts_here(devices)
-    if job() is not None:
-        return attached_job.run(task, argument, devices=devices, progress=progress, pin=pin)
-    machines = hosts.selected(devices)
-    worker = [sys.executable, "-P", "-m", "dpsim.launch.worker", task]
-    command = [*_mpiexec(machines), "-n", str(devices), *WITHOUT_TERMINAL_SIGNALS, *worker]
-    state = failure_report.JobState()
-    request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch}
+    attached = job() is not None
+    machines = () if attached else hosts.selected(devices)
     remote = hosts.any_remote(machines)
-    listener = control_channel.Listener(devices, request, state, progress or no_progress, all_interfaces=remote)
+    if protection is not None and (attached or remote):
+        raise ConfigError(
+            "a script whose files are protected, on ranks of another launcher or on other hosts",
+            allowed="ranks that dpsim starts on this machine",
+            remedy="start dpsim without mpiexec, srun and hostfile, or let the script change files: --script-may-write",
+        )
+    progress = progress or no_progress
+    if attached:
+        return rank_process.run_attached(task, argument, devices=devices, progress=progress, pin=pin)
+    worker = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-P", "-m", "dpsim.launch.worker", task]
+    command = [*_mpiexec(machines), "-n", str(devices), *worker]
+    request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch}
+    state = JobState()
+    listener = control_channel.Listener(devices, request, state, progress, all_interfaces=remote)
     with contextlib.closing(listener), scratch.scratch("job") as folder:
         environment = _environment(env) | listener.environment | scratch.environment(folder)
         if not remote:  # other hosts do not have the folder
@@ -96,21 +103,11 @@ def on_ranks(
             allowed="hosts that this one reaches by ssh without a password",
             remedy="try ssh HOST true for each, and correct the hostfile",
         )
-    raise failure_report.failure(code, state, devices)
-
-
-def _check_starts_here(devices: int) -> None:
-    """Raises ``ConfigError`` unless dpsim itself starts the ranks, and on this machine alone."""
-    if job() is not None or hosts.any_remote(hosts.selected(devices)):
-        raise ConfigError(
-            "a script whose files are protected, on ranks of another launcher or on other hosts",
-            allowed="ranks that dpsim starts on this machine",
-            remedy="start dpsim without mpiexec, srun and hostfile, or let the script change files: --script-may-write",
-        )
+    raise failure(code, state, devices)
 
 
 def mpiexec_path() -> str | None:
-    """The ``mpiexec`` of this Python's own environment, otherwise the one on PATH."""
+    """Return the ``mpiexec`` of this Python's own environment, otherwise the one on PATH."""
     folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
     if (user := sysconfig.get_preferred_scheme("user")) in sysconfig.get_scheme_names():
         folders.append(sysconfig.get_path("scripts", user))
@@ -131,7 +128,7 @@ def _path_of_mpiexec() -> str:
 
 
 def mpiexec_flavour(path: str) -> str:
-    """``mpich`` (also for Intel MPI, which has the same launcher), ``openmpi`` or ``unknown``."""
+    """Return ``mpich`` (also for Intel MPI, which has the same launcher), ``openmpi`` or ``unknown``."""
     try:
         shown = subprocess.run(
             [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30, check=False
@@ -151,7 +148,7 @@ def _mpiexec(machines: tuple[hosts.Host, ...]) -> list[str]:
     if flavour != "openmpi":
         return [path, *flags]
     limit = (processor.VARIABLE,) if processor.limited() else ()
-    for variable in (authentication.VARIABLE, "PYTHONPATH", *THREAD_VARIABLES, *limit) if machines else ():
+    for variable in (control_channel.VARIABLE, "PYTHONPATH", *THREAD_VARIABLES, *limit) if machines else ():
         flags += ["-x", variable]  # mpich passes on the whole environment; Open MPI does so only on its own machine
     return [path, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", *flags]
 
@@ -164,16 +161,3 @@ def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
         paths = [str(checkout), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return environment
-
-
-def serve() -> NoReturn:
-    """For ranks other than 0 of a job: run rank 0's tasks until it ends, then raise ``SystemExit(0)``."""
-    if importlib.util.find_spec("mpi4py") is not None:
-        attached_job.serve()
-    raise SystemExit(0)
-
-
-def release() -> None:
-    """For rank 0 of a job, after its last task: let the other ranks end."""
-    if importlib.util.find_spec("mpi4py") is not None:
-        attached_job.release()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from dpsim.launch import teardown
-from dpsim.launch.control_channel import LineReader, Listener
+from dpsim.launch import child_process
+from dpsim.launch.control_channel import Lines, Listener
 from dpsim.launch.failure_report import JobFailed, JobState
 
 _POLL_S = 0.05
@@ -38,7 +37,7 @@ _MPICH_LOST_PROXY = re.compile(r"\[mpiexec@.* control_cb .*assert \(!closed\)")
 _MPICH_SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
 
 _PAGE_FAULTS_OF_ENDED_CHILDREN = 8
-"""The place of ``cminflt`` among the fields of ``/proc/PID/stat`` after the name; no process starts without some."""
+"""The index of ``cminflt`` among the fields of ``/proc/PID/stat`` after the name; no process starts without some."""
 
 
 class OutputFilter:
@@ -51,18 +50,20 @@ class OutputFilter:
         self._state = state
         self._block: list[str] | None = None
 
-    def to_stderr(self, line: str) -> None:
+    def to_stderr(self, line: bytes) -> None:
         """Pass a line on to stderr, unless it is blank."""
-        if self._is_of_a_rank(line) and line.strip("\0 \t\r"):
-            print(line, file=sys.stderr, flush=True)
+        text = line.decode("utf-8", "replace")
+        if self._is_from_rank(text) and text.strip("\0 \t\r"):
+            print(text, file=sys.stderr, flush=True)
 
-    def to_stdout(self, line: str) -> None:
+    def to_stdout(self, line: bytes) -> None:
         """Pass a line on to stdout."""
-        if self._is_of_a_rank(line):
-            print(line, flush=True)
+        text = line.decode("utf-8", "replace")
+        if self._is_from_rank(text):
+            print(text, flush=True)
 
-    def _is_of_a_rank(self, line: str) -> bool:
-        """Whether a rank printed this line, not mpiexec. Open MPI's reports are blocks between two rules."""
+    def _is_from_rank(self, line: str) -> bool:
+        """Return whether a rank printed this line, not mpiexec. Open MPI's reports are blocks between two rules."""
         if _OPENMPI_RULE.match(line):
             if self._block is not None:
                 self._record("\n".join(self._block))
@@ -96,84 +97,59 @@ def run(
     *,
     stdout: bool,
 ) -> int:
-    """The exit code of ``command``, an ``mpiexec``; 0 if all its ranks have finished their task.
+    """Return the exit code of ``command``, an ``mpiexec``; 0 if all its ranks have finished their task.
 
     In any case no process that was started for ``folder`` is left behind on this machine. With ``stdout`` what the
     ranks print to stdout goes there, otherwise to stderr. Raises ``JobFailed`` after ``timeout_s``.
     """
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = child_process.start(command, signal.SIGTERM, env=environment, **pipes)
     with contextlib.ExitStack() as stack:
-        selector = stack.enter_context(selectors.DefaultSelector())
-        listener.serve(selector)
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=teardown.end_with_parent(signal.SIGTERM),
-        )
-        stack.callback(teardown.stop, process, folder)
+        stack.callback(child_process.stop, process, folder)
         lines = OutputFilter(state)
-        for output, handle_line in (
-            (process.stdout, lines.to_stdout if stdout else lines.to_stderr),
-            (process.stderr, lines.to_stderr),
-        ):
-            assert output is not None
-            stack.enter_context(output)
-            os.set_blocking(output.fileno(), False)
-            selector.register(output, selectors.EVENT_READ, LineReader(handle_line))
-        ended_by_itself = _follow(process, selector, listener, state, deadline_s)
-        for key in selector.get_map().values():
-            key.data.end()
+        assert process.stdout is not None and process.stderr is not None
+        listener.add(Lines(process.stdout, lines.to_stdout if stdout else lines.to_stderr))
+        listener.add(Lines(process.stderr, lines.to_stderr))
+        ended_by_itself = _follow(process, listener, state, deadline_s)
     return process.returncode if ended_by_itself or not listener.all_done else 0
 
 
-def _follow(
-    process: subprocess.Popen[bytes],
-    selector: selectors.BaseSelector,
-    listener: Listener,
-    state: JobState,
-    deadline_s: float,
-) -> bool:
-    """Handle output and messages until the job ends, or until it has had time to end and did not. Whether it ended.
+def _follow(process: subprocess.Popen[Any], listener: Listener, state: JobState, deadline_s: float) -> bool:
+    """Handle output and messages until the job ends, or until it has had time to end; returns whether it ended.
 
     Raises ``JobFailed`` at the deadline.
     """
-    give_up_at_s = lost_at_s = math.inf
-    late_until_s = math.inf
+    give_up_at_s = lost_at_s = late_until_s = math.inf
     while True:
         ended = process.poll() is not None
         if ended:
             late_until_s = min(late_until_s, time.monotonic() + _LATE_MESSAGES_S)
         expects_messages = ended and listener.connected and time.monotonic() < late_until_s
-        handled = _handle_events(selector, 0 if ended and not expects_messages else _POLL_S)
-        listener.close_silent(selector)
-        if ended and not handled and not expects_messages:
+        handled = listener.handle_events(0 if ended and not expects_messages else _POLL_S)
+        if ended and (handled or expects_messages):
+            continue
+        if ended:
             if process.returncode == -signal.SIGPIPE:  # mpiexec wrote to a proxy that had ended
                 state.proxy_lost = True
             elif process.returncode < 0:
                 state.launcher_signal = -process.returncode
             return True
-        if ended:
-            continue
+        now_s = time.monotonic()
         if (grace_s := _grace_s(listener, state)) is not None:
-            give_up_at_s = min(give_up_at_s, time.monotonic() + grace_s)
-        lost_at_s = min(lost_at_s, time.monotonic()) if _children_ended(process.pid) else math.inf
-        if time.monotonic() > lost_at_s + _FAILED_S:
-            state.proxy_lost = True
+            give_up_at_s = min(give_up_at_s, now_s + grace_s)
+        lost_at_s = min(lost_at_s, now_s) if _children_ended(process.pid) else math.inf
+        state.proxy_lost |= (lost := now_s > lost_at_s + _FAILED_S)
+        if lost or now_s > give_up_at_s:
             return False
-        if time.monotonic() > give_up_at_s:
-            return False
-        if time.monotonic() > deadline_s:
+        if now_s > deadline_s:
             raise JobFailed(
                 "the ranks did not finish within the time limit", remedy="allow more time, or give less work"
             )
 
 
 def _children_ended(pid: int) -> bool:
-    """Whether a process had children and has none now; False where the system does not tell.
+    """Return whether a process had children and has none now; False where the system does not tell.
 
     A ``mpiexec`` whose proxy ends before the two are connected waits for ever.
     """
@@ -185,18 +161,8 @@ def _children_ended(pid: int) -> bool:
     return not running and int(fields[_PAGE_FAULTS_OF_ENDED_CHILDREN]) > 0
 
 
-def _handle_events(selector: selectors.BaseSelector, timeout_s: float) -> bool:
-    """Read whatever has arrived; whether anything had."""
-    ready = selector.select(timeout_s)
-    for key, _ in ready:
-        if not key.data.read(key.fd):
-            selector.unregister(key.fileobj)
-            key.data.end()
-    return bool(ready)
-
-
 def _grace_s(listener: Listener, state: JobState) -> float | None:
-    """Seconds within which the job should end; None while its ranks work."""
+    """Return the seconds within which the job should end; None while its ranks work."""
     if state.killed or state.orphaned or state.launcher_signal:
         return _KILLED_S
     if state.errors:

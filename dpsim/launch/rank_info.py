@@ -9,11 +9,10 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpsim.errors import CommunicationError
-from dpsim.launch import teardown
+from dpsim.launch import scratch_keeper
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,8 +23,7 @@ stall_after_s = 60.0
 """After how long a wait ``dpsim.fit`` reports a stall where the script does not say; ``dpsim launch`` may set it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MpiJob:
+class MpiJob(NamedTuple):
     """The MPI job that this process was started in; ``size`` is None where the launcher does not state it."""
 
     launcher: str
@@ -33,31 +31,31 @@ class MpiJob:
     size: int | None
 
 
+def _number(environment: Mapping[str, str], key: str) -> int | None:
+    text = environment.get(key, "")
+    return int(text) if text.isdecimal() else None
+
+
 def job(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
-    """The MPI job that this process is a rank of, by its launcher's environment variables; None outside a job."""
-
-    def number(key: str) -> int | None:
-        text = environment.get(key, "")
-        return int(text) if text.isdecimal() else None
-
-    for launcher, rank_key, size_key in (
-        ("mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("mpiexec", "PMI_RANK", "PMI_SIZE"),
-    ):
+    """Return the MPI job that this process is a rank of, by its launcher's environment variables; None outside one."""
+    number = functools.partial(_number, environment)
+    for rank_key, size_key in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
         if (rank := number(rank_key)) is not None:
-            return MpiJob(launcher=launcher, rank=rank, size=number(size_key))
+            return MpiJob("mpiexec", rank, number(size_key))
     rank, step, tasks = number("SLURM_PROCID"), number("SLURM_STEP_ID"), number("SLURM_STEP_NUM_TASKS")
     if rank is not None and step is not None and step < _LAST_ORDINARY_STEP and (tasks or 0) > 1:
-        return MpiJob(launcher="srun", rank=rank, size=tasks)
+        return MpiJob("srun", rank, tasks)
     if (rank := number("PMIX_RANK")) is not None:
-        return MpiJob(launcher="a PMIx launcher", rank=rank, size=None)
+        return MpiJob("a PMIx launcher", rank, None)
     return None
 
 
+@functools.cache
 def world() -> MPI.Intracomm:
-    """MPI's world communicator; the first call starts MPI and is collective.
+    """Return MPI's world communicator; the first call starts MPI and is collective.
 
-    Raises ``CommunicationError`` when no MPI library can be loaded.
+    Once all ranks have started it, a job that is killed leaves nothing in /dev/shm. Raises ``CommunicationError`` when
+    no MPI library can be loaded.
     """
     try:
         from mpi4py import MPI
@@ -66,31 +64,32 @@ def world() -> MPI.Intracomm:
             f"mpi4py cannot load an MPI library: {error}",
             remedy="install one into this Python: pip install 'dpsim[mpich]'",
         ) from error
-    _unlink_shared_files()
+    MPI.COMM_WORLD.Barrier()
+    scratch_keeper.unlink(scratch_keeper.shared_files())
     return MPI.COMM_WORLD
 
 
-@functools.cache
-def _unlink_shared_files() -> None:
-    """Wait, once, until all ranks have started MPI; then a job that is killed leaves nothing in /dev/shm."""
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.Barrier()
-    teardown.unlink_shared_files()
+def loaded_world() -> MPI.Intracomm | None:
+    """Return MPI's world communicator if this process has started MPI; None otherwise. Starts nothing."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized():
+        return None
+    communicator: MPI.Intracomm = module.COMM_WORLD
+    return communicator
 
 
 def rank() -> int:
-    """This process's number among all ranks, from 0."""
+    """Return this process's number among all ranks, from 0."""
     return _rank_and_size()[0]
 
 
 def size() -> int:
-    """The number of ranks."""
+    """Return the number of ranks."""
     return _rank_and_size()[1]
 
 
 def local_rank() -> int:
-    """This process's number among the ranks of its node, from 0.
+    """Return this process's number among the ranks of its node, from 0.
 
     Where the launcher does not state it (``srun``), the first call of ``local_rank`` or ``local_size`` is collective.
     """
@@ -98,17 +97,8 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """The number of ranks on this node; collective where ``local_rank`` is."""
+    """Return the number of ranks on this node; collective where ``local_rank`` is."""
     return _local_rank_and_size()[1]
-
-
-def loaded_world() -> MPI.Intracomm | None:
-    """MPI's world communicator if this process has started MPI; None otherwise. Starts nothing."""
-    module = sys.modules.get("mpi4py.MPI")
-    if module is None or not module.Is_initialized():
-        return None
-    communicator: MPI.Intracomm = module.COMM_WORLD
-    return communicator
 
 
 def _rank_and_size() -> tuple[int, int]:
@@ -118,8 +108,7 @@ def _rank_and_size() -> tuple[int, int]:
             return 0, 1
         if current.size is not None:
             return current.rank, current.size
-    communicator = world()
-    return communicator.rank, communicator.size
+    return world().rank, world().size
 
 
 def _local_rank_and_size() -> tuple[int, int]:
@@ -127,9 +116,9 @@ def _local_rank_and_size() -> tuple[int, int]:
         ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ):
-        texts = os.environ.get(rank_key, ""), os.environ.get(size_key, "")
-        if all(text.isdecimal() for text in texts):
-            return int(texts[0]), int(texts[1])
+        rank, size_on_node = _number(os.environ, rank_key), _number(os.environ, size_key)
+        if rank is not None and size_on_node is not None:
+            return rank, size_on_node
     return (0, 1) if size() == 1 else _node_rank_and_size()
 
 

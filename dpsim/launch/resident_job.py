@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import select
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TextIO
+from typing import Any, ClassVar
 
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.launch import jobs, scratch, teardown
+from dpsim.launch import child_process, scratch, scratch_keeper
 from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 
 _POLL_S = 0.2
@@ -24,29 +22,22 @@ _END_S = 10.0
 _LAST_LINES = 12
 
 
-class Ranks(Protocol):
-    """The running processes of a job."""
-
-    def alive(self) -> bool:
-        """Whether all of them still run, as far as this process can tell."""
-
-    def end(self, within_s: float) -> BaseException | None:
-        """Wait until they end, which they do when their sockets close. Returns the error that ended them, or None."""
-
-
 class Job:
     """Ranks that connect to a socket of this process and carry out its commands.
 
-    ``start`` starts them, given the socket's address. Each rank first sends an object with its number, ``rank``.
-    ``folder`` must be a new folder. ``close`` ends the ranks; so does the end of this process. While this process waits
-    for the ranks of one job, it also notices when those of another that is open have ended.
+    ``run``, given the socket's address, starts them and returns when they have ended, or raises the error that ended
+    them: ``jobs.on_ranks`` or ``run_commands``. It is called in a thread of its own. Each rank first sends ``hello``,
+    a dictionary with its number, ``rank``. Only this user can connect: the socket is in a scratch folder. ``folder``
+    must be a new folder there. ``close`` ends the ranks; so does the end of this process. While this process waits for
+    the ranks of one job, it also notices when those of another that is open have ended.
     """
 
     _open: ClassVar[list[Job]] = []
 
-    def __init__(self, name: str, ranks: int, folder: Path, start: Callable[[str], Ranks]) -> None:
-        self.name, self._count = name, ranks
-        self._connections: list[tuple[socket.socket, TextIO]] = []
+    def __init__(self, name: str, ranks: int, folder: Path, run: Callable[[str], object]) -> None:
+        self.name, self._folder = name, folder
+        self._connections: list[Connection] = []
+        self._error: BaseException | None = None
         address = str(folder / "ranks.socket")
         with socket.socket(socket.AF_UNIX) as listener:
             try:
@@ -58,143 +49,100 @@ class Job:
                     remedy="choose one with TMPDIR: TMPDIR=/tmp dpsim ...",
                 ) from error
             listener.listen(ranks)
-            self._ranks = start(address)
+            self._thread = threading.Thread(target=self._run, args=(run, address), name=f"job {name}", daemon=True)
+            self._thread.start()
             self._open.append(self)
             try:
-                self._accept(listener)
+                by_rank = dict(self._accept(listener) for _ in range(ranks))
             except BaseException:
                 self.close(within_s=0.0)  # ranks that are still starting would not notice the closing
                 raise
+        self._connections = [by_rank[rank] for rank in sorted(by_rank)]
 
     def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
         """Send every rank a command; returns their replies in the order of the ranks. Raises the error of a rank."""
-        for _, text in self._connections:
-            self._write(text, command)
-        return [self._read(*connection) for connection in self._connections]
+        try:
+            for connection in self._connections:
+                connection.send(command)
+        except OSError as error:
+            raise self._failure() from error
+        return [self._receive(connection) for connection in self._connections]
 
     def close(self, within_s: float = _END_S) -> None:
         """Let the ranks end: each notices that its socket is closed when it has finished its command."""
-        for connection, text in self._connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            with contextlib.suppress(OSError):
-                text.close()
+        for connection in self._connections:
             connection.close()
         self._connections = []
         if self in self._open:
             self._open.remove(self)
-        self._ranks.end(within_s)
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            scratch_keeper.end_processes(str(self._folder))
 
-    def _accept(self, listener: socket.socket) -> None:
-        """Wait until every rank has connected; ``hello`` keeps the first object that the last of them sent."""
-        by_rank: dict[int, tuple[socket.socket, TextIO]] = {}
-        self.hello: dict[str, Any] = {}
-        while len(by_rank) < self._count:
-            self._wait_for(listener)
-            connection, _ = listener.accept()
-            connection.settimeout(_REPLY_S)
-            text = connection.makefile("rw", encoding="utf-8")
-            self._connections.append((connection, text))
-            self.hello = self._read(connection, text)
-            by_rank[int(self.hello["rank"])] = (connection, text)
-        self._connections = [by_rank[rank] for rank in sorted(by_rank)]
-
-    def _write(self, text: TextIO, command: dict[str, Any]) -> None:
+    def _run(self, run: Callable[[str], object], address: str) -> None:
         try:
-            text.write(json.dumps(command) + "\n")
-            text.flush()
-        except OSError as error:
-            raise self._failure() from error
+            run(address)
+        except BaseException as error:  # the thread that sends the commands raises it
+            self._error = error
 
-    def _wait_for(self, connection: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> tuple[int, Connection]:
+        """Wait for the next rank; ``hello`` keeps what the last of them sent."""
+        self._wait_for(listener)
+        connection = Connection(listener.accept()[0].detach())
+        self._connections.append(connection)
+        self.hello = self._receive(connection)
+        return int(self.hello["rank"]), connection
+
+    def _wait_for(self, readable: socket.socket | Connection) -> None:
         """Wait until something can be read. Raises the error of the job whose ranks end before."""
         until_s = time.monotonic() + _REPLY_S
-        while not select.select([connection], [], [], _POLL_S)[0]:
+        while not wait([readable], _POLL_S):
             for job in self._open:
-                if not job._ranks.alive():
+                if not job._thread.is_alive():
                     raise job._failure()
             if time.monotonic() > until_s:
                 raise self._failure()
 
-    def _read(self, connection: socket.socket, text: TextIO) -> dict[str, Any]:
+    def _receive(self, connection: Connection) -> dict[str, Any]:
         self._wait_for(connection)
         try:
-            reply = text.readline()
-        except OSError as error:
+            return dict(connection.recv())
+        except (EOFError, OSError) as error:
             raise self._failure() from error
-        if not reply:
-            raise self._failure()
-        return dict(json.loads(reply))
 
     def _failure(self) -> BaseException:
-        """The reason why the ranks do not answer: their own error if there is one."""
-        return self._ranks.end(_END_S) or CommunicationError(
+        """Return the reason why the ranks do not answer: their own error if there is one."""
+        self._thread.join(_END_S)
+        return self._error or CommunicationError(
             f"the ranks of {self.name} did not answer for {_REPLY_S:.0f} s",
             remedy="see what they printed above; leave them out to measure the others",
         )
 
 
-class OnRanks:
-    """``Ranks`` that ``jobs.on_ranks`` runs, called in a thread of its own."""
+def run_commands(name: str, commands: Sequence[Sequence[str]], folder: Path, env: Mapping[str, str]) -> None:
+    """Run commands until all have ended; if one fails, the others are ended at once.
 
-    def __init__(self, task: str, argument: dict[str, Any], **options: Any) -> None:
-        self._error: BaseException | None = None
-
-        def run() -> None:
-            try:
-                jobs.on_ranks(task, argument, **options)
-            except BaseException as error:  # the thread that sends the commands raises it
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name=f"job {task}", daemon=True)
-        self._thread.start()
-
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def end(self, within_s: float) -> BaseException | None:
-        self._thread.join(within_s)
-        return self._error
-
-
-class Processes:
-    """``Ranks`` that are ordinary commands. They end with this process and print to a file in ``folder``."""
-
-    def __init__(self, name: str, commands: Sequence[Sequence[str]], folder: Path, env: Mapping[str, str]) -> None:
-        self._name, self._folder, self._output = name, folder, folder / "output.txt"
-        marked = {**env, **scratch.environment(folder)}
-        with self._output.open("wb") as output:
-            self._processes = [
-                subprocess.Popen(
-                    [*WITHOUT_TERMINAL_SIGNALS, *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=marked,
-                    cwd=folder,
-                    start_new_session=True,
-                    preexec_fn=teardown.end_with_parent(signal.SIGTERM),
+    They print to a file in ``folder``. Raises ``CommunicationError`` with its last lines if a command failed.
+    """
+    output, marked = folder / "output.txt", {**env, **scratch.environment(folder)}
+    with output.open("wb") as file, contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                child_process.child(
+                    [*WITHOUT_TERMINAL_SIGNALS, *command], env=marked, cwd=folder, stdout=file, stderr=file
                 )
-                for command in commands
-            ]
-
-    def alive(self) -> bool:
-        return all(process.poll() is None for process in self._processes)
-
-    def end(self, within_s: float) -> BaseException | None:
-        """As in ``Ranks``. If one of the processes has failed, the others are ended at once."""
-        failed = [process.returncode for process in self._processes if process.poll()]
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0 if failed else within_s)
-            if process.poll() is None:
-                teardown.stop(process, self._folder)
-        failed = failed or [process.returncode for process in self._processes if process.returncode]
-        if not failed:
-            return None
-        lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-        how = f"exit code {failed[0]}" if failed[0] > 0 else signal.Signals(-failed[0]).name
-        return CommunicationError(
-            f"{self._name} ended with {how}: " + "\n  ".join(lines or ["it printed nothing"]),
-            remedy="correct it, or leave it out with --peers",
-        )
+            )
+            for command in commands
+        ]
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):
+            time.sleep(_POLL_S)
+    scratch_keeper.end_processes(str(folder))
+    if not any(codes):
+        return
+    failed = next(code for code in codes if code)
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    how = f"exit code {failed}" if failed > 0 else signal.Signals(-failed).name
+    raise CommunicationError(
+        f"{name} ended with {how}: " + "\n  ".join(lines or ["it printed nothing"]),
+        remedy="correct it, or leave it out with --peers",
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import lock
-from dpsim.launch import scratch_keeper, teardown
+from dpsim.launch import child_process, scratch_keeper
 
 _LONGEST_FOLDER = 64
 """A socket's path may have 107 characters; those of PyTorch's data loaders add 32 to that of the folder."""
@@ -23,7 +23,7 @@ _NAME = re.compile(r"dpsim-[a-z]+-\w{8}\.scratch")
 
 @contextlib.contextmanager
 def scratch(purpose: str) -> Iterator[Path]:
-    """A new folder. Afterwards it is removed, and every process that has ``environment(folder)`` is ended.
+    """Make a new folder. Afterwards it is removed, and every process that has ``environment(folder)`` is ended.
 
     If this process is killed, the keeper (``dpsim.launch.scratch_keeper``) does both. If the keeper is killed too, the
     next process that makes a scratch folder does. Raises ``ConfigError`` if no temporary folder can be made.
@@ -46,18 +46,16 @@ def scratch(purpose: str) -> Iterator[Path]:
             start_new_session=True,
             cwd="/",
         )
-        stack.callback(_end, folder, keeper)
-        yield folder
-
-
-def _end(folder: Path, keeper: subprocess.Popen[bytes]) -> None:
-    with teardown.signals_ignored():
-        scratch_keeper.end(str(folder))
-        keeper.communicate()
+        try:
+            yield folder
+        finally:
+            with child_process.signals_ignored():
+                scratch_keeper.end(str(folder))
+                keeper.communicate()
 
 
 def shared_folder(folder: Path) -> Path | None:
-    """A new folder in shared memory that is removed together with ``folder``; None where there is no shared memory."""
+    """Make a folder in shared memory that is removed together with ``folder``; None where there is no shared memory."""
     shared = Path(scratch_keeper.shared_folder(str(folder)))
     try:
         shared.mkdir(mode=0o700)
@@ -67,7 +65,7 @@ def shared_folder(folder: Path) -> Path | None:
 
 
 def short_path(folder: Path, inside: Path) -> Path:
-    """A path of the folder ``inside`` a scratch folder below which there is room for the paths of sockets.
+    """Return a path of the folder ``inside`` a scratch folder that leaves room for the paths of sockets in it.
 
     It is a link, which is removed together with ``folder``, where the folder's own path is too long.
     """
@@ -82,12 +80,12 @@ def short_path(folder: Path, inside: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment variable that marks a process as started for ``folder``."""
+    """Return the environment variable that marks a process as started for ``folder``."""
     return {scratch_keeper.VARIABLE: str(folder)}
 
 
 def _locked_folder(stack: contextlib.ExitStack, purpose: str) -> Path:
-    """A new folder, locked while ``stack`` is open; the lock shows that it is in use. Raises ``OSError``."""
+    """Make a folder, locked while ``stack`` is open; the lock shows that it is in use. Raises ``OSError``."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"dpsim-{purpose}-", suffix=".scratch")).resolve()
         with contextlib.suppress(FileNotFoundError):
@@ -102,11 +100,10 @@ def _clear_abandoned() -> None:
     for entry in scratch_keeper.entries(tempfile.gettempdir()):
         if not _NAME.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
             continue
-        with contextlib.suppress(OSError):  # it is gone, another user's, or locked; or this file system has no locks
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            # OSError: it is gone, another user's, or locked; or this file system has no locks
             handle = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(handle).st_uid == os.getuid():
-                    scratch_keeper.end(os.path.realpath(entry.path))
-            finally:
-                os.close(handle)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_uid == os.getuid():
+                scratch_keeper.end(os.path.realpath(entry.path))

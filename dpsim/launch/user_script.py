@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+def is_module(program: str) -> bool:
+    """Return whether ``program`` is the name of a module, such as ``pack.train``, and no path of a script."""
+    return not program.endswith(".py") and all(map(str.isidentifier, program.split(".")))
+
+
+def module_name(script: str) -> str:
+    """Return the module name of a script in the current folder; ``PACKAGE.MODULE`` where that is not known."""
+    path = Path(os.path.relpath(script)).with_suffix("")
+    return ".".join(path.parts) if all(map(str.isidentifier, path.parts)) else "PACKAGE.MODULE"
+
+
 def check_script(path: str) -> None:
-    """Raises ``ConfigError`` unless ``path`` is an existing Python script."""
+    """Raise ``ConfigError`` unless ``path`` is an existing Python script."""
     if not path.endswith(".py") or not Path(path).is_file():
         missing = "it is a folder" if Path(path).is_dir() else "there is no such file"
         reason = missing if path.endswith(".py") else "it does not end in .py"
         raise ConfigError(f"cannot run {path!r}: {reason}", allowed="the path of a Python script")
 
 
-def is_module(program: str) -> bool:
-    """Whether ``program`` is the name of a module, such as ``pack.train``, and no path of a script."""
-    return not program.endswith(".py") and all(map(str.isidentifier, program.split(".")))
-
-
-def module_name(script: str) -> str:
-    """The name that the module of a script has in the current folder; ``PACKAGE.MODULE`` where that is not known."""
-    path = Path(os.path.relpath(script)).with_suffix("")
-    return ".".join(path.parts) if all(map(str.isidentifier, path.parts)) else "PACKAGE.MODULE"
-
-
 def check_program(program: str) -> None:
-    """Raises ``ConfigError`` unless ``program`` is an existing Python script, or may name a module."""
+    """Raise ``ConfigError`` unless ``program`` is an existing Python script, or may name a module."""
     if not is_module(program):
         check_script(program)
 
@@ -56,7 +56,13 @@ def run_as_main(program: str, arguments: Sequence[str]) -> None:
         runpy.run_path(program, run_name="__main__")
         return
     sys.path.insert(0, os.getcwd())
-    if not _exists(program):
+    try:
+        found = importlib.util.find_spec(program) is not None  # imports the packages around the module
+    except ModuleNotFoundError as error:
+        if not is_missing(program, error):
+            raise
+        found = False
+    if not found:
         raise ConfigError(
             f"there is no module {program!r}",
             allowed="a module that Python can import here",
@@ -65,22 +71,11 @@ def run_as_main(program: str, arguments: Sequence[str]) -> None:
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
-def _exists(module: str) -> bool:
-    """Whether Python finds the module. Imports the packages around it."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError as error:
-        if not is_missing(module, error):
-            raise
-        return False
-
-
 def run_script(path: str, arguments: Sequence[str], *, devices: int, stall_after_s: float | None = None) -> None:
     """Run the script on ``devices`` ranks; what they print to stdout goes to stdout.
 
-    ``stall_after_s`` takes the place of ``rank_info.stall_after_s`` on them.
-
-    Raises ``JobFailed`` with the script's traceback, or its exit code, if it fails on a rank.
+    ``stall_after_s`` takes the place of ``rank_info.stall_after_s`` on them. Raises ``JobFailed`` with the script's
+    traceback, or its exit code, if it fails on a rank.
     """
     check_script(path)
     argument = {"path": str(Path(path).absolute()), "arguments": list(arguments), "stall_after_s": stall_after_s}
@@ -88,7 +83,7 @@ def run_script(path: str, arguments: Sequence[str], *, devices: int, stall_after
 
 
 def script_on_rank(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> None:
-    """The task: run the script as ``python SCRIPT ARGUMENTS`` would."""
+    """Run the script as ``python SCRIPT ARGUMENTS`` would. A task for ``jobs.on_ranks``."""
     if argument["stall_after_s"] is not None:
         rank_info.stall_after_s = argument["stall_after_s"]
     try:

@@ -1,31 +1,49 @@
-"""The program of a rank that ``dpsim.launch.jobs`` starts: ``python -m dpsim.launch.worker MODULE:FUNCTION``."""
+"""The program of a rank that ``dpsim.launch.jobs`` starts: ``python -m dpsim.launch.worker MODULE:FUNCTION``.
+
+It ends together with the processes that started it. ``mpiexec`` kills all ranks of a job as soon as it notices that one
+of them has ended, with the same signal that may have killed the first. Afterwards nobody can tell how many ranks were
+lost. A watched rank therefore is a child of the process that ``mpiexec`` started. That parent reports the signal that
+killed the rank first, and only then ends itself, which ``mpiexec`` notices.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import io
+import os
 import signal
+import socket
 import sys
+import threading
+from pathlib import Path
 
 from dpsim.errors import CommunicationError
-from dpsim.launch import rank_info, supervisor
+from dpsim.launch import rank_info, scratch_keeper
+from dpsim.launch.child_process import end_with_parent
+from dpsim.launch.control_channel import LauncherConnection, connect
 from dpsim.launch.failure_report import describe
-from dpsim.launch.rank_channel import connect
 from dpsim.launch.rank_process import abort, load, pin
 from dpsim.progress import no_progress
 
+_REPORT_S = 10.0
+
 
 def main(task: str) -> None:
-    """Run the task on this rank. A failure is sent to the launching process and ends all ranks."""
-    _write_whole_lines()
-    starter = supervisor.parent()
+    """Run the task on this rank. A failure is sent to the starting process and ends all ranks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # in whole lines, so that mpiexec does not mix those of several ranks
+            stream.reconfigure(line_buffering=True, write_through=False)
+    parent = os.getppid()  # at once: a process whose parent ends gets another one
+    parent_end = os.pidfd_open(parent)
+    name = Path(f"/proc/{parent}/comm").read_text(encoding="utf-8", errors="replace").strip()
     job = rank_info.job()
     launcher_rank = job.rank if job is not None else 0
     launcher = connect(launcher_rank)
     if launcher.request["watch"]:
-        supervisor.watch(launcher)
-    supervisor.end_with_launcher(launcher, starter)
+        _watch(launcher)
+    _end_with_launcher(launcher, f"{name} (process {parent} on {socket.gethostname()})", parent_end)
     try:
         faulthandler.enable(launcher)
         request = launcher.request
@@ -50,11 +68,44 @@ def main(task: str) -> None:
         abort(error)
 
 
-def _write_whole_lines() -> None:
-    """Write each printed line in one piece, so that mpiexec does not mix the lines of several ranks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
+def _end_with_launcher(launcher: LauncherConnection, parent: str, parent_end: int) -> None:
+    """From now on, end this process when the starting process hangs up or this process's parent (a pidfd) ends.
+
+    The end of the latter is reported to the starting process, because ``mpiexec`` may not notice it.
+    """
+
+    def wait() -> None:
+        if not launcher.wait_for_end(parent_end):
+            with contextlib.suppress(OSError):
+                launcher.send("orphaned", parent)
+                launcher.wait_for_end(timeout_s=_REPORT_S)
+        scratch_keeper.unlink(scratch_keeper.shared_files())
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end with the launcher", daemon=True).start()
+
+
+def _watch(launcher: LauncherConnection) -> None:
+    """Fork this process into the rank and its watching parent; the call returns in the rank alone.
+
+    Must be called before threads or MPI are started. Does nothing on systems other than Linux, where a child could
+    outlive its parent.
+    """
+    end_first = end_with_parent(signal.SIGKILL)
+    if end_first is None:
+        return
+    parent, rank = os.getpid(), os.fork()
+    if rank == 0:
+        end_first()
+        if os.getppid() != parent:
+            os._exit(1)
+        return
+    code = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
+    if code < 0:
+        with contextlib.suppress(OSError):  # the starting process may have ended
+            launcher.send("killed", -code)
+            launcher.wait_for_end()
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":

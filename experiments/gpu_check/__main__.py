@@ -26,7 +26,7 @@ from dpsim.experiments.gpu_check.journal import Journal
 from dpsim.experiments.gpu_check.probes import gpus, kernel_driver, probe_all
 from dpsim.experiments.gpu_check.record import table
 from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.launch import jobs, rank_info, scratch
+from dpsim.launch import rank_info, rank_process, scratch
 from dpsim.records.sweep import Environment
 
 
@@ -37,7 +37,7 @@ def main() -> int:
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # small launches are meant
     job = rank_info.job()
     if job is not None and job.rank != 0:
-        jobs.serve()
+        rank_process.serve()
     try:
         driver = Driver() if simulating() else ask()
         if driver.problem:
@@ -46,7 +46,7 @@ def main() -> int:
         return ended("gpu-check", lambda: _check(folder, driver))
     finally:
         if job is not None:
-            jobs.release()
+            rank_process.release()
 
 
 def _check(folder: Path, driver: Driver) -> int:

@@ -36,7 +36,7 @@ from dpsim.experiments.turns import in_turns
 from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.measurement.statistics import median_ratio
 from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
-from dpsim.launch import rank_info, resident_job
+from dpsim.launch import jobs, rank_info, resident_job
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
 
@@ -148,11 +148,11 @@ def start_job(system: str, work: Work, folder: Path, environment: Mapping[str, s
     """Start ranks of ``system`` that do ``work``, each listening on its own socket. ``folder`` must be a new one."""
     task = "dpsim.experiments.peers.ranks:serve_on_ranks"
 
-    def start(address: str) -> resident_job.OnRanks:
+    def run(address: str) -> None:
         argument = {"system": system, "work": codec.to_builtins(work), "socket": address, "folder": str(folder)}
-        return resident_job.OnRanks(task, argument, devices=work.devices, env=environment, pin=pin)
+        jobs.on_ranks(task, argument, devices=work.devices, env=environment, pin=pin)
 
-    return resident_job.Job(system, work.devices, folder, start)
+    return resident_job.Job(system, work.devices, folder, run)
 
 
 def counted_steps(step_s: float, seconds: float, most: int) -> int:

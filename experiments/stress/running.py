@@ -38,7 +38,7 @@ class Run:
         for each in (self.marked, self.folder, self.temporary):
             each.mkdir()
         add_notes(self.folder)
-        self._before = {*os.listdir(_SHARED), *scratch_keeper.abandoned_topologies()}
+        self._before = {*os.listdir(_SHARED), *scratch_keeper.abandoned_files()}
         own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)} | scratch.environment(marked)
         self.environment = {**os.environ, **own}
         self._files: dict[str, str] | None = None
@@ -87,7 +87,7 @@ class Run:
             self.process.poll()
             left = [_shown(pid) for pid in self.processes()]
             left += [path.name for path in self.temporary.iterdir() if not path.name.startswith(_OF_PYTORCH)]
-            left += sorted(_unused({*os.listdir(_SHARED), *scratch_keeper.abandoned_topologies()} - self._before))
+            left += sorted(_unused({*os.listdir(_SHARED), *scratch_keeper.abandoned_files()} - self._before))
             if not left:
                 return self.changes()
             if time.monotonic() > until:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +28,6 @@ from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.launch import rank_info
-from dpsim.launch.resident_job import Job, Processes
 from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.report.bench.content import placements, warnings
@@ -390,15 +388,6 @@ def test_a_peer_that_does_not_start_is_left_out_with_a_warning_unless_it_was_nam
     actual = measure.measure(AllreduceBench(**asked), printed.append)  # type: ignore[arg-type]
     assert [system.name for system in actual.systems] == ["dpsim"]
     assert any(text.startswith("warning: bad-single takes no part") for text in printed)
-
-
-def test_processes_that_fail_say_why_and_the_others_end(tmp_path: Path) -> None:
-    def start(_: str) -> Processes:
-        return Processes("two", [["sh", "-c", "echo the reason; exit 7"], ["sleep", "600"]], tmp_path, os.environ)
-
-    with pytest.raises(CommunicationError, match="two ended with exit code 7: the reason"):
-        Job("two", 2, tmp_path, start)
-    assert not [p for p in psutil.Process().children() if p.name() == "sleep"]
 
 
 # On ranks.

@@ -8,16 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 from process_tree import command_of
 
-from dpsim.errors import CommunicationError, ConfigError
+from dpsim.errors import ConfigError
 from dpsim.launch import scratch_keeper
-from dpsim.launch.resident_job import Job, Processes
 from dpsim.launch.scratch import environment, scratch, shared_folder, short_path
 
 ROOT = Path(__file__).parents[2]
@@ -115,25 +113,12 @@ def test_a_stopped_keeper_holds_nobody_up_and_goes_with_its_folder(temporary: Pa
         assert gone(folder, started, keeping)
 
 
-def test_shared_memory_of_mpich_that_nobody_has_open_is_removed_and_the_rest_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scratch_keeper, "_SHARED_FOLDER", str(tmp_path))
-    monkeypatch.setattr(scratch_keeper, "_MPICH_FILE", scratch_keeper.re.compile(rf"{tmp_path}/mpich_sh\w+"))
-    left, used, other = tmp_path / "mpich_shm_left", tmp_path / "mpich_shm_used", tmp_path / "others"
-    for path in (left, used, other):
-        path.write_bytes(b"x")
-    with used.open("rb"):
-        scratch_keeper.end(str(tmp_path / "no folder"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mpich_shm_used", "others"]
-
-
 def test_a_folder_in_shared_memory_goes_with_its_temporary_folder_and_nothing_else_there_does(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = temporary / "memory"
     memory.mkdir()
-    monkeypatch.setattr(scratch_keeper, "_SHARED_FOLDER", str(memory))
+    monkeypatch.setattr(scratch_keeper, "SHARED_FOLDER", str(memory))
     of_another = memory / "ucx_shm_posix_1b2c"
     of_another.touch()
     with scratch("test") as folder:
@@ -141,7 +126,7 @@ def test_a_folder_in_shared_memory_goes_with_its_temporary_folder_and_nothing_el
         assert shared is not None
         (shared / "ucx_shm_posix_3d4e").touch()
     assert list(memory.iterdir()) == [of_another]
-    monkeypatch.setattr(scratch_keeper, "_SHARED_FOLDER", str(memory / "missing"))
+    monkeypatch.setattr(scratch_keeper, "SHARED_FOLDER", str(memory / "missing"))
     assert shared_folder(folder) is None
 
 
@@ -166,59 +151,6 @@ def test_where_no_temporary_folder_can_be_made_the_error_says_what_to_set(
         pass
 
 
-class Interrupted(Processes):
-    """Processes during whose start somebody presses Ctrl-C."""
-
-    def alive(self) -> bool:
-        raise KeyboardInterrupt
-
-
-def test_ranks_that_are_interrupted_as_they_start_end_at_once(temporary: Path) -> None:
-    ranks: list[Interrupted] = []
-
-    def start(_: str) -> Interrupted:
-        variables: Mapping[str, str] = os.environ
-        ranks.append(Interrupted("sleepers", [["sleep", "600"]] * 2, temporary, variables))
-        return ranks[0]
-
-    with pytest.raises(KeyboardInterrupt):
-        Job("sleepers", 2, temporary, start)
-    assert not scratch_keeper.started_for(str(temporary))
-
-
-def test_while_ranks_are_awaited_those_of_another_open_job_are_missed_and_their_signal_is_named(
-    temporary: Path,
-) -> None:
-    connecting = "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])"
-    says_hello = f"""{connecting}; s.sendall(b'{{"rank": 0}}\\n'); time.sleep(600)"""
-    ranks: list[Processes] = []
-
-    def start(address: str) -> Processes:
-        program = ["sleep", "600"] if ranks else [sys.executable, "-c", says_hello, address]
-        place = temporary / str(len(ranks))
-        ranks.append(Processes(place.name, [program], place, os.environ))
-        if len(ranks) == 2:
-            ranks[0]._processes[0].kill()
-        return ranks[-1]
-
-    for number in range(2):
-        (temporary / str(number)).mkdir()
-    first = Job("first", 1, temporary / "0", start)
-    try:
-        with pytest.raises(CommunicationError, match="0 ended with SIGKILL: it printed nothing"):
-            Job("second", 1, temporary / "1", start)
-    finally:
-        first.close()
-    assert not scratch_keeper.started_for(str(temporary))
-
-
-def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_refused(temporary: Path) -> None:
-    folder = temporary / ("x" * 110)
-    folder.mkdir()
-    with pytest.raises(ConfigError, match="short path"):
-        Job("sleepers", 1, folder, lambda _: Interrupted("sleepers", [], folder, {}))
-
-
 def test_a_process_of_a_folder_within_a_scratch_folder_ends_with_it() -> None:
     with scratch("test") as folder:
         started = subprocess.Popen(["sleep", "600"], env=os.environ | environment(folder / "a"))
@@ -230,37 +162,32 @@ def test_a_process_of_a_folder_within_a_scratch_folder_ends_with_it() -> None:
     assert started.wait(5) == -signal.SIGKILL
 
 
-def test_hydras_files_go_that_no_process_has_open(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch_keeper, "_TOPOLOGY_FOLDER", str(temporary))
-    left, used, other = (temporary / f"hydra_hwloc_xmlfile_{name}" for name in ("a1B2c3", "Zz09xY", "toolong"))
-    for path in (left, used, other):
+@pytest.mark.parametrize(
+    ("folder", "prefix"), [("_HYDRA_FOLDER", "hydra_hwloc_xmlfile_"), ("SHARED_FOLDER", "mpich_sh")]
+)
+def test_files_of_mpich_go_that_no_process_has_open_also_while_others_remove_theirs(
+    folder: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch_keeper, "SHARED_FOLDER", str(tmp_path / "none"))
+    monkeypatch.setattr(scratch_keeper, folder, str(tmp_path))
+    removed, used, *left = (tmp_path / f"{prefix}{name}" for name in ("aaaaaa", "Zz09xY", "bbbbbb", "cccccc"))
+    for path in (removed, used, *left, other := tmp_path / f"other_{prefix}"):
         path.touch()
-    with used.open("wb") as file, subprocess.Popen(["sleep", "600"], stdout=file) as proxy:
+    listed = scratch_keeper.entries(str(tmp_path))
+    removed.unlink()
+    with used.open("wb") as file, subprocess.Popen(["sleep", "600"], stdout=file) as process:
         try:
             file.close()
-            assert scratch_keeper.abandoned_topologies() == {str(left)}
+            with pytest.MonkeyPatch.context() as patch:
+                actual = scratch_keeper.entries
+                patch.setattr(scratch_keeper, "entries", lambda of: listed if of == str(tmp_path) else actual(of))
+                assert scratch_keeper.abandoned_files() == {str(path) for path in left}
             with scratch("test"):
                 pass
-            assert used.exists() and other.exists() and not left.exists()
+            assert sorted(path for path in tmp_path.iterdir() if path.is_file()) == sorted([used, other])
         finally:
-            proxy.kill()
-    assert scratch_keeper.abandoned_topologies() == {str(used)}
-
-
-def test_a_file_that_its_owner_removes_meanwhile_hides_no_other(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scratch_keeper, "_TOPOLOGY_FOLDER", str(temporary))
-    paths = [temporary / f"hydra_hwloc_xmlfile_{name}" for name in ("aaaaaa", "bbbbbb", "cccccc")]
-    for path in paths:
-        path.touch()
-    listed = {entry.path: entry for entry in scratch_keeper.entries(str(temporary))}
-    paths[0].unlink()
-    listed = {str(path): listed[str(path)] for path in paths}
-    monkeypatch.setattr(
-        scratch_keeper, "entries", lambda folder: [*listed.values()] if folder == str(temporary) else []
-    )
-    assert scratch_keeper.abandoned_topologies() == {str(path) for path in paths[1:]}
+            process.kill()
+    assert scratch_keeper.abandoned_files() == {str(used)}
 
 
 def test_a_folder_that_cannot_be_read_has_no_entries(temporary: Path) -> None:

@@ -22,7 +22,7 @@ from numba import cuda
 from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda.launch import Watch, flag_words
 from dpsim.kernels.allreduce.tree import slots
-from dpsim.launch import teardown
+from dpsim.launch import child_process
 
 LENGTH = 70_001
 WAIT_LIMIT_S = 20.0
@@ -57,7 +57,7 @@ def opened_directly(handle: Any) -> Any:
 
 def run_rank(rank: int, ranks: int, rounds: int, pipe: Connection, barrier: Any) -> None:
     """One rank: shares its memory with the others, does its rounds of each version, sends what was wrong."""
-    if (end_with_parent := teardown.end_with_parent(signal.SIGKILL)) is not None:
+    if (end_with_parent := child_process.end_with_parent(signal.SIGKILL)) is not None:
         end_with_parent()
     cuda.select_device(rank % len(cuda.gpus))
     own = [cuda.to_device(np.zeros(LENGTH, np.float32)), cuda.to_device(np.zeros(flag_words(ranks), np.uint32))]

@@ -22,7 +22,7 @@ from dpsim.harness.bench.algorithms import bench_algorithms
 from dpsim.harness.measurement.environment import version
 from dpsim.launch import jobs
 from dpsim.launch.rank_process import THREAD_VARIABLES
-from dpsim.launch.resident_job import Job, OnRanks, Processes, Ranks
+from dpsim.launch.resident_job import Job, run_commands
 from dpsim.records.bench import BETWEEN, OWN, AllreduceBench, System
 from dpsim.units import ITEM_BYTES, format_size
 
@@ -59,19 +59,19 @@ class Python:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemLaunch:
-    """A system, and how to start its ranks, given their argument and a new folder.
+    """A system, and how to run its ranks to their end, given their argument and a new folder.
 
     ``processes`` is 1 where one process does the work of all devices, None for one process a device.
     """
 
     system: System
-    start: Callable[[dict[str, Any], Path], Ranks]
+    run: Callable[[dict[str, Any], Path], object]
     processes: int | None = None
 
     def job(self, devices: int, argument: dict[str, Any], folder: Path) -> Job:
         """Start the ranks and wait until all are connected. Raises ``CommunicationError`` where they fail."""
         count = self.processes or devices
-        return Job(self.system.name, count, folder, lambda address: self.start(argument | {"socket": address}, folder))
+        return Job(self.system.name, count, folder, lambda address: self.run(argument | {"socket": address}, folder))
 
 
 def systems(bench: AllreduceBench) -> list[SystemLaunch]:
@@ -188,10 +188,10 @@ def _on_ranks(
         algorithms = list(dict.fromkeys([*algorithms, CUDA_VERSIONS["auto"]]))
     more = {"algorithms": algorithms, "system": f"dpsim.harness.bench.{rank}"}
 
-    def start(argument: dict[str, Any], folder: Path) -> Ranks:
-        return OnRanks(_TASK, argument | more, devices=processes or bench.devices, pin=pin)
+    def run(argument: dict[str, Any], folder: Path) -> None:
+        jobs.on_ranks(_TASK, argument | more, devices=processes or bench.devices, pin=pin)
 
-    return SystemLaunch(system=System(name=name, peer=name, kind=kind, how=how), start=start, processes=processes)
+    return SystemLaunch(system=System(name=name, peer=name, kind=kind, how=how), run=run, processes=processes)
 
 
 def _mpi_modes(bench: AllreduceBench, python: Python) -> list[tuple[str, bool]]:
@@ -211,24 +211,24 @@ def _with_mpi(bench: AllreduceBench, python: Python, level: str, *, throttled: b
     launcher = [path, *_OPENMPI_FLAGS * openmpi, "-n", str(bench.devices)]
     name = f"{python.name}-{level}" + "-throttled" * throttled
 
-    def start(argument: dict[str, Any], folder: Path) -> Ranks:
+    def run(argument: dict[str, Any], folder: Path) -> None:
         script = _script(python, "mpi", argument | {"thread_level": level})
-        return Processes(name, [[*launcher, *script]], folder, python.environment(extra))
+        run_commands(name, [[*launcher, *script]], folder, python.environment(extra))
 
     how = " ".join([f"THREAD_{level.upper()}, ranks pinned to cores", *(f"{k}={v}" for k, v in extra.items())])
-    return SystemLaunch(system=System(name=name, peer=python.name, kind="mpi", how=how), start=start)
+    return SystemLaunch(system=System(name=name, peer=python.name, kind="mpi", how=how), run=run)
 
 
 def _with_gloo(bench: AllreduceBench, python: Python, *, pinned: bool) -> SystemLaunch:
     """Return gloo with its own threads pinned to the rank's core, or with all threads free."""
     name, how = ("gloo", "ranks pinned to cores") if pinned else ("gloo-free", "ranks not pinned")
 
-    def start(argument: dict[str, Any], folder: Path) -> Ranks:
+    def run(argument: dict[str, Any], folder: Path) -> None:
         argument = argument | {"pinned": pinned, "rendezvous": str(folder / "rendezvous")}
         commands = [_script(python, "gloo", argument | {"rank": rank}) for rank in range(bench.devices)]
-        return Processes(name, commands, folder, python.environment({"GLOO_SOCKET_IFNAME": "lo"}))
+        run_commands(name, commands, folder, python.environment({"GLOO_SOCKET_IFNAME": "lo"}))
 
-    return SystemLaunch(system=System(name=name, peer="gloo", kind="gloo", how=how), start=start)
+    return SystemLaunch(system=System(name=name, peer="gloo", kind="gloo", how=how), run=run)
 
 
 def _script(python: Python, kind: str, argument: dict[str, Any]) -> list[str]:

@@ -14,12 +14,12 @@ import json
 import mmap
 import os
 import random
-import socket
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Client
 from typing import Any
 
 import numpy as np
@@ -167,20 +167,16 @@ def serve_on_ranks(comm: Any, argument: dict[str, Any], report: Callable[[str], 
 def obey(commands: Mapping[str, Callable[..., Mapping[str, Any]]], hello: Mapping[str, Any], address: str) -> None:
     """Send ``hello`` to the socket, then run the commands that come through it until it is closed.
 
-    A command is a JSON object: ``do`` names it, and its other members are its arguments.
+    A command is a dictionary: ``do`` names it, and its other entries are its arguments.
     """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        with connection.makefile("rw", encoding="utf-8") as text:
-            _send(text, hello)
-            for line in text:
-                command = json.loads(line)
-                _send(text, commands[command.pop("do")](**command))
-
-
-def _send(text: Any, reply: Mapping[str, Any]) -> None:
-    text.write(json.dumps(reply) + "\n")
-    text.flush()
+    with Client(address, "AF_UNIX") as connection:
+        connection.send(hello)
+        while True:
+            try:
+                command = connection.recv()
+            except EOFError:
+                return
+            connection.send(commands[command.pop("do")](**command))
 
 
 class Start:
