@@ -62,33 +62,52 @@ def test_a_rank_killed_in_any_phase_is_named_at_once(devices: int, phase: str, o
     assert caught.value.rank == devices - 1
 
 
-def begun(tmp_path: Path, *before: str, epochs: int = 10_000) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
-    """A training command in a process group of its own, as a shell starts it, once it trains; and its processes."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    command = [*before, sys.executable, "-m", "dpsim", "train", "--model", "mlp:6", "--epochs", str(epochs)]
-    process = subprocess.Popen(
-        [*command, "--devices", "2"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    while (line := process.stderr.readline()) and not line.startswith(b"epoch"):
-        pass
-    assert line, "it ended early"
-    return process, psutil.Process(process.pid).children(recursive=True)
+class Family:
+    """A training command in a process group of its own, as a shell starts it, and its processes once it trains."""
+
+    def __init__(self, folder: Path, *before: str, epochs: int = 10_000, devices: int = 2) -> None:
+        command = [*before, sys.executable, "-m", "dpsim", "train", "--model", "mlp:6", "--epochs", str(epochs)]
+        self.folder, self.process = (
+            folder,
+            subprocess.Popen(
+                [*command, "--devices", str(devices)],
+                env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            ),
+        )
+
+    def wait_until_it_trains(self) -> Family:
+        assert self.process.stderr is not None
+        while (line := self.process.stderr.readline()) and not line.startswith(b"epoch"):
+            pass
+        assert line, "it ended early"
+        self.look()
+        return self
+
+    def look(self) -> None:
+        """Find the processes that there are now."""
+        self.members = psutil.Process(self.process.pid).children(recursive=True)
+        commands = [(member, command_of(member)) for member in self.members]
+        self.ranks = [member for member, words in commands if words[:1] == [sys.executable] and "-m" in words]
+
+    def ended(self, within_s: float = WITHIN_S) -> tuple[int, str]:
+        """Return the exit code and what it said, once it has ended; nothing of it is left."""
+        _, said = self.process.communicate(timeout=within_s)
+        _, left = psutil.wait_procs(self.members, timeout=WITHIN_S)
+        assert not left and list(self.folder.iterdir()) == []
+        assert b"Traceback" not in said
+        return self.process.returncode, said.decode()
 
 
-def ranks_of(family: list[psutil.Process]) -> list[psutil.Process]:
-    commands = [(member, command_of(member)) for member in family]
-    return [member for member, command in commands if command[:1] == [sys.executable] and "-m" in command]
+@pytest.fixture
+def family(tmp_path: Path) -> Callable[..., Family]:
+    return lambda *before, **options: Family(tmp_path, *before, **options).wait_until_it_trains()
 
 
-def all_gone(family: list[psutil.Process]) -> bool:
-    _, left = psutil.wait_procs(family, timeout=WITHIN_S)
-    return not left
+Started = Callable[..., Family]
 
 
 @pytest.mark.parametrize(
@@ -102,23 +121,20 @@ def all_gone(family: list[psutil.Process]) -> bool:
         ("SIGKILL to a rank", 1),
     ],
 )
-def test_however_a_job_ends_no_process_and_no_file_is_left(ending: str, expected: int, tmp_path: Path) -> None:
-    process, family = begun(tmp_path)
-    ranks = ranks_of(family)
-    assert [shared_files(rank.pid) for rank in ranks] == [set(), set()]  # nothing has a name: nothing can be left
+def test_however_a_job_ends_no_process_and_no_file_is_left(ending: str, expected: int, family: Started) -> None:
+    job = family()
+    assert [shared_files(rank.pid) for rank in job.ranks] == [set(), set()]  # nothing has a name: nothing can be left
     if ending.startswith("Ctrl-C"):
         for _ in range(3 if "three" in ending else 1):
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(job.process.pid, signal.SIGINT)
             time.sleep(0.02)
     else:
         number = signal.Signals[ending.split()[0]]
-        os.kill(process.pid if "parent" in ending else ranks[1].pid, number)
-    _, said = process.communicate(timeout=WITHIN_S)
-    assert (process.returncode, b"Traceback" in said) == (expected, False), said.decode()
-    assert all_gone(family)
-    assert list(tmp_path.iterdir()) == []
+        os.kill(job.process.pid if "parent" in ending else job.ranks[1].pid, number)
+    code, said = job.ended()
+    assert code == expected, said
     last = {130: "dpsim: interrupted", 1: "dpsim: rank 1 of 2 was killed by SIGKILL"}.get(expected, "")
-    assert last in said.decode()
+    assert last in said
 
 
 @pytest.mark.parametrize(
@@ -131,75 +147,56 @@ def test_however_a_job_ends_no_process_and_no_file_is_left(ending: str, expected
     ],
 )
 def test_what_ended_a_job_is_named_also_where_it_is_no_rank(
-    name: str, number: signal.Signals, reason: str, tmp_path: Path
+    name: str, number: signal.Signals, reason: str, family: Started
 ) -> None:
-    process, family = begun(tmp_path)
-    culprit = ranks_of(family)[1] if name == "rank" else named(family, name)[0]
+    job = family()
+    culprit = job.ranks[1] if name == "rank" else named(job.members, name)[0]
     culprit.send_signal(number)
-    _, said = process.communicate(timeout=WITHIN_S)
-    assert f"dpsim: {reason.format(culprit.pid)}" in said.decode()
-    assert (process.returncode, b"Traceback" in said) == (1, False)
-    assert all_gone(family)
-    assert list(tmp_path.iterdir()) == []
+    code, said = job.ended()
+    assert f"dpsim: {reason.format(culprit.pid)}" in said and code == 1
 
 
 def test_sigint_as_ranks_start_is_named_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dpsim", "train", "--model", "mlp:6", "--epochs", "10000", "--devices", "4"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline, ranks = time.monotonic() + WITHIN_S, list[psutil.Process]()
-    while len(ranks) < 4:
+    job = Family(tmp_path, devices=4)
+    job.look()
+    deadline = time.monotonic() + WITHIN_S
+    while len(job.ranks) < 4:
         assert time.monotonic() < deadline
         with contextlib.suppress(psutil.Error):  # a process may end while it is looked at
-            ranks = ranks_of(family := psutil.Process(process.pid).children(recursive=True))
-    for rank in ranks:
+            job.look()
+    for rank in job.ranks:
         rank.send_signal(signal.SIGINT)  # they ignore it until all can be named
-    named(family, "mpiexec")[0].send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=WITHIN_S)
-    assert "dpsim: mpiexec was killed by SIGINT" in said.decode().splitlines() and b"Traceback" not in said
-    assert process.returncode == 1
-    assert all_gone(family)
-    assert list(tmp_path.iterdir()) == []
+    named(job.members, "mpiexec")[0].send_signal(signal.SIGINT)
+    code, said = job.ended()
+    assert "dpsim: mpiexec was killed by SIGINT" in said.splitlines() and code == 1
 
 
 @pytest.mark.parametrize("stopped", ["mpiexec", "hydra", "rank"])
-def test_a_killed_launcher_takes_everything_along_also_what_is_stopped(stopped: str, tmp_path: Path) -> None:
-    process, family = begun(tmp_path)
-    for one in ranks_of(family)[1:] if stopped == "rank" else named(family, stopped):
-        one.suspend()
-    process.kill()
-    process.communicate(timeout=WITHIN_S)
-    assert all_gone(family)
-    assert list(tmp_path.iterdir()) == []
+def test_a_killed_launcher_takes_everything_along_also_what_is_stopped(stopped: str, family: Started) -> None:
+    job = family()
+    for process in job.ranks[1:] if stopped == "rank" else named(job.members, stopped):
+        process.suspend()
+    job.process.kill()
+    assert job.ended()[0] == -signal.SIGKILL
 
 
 @pytest.mark.slow
-def test_a_job_whose_mpiexec_is_stopped_ends_with_its_result(tmp_path: Path) -> None:
-    process, family = begun(tmp_path, epochs=150)
-    named(family, "mpiexec")[0].suspend()
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
-    assert all_gone(family)
+def test_a_job_whose_mpiexec_is_stopped_ends_with_its_result(family: Started) -> None:
+    job = family(epochs=150)
+    named(job.members, "mpiexec")[0].suspend()
+    code, said = job.ended()
+    assert code == 0, said
 
 
-def test_under_a_launcher_a_killed_rank_ends_the_others_and_can_be_told_by_its_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["SIGKILL to a rank", "Ctrl-C"])
+def test_under_a_launcher_all_ranks_end_with_one_message(ending: str, family: Started) -> None:
     mpiexec = jobs.mpiexec_path()
     assert mpiexec is not None
-    process, family = begun(tmp_path, mpiexec, "-n", "2")
-    ranks = ranks_of(family)
-    assert [shared_files(rank.pid) for rank in ranks] == [set(), set()]
-    ranks[1].kill()
-    process.communicate(timeout=WITHIN_S)
-    assert process.returncode != 0
-    assert all_gone(family)
-
-
-def test_under_a_launcher_ctrl_c_is_one_line(tmp_path: Path) -> None:
-    mpiexec = jobs.mpiexec_path()
-    assert mpiexec is not None
-    process, family = begun(tmp_path, mpiexec, "-n", "2")
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=WITHIN_S)
-    assert said.decode().count("dpsim: interrupted") == 1
-    assert "Traceback" not in said.decode()
-    assert all_gone(family)
+    job = family(mpiexec, "-n", "2")
+    assert [shared_files(rank.pid) for rank in job.ranks] == [set(), set()]
+    if ending == "Ctrl-C":
+        os.killpg(job.process.pid, signal.SIGINT)
+    else:
+        job.ranks[1].kill()
+    code, said = job.ended()
+    assert (code != 0, said.count("dpsim: interrupted")) == (True, int(ending == "Ctrl-C"))
