@@ -29,7 +29,6 @@ from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.loop import StopRule
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
-from dpsim.harness.profile.on_ranks import computing_times
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.plan import Overlap, Plan
@@ -40,6 +39,7 @@ from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
+from dpsim.study.runners.profile import computing_times
 from dpsim.workload import Workload
 
 SCHEMA = "dpsim.emulation/1"

@@ -18,10 +18,10 @@ from dpsim.comm.networks import transport
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport
 from dpsim.experiments import command
-from dpsim.harness.calibrate.load import ReplicaLoad
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.progress import Progress
+from dpsim.study.runners.load import ReplicaLoad
 
 NETWORKS = ("paced:200us,200mbit", "paced:50us,1gbit")
 MESSAGE_BYTES = (4, 16 * 1024, 256 * 1024)

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.fields import Decides, deciding, declared, shared
-from dpsim.harness.sweep.prepare import calibration_kind, profile_kind
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.related import _trains
 from dpsim.harness.train.config import TrainConfig
@@ -21,6 +20,7 @@ from dpsim.records.reproduce import Configuration, Reproduction
 from dpsim.records.sweep import Experiment
 from dpsim.records.train import TrainRecord
 from dpsim.setting import Setting
+from dpsim.study.inputs import calibration_kind, profile_kind
 
 PLAN = Plan(devices=2, global_batch=64, fusion_threshold_bytes=0.0)
 OTHER: dict[str, Any] = {

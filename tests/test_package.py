@@ -77,13 +77,14 @@ def test_loading_a_result_loads_pandas_only_for_its_tables(python: Python) -> No
 
 
 def test_the_process_that_launches_ranks_loads_no_mpi(python: Python) -> None:
-    modules = ("sweep", "train", "calibrate", "profile", "doctor", "reproduce.measure")
-    assert "mpi4py" not in _loaded(python, "dpsim.imports", *(f"dpsim.harness.{name}" for name in modules))
+    modules = ("harness.sweep.sweep", "harness.train.train", "imports", "harness.doctor", "harness.reproduce.measure")
+    modules += ("study.calibration", "study.profile", "study.inputs", "study.task")
+    assert "mpi4py" not in _loaded(python, *(f"dpsim.{name}" for name in modules))
 
 
-@pytest.mark.parametrize("task", ["sweep.on_ranks", "sweep.prepare_on_ranks", "calibrate.on_ranks", "train.on_ranks"])
+@pytest.mark.parametrize("task", ["study.on_ranks", "study.runners.calibration", "harness.train.on_ranks"])
 def test_a_rank_that_measures_loads_no_scipy(task: str, python: Python) -> None:
-    assert not {"scipy", "pandas", "matplotlib"} & _loaded(python, f"dpsim.harness.{task}")
+    assert not {"scipy", "pandas", "matplotlib"} & _loaded(python, f"dpsim.{task}")
 
 
 def test_the_rank_that_gives_ddps_ranks_their_turns_loads_no_torch(python: Python) -> None:

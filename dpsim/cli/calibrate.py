@@ -98,9 +98,9 @@ def calibrate(
     importing = flags.provided(format=format, out_of_place=out_of_place or None, line_rate=line_rate)
     _refuse(importing, "without --from nothing is imported")
     from dpsim import codec
-    from dpsim.harness.calibrate import calibrate as harness
     from dpsim.harness.machines import points as points_of
     from dpsim.machine import Network
+    from dpsim.study import calibration
 
     flags.writable(output)
     fields = of.values()
@@ -111,7 +111,7 @@ def calibrate(
             fields[f"{name}s"] = fields.pop(name)
     fields |= flags.provided(seconds=flags.budget(budget))
     with show.progress() as progress:
-        machine = harness.calibrate(harness.CalibrateConfig(**fields), progress)
+        machine = calibration.calibrate(calibration.CalibrateConfig(**fields), progress)
     codec.write(output, machine)
     points = points_of(machine)
     if json:

@@ -109,18 +109,18 @@ def _refuse(unused: dict[str, Any], reason: str, remedy: str) -> None:
 def _of_model(given: dict[str, Any], local_batches: tuple[int, ...]) -> Workload:
     import msgspec
 
-    from dpsim.harness.profile import profile as harness
     from dpsim.optimizer import changed
     from dpsim.plan import Plan
+    from dpsim.study import profile as study
 
-    plan = harness.ProfileConfig().plan
+    plan = study.ProfileConfig().plan
     given["optimizer"] = changed(plan.optimizer, given.get("optimizer"), {})
     computation = {name: given.pop(name) for name in Plan.__struct_fields__ if name in given}
     if local_batches:
         given["local_batches"] = tuple(sorted(set(local_batches)))
-    config = harness.ProfileConfig(**given, plan=msgspec.structs.replace(plan, **computation))
+    config = study.ProfileConfig(**given, plan=msgspec.structs.replace(plan, **computation))
     with show.progress() as progress:
-        return harness.profile(config, progress)
+        return study.profile(config, progress)
 
 
 def _of_script(script: str, function: str, local_batches: tuple[int, ...], given: dict[str, Any]) -> Workload:

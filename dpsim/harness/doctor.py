@@ -224,7 +224,7 @@ def choices_of_ranks() -> Choices:
 def tune(progress: Progress) -> Choices:
     """Measure again which code computes each operation fastest, on ``RANKS`` ranks, or fewer with fewer cores."""
     ranks = min(RANKS, environment.cores())
-    task, networks = "dpsim.harness.calibrate.choices_on_ranks:tune_on_ranks", {"networks": TUNED_NETWORKS}
+    task, networks = "dpsim.study.runners.choices:tune_on_ranks", {"networks": TUNED_NETWORKS}
     measured = jobs.on_ranks(task, networks, devices=ranks, progress=progress, pin=True)
     return codec.decode(measured, Choices, "choices")
 

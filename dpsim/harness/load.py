@@ -11,8 +11,9 @@ from dpsim.harness.quality.study import read_results as read_study_results
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import read_drift
 from dpsim.harness.sweep.quality import read_quality
+from dpsim.harness.sweep.sweep import read_swept
 from dpsim.records import bench, quality, reproduce, train
-from dpsim.records.sweep import PREDICTIONS_SCHEMA, RESULTS_SCHEMA, read_predictions, read_results
+from dpsim.records.sweep import PREDICTIONS_SCHEMA, RESULTS_SCHEMA
 from dpsim.report.saved import (
     SavedBench,
     SavedQuality,
@@ -98,7 +99,8 @@ def load_sweep(folder: Path) -> SavedSweep:
             allowed="a sweep that has measured",
             remedy=f"give the command of the sweep again with --output {folder}; it goes on where it was",
         )
-    predictions, results = read_predictions(folder / _PREDICTIONS), read_results(folder / _RESULTS)
+    swept = read_swept(folder)
+    predictions, results = swept.predictions, swept.results
     drift = read_drift(predictions, folder)
-    comparison = compare(predictions, results, drift, read_quality(predictions.experiment, folder))
+    comparison = compare(predictions, results, drift, read_quality(predictions.experiment, folder), swept.blind)
     return SavedSweep(predictions=predictions, results=results, comparison=comparison, drift=drift)

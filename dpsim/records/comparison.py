@@ -60,6 +60,7 @@ class ComparedPoint(Row):
 
     setting: Setting
     predicted: PredictedPoint
+    beforehand: PredictedPoint
     runs: tuple[MeasuredPoint, ...]
     machine: Machine
     alone: ComparedPoint | None = None
@@ -136,6 +137,18 @@ class ComparedPoint(Row):
         "ratio",
         "The error of the prediction: predicted_step_s / measured_step_s - 1.",
         lambda p: p.predicted_step_s / p.measured_step_s - 1,
+        form="signed percent",
+    )
+    beforehand_step_s = _Column(
+        "s",
+        "The time of a step that was predicted before the first sample, from earlier profiles and calibrations.",
+        lambda p: p.beforehand.step_s,
+    )
+    beforehand_error = _Column(
+        "ratio",
+        "The error of the prediction made beforehand: beforehand_step_s / measured_step_s - 1.",
+        lambda p: p.beforehand_step_s / p.measured_step_s - 1,
+        head="beforehand",
         form="signed percent",
     )
     noise = Given[float | None](
@@ -431,6 +444,9 @@ class Comparison(Noun, frozen=True):
     ``intervals`` is the coverage of the predicted intervals for each network and number of devices, ``interval`` that
     of all points together (none where the predictions state no level); one calibration is behind all of them.
     ``quality`` is what the sweep learnt of the quality of training, where it declared that.
+    ``blind_predicted_at`` is when the compared predictions were made, from what was profiled and calibrated in turns
+    with the samples; empty where they were made beforehand. ``beforehand_median_abs_error`` is then that of those made
+    before the first sample, and ``machine_change`` by how much the two differ in the median.
     ``identical`` says whether all trainings with leaves ended with the same bits (``None``: nothing was promised).
     """
 
@@ -458,6 +474,9 @@ class Comparison(Noun, frozen=True):
     quality: QualityResults | None = None
     intervals: tuple[StratumCoverage, ...] = ()
     interval: StratumCoverage | None = None
+    blind_predicted_at: str = ""
+    beforehand_median_abs_error: float | None = None
+    machine_change: float | None = None
 
     @property
     def drift_measured(self) -> bool:

@@ -130,7 +130,7 @@ class Predictions(Noun, frozen=True):
     """Everything that was predicted in a sweep, and what from. Written and hashed before the first measurement.
 
     ``mechanisms`` are the predicted seconds per step by overlap, for each kind of setting that was prepared apart
-    (``dpsim.harness.sweep.prepare``): for each network, where all settings have one model.
+    (``dpsim.study.inputs``): for each network, where all settings have one model.
     """
 
     experiment: Experiment

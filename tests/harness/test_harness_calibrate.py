@@ -9,9 +9,9 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.harness.calibrate.calibrate import CalibrateConfig, calibrate
 from dpsim.machine import SCHEMA, Machine, Selection
 from dpsim.predict import collective_cost
+from dpsim.study.calibration import CalibrateConfig, calibrate
 
 TINY = {"max_bytes": 5000, "seconds": 0.3}
 

@@ -14,7 +14,6 @@ from nn_setup import Recorder, batch_for, bound
 
 from dpsim.errors import ConfigError
 from dpsim.harness import models
-from dpsim.harness.profile.profile import ProfileConfig, profile
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import changed_model, run_of, stored
 from dpsim.nn import build_model
@@ -29,6 +28,7 @@ from dpsim.replica import (
     WarmUpReplica,
 )
 from dpsim.runtime.checkpoint import Checkpoint, Header
+from dpsim.study.profile import ProfileConfig, profile
 
 Dpsim = Callable[..., tuple[int, str, str]]
 SHAPE, CLASSES = (8, 8, 1), 10

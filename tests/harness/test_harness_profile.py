@@ -14,13 +14,20 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.scatter import Visits, compute_slowdown
-from dpsim.harness.profile import on_ranks as profile_ranks
-from dpsim.harness.profile.profile import Profile, ProfileConfig, profile
-from dpsim.harness.profile.slowdown import joined_slowdown
 from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
 from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
+from dpsim.study.profile import (
+    ProfileConfig,
+    bare_workload,
+    joined_slowdown,
+    profile,
+    profiled_slowdowns,
+    profiled_workload,
+    slowdown,
+)
+from dpsim.study.rows import Rows, Series
+from dpsim.study.runners import profile as profile_ranks
 from dpsim.workload import Workload, overhead_line
 
 BATCHES = (4, 16, 256)
@@ -67,11 +74,12 @@ def test_the_sums_are_plausible(profiled: Workload) -> None:
 
 def test_several_devices_at_once_are_compared_with_one_at_the_same_batch(on_ranks: Callable[..., Any]) -> None:
     config = ProfileConfig(model="mlp:8", local_batches=(8, 16), concurrent=((2, 8),), seconds=0.2)
-    task = "dpsim.harness.profile.on_ranks:profile_on_ranks"
-    actual = codec.decode(on_ranks(task, codec.to_builtins(config), devices=2), Profile, "profile")
-    (slowdown,) = actual.compute_slowdown
+    task = "dpsim.study.runners.profile:profile_on_ranks"
+    measured = on_ranks(task, codec.to_builtins(config), devices=2)
+    rows = Rows(codec.decode(plain, Series, "profile") for plain in measured)
+    (slowdown,) = profiled_slowdowns(config, rows)
     assert slowdown.devices == 2 and 0.05 < slowdown.factor < 100
-    assert actual.workload.local_batches == (8, 16)
+    assert profiled_workload(config, bare_workload(config), rows).local_batches == (8, 16)
 
 
 @pytest.mark.parametrize("batches", [(), (0, 4)])
@@ -90,15 +98,15 @@ def test_a_local_batch_above_the_data_set_is_refused() -> None:
 
 
 def test_a_slowdown_at_two_lengths_of_a_step_is_a_factor_and_seconds() -> None:
-    def slowdown(alone_s: float, together_s: float) -> tuple[float, ComputeSlowdown]:
+    def of_step(alone_s: float, together_s: float) -> tuple[float, ComputeSlowdown]:
         return alone_s, ComputeSlowdown(devices=2, factor=together_s / alone_s, half_width=0.02)
 
-    joined = joined_slowdown([slowdown(10.0, 12.5), slowdown(1.0, 1.7)])
+    joined = joined_slowdown([of_step(10.0, 12.5), of_step(1.0, 1.7)])
     assert (joined.factor, joined.added_s, joined.half_width) == (pytest.approx(1.2), pytest.approx(0.5), 0.02)
-    growing = joined_slowdown([slowdown(1.0, 1.1), slowdown(10.0, 12.0)])
+    growing = joined_slowdown([of_step(1.0, 1.1), of_step(10.0, 12.0)])
     assert (growing.factor, growing.added_s) == (1.2, 0.0)
-    assert joined_slowdown([slowdown(3.0, 3.9)]) == slowdown(3.0, 3.9)[1]
-    steep = joined_slowdown([slowdown(9.0, 12.0), slowdown(10.0, 12.0)])
+    assert joined_slowdown([of_step(3.0, 3.9)]) == of_step(3.0, 3.9)[1]
+    steep = joined_slowdown([of_step(9.0, 12.0), of_step(10.0, 12.0)])
     assert (steep.factor, steep.added_s) == (1.0, pytest.approx(2.0))
 
 
@@ -111,30 +119,25 @@ def test_two_slowdowns_that_differ_by_rounding_alone_add_no_negative_seconds(
     assert joined.added_s >= 0 and joined.factor <= factor
 
 
-@pytest.mark.parametrize("alone_s", [0.0, 1e-3, 5e-3])
+@pytest.mark.parametrize("alone_s", [1e-9, 1e-3, 5e-3])
 def test_one_device_that_was_disturbed_makes_no_slowdown_that_a_machine_refuses(alone_s: float) -> None:
-    alone, together = Visits(), Visits()
-    for visits, step_s in ((alone, alone_s), (together, 1e-3)) * 4:
-        visits.add([step_s] * 6)
-    assert compute_slowdown(2, alone, together).factor >= LEAST_SLOWDOWN
+    assert slowdown(2, np.full(4, alone_s), np.full(4, 1e-3)).factor >= LEAST_SLOWDOWN
 
 
 def test_a_slowdown_is_the_median_ratio_of_visits_that_were_made_back_to_back() -> None:
     """Two devices take 1.2 times as long; the machine is at another speed in each pair of visits."""
-    alone, together = Visits(), Visits()
-    for speed in np.random.default_rng(0).uniform(1.0, 3.0, 40):
-        alone.add([3e-3 * speed] * 6)
-        together.add([3.6e-3 * speed] * 6)
-    slowdown = compute_slowdown(2, alone, together)
-    assert slowdown.factor == pytest.approx(1.2) and slowdown.half_width == pytest.approx(0.0, abs=1e-9)
+    speeds = np.random.default_rng(0).uniform(1.0, 3.0, 40)
+    measured = slowdown(2, 3e-3 * speeds, 3.6e-3 * speeds)
+    assert measured.factor == pytest.approx(1.2) and measured.half_width == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1e-6])
 def test_computing_times_of_zero_or_below_make_a_workload(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_ranks, "computing_times", lambda *_: np.full(3 * 4 + 2, seconds))
     config = ProfileConfig(model="mlp:8", local_batches=(8, 16), seconds=0.0)
-    profiled = profile_ranks.profile_on_ranks(MPI.COMM_SELF, dict(codec.to_builtins(config)), quiet)
-    workload = codec.decode(profiled, Profile, "profile").workload
+    measured = profile_ranks.profile_on_ranks(MPI.COMM_SELF, dict(codec.to_builtins(config)), quiet)
+    rows = Rows(codec.decode(plain, Series, "profile") for plain in measured or ())
+    workload = profiled_workload(config, bare_workload(config), rows)
     assert all(layer.forward_s == (0.0, 0.0) for layer in workload.layers)
 
 

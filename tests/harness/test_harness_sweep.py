@@ -15,12 +15,15 @@ from interrupted import killed_once_it_exists
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.harness.sweep.experiment import needed_for, predict_experiment
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples
-from dpsim.harness.sweep.sweep import sweep
+from dpsim.harness.sweep.sweep import blind_predictions, sweep
 from dpsim.lowering.fusion import fuse
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
+from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
+from dpsim.study.inputs import Inputs, prepared
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = ("node", "paced:50us,1gbit")
@@ -60,8 +63,26 @@ def contents(folder: Path) -> dict[str, str]:
 
 def test_all_files_are_there_and_no_samples_are_left_over(done: Done) -> None:
     names = {path.name for path in done.folder.iterdir()}
-    assert {"predictions.json", "results.json", "index.html", "report.md", "step_time.svg"} <= names
+    records = {"predictions.json", "inputs.json", "blind.json", "results.json"}
+    assert records | {"index.html", "report.md", "step_time.svg"} <= names
     assert "samples.json" not in names and not any("partial" in name or "tmp" in name for name in names)
+
+
+def test_both_predictions_follow_from_what_was_profiled_and_calibrated_alone(done: Done) -> None:
+    """The file of inputs holds no measured sample: whatever was measured, the predictions would be the same."""
+    inputs = codec.read(done.folder / "inputs.json", Inputs, "inputs", INPUTS_SCHEMA)
+    assert inputs.beforehand_until <= read_results(done.folder / "results.json").measured_from
+    assert any(len(series.value) > series.beforehand > 0 for series in inputs.rows)
+    predictions = read_predictions(done.folder / "predictions.json")
+    needed = needed_for(predictions.experiment, predictions.environment)
+    again = predict_experiment(predictions.experiment, prepared(needed.settings, inputs.early()), needed.environment)
+    blind = blind_predictions(predictions, inputs)
+    for name, made in (("predictions.json", again), ("blind.json", blind)):
+        saved = read_predictions(done.folder / name)
+        assert codec.to_json(msgspec.structs.replace(made, predicted_at="")) == codec.to_json(
+            msgspec.structs.replace(saved, predicted_at="")
+        )
+    assert {point.setting for point in blind.points} == {point.setting for point in predictions.points}
 
 
 def test_the_prediction_came_first_and_is_the_one_that_was_hashed(done: Done) -> None:

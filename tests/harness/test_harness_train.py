@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.train import train
 from dpsim.records.sweep import TrainResult
+from dpsim.study.inputs import Needed, declared
 
 SMALL = {"model": "mlp:16", "dataset": "digits", "global_batch": 64, "steps": 30}
 
@@ -69,7 +71,7 @@ def test_label_smoothing_reaches_the_ranks() -> None:
 
 @pytest.mark.slow
 def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpsim.harness.sweep.prepare._MOST_S", 2.0)
+    monkeypatch.setattr("dpsim.study.inputs._MOST_S", 2.0)
     messages: list[str] = []
     config = TrainConfig(
         model="mlp:4",
@@ -92,10 +94,11 @@ def test_accumulation_is_profiled_at_what_a_device_computes_at_once(monkeypatch:
         asked.append(argument)
         raise ConfigError("enough")
 
-    monkeypatch.setattr("dpsim.harness.sweep.prepare.on_ranks", on_ranks)
+    monkeypatch.setattr("dpsim.study.inputs.on_ranks", on_ranks)
     with pytest.raises(ConfigError, match="enough"):
         train(TrainConfig(model="mlp:4", devices=2, global_batch=64, accumulate=4, overlap="auto"), quiet)
-    assert [profile["local_batches"] for profile in asked[0]["profiles"]] == [[8]]
+    profiles = declared(codec.decode(asked[0], Needed, "task")).profiles
+    assert [profile.local_batches for profile in profiles.values()] == [(8,)]
 
 
 def test_more_devices_than_samples_are_refused() -> None:

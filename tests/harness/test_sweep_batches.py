@@ -106,7 +106,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("local") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpsim.harness.sweep.prepare._LEAST_S", 0.1)
+        patch.setattr("dpsim.study.inputs._LEAST_S", 0.1)
         patch.setattr("dpsim.report.sweep.reliability.MOST_NOISE", math.inf)  # so short a run knows little
         flags = [
             "--model",
@@ -185,7 +185,7 @@ def test_the_report_shows_the_curve(swept: Path, dpsim: Dpsim) -> None:
 @pytest.mark.slow
 def test_a_sweep_over_batch_norm_reports_what_global_statistics_add(dpsim: Dpsim, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpsim.harness.sweep.prepare._LEAST_S", 0.1)
+        patch.setattr("dpsim.study.inputs._LEAST_S", 0.1)
         patch.setattr("dpsim.report.sweep.reliability.MOST_NOISE", math.inf)  # so short a run knows little
         code, _, err = dpsim(
             *("sweep", "batch-norm", "--model", "cnn:2,2", "--network", LINK, "--local-batch", "4", "--budget", "0"),

@@ -19,11 +19,9 @@ from dpsim import codec
 from dpsim.cli import app
 from dpsim.data.sharding import largest_share
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.harness.profile.profile import ProfileConfig
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, DRIFT_PREDICTIONS, drift, read_drift
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.sweep.prepare import Prepared
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.sweep import declared, free_folder, sweep
 from dpsim.plan import Plan
@@ -41,6 +39,8 @@ from dpsim.report.sweep.content import answers
 from dpsim.report.sweep.devices import REPORT, drift_sentence
 from dpsim.report.sweep.warnings import warnings
 from dpsim.runtime.micro_batches import own_leaves
+from dpsim.study.inputs import Prepared
+from dpsim.study.profile import ProfileConfig
 
 pytestmark = pytest.mark.slow
 
@@ -75,14 +75,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     """The command run once for all tests of this module, calibrating as briefly as it can."""
     folder, said = tmp_path_factory.mktemp("sweeps") / "devices", io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        patch.setattr("dpsim.harness.sweep.prepare._LEAST_S", 0.1)
+        patch.setattr("dpsim.study.inputs._LEAST_S", 0.1)
         assert app.run(["sweep", "devices", *FLAGS, "--output", str(folder), "--json"]) == 0
     records = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
     yield Done(folder, json.loads(said.getvalue()), *records)
 
 
 def test_the_folder_has_the_records_the_page_and_its_figures(done: Done) -> None:
-    records = {"predictions.json", "results.json", DRIFT, DRIFT_PREDICTIONS}
+    records = {"predictions.json", "inputs.json", "blind.json", "results.json", DRIFT, DRIFT_PREDICTIONS}
     figures = ("speedup", "drift", "timeline", "where_time_goes")
     expected = {"index.html", "report.md"} | {f"{name}.{kind}" for name in figures for kind in ("svg", "png")}
     assert {path.name for path in done.folder.iterdir()} == records | expected

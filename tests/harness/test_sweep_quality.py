@@ -124,7 +124,7 @@ def test_time_to_target_is_steps_times_step_and_names_the_devices_that_pay() -> 
 @pytest.mark.slow
 def test_the_report_of_a_sweep_shows_what_the_norm_does_to_training(dpsim: Dpsim, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpsim.harness.sweep.prepare._LEAST_S", 0.1)
+        patch.setattr("dpsim.study.inputs._LEAST_S", 0.1)
         code, _, err = dpsim(
             *("sweep", "batch-norm", "--model", "cnn:2,2", "--network", "paced:50us,1gbit", "--local-batch", "4"),
             *("--budget", "0", "--batch-norm", "local,group", "--dataset", "digits:noise=0.2,samples=128"),

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("grids")
     (place / "mixed.toml").write_text(FILE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpsim.harness.sweep.prepare._LEAST_S", 0.1)
+        patch.setattr("dpsim.study.inputs._LEAST_S", 0.1)
         assert app.run(["sweep", str(place / "mixed.toml"), "--output", str(place / "out")]) == 0
     return place / "out"
 

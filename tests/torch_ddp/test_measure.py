@@ -22,7 +22,6 @@ from dpsim.harness.load import load
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.sweep.prepare import Prepared
 from dpsim.harness.sweep.questions import compared, group_name
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.harness.torch_ddp import predict as prediction
@@ -31,6 +30,7 @@ from dpsim.lowering.fusion import fuse
 from dpsim.machine import Link, Machine
 from dpsim.records.sweep import read_predictions, read_results
 from dpsim.setting import settings_of
+from dpsim.study.inputs import Prepared
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]

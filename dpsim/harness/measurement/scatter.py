@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.statistics import median_interval
-from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
 
 Floats = NDArray[np.float64]
 _BLOCKS = (4, 6, 8, 12, 16)
@@ -22,53 +20,16 @@ _LEAST_DECAY, _MOST_DECAY = -0.25, 0.5
 _FEW_BLOCKS = 2.015 / 1.645
 """The scatter of so few blocks is itself uncertain: 90 % of Student's t with 5 degrees of freedom over the normal."""
 _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
-TICK_S = 1e-9
-"""The resolution of the clock: a difference of times that is less was not measured."""
-NARROW = 0.03
-"""The relative half-width of the 95 % interval at which a compute slowdown is known well enough."""
 
 
-class Visits:
-    """Seconds of one setting's steps, visit by visit."""
+def later_error(visits: Sequence[tuple[ArrayLike, ArrayLike]]) -> float:
+    """Return one standard error, relative, of the mean step of a later run, from the visits of several settings.
 
-    def __init__(self) -> None:
-        self.steps_s: list[list[float]] = []
-        self.at_s: list[float] = []
-
-    def add(self, steps_s: Sequence[float], at_s: float = 0.0) -> None:
-        """Keep a visit that ended at the instant ``at_s``. No step is shorter than the clock's tick."""
-        self.steps_s.append([max(step_s, TICK_S) for step_s in steps_s])
-        self.at_s.append(at_s)
-
-    def samples(self) -> Floats:
-        """Return the seconds of every step."""
-        return np.concatenate(self.steps_s)
-
-    def medians_s(self) -> Floats:
-        """Return the median step of each visit."""
-        return np.array([np.median(steps) for steps in self.steps_s])
-
-    def paces(self) -> tuple[Floats, Floats]:
-        """Return the instant of each visit, and its mean step over the median of all visits."""
-        kept = [(at_s, np.mean(steps)) for at_s, steps in zip(self.at_s, self.steps_s, strict=True) if steps]
-        at_s, means = np.array(kept).T
-        return at_s, means / np.median(means)
-
-
-def compute_slowdown(devices: int, alone: Visits, together: Visits) -> ComputeSlowdown:
-    """Return how much longer steps take on ``devices`` devices at once: the median ratio of paired visits.
-
-    The visits i of both were made back to back, so that a longer disturbance of the machine cancels out. A factor below
-    the least that a machine may have was measured while something else slowed the one device down.
+    ``visits`` are the instants of each setting's visits, in seconds, and its mean steps there.
     """
-    ratio = median_interval((together.medians_s() / alone.medians_s()).tolist())
-    factor = max(ratio.median, LEAST_SLOWDOWN)
-    return ComputeSlowdown(devices=devices, factor=factor, half_width=ratio.relative_half_width)
-
-
-def later_error(cases: Sequence[Visits]) -> float:
-    """One standard error, relative, of the mean step of a later run, from the visits of several settings together."""
-    paces = [case.paces() for case in cases if any(case.steps_s)]
+    paces = [
+        (np.asarray(at_s), np.asarray(means) / np.median(np.asarray(means))) for at_s, means in visits if np.size(means)
+    ]
     if not paces:
         return 0.0
     at_s, times = (np.concatenate(columns) for columns in zip(*paces, strict=True))

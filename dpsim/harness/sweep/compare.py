@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -28,20 +30,25 @@ def compare(
     results: Results,
     drift: ReproduceRecord | None = None,
     quality: QualityResults | None = None,
+    blind: Predictions | None = None,
 ) -> Comparison:
     """Compare measured with predicted: flat points, and scores for each group, each network and overall.
 
     ``drift`` is the drift that a sweep over the number of devices measured (``dpsim.harness.sweep.drift``), ``quality``
-    the quality of training that a sweep measured (``dpsim.harness.sweep.quality``). Raises ``FileFormatError`` when the
+    the quality of training that a sweep measured (``dpsim.harness.sweep.quality``). What is compared are the ``blind``
+    predictions, from what was profiled and calibrated in turns with the samples; without them those made beforehand.
+    Raises ``FileFormatError`` when the
     records are damaged or do not belong together (see ``pairing``).
     """
     pairs, missing = pair(predictions, results)
     if not pairs:
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
+    if blind is not None:
+        pairs = _with_blind(pairs, predictions, blind)
     experiment = results.experiment
     places = dict.fromkeys(item.setting.where for item in pairs)
     chosen = {where: _chosen_overlap(where, pairs, predictions) for where in places}
-    points, groups = _grouped(pairs, chosen, predictions)
+    points, groups = _grouped(pairs, chosen, blind or predictions)
     points = with_related(points, results, drift)
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
@@ -84,7 +91,31 @@ def compare(
         quality=quality,
         intervals=coverage_by_stratum(covered()),
         interval=next(iter(coverage_by_stratum(covered(stratum=ALL_NETWORKS))), None),
+        **({} if blind is None else _beforehand(many or single, blind)),
     )
+
+
+def _with_blind(pairs: Sequence[Pair], predictions: Predictions, blind: Predictions) -> tuple[Pair, ...]:
+    """Return the pairs with blind predictions. Raises ``FileFormatError`` where these are of other settings."""
+    by_setting = {point.setting: point for point in blind.points}
+    if by_setting.keys() != {point.setting for point in predictions.points}:
+        raise FileFormatError(
+            "the blind predictions are of other settings than those made beforehand",
+            allowed="blind.json and predictions.json of one sweep",
+            remedy="give the files of one report, or run the sweep again",
+        )
+    return tuple(
+        replace(item, predicted=by_setting[item.predicted.setting], beforehand=item.predicted) for item in pairs
+    )
+
+
+def _beforehand(points: Sequence[ComparedPoint], blind: Predictions) -> dict[str, Any]:
+    """Return what a comparison tells of the predictions made before the first sample, beside the blind ones."""
+    return {
+        "blind_predicted_at": blind.predicted_at,
+        "beforehand_median_abs_error": float(np.median([abs(p.beforehand_error) for p in points])),
+        "machine_change": float(np.median([p.predicted_step_s / p.beforehand_step_s - 1 for p in points])),
+    }
 
 
 def _place(item: ComparedPoint | Group) -> tuple[str, bool, str]:
@@ -171,6 +202,7 @@ def _point(item: Pair, group: str, scored: bool, noise: float | None, prediction
     return ComparedPoint(
         setting=setting,
         predicted=predicted,
+        beforehand=item.beforehand or predicted,
         runs=item.runs,
         machine=machine,
         emulated_compute=workload.emulated_compute,

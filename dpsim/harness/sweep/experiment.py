@@ -8,37 +8,35 @@ from typing import cast
 import msgspec
 
 from dpsim.data import load_dataset
-from dpsim.harness.calibrate.calibrate import MECHANISMS
 from dpsim.harness.measurement.environment import stamp
-from dpsim.harness.sweep.prepare import Prepared, prepare
 from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.harness.sweep.scores import PROPORTIONAL
 from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Overlap, Plan
 from dpsim.predict import choose_overlap, memory, nulls, predict, price, recommended, scheduled
-from dpsim.progress import Progress
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
 from dpsim.setting import OVERLAP_CHOICES, Row, Setting, setting_of
+from dpsim.study.calibration import MECHANISMS
+from dpsim.study.inputs import Needed, Prepared, seconds_of_kind
 from dpsim.workload import Workload
 
 _TWINS = 2
 
 
-def prepare_experiment(experiment: Experiment, progress: Progress) -> Prepared:
-    """Profile and calibrate for every setting, and for one device at each batch, over which speedup is taken."""
+def needed_for(experiment: Experiment, environment: Environment) -> Needed:
+    """Return what must be prepared: every setting, and one device at each batch, over which speedup is taken."""
     settings = [setting_of(row) for row in experiment.rows]
     samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
     alone = {_alone(experiment, setting): None for setting in settings}
-    fitting = [setting for setting in alone if setting.plan.global_batch <= samples]
     overlaps = {*(experiment.values("overlap") or ("auto",))}
-    return prepare(
-        settings + fitting,
-        progress,
+    return Needed(
+        settings=(*settings, *(setting for setting in alone if setting.plan.global_batch <= samples)),
+        environment=environment,
         dataset=experiment.dataset,
         seed=experiment.seed,
-        overlaps=[name for name in MECHANISMS if overlaps & {*OVERLAP_CHOICES, name}],
-        budget_s=experiment.budget_s,
+        overlaps=tuple(name for name in MECHANISMS if overlaps & {*OVERLAP_CHOICES, name}),
+        seconds=seconds_of_kind(experiment.budget_s),
         interpolates=QUESTIONS.find(experiment.question).interpolates,
     )
 
@@ -61,7 +59,7 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
         rows.setdefault(prepared.name(setting_of(row)), []).append(row)
     for name, members in rows.items():
         of = [setting_of(row) for row in members]
-        place = prepared.place(of[0])
+        place = prepared.indices_of(of[0])
         named = {str(row["overlap"]) for row in members if "overlap" in row} - {*OVERLAP_CHOICES}
         chosen_from = None if len(named) < len({str(row.get("overlap", "auto")) for row in members}) else sorted(named)
         workload, machine = prepared.workloads[place[0]], prepared.machines[place[1]]
@@ -78,6 +76,19 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
         machines=prepared.machines,
         points=tuple(points),
         mechanisms=mechanisms,
+    )
+
+
+def predict_again(predictions: Predictions, prepared: Prepared) -> Predictions:
+    """Predict the settings of other predictions from other profiles and calibrations of the same run."""
+    experiment = predictions.experiment
+    points = [_predicted_point(experiment, prepared, point.setting) for point in predictions.points]
+    return msgspec.structs.replace(
+        predictions,
+        predicted_at=stamp(),
+        workloads=prepared.workloads,
+        machines=prepared.machines,
+        points=tuple(points),
     )
 
 
@@ -135,7 +146,7 @@ def _devices(row: Row) -> int:
 
 
 def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Setting) -> PredictedPoint:
-    plan, (of_workload, of_machine) = setting.plan, prepared.place(setting)
+    plan, (of_workload, of_machine) = setting.plan, prepared.indices_of(setting)
     workload, machine = prepared.workloads[of_workload], prepared.machines[of_machine]
     priced = price(scheduled(workload, machine, plan), machine)
     prediction = predict(workload, machine, plan)

@@ -27,6 +27,7 @@ class Pair:
     setting: Setting
     predicted: PredictedPoint
     runs: tuple[MeasuredPoint, ...]
+    beforehand: PredictedPoint | None = None
 
     def samples(self) -> tuple[float, ...]:
         """Return the step times of all runs, in seconds."""

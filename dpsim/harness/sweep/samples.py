@@ -1,4 +1,4 @@
-"""The task of the ranks that measure a sweep, and the samples that they save after every round."""
+"""The samples of a sweep, which its ranks save after every round."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.harness.measurement.environment import stamp
-from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.sweep import Experiment, MeasuredPoint, Predictions
 from dpsim.setting import Setting
-from dpsim.workload import Workload
+from dpsim.study.inputs import Inputs
 
 SAMPLES_SCHEMA = "dpsim.samples/3"
 
@@ -20,7 +19,7 @@ SAMPLES_SCHEMA = "dpsim.samples/3"
 class Samples(Noun, frozen=True):
     """The samples so far; the file is replaced as a whole after every round.
 
-    ``complete``: no more will be taken for them.
+    ``complete``: no more will be taken for them. ``inputs`` are what was profiled and calibrated in turns with them.
     """
 
     points: tuple[MeasuredPoint, ...]
@@ -31,6 +30,7 @@ class Samples(Noun, frozen=True):
     recording_s_per_event: float
     schema: str = SAMPLES_SCHEMA
     complete: bool = False
+    inputs: Inputs | None = None
 
     @property
     def next_round(self) -> int:
@@ -42,23 +42,27 @@ class Samples(Noun, frozen=True):
         return next((point for point in self.points if point.setting == setting), None)
 
 
+def samples_for(predictions: Predictions) -> Samples:
+    """Return the samples of a run that begins: none."""
+    return Samples(
+        points=(),
+        spent_s=0.0,
+        measured_from=stamp(),
+        experiment=predictions.experiment,
+        predictions_sha256=codec.digest(predictions),
+        recording_s_per_event=0.0,
+    )
+
+
 def samples_before(path: Path, predictions: Predictions, progress: Progress) -> Samples:
     """The samples of an interrupted run, or none where nothing was interrupted.
 
     Raises ``ConfigError`` where they were measured for other predictions.
     """
-    sha = codec.digest(predictions)
     if not path.exists():
-        return Samples(
-            points=(),
-            spent_s=0.0,
-            measured_from=stamp(),
-            experiment=predictions.experiment,
-            predictions_sha256=sha,
-            recording_s_per_event=0.0,
-        )
+        return samples_for(predictions)
     samples = codec.read(path, Samples, "samples", SAMPLES_SCHEMA)
-    if samples.predictions_sha256 != sha:
+    if samples.predictions_sha256 != codec.digest(predictions):
         raise ConfigError(
             f"{path} was measured for other predictions than those in {path.parent}",
             allowed="samples of the same sweep",
@@ -66,18 +70,3 @@ def samples_before(path: Path, predictions: Predictions, progress: Progress) -> 
         )
     progress(f"continuing an interrupted sweep after {samples.spent_s:.0f} s of measuring")
     return samples
-
-
-class MeasureTask(Noun, frozen=True):
-    """The settings to measure, in a fixed order, what was measured ``before``, and where to save the samples.
-
-    ``places`` are those of each setting's workload and machine.
-    """
-
-    experiment: Experiment
-    settings: tuple[Setting, ...]
-    places: tuple[tuple[int, int], ...]
-    workloads: tuple[Workload, ...]
-    machines: tuple[Machine, ...]
-    before: Samples
-    save_to: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -14,11 +15,10 @@ from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.quality.task import cases
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, drift
-from dpsim.harness.sweep.experiment import predict_experiment, prepare_experiment
-from dpsim.harness.sweep.prepare import preparation_s
+from dpsim.harness.sweep.experiment import needed_for, predict_again
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, study_of
 from dpsim.harness.sweep.questions import completed
-from dpsim.harness.sweep.samples import MeasureTask, Samples, samples_before
+from dpsim.harness.sweep.samples import Samples, samples_before
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
@@ -34,9 +34,30 @@ from dpsim.records.sweep import (
 )
 from dpsim.report.sweep.write import write_report
 from dpsim.setting import FIELDS, Grid, settings_of
+from dpsim.study.inputs import Inputs, preparation_s, prepared
+from dpsim.study.task import SweepTask
 
 _REPORT_S = 10.0
 """About what starting the ranks and writing the report take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """The records of a sweep. ``blind`` is missing where profiles and calibrations came before all samples."""
+
+    predictions: Predictions
+    results: Results
+    blind: Predictions | None
+
+
+def read_swept(folder: Path) -> Swept:
+    """Read the records of a finished sweep. Raises ``FileFormatError``."""
+    path = folder / "blind.json"
+    return Swept(
+        predictions=read_predictions(folder / "predictions.json"),
+        results=read_results(folder / "results.json"),
+        blind=read_predictions(path) if path.exists() else None,
+    )
 
 
 def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
@@ -58,22 +79,24 @@ def measure(experiment: Experiment, folder: Path, progress: Progress) -> tuple[P
     experiment = completed(experiment)
     settings_of(experiment.rows)
     with locked(folder):
-        return _measured_before(experiment, folder, progress)
+        swept = _measured_before(experiment, folder, progress)
+        return swept.predictions, swept.results
 
 
-def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -> tuple[Predictions, Results]:
-    """The predictions and the results, made now where the folder lacks them."""
+def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -> Swept:
+    """Return the predictions and the results, made now where the folder lacks them."""
+    if (folder / "results.json").exists() and existing_predictions(folder, experiment) is not None:
+        return read_swept(folder)
     predictions = existing_predictions(folder, experiment)
-    if (folder / "results.json").exists() and predictions is not None:
-        return predictions, read_results(folder / "results.json")
     if predictions is None:
         progress(plan_text(experiment))
-        codec.write(folder / "predictions.json", _predicted(experiment, progress))
-        predictions = read_predictions(folder / "predictions.json")
-    results = _measured(predictions, folder, progress)
+    results, inputs = _run(experiment, predictions, folder, progress)
+    predictions = read_predictions(folder / "predictions.json")
+    codec.write(folder / "inputs.json", inputs)
+    codec.write(folder / "blind.json", blind_predictions(predictions, inputs))
     codec.write(folder / "results.json", results)
     (folder / "samples.json").unlink(missing_ok=True)
-    return predictions, results
+    return read_swept(folder)
 
 
 def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
@@ -81,11 +104,13 @@ def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparis
     existing_predictions(folder, experiment)
     if _complete(folder, experiment):
         progress(f"{folder} holds this experiment already; nothing is measured again")
-    predictions, results = _measured_before(experiment, folder, progress)
-    record = drift(predictions, folder, progress)
-    comparison = compare(predictions, results, record, measure_quality(experiment, folder, progress))
+    swept = _measured_before(experiment, folder, progress)
+    record = drift(swept.predictions, folder, progress)
+    comparison = compare(
+        swept.predictions, swept.results, record, measure_quality(experiment, folder, progress), swept.blind
+    )
     progress("writing the report")
-    write_report(folder, predictions, results, comparison, record)
+    write_report(folder, swept.predictions, swept.results, comparison, record)
     return comparison
 
 
@@ -173,44 +198,51 @@ def _declared_values(experiment: Experiment) -> dict[str, str]:
     }
 
 
-def _predicted(experiment: Experiment, progress: Progress) -> Predictions:
-    """Calibrate and profile on ranks, then predict every point from that alone."""
-    return predict_experiment(experiment, prepare_experiment(experiment, progress), environment())
+def blind_predictions(predictions: Predictions, inputs: Inputs) -> Predictions:
+    """Predict what was measured from what was profiled and calibrated in turns with it, and nothing else."""
+    needed = needed_for(predictions.experiment, predictions.environment)
+    return predict_again(predictions, prepared(needed.settings, inputs.late()))
 
 
-def _measured(predictions: Predictions, folder: Path, progress: Progress) -> Results:
-    """Measure every predicted point, continuing from the samples of an interrupted run if there are any."""
-    experiment, path, current = predictions.experiment, folder / "samples.json", environment()
-    before = samples_before(path, predictions, progress)
-    check_same_machine(predictions.environment, current, folder)
-    settings = tuple(point.setting for point in predictions.points)
-    task = MeasureTask(
-        experiment=experiment,
-        settings=settings,
-        places=tuple((point.workload, point.machine) for point in predictions.points),
-        workloads=predictions.workloads,
-        machines=predictions.machines,
-        before=before,
-        save_to=str(path.resolve()),
-    )
+def _run(
+    experiment: Experiment, predictions: Predictions | None, folder: Path, progress: Progress
+) -> tuple[Results, Inputs]:
+    """Profile, calibrate, predict and measure on ranks, or go on from the samples of an interrupted run."""
+    current, path = environment(), folder / "samples.json"
+    before: Samples | None = None
+    if predictions is not None and path.exists():
+        before = samples_before(path, predictions, progress)
+        check_same_machine(predictions.environment, current, folder)
+    needed = needed_for(experiment, current)
+    folder.mkdir(parents=True, exist_ok=True)
     measured = on_ranks(
-        "dpsim.harness.sweep.on_ranks:measure_on_ranks",
-        codec.to_builtins(task),
-        devices=max(setting.plan.devices for setting in settings),
+        "dpsim.study.on_ranks:sweep_on_ranks",
+        codec.to_builtins(
+            SweepTask(
+                experiment=experiment,
+                needed=needed,
+                folder=str(folder.resolve()),
+                predictions=predictions if before is not None else None,
+                before=before,
+            )
+        ),
+        devices=max(setting.plan.devices for setting in needed.settings),
         progress=progress,
         pin=True,
     )
     samples = codec.decode(measured, Samples, "samples")
-    return Results(
+    assert samples.inputs is not None
+    results = Results(
         experiment=experiment,
         environment=current,
-        predictions_sha256=before.predictions_sha256,
-        predicted_at=predictions.predicted_at,
-        measured_from=before.measured_from,
+        predictions_sha256=samples.predictions_sha256,
+        predicted_at=read_predictions(folder / "predictions.json").predicted_at,
+        measured_from=samples.measured_from,
         measured_until=stamp(),
         points=samples.points,
         recording_s_per_event=samples.recording_s_per_event,
     )
+    return results, samples.inputs
 
 
 def check_same_machine(predicted: Environment, current: Environment, folder: Path) -> None:

@@ -18,6 +18,7 @@ from dpsim.harness.sweep.samples import Samples
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
+from dpsim.study.inputs import Inputs
 
 WARM_UP_ROUNDS = 2
 """Rounds that do not count: caches, buffers made when first used, the first access to every page."""
@@ -63,13 +64,17 @@ class SettingSamples:
         return median_interval(self.step_s, resamples=200).relative_half_width <= interval
 
 
-class Visitor(Protocol):
+class Visited(Protocol):
+    """What the rounds of a study visit: a setting, a part of a profile, or of a calibration."""
+
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """Measure a little in round ``number``, and keep it if the round is counted. Return whether it can go on."""
+
+
+class Visitor(Visited, Protocol):
     """A setting that is ready to train."""
 
     samples: SettingSamples
-
-    def visit(self, number: int, *, counted: bool) -> bool:
-        """Train a few steps of round ``number``, and keep them if the round is counted. Whether training can go on."""
 
     def point(self) -> MeasuredPoint:
         """What was measured so far."""
@@ -85,14 +90,16 @@ def measure(
     interval: float,
     seed: int,
     often: Sequence[Visitor] = (),
+    beside: Sequence[Visited] = (),
+    inputs: Callable[[], Inputs | None] = lambda: None,
     check: Callable[[], None] = lambda: None,
     comm: Communicator | None = None,
 ) -> Samples | None:
     """Visit every setting in every round, until all intervals are narrow, the budget is spent or one cannot go on.
 
-    Those in ``often`` are visited again as often as they are listed. ``check`` raises where the samples of a round
-    mean nothing. With ``comm`` this is collective; the samples are kept by rank 0, which saves them after every round
-    and returns them.
+    Those in ``often`` are visited again as often as they are listed, and so are those ``beside`` the settings, whose
+    rows ``inputs`` returns. ``check`` raises where the samples of a round mean nothing. With ``comm`` this is
+    collective; the samples are kept by rank 0, which saves them after every round and returns them.
     """
     samples: Samples | None = None
     narrow, reported_s = 0, 0.0
@@ -107,16 +114,15 @@ def measure(
         report=report,
     )
     for current in measuring:
-        goes_on = [
-            visitor.visit(current.number, counted=current.counted) for visitor in current.order([*visitors, *often])
-        ]
+        turns: list[Visited] = [*visitors, *often, *(beside if current.counted else ())]
+        goes_on = [each.visit(current.number, counted=current.counted) for each in current.order(turns)]
         if not all(goes_on):
             break
         if not current.counted or (comm is not None and comm.rank):
             continue
         check()
         points = tuple(visitor.point() for visitor in visitors)
-        samples = msgspec.structs.replace(before, points=points, spent_s=current.spent_s())
+        samples = msgspec.structs.replace(before, points=points, spent_s=current.spent_s(), inputs=inputs())
         codec.write(save_to, samples)
         for visitor in visitors:
             visitor.samples.emulation.check(visitor.samples.setting, visitor.samples.step_s)

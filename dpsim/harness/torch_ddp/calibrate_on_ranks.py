@@ -5,7 +5,7 @@ Loads torch on the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.comm.networks import transport
 from dpsim.comm.progress import Progress as AllreduceProgress
-from dpsim.harness.calibrate.calibrate import CalibrateConfig
-from dpsim.harness.calibrate.load import nothing
-from dpsim.harness.calibrate.tables import CostTable, LoadedTable
-from dpsim.harness.measurement.loop import Round, StopRule, rounds
+from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.machine import Network
 from dpsim.progress import Progress
+from dpsim.study.calibration import TIME_S, CalibrateConfig
+from dpsim.study.rows import Rows
+from dpsim.study.runners.calibration import CollectiveTable, LoadedTable
+from dpsim.study.runners.load import nothing
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
 
 _LEAST_ROUNDS, _LONG_S = 5, 2.0
@@ -59,7 +60,7 @@ def pytorch_memory(size_bytes: int) -> NDArray[Any]:
     return memory
 
 
-class StreamTable(CostTable):
+class StreamTable(CollectiveTable):
     """How long a ``Reduction`` takes on average where DDP starts as many at once as a step has of that size.
 
     gloo reduces several at a time, so that the time of one alone says little about a stream of them. Each stream
@@ -68,23 +69,27 @@ class StreamTable(CostTable):
     A stream begins with the last rank's.
     """
 
-    def __init__(self, group: MPI.Intracomm, link: Any, task: CalibrationTask, load: TorchLoad) -> None:
-        super().__init__(group, link, task.algorithm, "", CalibrateConfig(max_bytes=task.max_bytes))
-        self._load, self._reduction = load, link.reduction
-        self._streams = {size: self._stream(size, at_once(size, task.max_bytes)) for size in self.sizes}
+    def __init__(self, group: MPI.Intracomm, link: Any, task: CalibrationTask, load: TorchLoad, rows: Rows) -> None:
+        self._load, self._reduction, self._step_bytes = load, link.reduction, task.max_bytes
+        (subject,) = (each for each in task.collectives() if each.collective.devices == group.size and not each.overlap)
+        super().__init__(group, link, subject, CalibrateConfig(max_bytes=task.max_bytes), rows)
+
+    def _prepare(self) -> None:
+        self._streams = {size: self._stream(size, at_once(size, self._step_bytes)) for size in self.sizes}
 
     def _stream(self, size: int, count: int) -> list[tuple[NDArray[np.float32], ReducedArray]]:
         """Arrays that are reduced at once."""
         arrays = [pytorch_memory(size).view(np.float32) for _ in range(count)]
         return [(array, ReducedArray(self._reduction, array)) for array in arrays]
 
-    def visit(self, current: Round) -> None:
-        """Take a few steps with each size, in random order; the first of each does not count."""
-        spans = {size: self._steps(size) for size in current.order(self.sizes, 0)}
-        begun_s, ended_s = np.stack([spans[size] for size in self.sizes], axis=-1)  # [2, steps, sizes]
-        lengths = [len(self._streams[size]) for size in self.sizes]
-        rows = (ended_s - np.max(self.group.allgather(begun_s), axis=0)) / lengths
-        self._visited(rows.tolist())
+    def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
+        """Take a few steps with each size; the first of each does not count."""
+        times: dict[int, list[float]] = {}
+        for size in order:
+            begun_s, ended_s = self._steps(size)
+            seconds = (ended_s - np.max(self.group.allgather(begun_s), axis=0)) / len(self._streams[size])
+            times[size] = seconds.tolist()
+        return {TIME_S: times}
 
     def _steps(self, size: int) -> NDArray[np.float64]:
         """When the streams of a few steps began and ended, [2, steps] in seconds."""
@@ -104,12 +109,12 @@ class StreamTable(CostTable):
 class BackwardTable(LoadedTable):
     """How long a ``Reduction`` takes in such a stream beside PyTorch's backward, and how much longer that takes."""
 
-    def _progress(self) -> AllreduceProgress:
-        link: Any = self._link
+    def _overlap(self) -> AllreduceProgress:
+        link: Any = self.link
         return FutureProgress(link.reduction, self._reduced)
 
     def _at_once(self, size: int, idle_s: float) -> int:
-        return at_once(size, self._idle.sizes[-1])
+        return at_once(size, self.idle.sizes[-1])
 
 
 def at_once(size_bytes: int, step_bytes: int) -> int:
@@ -149,38 +154,30 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     counts = " and ".join(map(str, task.devices))
     report(f"calibrating the allreduces of {task.runtime} on {counts} devices, network {task.network}")
     quiet_barrier(comm)
-    idle, loaded, reductions = _tables(comm, task)
+    rows = Rows()
+    tables, reductions = _tables(comm, task, rows)
     least_rounds = _LEAST_ROUNDS if task.seconds >= _LONG_S else 2
     stop = StopRule(least_rounds=least_rounds, least_s=task.seconds, most_s=2 * task.seconds)
     for current in rounds(stop, suffice=lambda: True, comm=comm):
-        for table in idle:
-            table.visit(current)
-        for beside in loaded:
-            beside.visit()
+        for table in tables:
+            table.visit(current.number, counted=True)
         quiet_barrier(comm)
-    tables = {
-        "allreduce": [codec.to_builtins(table.result()) for table in idle],
-        "overlap": [codec.to_builtins(beside.result()) for beside in loaded],
-    }
+    for table in tables:
+        table.close()
     for reduction in reductions:
         reduction.close()
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    if comm.rank:
-        return None
-    return tables | {"halves": [], "compute_slowdown": [], "selection": [], "relative_uncertainty": None}
+    return {"rows": codec.to_builtins(rows.series())} if comm.rank == 0 else None
 
 
-def _tables(
-    comm: MPI.Intracomm, task: CalibrationTask
-) -> tuple[list[StreamTable], list[BackwardTable], list[Reduction]]:
+def _tables(comm: MPI.Intracomm, task: CalibrationTask, rows: Rows) -> tuple[list[CollectiveTable], list[Reduction]]:
     """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
     load, network = TorchLoad(), Network.parse(task.network)
     if task.runtime == "torch-ddp-gloo":
         store = distributed.FileStore(str(Path(task.folder) / "calibration"), comm.size)
         distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
-    idle: list[StreamTable] = []
-    loaded: list[BackwardTable] = []
+    tables: list[CollectiveTable] = []
     reductions: list[Reduction] = []
     for devices in task.devices:
         group = first_ranks(comm, devices)
@@ -194,8 +191,10 @@ def _tables(
         )
         reductions.append(reduction)
         link: Any = ReducedMemory(reduction)
-        table = StreamTable(group, link, task, load)
-        idle.append(table)
-        if task.overlap == "thread":
-            loaded.append(BackwardTable(table, link, task.overlap, load))
-    return idle, loaded, reductions
+        idle = StreamTable(group, link, task, load, rows)
+        tables.append(idle)
+        for subject in task.collectives():
+            if subject.overlap and subject.collective.devices == devices:
+                config = CalibrateConfig(max_bytes=task.max_bytes)
+                tables.append(BackwardTable.beside(idle, link, subject, load, config))
+    return tables, reductions

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dpsim.harness.profile.slowdown import joined_slowdown
 from dpsim.launch import child_process
 from dpsim.machine import ComputeSlowdown, Machine
 from dpsim.progress import Progress
+from dpsim.study.profile import joined_slowdown
 from dpsim.torch_ddp.profile_script import profile_script
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.torch_ddp.tables import joined

@@ -8,13 +8,13 @@ import sys
 from dpsim.errors import ConfigError
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.sweep.prepare import Prepared
 from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
 from dpsim.launch import child_process
 from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.sweep import Predictions
 from dpsim.setting import settings_of
+from dpsim.study.inputs import Prepared
 from dpsim.torch_ddp.profile_script import profile_script
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.workload import Workload

@@ -7,11 +7,9 @@ import msgspec
 from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
-from dpsim.harness.calibrate.calibrate import machine
-from dpsim.harness.measurement.environment import environment
+from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.sweep.prepare import Kinds, Place, Prepared, kinds_of
 from dpsim.harness.torch_ddp.contention import Effort, computed_s, profiled, profiled_on_cores
 from dpsim.harness.torch_ddp.experiment import MOST_CAPS, DdpConfig, experiment_of
 from dpsim.harness.torch_ddp.task import CalibrationTask
@@ -21,6 +19,9 @@ from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.sweep import Experiment, Predictions
 from dpsim.setting import Setting, setting_of
+from dpsim.study.calibration import calibrated_machine
+from dpsim.study.inputs import Indices, Kinds, Prepared, kinds_of
+from dpsim.study.rows import Rows, Series
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.torch_ddp.tables import joined
 from dpsim.units import format_duration
@@ -63,9 +64,9 @@ def predicted(config: DdpConfig, workload: Workload | None, progress: Progress) 
     _check_same_batch(workload, first)
     experiment = experiment_of(config, workload or first)
     progress(_how_long(experiment, len(requests), start_s, effort, share * _CALIBRATION_S))
-    machines, places = _machines(experiment, workload or first, share * _CALIBRATION_S, progress)
+    machines, indices = _machines(experiment, workload or first, share * _CALIBRATION_S, progress)
     alone, machines = profiled(requests, [*map(computed_s, firsts)], machines, effort, progress)
-    prepared = Prepared(workloads=(workload or alone,), machines=tuple(machines), places=places)
+    prepared = Prepared(workloads=(workload or alone,), machines=tuple(machines), indices=indices)
     return predict_experiment(experiment, prepared, environment())
 
 
@@ -114,18 +115,18 @@ def _check_same_batch(workload: Workload | None, now: Workload) -> None:
 
 def _machines(
     experiment: Experiment, workload: Workload, seconds: float, progress: Progress
-) -> tuple[list[Machine], dict[Kinds, Place]]:
+) -> tuple[list[Machine], dict[Kinds, Indices]]:
     """A machine for each network and way to communicate, and which of them each kind of setting has."""
     settings = [setting_of(row) for row in experiment.rows]
     machines: list[Machine] = []
-    places: dict[Kinds, Place] = {}
+    indices: dict[Kinds, Indices] = {}
     for setting in settings:
         kinds = kinds_of(setting)
-        if kinds not in places:
+        if kinds not in indices:
             of_place = [each for each in settings if each.where == setting.where]
             machines.append(_calibrated(of_place, workload, seconds, progress))
-            places[kinds] = 0, len(machines) - 1
-    return machines, places
+            indices[kinds] = 0, len(machines) - 1
+    return machines, indices
 
 
 def _calibrated(settings: list[Setting], workload: Workload, seconds: float, progress: Progress) -> Machine:
@@ -143,14 +144,15 @@ def _calibrated(settings: list[Setting], workload: Workload, seconds: float, pro
             seconds=seconds,
             folder=str(folder),
         )
-        tables = on_ranks(
+        measured = on_ranks(
             "dpsim.harness.torch_ddp.calibrate_on_ranks:calibrate_on_ranks",
             dict(codec.to_builtins(task)),
             devices=max(counts),
             progress=progress,
             pin=True,
         )
-    calibrated = machine(first.network, tables, max(counts), environment())
+    rows = Rows(codec.decode(plain, Series, "calibration") for plain in measured["rows"])
+    calibrated = calibrated_machine(first.network, task.collectives(), rows, (), environment(), stamp())
     return msgspec.structs.replace(
         calibrated, calibrated_on=f"{calibrated.calibrated_on}, {first.runtime}", source="dpsim measure"
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
+from dpsim.collective import Collective
 from dpsim.harness.sweep.samples import Samples
 from dpsim.machine import Machine
 from dpsim.setting import Setting
+from dpsim.study.rows import CalibratedCollective
 from dpsim.training_runtime import Runtime
 from dpsim.workload import Workload
 
@@ -24,6 +26,15 @@ class CalibrationTask(Noun, frozen=True):
     max_bytes: int
     seconds: float
     folder: str
+
+    def collectives(self) -> list[CalibratedCollective]:
+        """Return what is calibrated: the allreduce on each number of devices, alone and beside backward."""
+        overlaps = ("", "thread") if self.overlap == "thread" else ("",)
+        return [
+            CalibratedCollective(collective=Collective(algorithm=self.algorithm, devices=devices), overlap=overlap)
+            for devices in self.devices
+            for overlap in overlaps
+        ]
 
 
 class MeasureTask(Noun, frozen=True):

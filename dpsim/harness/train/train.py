@@ -11,8 +11,7 @@ from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.harness.calibrate.calibrate import MECHANISMS
-from dpsim.harness.sweep.prepare import prepare
+from dpsim.harness.measurement.environment import environment
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import survivors
 from dpsim.harness.train.task import Costs, TrainTask
@@ -24,6 +23,8 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import TrainResult
 from dpsim.runtime.checkpoint import check_unused, wait_until_free
 from dpsim.setting import Setting
+from dpsim.study.calibration import MECHANISMS
+from dpsim.study.inputs import Needed, prepare, seconds_of_kind
 
 _TEARDOWN_S = 60.0
 """How long a killed run may hold the lock of its checkpoint folder."""
@@ -81,14 +82,15 @@ def _measured(config: TrainConfig, progress: Progress) -> tuple[TrainConfig, Cos
         return msgspec.structs.replace(config, overlap=config.plan().overlap), None
     plain = ALGORITHMS.find(config.algorithm).sixteen_bits  # others send 16 bits only in leaves: measure them without
     plan = config.plan() if plain else msgspec.structs.replace(config.plan(), wire_dtype=None)
-    prepared = prepare(
-        [Setting(plan=plan, model=config.model, network=config.network)],
-        progress,
+    needed = Needed(
+        settings=(Setting(plan=plan, model=config.model, network=config.network),),
+        environment=environment(),
         dataset=config.dataset,
         seed=config.seed,
         overlaps=MECHANISMS,
-        budget_s=math.inf,
+        seconds=seconds_of_kind(math.inf),
     )
+    prepared = prepare(needed, progress)
     workload, machine, overlap = prepared.workloads[0], prepared.machines[0], str(config.overlap)
     if overlap == "auto":
         overlap, steps = choose_overlap(workload, machine, [config.plan()])

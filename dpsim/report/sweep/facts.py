@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import Facts
+from dpsim.report.sweep.reliability import beforehand_sentence
 from dpsim.report.sweep.tables import group_title
 from dpsim.report.words import EMULATED_COMPUTE, field_name, percent
 from dpsim.units import format_size
@@ -48,6 +49,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("A/A noise", "; ".join(noise)),
         ("predicted intervals", _intervals(comparison)),
         ("predicted at", comparison.predicted_at),
+        ("predicted from the same minutes at", _blind(comparison)),
         ("measured", f"{comparison.measured_from} to {comparison.measured_until}"),
         ("predictions' SHA-256", comparison.predictions_sha256),
         ("SHA-256 of the predicted drift", comparison.drift_predictions_sha256),
@@ -57,6 +59,13 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("gradients", "; ".join(_each(_gradients(each) for each in workloads))),
     )
     return tuple((name, value) for name, value in facts if value)
+
+
+def _blind(comparison: Comparison) -> str:
+    """When the compared predictions were made from what took turns with the samples; nothing where none did."""
+    if not comparison.blind_predicted_at:
+        return ""
+    return f"{comparison.blind_predicted_at}, without a measured sample. {beforehand_sentence(comparison)}"
 
 
 def _emulation(comparison: Comparison, results: Results) -> str:

@@ -50,6 +50,17 @@ def as_fast(comparison: Comparison, group: Group) -> tuple[ComparedPoint, ...]:
     return tuple(point for point in comparison.members(group) if point.measured_s_per_sample <= limit)
 
 
+def beforehand_sentence(comparison: Comparison) -> str:
+    """Return how far the predictions made before the first sample were off; nothing where there are no others."""
+    error, change = comparison.beforehand_median_abs_error, comparison.machine_change
+    if error is None or change is None:
+        return ""
+    return (
+        f"Made before the first sample they were {percent(error)} off: profiles and calibrations of the same minutes "
+        f"changed the predicted step by {percent(change, sign=True)}."
+    )
+
+
 def cost_of_choice(comparison: Comparison, group: Group) -> str:
     """Return what choosing the predicted best costs against the measured best, as far as can be seen."""
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)

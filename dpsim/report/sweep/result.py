@@ -33,6 +33,9 @@ def summary_json(comparison: Comparison) -> dict[str, Any]:
         "measured_until",
         "not_measured",
         "relative_uncertainty",
+        "blind_predicted_at",
+        "beforehand_median_abs_error",
+        "machine_change",
     ]
     summary = {name: step.get(name) for name in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
     summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}

@@ -16,7 +16,15 @@ from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.quality.content import answers as quality_answers
 from dpsim.report.sweep.batch_norm import norm_name
 from dpsim.report.sweep.devices import drift_sentence
-from dpsim.report.sweep.reliability import as_fast, cost_of_choice, disturbance, nothing_said, uncertainty, unsure
+from dpsim.report.sweep.reliability import (
+    as_fast,
+    beforehand_sentence,
+    cost_of_choice,
+    disturbance,
+    nothing_said,
+    uncertainty,
+    unsure,
+)
 from dpsim.report.sweep.settings import setting_name
 from dpsim.report.sweep.summary_table import network_text, times_table, where
 from dpsim.report.sweep.warnings import instant, warnings
@@ -99,7 +107,8 @@ def _heading(comparison: Comparison) -> str:
     time = f" for {_minutes(end, begin)}" if begin and end and end > begin else ""
     processor = first.calibrated_on.partition(",")[0].partition(";")[0]
     machine = f"{counted(comparison.cores, 'core')}{f' ({processor})' if processor else ''}"
-    return f"{models} on {experiment.dataset}, {batch}, {machine}. Predicted first, then measured{time}."
+    predicted = "Predicted first, then profiled and" if comparison.blind_predicted_at else "Predicted first, then"
+    return f"{models} on {experiment.dataset}, {batch}, {machine}. {predicted} measured{time}."
 
 
 def _minutes(end: datetime, begin: datetime) -> str:
@@ -248,6 +257,8 @@ def _predictions(comparison: Comparison) -> str:
     many = [point for point in comparison.scored if point.devices > 1] or list(comparison.scored)
     error = statistics.median(abs(point.error) for point in many)
     text = f"Predictions: {percent(error)} off."
+    if comparison.beforehand_median_abs_error is not None:
+        text = f"Predictions from the same minutes: {percent(error)} off. {beforehand_sentence(comparison)}"
     covered = comparison.interval
     if covered is not None:
         inside = round(covered.coverage * covered.points)

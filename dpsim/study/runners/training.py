@@ -1,35 +1,30 @@
-"""Measures the points of a sweep: real training, all settings interleaved in one run, every round saved."""
+"""The runner of training: a setting on the ranks that take part, real or with ranks that wait instead of computing."""
 
 from __future__ import annotations
 
-import gc
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from dpsim import codec
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
-from dpsim.data import Dataset, load_dataset
+from dpsim.data import Dataset
 from dpsim.errors import DpsimError
 from dpsim.harness import models
 from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.harness.sweep.emulation import Watch, Watched, machine_cores
-from dpsim.harness.sweep.samples import MeasureTask
-from dpsim.harness.sweep.visits import SettingSamples, measure
-from dpsim.machine import Network
+from dpsim.harness.sweep.visits import SettingSamples
+from dpsim.machine import Machine, Network
 from dpsim.predict import scheduled
-from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.replica import Replica
 from dpsim.runtime.emulated import EmulatedReplica
-from dpsim.runtime.recorder import StepMarks, exposed_s, seconds_per_event, timeline
+from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
 from dpsim.runtime.trainer import Trainer
+from dpsim.setting import Setting
+from dpsim.workload import Workload
 
-_ONE_DEVICE_VISITS = 3
-"""Visits a round to the setting of one device. It is a single one, where several settings share each other count."""
 _LOSS_TOLERANCE = 0.02
 
 
@@ -37,38 +32,40 @@ _Step = tuple[StepMarks, float, int]
 """The marks of a step on one rank, the sum of its losses, and the samples of the global batch."""
 
 
-class _Point:
+class TrainedSetting:
     """One setting on the ranks that take part: each trains its own replica, and rank 0 keeps the samples."""
 
-    def __init__(self, comm: MPI.Intracomm, task: MeasureTask, index: int, dataset: Dataset) -> None:
-        self.setting = task.settings[index]
-        plan = self.setting.plan
-        self._comm = comm
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        setting: Setting,
+        workload: Workload,
+        machine: Machine,
+        dataset: Dataset,
+        seed: int,
+        earlier: MeasuredPoint | None,
+    ) -> None:
+        self.setting, self._comm, plan = setting, comm, setting.plan
         self.group = first_ranks(comm, plan.devices)
-        self.samples = SettingSamples(self.setting, task.before.of(self.setting))
+        self.samples = SettingSamples(setting, earlier)
         self.typical: tuple[float, list[StepMarks]] | None = None
         self.new_losses: list[float] = []
         self.memory_bytes = 0
         if self.group is None:
             return
-        experiment = task.experiment
-        of_workload, of_machine = task.places[index]
-        machine = task.machines[of_machine]
-        workload = task.workloads[of_workload]
-        replica: Replica = models.load(self.setting.model, dataset.input_shape, dataset.classes).replica()
+        replica: Replica = models.load(setting.model, dataset.input_shape, dataset.classes).replica()
         self.emulated: EmulatedReplica | None = None
-        if self.setting.emulated_compute:
-            replica = self.emulated = EmulatedReplica(replica, workload, seed=experiment.seed, rank=self.group.rank)
+        if setting.emulated_compute:
+            replica = self.emulated = EmulatedReplica(replica, workload, seed=seed, rank=self.group.rank)
         schedule = scheduled(workload, machine, plan)
-        network = Network.parse(self.setting.network)
         self.buckets = schedule.buckets if plan.devices > 1 else 0
         self.trainer = Trainer(
             replica,
             dataset,
             plan,
             self.group,
-            network,
-            seed=experiment.seed,
+            Network.parse(setting.network),
+            seed=seed,
             schedule=schedule,
             selection=machine.selected(plan.devices),
         )
@@ -164,38 +161,13 @@ class _Point:
             memory_bytes=self.memory_bytes,
         )
 
-
-def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Measure every point until all intervals are narrow or the budget is spent.
-
-    Rank 0 saves after every round and returns ``Samples`` (plain values).
-    """
-    task = codec.decode(argument, MeasureTask, "measurement")
-    experiment = task.experiment
-    dataset = load_dataset(experiment.dataset, experiment.seed)
-    points = [_Point(comm, task, index, dataset) for index in range(len(task.settings))]
-    gc.collect()
-    gc.freeze()
-    one_device = [point for point in points if point.setting.plan.devices == 1]
-    samples = measure(
-        points,
-        msgspec.structs.replace(task.before, recording_s_per_event=seconds_per_event()),
-        Path(task.save_to),
-        report,
-        budget_s=experiment.budget_s,
-        interval=experiment.interval,
-        seed=experiment.seed,
-        often=one_device * (_ONE_DEVICE_VISITS - 1),
-        check=lambda: check_losses(points),
-        comm=comm,
-    )
-    for point in points:
-        if point.group is not None:
-            point.trainer.close()
-    return codec.to_builtins(samples) if samples is not None else None
+    def close(self) -> None:
+        """Give back what the trainer holds. Collective over the setting's ranks."""
+        if self.group is not None:
+            self.trainer.close()
 
 
-def check_losses(points: list[_Point]) -> None:
+def check_losses(points: Sequence[TrainedSetting]) -> None:
     """Raise ``DpsimError`` unless settings that should train the same train to the same losses, to rounding.
 
     Their times must not be compared otherwise. Across device counts the local statistics of batch norm differ.

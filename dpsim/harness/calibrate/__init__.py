@@ -1,1 +1,0 @@
-"""``calibrate``: what collectives cost on this machine, alone and beside computation."""

@@ -1,1 +1,0 @@
-"""``profile``: how long each layer of a model takes on this machine."""

@@ -1,0 +1,1 @@
+"""``study``: declares, visits in rounds, predicts, derives: what every measurement of dpsim has in common."""

@@ -1,0 +1,252 @@
+"""``calibrate``: what collectives cost on this machine, alone and while it computes; a Machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim import codec
+from dpsim.algorithms import ALGORITHMS
+from dpsim.codec import Noun
+from dpsim.collective import Collective, CollectiveKind
+from dpsim.compute_dtype import ComputeDtype
+from dpsim.constraints import check, possible
+from dpsim.errors import ConfigError, unknown
+from dpsim.harness.measurement.environment import environment, stamp
+from dpsim.harness.measurement.scatter import later_error, median_error
+from dpsim.launch.jobs import on_ranks
+from dpsim.layout import parse_devices
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection, check_algorithm
+from dpsim.plan import STRATEGIES, Strategy
+from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
+from dpsim.predict.link_fit import fitted_link
+from dpsim.progress import Progress
+from dpsim.records.sweep import Environment
+from dpsim.study.profile import AT_S, TICK_S, slowdown
+from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows, Series
+from dpsim.wire_dtype import WireDtype
+from dpsim.workload import Workload
+
+Floats = NDArray[np.float64]
+MECHANISMS = ("poll", "thread")
+TIME_S, LOSS_S = "time_s", "compute_loss_s"
+"""Quantities of a calibrated collective, by its bytes: what it takes, and the compute time that it takes away."""
+ALONE_S, TOGETHER_S = "alone_s", "together_s"
+"""Quantities of a load: what it takes on one device, and on the slowest of several at once."""
+_KINDS: dict[str, tuple[CollectiveKind, ...]] = {
+    "data-parallel": ("allreduce",),
+    "zero1": ("allreduce", "reduce-scatter", "all-gather"),
+}
+"""The collectives that a strategy's calibration measures. Parameters are gathered when nothing else runs."""
+
+
+class CalibrateConfig(Noun, frozen=True):
+    """What to calibrate: a network on some device counts or layouts, by some algorithms and overlap mechanisms.
+
+    Sizes go up to ``max_bytes``. The measuring takes ``seconds``, and up to twice as long where a compute slowdown is
+    not known to 3 % by then. Allreduces are also measured while the ranks compute: forward and backward of ``model``
+    (with its ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload`` the model's
+    computation is emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``;
+    ``compute_dtype`` is that of the model's operands. With ``strategy`` zero1 the reduce-scatters and all-gathers are
+    measured beside the allreduces, where an algorithm has them. With ``sums`` ordered sums are measured too, as global
+    batch norm needs them. ``slowdown``: how much longer several devices compute is measured too, with the stand-in.
+    """
+
+    network: str = "node"
+    devices: tuple[int | str, ...] = (2,)
+    algorithms: tuple[str, ...] = ("auto",)
+    overlaps: tuple[str, ...] = ("poll", "thread")
+    max_bytes: int = 4 * 2**20
+    seconds: float = 4.0
+    model: str = ""
+    dataset: str = "digits"
+    local_batch: int = 0
+    wire_dtype: WireDtype | None = None
+    compute_dtype: ComputeDtype = "float32"
+    strategy: Strategy = "data-parallel"
+    sums: bool = False
+    workload: Workload | None = None
+    slowdown: bool = True
+
+    def __post_init__(self) -> None:
+        network = Network.parse(self.network)
+        for what in ("devices", "algorithms", "overlaps"):
+            values = getattr(self, what)
+            if len(set(values)) != len(values):
+                raise ConfigError(f"{what} is {list(values)}", allowed="different values")
+        for algorithm in self.algorithms:
+            check_algorithm(algorithm, network)
+            check(algorithm=algorithm, wire_dtype=self.wire_dtype, leaves=0)
+            for devices, layout in self.layouts():
+                check(algorithm=algorithm, devices=devices, layout=layout)
+        if self.strategy not in STRATEGIES:
+            raise unknown("strategy", self.strategy, STRATEGIES)
+        if not any(possible("strategy", strategy=self.strategy, algorithm=name) for name in self.algorithms):
+            check(strategy=self.strategy, algorithm=self.algorithms[0])
+        for overlap in self.overlaps:
+            if overlap not in MECHANISMS:
+                raise unknown("overlap mechanism", overlap, MECHANISMS)
+        if self.model and self.local_batch < 1:
+            raise ConfigError(
+                f"calibrating beside {self.model!r} at local batch {self.local_batch}",
+                allowed="a local batch of 1 or more",
+            )
+        if not 0 < self.seconds < 3600:
+            raise ConfigError(f"seconds is {self.seconds}", allowed="more than 0, below 3600")
+        if not 4 <= self.max_bytes <= 2**33:
+            raise ConfigError(f"max_bytes is {self.max_bytes}", allowed="4 bytes to 8 GiB")
+
+    def layouts(self) -> list[tuple[int, str]]:
+        """(devices, layout) of each of ``devices`` above 1, fewest devices first."""
+        return sorted(pair for pair in map(parse_devices, self.devices) if pair[0] > 1)
+
+    def collectives(self, number: int = 0) -> list[CalibratedCollective]:
+        """Return what is measured, with nothing else running before during computation; ``number`` names this one."""
+        found = []
+        for devices, layout in self.layouts():
+            wire = self.wire_dtype or "float32"
+            for algorithm in self.algorithms:
+                splits = ALGORITHMS.find(algorithm).halves
+                for kind in _KINDS[self.strategy if splits else "data-parallel"]:
+                    collective = Collective(
+                        algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire, kind=kind
+                    )
+                    overlaps = self.overlaps if kind != "all-gather" else ()
+                    found += [
+                        CalibratedCollective(collective=collective, overlap=overlap, calibration=number)
+                        for overlap in ("", *overlaps)
+                    ]
+            if self.sums:
+                ordered = Collective(
+                    algorithm=ORDERED_SUM_ALGORITHM, devices=devices, layout=layout, kind="ordered-sum"
+                )
+                found.append(CalibratedCollective(collective=ordered, calibration=number))
+        return found
+
+    def loads(self, number: int = 0) -> list[CalibratedLoad]:
+        """Return the loads that are computed alone and on several devices at once."""
+        counts = dict.fromkeys(devices for devices, _ in self.layouts())
+        wanted = self.slowdown and self.workload is None
+        return [CalibratedLoad(devices=count, calibration=number) for count in counts] if wanted else []
+
+
+def calibrated_machine(
+    network: str,
+    subjects: Sequence[CalibratedCollective],
+    rows: Rows,
+    selection: Sequence[Selection],
+    measured_in: Environment,
+    at: str,
+    loads: Sequence[CalibratedLoad] = (),
+) -> Machine:
+    """Return the machine that the rows of a calibration describe, measured in an environment at an instant.
+
+    Its link is fitted to the tables (``fitted_link``) and prices, as an extrapolation, what they do not cover.
+    """
+    ranks = max(subject.collective.devices for subject in subjects)
+    idle = [_cost(subject, rows) for subject in subjects if not subject.overlap]
+    allreduce = tuple(table for table in idle if table.kind == "allreduce")
+    link = Network.parse(network)
+    return Machine(
+        name=f"{measured_in.processor}, {measured_in.cores} cores",
+        network=network,
+        emulated_network=link.emulated,
+        allreduce=allreduce,
+        halves=tuple(table for table in idle if table.kind != "allreduce"),
+        link=fitted_link(allreduce, emulated=link.emulated, wire_latency_s=link.wire_latency_s),
+        overlap=tuple(_overlap_cost(subject, rows) for subject in subjects if subject.overlap),
+        compute_slowdown=tuple(load_slowdown(load, rows) for load in loads),
+        selection=tuple(selection),
+        relative_uncertainty=_later_error(loads[-1], rows) if loads else None,
+        memory_bytes=measured_in.memory_bytes / ranks,
+        cores=measured_in.cores,
+        calibrated_on=f"{measured_in.processor}, {network}, {at}",
+        source="dpsim calibrate",
+    )
+
+
+def load_slowdown(load: CalibratedLoad, rows: Rows) -> ComputeSlowdown:
+    """Return how much longer the load takes on the slowest of several ranks at once than on one, visit by visit."""
+    return slowdown(load.devices, rows.values(load, ALONE_S), rows.values(load, TOGETHER_S))
+
+
+def _later_error(load: CalibratedLoad, rows: Rows) -> float:
+    at_s = rows.values(load, AT_S)
+    return later_error([(at_s, rows.values(load, quantity)) for quantity in (ALONE_S, TOGETHER_S)])
+
+
+def _cost(subject: CalibratedCollective, rows: Rows) -> AllreduceCost:
+    sizes, times = _times(subject, rows)
+    return AllreduceCost(
+        **msgspec.structs.asdict(subject.collective),
+        sizes_bytes=sizes,
+        time_s=tuple(float(np.median(of_size)) for of_size in times),
+        relative_uncertainty=_error(subject, sizes, rows),
+        p10_s=tuple(float(np.quantile(of_size, 0.1)) for of_size in times),
+        p90_s=tuple(float(np.quantile(of_size, 0.9)) for of_size in times),
+    )
+
+
+def _overlap_cost(subject: CalibratedCollective, rows: Rows) -> OverlapCost:
+    sizes, times = _times(subject, rows)
+    losses = [rows.values(subject, LOSS_S, size) for size in sizes]
+    medians = [max(0.0, float(np.median(of_size))) for of_size in losses]
+    return OverlapCost(
+        **msgspec.structs.asdict(subject.collective),
+        overlap=cast(Literal["poll", "thread"], subject.overlap),
+        sizes_bytes=sizes,
+        time_s=tuple(float(np.median(of_size)) for of_size in times),
+        compute_loss_s=tuple(medians),
+        relative_uncertainty=_error(subject, sizes, rows),
+        loss_relative_uncertainty=_losses_error(losses, medians),
+        p10_s=tuple(float(np.quantile(of_size, 0.1)) for of_size in times),
+        p90_s=tuple(float(np.quantile(of_size, 0.9)) for of_size in times),
+    )
+
+
+def _times(subject: CalibratedCollective, rows: Rows) -> tuple[tuple[int, ...], list[Floats]]:
+    """Return the sizes that were measured, ascending, and the times of each, none shorter than the clock's tick."""
+    sizes = rows.parts(subject, TIME_S)
+    return sizes, [np.maximum(rows.values(subject, TIME_S, size), TICK_S) for size in sizes]
+
+
+def _error(subject: CalibratedCollective, sizes: Sequence[int], rows: Rows) -> float:
+    """Return the relative standard error of a table: root mean square over sizes, from the medians of visits.
+
+    The values of one visit are not independent.
+    """
+    errors = [median_error(np.maximum(rows.visit_medians(subject, TIME_S, size), TICK_S)) for size in sizes]
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def _losses_error(losses_s: Sequence[Floats], medians_s: Sequence[float]) -> float:
+    """Return the standard error of the compute time lost, over all sizes together, relative to it; at most 1."""
+    squares = sum(float(np.var(of_size)) * math.pi / 2 / len(of_size) for of_size in losses_s)
+    total = sum(medians_s)
+    return min(1.0, math.sqrt(squares) / total) if total > 0 else 1.0
+
+
+def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
+    """Calibrate a network on as many ranks as the largest device count, and return the machine.
+
+    Raises ``ConfigError`` for an unknown network or algorithm, ``CommunicationError`` where ranks fail.
+    """
+    if not config.layouts():
+        raise ConfigError(f"calibrating devices {list(config.devices)}", allowed="at least one count above 1")
+    measured = on_ranks(
+        "dpsim.study.runners.calibration:calibrate_on_ranks",
+        dict(codec.to_builtins(config)),
+        devices=config.layouts()[-1][0],
+        progress=progress,
+        pin=True,
+    )
+    rows = Rows(codec.decode(plain, Series, "calibration") for plain in measured["rows"])
+    selection = [codec.decode(plain, Selection, "calibration") for plain in measured["selection"]]
+    return calibrated_machine(
+        config.network, config.collectives(), rows, selection, environment(), stamp(), config.loads()
+    )

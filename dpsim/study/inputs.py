@@ -1,0 +1,324 @@
+"""``Inputs``: what predictions of a study are made from, and nothing else: rows of its profiles and calibrations.
+
+Each training has a profile, and each network a calibration of its own. Whatever was decided before the first measured
+sample, and what the ranks that wait take for their times, stands in the same record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.data import load_dataset
+from dpsim.data.sharding import largest_share
+from dpsim.fields import Decides, deciding
+from dpsim.harness import models
+from dpsim.launch.jobs import on_ranks
+from dpsim.machine import ComputeSlowdown, Machine, Selection
+from dpsim.plan import Plan
+from dpsim.predict.prices import local_share
+from dpsim.predict.waiting import median_slowest
+from dpsim.progress import Progress
+from dpsim.records.sweep import Environment
+from dpsim.runtime.describe import describe
+from dpsim.setting import Setting
+from dpsim.study.calibration import CalibrateConfig, calibrated_machine
+from dpsim.study.profile import ProfileConfig, profiled_slowdowns, profiled_uncertainty, profiled_workload
+from dpsim.study.rows import Rows, Series
+from dpsim.workload import Workload
+
+SCHEMA = "dpsim.inputs/1"
+_MOST_S, _LEAST_S = 12.0, 2.0
+Kind = tuple[Any, ...]
+Kinds = tuple[Kind, Kind]
+"""The kind of a setting's profile, and the kind of its calibration."""
+Indices = tuple[int, int]
+"""The index of a setting's workload among the workloads, and of its machine among the machines."""
+
+
+def profile_kind(setting: Setting) -> Kind:
+    """Return what tells two profiles apart: the computation. Leaves are slices of a global batch, so it has that."""
+    plan = setting.plan
+    return *setting.identity(Decides.COMPUTE_TIME), plan.global_batch if plan.leaves else 0
+
+
+def calibration_kind(setting: Setting) -> Kind:
+    """Return what tells two calibrations apart: the network, what is sent, the computation beside it."""
+    return setting.where, *setting.identity(Decides.NETWORK_TIME)
+
+
+def kinds_of(setting: Setting) -> Kinds:
+    """Return both kinds: settings of equal kinds are predicted from one workload and one machine."""
+    return profile_kind(setting), calibration_kind(setting)
+
+
+class Inputs(Noun, frozen=True):
+    """What was profiled and calibrated by an instant (``measured_until``), and how.
+
+    ``bare`` are the workloads of ``profiles`` without their times, and ``selections`` what ``auto`` stands for in each
+    of ``calibrations``. A calibration with a ``workload`` is that of ranks which wait for its times. ``rows`` are those
+    of profiles and calibrations alone; the first sample was taken after ``beforehand_until``.
+    """
+
+    profiles: tuple[ProfileConfig, ...]
+    bare: tuple[Workload, ...]
+    calibrations: tuple[CalibrateConfig, ...]
+    selections: tuple[tuple[Selection, ...], ...]
+    rows: tuple[Series, ...]
+    environment: Environment
+    measured_until: str
+    beforehand_until: str = ""
+    schema: str = SCHEMA
+
+    def early(self) -> Inputs:
+        """Return what was measured before the first measured sample."""
+        rows = tuple(series.early() for series in self.rows if series.beforehand)
+        return msgspec.structs.replace(self, rows=rows, measured_until=self.beforehand_until)
+
+    def late(self) -> Inputs:
+        """Return what was measured in turns with the samples."""
+        return msgspec.structs.replace(self, rows=tuple(series.late() for series in self.rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Workloads and machines, and which of them each kind of setting is predicted from.
+
+    A machine's compute slowdown is that of the workload with which it is used.
+    """
+
+    workloads: tuple[Workload, ...]
+    machines: tuple[Machine, ...]
+    indices: dict[Kinds, Indices]
+
+    @classmethod
+    def for_all(cls, settings: Sequence[Setting], workload: Workload, machine: Machine) -> Prepared:
+        """Return one workload and one machine for all settings."""
+        return cls(workloads=(workload,), machines=(machine,), indices={kinds_of(each): (0, 0) for each in settings})
+
+    def indices_of(self, setting: Setting) -> Indices:
+        """Return the indices of a setting's workload and machine."""
+        return self.indices[kinds_of(setting)]
+
+    def name(self, setting: Setting) -> str:
+        """Return what the settings with one workload and machine are called: where they run, numbered if need be.
+
+        ``node``, or ``node (2)`` for the second kind of computation on it.
+        """
+        of_network = [kinds for kinds in self.indices if kinds[1][0] == setting.where]
+        number = of_network.index(kinds_of(setting))
+        return f"{setting.where} ({number + 1})" if number else setting.where
+
+
+class Needed(Noun, frozen=True):
+    """Settings that predictions are wanted of, and on what data they are profiled.
+
+    ``overlaps`` are the mechanisms to calibrate. With ``interpolates`` only every other local batch is profiled.
+    Measuring takes ``seconds`` for each kind of computation, and up to twice as long.
+    """
+
+    settings: tuple[Setting, ...]
+    environment: Environment
+    dataset: str
+    seed: int
+    overlaps: tuple[str, ...]
+    seconds: float
+    interpolates: bool = False
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The profiles and calibrations that settings need, by kind; ``emulated`` ones follow the profiles."""
+
+    profiles: dict[Kind, ProfileConfig]
+    calibrations: dict[Kind, CalibrateConfig]
+    emulated: dict[Kind, CalibrateConfig]
+    profile_of: dict[Kind, Kind]
+    """The kind of profile that the ranks of an emulated calibration wait for."""
+    computed: frozenset[Kind]
+    """The kinds of profile of settings that really compute."""
+
+    @property
+    def devices(self) -> int:
+        """The most devices that any of them needs."""
+        counts = [devices for config in self.profiles.values() for devices, _ in config.cases]
+        calibrations = [*self.calibrations.values(), *self.emulated.values()]
+        return max(counts + [devices for config in calibrations for devices, _ in config.layouts()])
+
+
+def declared(needed: Needed) -> Declared:
+    """Return what to profile and calibrate.
+
+    A machine's compute slowdown is that of the model itself, measured at the local batches that will be run; where
+    computation is emulated it is the waiting for the slowest device.
+    """
+    settings, overlaps = needed.settings, needed.overlaps
+    data = _Data(needed.dataset, needed.seed, needed.interpolates)
+    real = _by_kind([each for each in settings if not each.emulated_compute], calibration_kind)
+    emulated = _by_kind([each for each in settings if each.emulated_compute], calibration_kind)
+    return Declared(
+        profiles={kind: data.profile(members) for kind, members in _by_kind(settings, profile_kind).items()},
+        calibrations={kind: data.calibration(members, overlaps) for kind, members in real.items()},
+        emulated={kind: data.calibration(members, overlaps) for kind, members in emulated.items()},
+        profile_of={kind: profile_kind(members[0]) for kind, members in emulated.items()},
+        computed=frozenset(profile_kind(setting) for setting in settings if not setting.emulated_compute),
+    )
+
+
+def preparation_s(settings: Sequence[Setting], budget_s: float) -> float:
+    """Return the least seconds to profile and calibrate before the first measured sample; it may take twice as long."""
+    profiles = len({profile_kind(setting) for setting in settings})
+    emulated = len({calibration_kind(setting) for setting in settings if setting.emulated_compute})
+    return seconds_of_kind(budget_s) * (profiles + emulated)
+
+
+def seconds_of_kind(budget_s: float) -> float:
+    """Return the seconds for each kind of computation: ``budget_s``, but no more than 12 and no less than 2."""
+    return min(max(budget_s, _LEAST_S), _MOST_S)
+
+
+def prepared(settings: Sequence[Setting], inputs: Inputs) -> Prepared:
+    """Return the workloads and machines that the rows describe, for each kind of the settings. A pure function."""
+    rows, needed = Rows(inputs.rows), [(profile_kind(setting), calibration_kind(setting)) for setting in settings]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kind for kind, _ in needed))}
+    profiled = [
+        profiled_workload(config, bare, rows, number)
+        for number, (config, bare) in enumerate(zip(inputs.profiles, inputs.bare, strict=True))
+    ]
+    real = dict.fromkeys(calibration_kind(setting) for setting in settings if not setting.emulated_compute)
+    waiting = dict.fromkeys(calibration_kind(setting) for setting in settings if setting.emulated_compute)
+    machines_of = {
+        (kind, emulated): _machine(inputs, rows, number)
+        for number, (kind, emulated) in enumerate([*((k, False) for k in real), *((k, True) for k in waiting)])
+    }
+    fixed = {kind: inputs.calibrations[len(real) + number].workload for number, kind in enumerate(waiting)}
+    workloads: list[Workload] = []
+    machines: list[Machine] = []
+    indices: dict[Kinds, Indices] = {}
+    for setting, kinds in zip(settings, needed, strict=True):
+        if kinds in indices:
+            continue
+        number = numbers[kinds[0]]
+        link = machines_of[kinds[1], setting.emulated_compute]
+        if setting.emulated_compute:
+            replayed = fixed[kinds[1]]
+            assert replayed is not None
+            workload = msgspec.structs.replace(replayed, emulated_compute=True)
+            of_kind = [each for each in settings if each.emulated_compute and calibration_kind(each) == kinds[1]]
+            machines.append(_without_cores(link, workload, of_kind))
+        else:
+            workload = profiled[number]
+            slowdowns = profiled_slowdowns(inputs.profiles[number], rows, number)
+            error = profiled_uncertainty(inputs.profiles[number], rows, number)
+            machines.append(msgspec.structs.replace(link, compute_slowdown=slowdowns, relative_uncertainty=error))
+        if workload not in workloads:
+            workloads.append(workload)
+        indices[kinds] = workloads.index(workload), len(machines) - 1
+    return Prepared(workloads=tuple(workloads), machines=tuple(machines), indices=indices)
+
+
+def prepare(needed: Needed, progress: Progress) -> Prepared:
+    """Profile and calibrate for settings that are not measured afterwards. Raises ``CommunicationError``."""
+    inputs = on_ranks(
+        "dpsim.study.on_ranks:prepare_on_ranks",
+        dict(codec.to_builtins(needed)),
+        devices=declared(needed).devices,
+        progress=progress,
+        pin=True,
+    )
+    return prepared(needed.settings, codec.decode(inputs, Inputs, "inputs"))
+
+
+def _machine(inputs: Inputs, rows: Rows, number: int) -> Machine:
+    config = inputs.calibrations[number]
+    return calibrated_machine(
+        config.network,
+        config.collectives(number),
+        rows,
+        inputs.selections[number],
+        inputs.environment,
+        inputs.measured_until,
+    )
+
+
+def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting]) -> Machine:
+    """Return the machine of devices that wait: they share no cores, and each waits for the slowest."""
+    counts = sorted({setting.plan.devices for setting in settings} - {1})
+    slowest = tuple(ComputeSlowdown(devices=count, factor=median_slowest(workload, count)) for count in counts)
+    return msgspec.structs.replace(link, compute_slowdown=slowest, relative_uncertainty=None, cores=0)
+
+
+def _by_kind(settings: Sequence[Setting], kind: Callable[[Setting], Kind]) -> dict[Kind, list[Setting]]:
+    kinds: dict[Kind, list[Setting]] = {}
+    for setting in settings:
+        kinds.setdefault(kind(setting), []).append(setting)
+    return kinds
+
+
+def _ends(batches: set[int]) -> tuple[int, ...]:
+    """Return the smallest and the largest of some local batches; the one if they are the same."""
+    return tuple(sorted({min(batches), max(batches)}))
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The data set on which settings are profiled and calibrated."""
+
+    name: str
+    seed: int
+    interpolates: bool
+
+    def profile(self, settings: Sequence[Setting]) -> ProfileConfig:
+        """Return the profile of settings with one computation, at the local batches that they compute.
+
+        Several devices compute at once only where computation is real: at their smallest and largest local batch.
+        """
+        first, plans = settings[0], [setting.plan for setting in settings]
+        shares: dict[int, set[int]] = {}
+        for plan in (setting.plan for setting in settings if not setting.emulated_compute):
+            shares.setdefault(plan.devices, set()).add(math.ceil(local_share(plan)))
+        together = [(devices, batch) for devices, of_devices in shares.items() for batch in _ends(of_devices)]
+        batches = {math.ceil(local_share(plan)) for plan in plans}
+        if self.interpolates:
+            ascending = sorted(batches)
+            batches = {*ascending[::2], ascending[-1], *(batch for _, batch in together)}
+        whole = largest_share(first.plan.global_batch, 1, first.plan.leaves) / first.plan.accumulate
+        computation = {name: getattr(first.plan, name) for name in deciding(Decides.COMPUTE_TIME, Plan)}
+        computation["leaves"] = math.ceil(first.plan.leaves * max(batches) / whole)
+        return ProfileConfig(
+            model=first.model,
+            dataset=self.name,
+            local_batches=tuple(sorted(batches)),
+            concurrent=tuple(together),
+            seed=self.seed,
+            plan=Plan(devices=1, global_batch=max(batches), fusion_rule="one", **computation),
+        )
+
+    def calibration(self, settings: Sequence[Setting], overlaps: Sequence[str]) -> CalibrateConfig:
+        """Return the calibration of settings with one network, beside the model at the batch of the most devices."""
+        first, dataset = settings[0], load_dataset(self.name, self.seed)
+        most = max(settings, key=lambda setting: setting.plan.devices)
+        model = models.load(first.model, dataset.input_shape, dataset.classes).replica()
+        size = describe(model, first.model).gradient_bytes
+        tokens = dict.fromkeys(setting.plan.layout or setting.plan.devices for setting in settings)
+        return CalibrateConfig(
+            network=first.network,
+            devices=tuple(tokens),
+            algorithms=tuple(dict.fromkeys(setting.plan.algorithm for setting in settings)),
+            overlaps=tuple(overlaps),
+            model=first.model,
+            dataset=self.name,
+            local_batch=math.ceil(local_share(most.plan)),
+            max_bytes=max(size, 1024),
+            wire_dtype=first.plan.wire_dtype,
+            compute_dtype=first.plan.compute_dtype,
+            sums=any(setting.plan.batch_norm != "local" for setting in settings),
+            strategy="zero1" if any(setting.plan.strategy == "zero1" for setting in settings) else "data-parallel",
+            slowdown=False,
+        )

@@ -1,0 +1,216 @@
+"""A sweep on running ranks: profiles, calibrations and samples take turns in the same rounds.
+
+The first rounds profile and calibrate alone: from them the prediction beforehand is made, written and hashed. In every
+later round each setting is measured and each profile and calibration is visited, in random order.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from dpsim import codec
+from dpsim.comm.group import quiet_barrier
+from dpsim.data import load_dataset
+from dpsim.harness.measurement.environment import stamp
+from dpsim.harness.measurement.loop import rounds
+from dpsim.harness.sweep.experiment import predict_experiment
+from dpsim.harness.sweep.samples import samples_for
+from dpsim.harness.sweep.visits import measure
+from dpsim.machine import Selection
+from dpsim.progress import Progress
+from dpsim.records.sweep import Predictions, read_predictions
+from dpsim.runtime.recorder import seconds_per_event
+from dpsim.study.calibration import CalibrateConfig
+from dpsim.study.inputs import Inputs, Needed, declared, prepared
+from dpsim.study.profile import bare_workload, narrow, profiled_slowdowns, profiled_workload
+from dpsim.study.rows import Rows
+from dpsim.study.runners.calibration import Visited, calibrators, until_known
+from dpsim.study.runners.profile import batch_profilers
+from dpsim.study.runners.training import TrainedSetting, check_losses
+from dpsim.study.task import SweepTask
+from dpsim.workload import Workload
+
+_FIRST_VISITS, _PROFILE_VISITS = 3, 2
+"""Visits a round to each batch of a profile, for one to each table: every prediction rests on these layer times."""
+_ONE_DEVICE_VISITS = 3
+"""Visits a round to the setting of one device. It is a single one, where several settings share each other count."""
+_PARTS = 2
+"""Rounds in which a calibration comes through all sizes, while samples are taken."""
+T = TypeVar("T")
+
+
+class Preparation:
+    """The profiles and calibrations of settings on running ranks; rank 0 keeps their rows. Collective."""
+
+    def __init__(self, comm: MPI.Intracomm, needed: Needed, report: Progress, saved: Inputs | None = None) -> None:
+        self._comm, self._needed, self._report = comm, needed, report
+        self._declared = declared(needed)
+        self._profiles = list(self._declared.profiles.values())
+        self.rows = Rows(() if saved is None else saved.rows)
+        self._bare = [bare_workload(config) for config in self._profiles]
+        self._profilers = {
+            kind: batch_profilers(comm, config, self.rows, number)
+            for number, (kind, config) in enumerate(self._declared.profiles.items())
+        }
+        self._calibrators: list[Visited] = []
+        self._configs: list[CalibrateConfig] = []
+        self._selections: list[tuple[Selection, ...]] = []
+        configs = tuple(self._declared.calibrations.values())
+        if saved is None:
+            self._open(configs, [()] * len(configs))
+        else:
+            self._open(saved.calibrations, saved.selections)
+        self._beforehand_until = "" if saved is None else saved.beforehand_until
+
+    def _open(self, configs: Sequence[CalibrateConfig], selections: Sequence[Sequence[Selection]]) -> None:
+        for config, of_config in zip(configs, selections, strict=True):
+            number = len(self._configs)
+            visited, selected = calibrators(self._comm, config, self.rows, number, _PARTS, selections=of_config)
+            self._calibrators += visited
+            self._configs.append(config)
+            self._selections.append(tuple(selected))
+
+    @property
+    def turns(self) -> list[Visited]:
+        """What to visit in each round of samples: a profile whose times ranks wait for stays as it is."""
+        computed = [profilers for kind, profilers in self._profilers.items() if kind in self._declared.computed]
+        return [*itertools.chain(*computed)] * _PROFILE_VISITS + self._calibrators
+
+    def first_rounds(self) -> None:
+        """Profile and calibrate before anything is measured; where ranks wait, calibrate once more beside that."""
+        seconds, declared = self._needed.seconds, self._declared
+        models = dict.fromkeys(config.model for config in self._profiles)
+        links = dict.fromkeys(config.network for config in self._configs)
+        what = {"profiling": models, "calibrating": links}
+        self._report(" and ".join(f"{verb} {' and '.join(names)}" for verb, names in what.items() if names))
+        profilers = [*itertools.chain(*self._profilers.values())]
+        self._rounds(seconds * len(self._profiles), [*profilers * _FIRST_VISITS, *self._calibrators])
+        if declared.emulated:
+            workloads = dict(zip(declared.profiles, from_first(self._comm, self._workloads), strict=True))
+            configs = [
+                replace(config, workload=workloads[declared.profile_of[kind]])
+                for kind, config in declared.emulated.items()
+            ]
+            self._report(f"calibrating {' and '.join(dict.fromkeys(config.network for config in configs))}")
+            first = len(self._calibrators)
+            self._open(configs, [()] * len(configs))
+            self._rounds(seconds * len(configs), self._calibrators[first:])
+        self._beforehand_until = stamp()
+        self.rows.measuring_begins()
+
+    def _rounds(self, seconds: float, visited: Sequence[Visited]) -> None:
+        measuring = rounds(
+            until_known(seconds, least_rounds=3), suffice=self._known, comm=self._comm, seed=self._needed.seed
+        )
+        for current in measuring:
+            for each in current.order(visited):
+                each.visit(current.number, counted=True)
+
+    def _known(self) -> bool:
+        return all(
+            narrow(profiled_slowdowns(config, self.rows, number)) for number, config in enumerate(self._profiles)
+        )
+
+    def _workloads(self) -> list[Workload]:
+        return [
+            profiled_workload(config, bare, self.rows, number)
+            for number, (config, bare) in enumerate(zip(self._profiles, self._bare, strict=True))
+        ]
+
+    def inputs(self) -> Inputs:
+        """Return what was profiled and calibrated so far; on rank 0."""
+        return Inputs(
+            profiles=tuple(self._profiles),
+            bare=tuple(self._bare),
+            calibrations=tuple(self._configs),
+            selections=tuple(self._selections),
+            rows=self.rows.series(),
+            environment=self._needed.environment,
+            measured_until=stamp(),
+            beforehand_until=self._beforehand_until,
+        )
+
+    def close(self) -> None:
+        """End what was started. Collective."""
+        for each in (*itertools.chain(*self._profilers.values()), *self._calibrators):
+            each.close()
+
+
+def from_first(comm: MPI.Intracomm, compute: Callable[[], T]) -> T:
+    """Return what rank 0 computes on every rank; the others wait asleep."""
+    value = compute() if comm.rank == 0 else None
+    quiet_barrier(comm)
+    received: T = comm.bcast(value)
+    return received
+
+
+def prepare_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """Profile and calibrate for settings that are not measured; rank 0 returns ``Inputs`` (plain values)."""
+    preparation = Preparation(comm, codec.decode(argument, Needed, "task"), report)
+    preparation.first_rounds()
+    preparation.close()
+    return dict(codec.to_builtins(preparation.inputs())) if comm.rank == 0 else None
+
+
+def sweep_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """Predict, then measure every setting until all intervals are narrow or the budget is spent.
+
+    Rank 0 saves after every round and returns ``Samples`` (plain values).
+    """
+    task = codec.decode(argument, SweepTask, "sweep")
+    experiment, folder = task.experiment, Path(task.folder)
+    preparation = Preparation(comm, task.needed, report, task.before.inputs if task.before is not None else None)
+    predictions = task.predictions
+    if predictions is None:
+        preparation.first_rounds()
+
+        def beforehand() -> Predictions:
+            made = predict_experiment(
+                experiment, prepared(task.needed.settings, preparation.inputs().early()), task.needed.environment
+            )
+            codec.write(folder / "predictions.json", made)
+            return read_predictions(folder / "predictions.json")
+
+        predictions = from_first(comm, beforehand)
+    before = task.before or samples_for(predictions)
+    dataset = load_dataset(experiment.dataset, experiment.seed)
+    settings = [
+        TrainedSetting(
+            comm,
+            point.setting,
+            predictions.workloads[point.workload],
+            predictions.machines[point.machine],
+            dataset,
+            experiment.seed,
+            before.of(point.setting),
+        )
+        for point in predictions.points
+    ]
+    gc.collect()
+    gc.freeze()
+    one_device = [each for each in settings if each.setting.plan.devices == 1]
+    samples = measure(
+        settings,
+        replace(before, recording_s_per_event=seconds_per_event()),
+        folder / "samples.json",
+        report,
+        budget_s=experiment.budget_s,
+        interval=experiment.interval,
+        seed=experiment.seed,
+        often=one_device * (_ONE_DEVICE_VISITS - 1),
+        beside=preparation.turns,
+        inputs=preparation.inputs,
+        check=lambda: check_losses(settings),
+        comm=comm,
+    )
+    for each in settings:
+        each.close()
+    preparation.close()
+    return codec.to_builtins(samples) if samples is not None else None

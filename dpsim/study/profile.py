@@ -1,0 +1,191 @@
+"""``profile``: forward and backward time of every layer against the local batch, on this machine; a Workload."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.compute_dtype import in_dtype
+from dpsim.data import load_dataset
+from dpsim.errors import ConfigError
+from dpsim.harness import models
+from dpsim.harness.measurement.scatter import later_error, median_error
+from dpsim.harness.measurement.statistics import median_interval
+from dpsim.launch.jobs import on_ranks
+from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
+from dpsim.plan import Plan
+from dpsim.progress import Progress
+from dpsim.runtime.describe import describe
+from dpsim.study.rows import ProfiledBatch, Rows, Series
+from dpsim.workload import Workload, overhead_line
+
+Floats = NDArray[np.float64]
+STEP_S, FORWARD_S, BACKWARD_S, READY_S = "step_s", "forward_s", "backward_s", "gradient_ready_s"
+UPDATE_S, OVERHEAD_S, AT_S = "update_s", "overhead_s", "at_s"
+"""Quantities of a profiled batch: its steps, the medians over a visit of their parts, and when the visit ended."""
+TICK_S = 1e-9
+"""The resolution of the clock: a difference of times that is less was not measured."""
+_SPREAD_QUANTILES = 20
+
+
+class ProfileConfig(Noun, frozen=True):
+    """What to profile: a model on a data set at some local batches.
+
+    ``concurrent`` holds pairs (devices, local batch) at which to measure how much slower the same computation is when
+    so many devices of this machine compute at once. ``plan`` says how one device computes; its ``leaves`` count those
+    of the largest local batch, and a smaller one has its share of them. ``seconds`` bounds the measuring.
+    """
+
+    model: str = "cnn"
+    dataset: str = "digits"
+    local_batches: tuple[int, ...] = (8, 16, 32, 64)
+    concurrent: tuple[tuple[int, int], ...] = ()
+    seed: int = 0
+    seconds: float = 4.0
+    plan: Plan = Plan(devices=1, global_batch=1, fusion_rule="one")
+
+    def __post_init__(self) -> None:
+        if not self.local_batches or min(self.local_batches) < 1:
+            raise ConfigError(f"local batches {list(self.local_batches)}", allowed="one or more sizes of 1 or more")
+
+    def leaves_of(self, local_batch: int) -> int:
+        """Return the leaves of a local batch: its share of all leaves, and one at least where there are any."""
+        leaves = self.plan.leaves
+        return min(leaves, max(1, round(leaves * local_batch / max(self.local_batches))))
+
+    @property
+    def cases(self) -> tuple[tuple[int, int], ...]:
+        """(devices, local batch) of everything that is profiled, one device first."""
+        several = [(devices, batch) for devices, batch in self.concurrent if devices > 1]
+        return *((1, batch) for batch in sorted(set(self.local_batches))), *several
+
+
+def bare_workload(config: ProfileConfig) -> Workload:
+    """Return the workload of a profile without its times: layers, tensors, sizes."""
+    dataset = load_dataset(config.dataset, config.seed)
+    replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
+    return describe(replica, f"{config.model} on {config.dataset}")
+
+
+def profiled_workload(config: ProfileConfig, bare: Workload, rows: Rows, profile: int = 0) -> Workload:
+    """Return the workload that the rows of a profile describe; ``bare`` is the same without times.
+
+    A time is the median over visits of the medians of a visit, scaled so that the parts of a step add up to the median
+    step: a sum of medians is less.
+    """
+    batches = sorted(set(config.local_batches))
+    cases = [ProfiledBatch(devices=1, local_batch=batch, profile=profile) for batch in batches]
+    parts = np.array([_parts(case, len(bare.layers), rows) for case in cases])
+    count, update_s = len(bare.layers), float(np.median(parts[:, -2]))
+    overhead_s, per_sample_s = overhead_line(batches, (parts[:, -1] + parts[:, -2] - update_s).tolist())
+    layers = tuple(
+        msgspec.structs.replace(
+            layer,
+            forward_s=tuple(parts[:, i].tolist()),
+            backward_s=tuple(parts[:, count + i].tolist()),
+            gradient_ready_s=tuple(parts[:, 2 * count + i].tolist()),
+        )
+        for i, layer in enumerate(bare.layers)
+    )
+    errors = [median_error(np.maximum(rows.visit_medians(case, STEP_S), TICK_S)) for case in cases]
+    steps = min(len(rows.values(case, STEP_S)) for case in cases)
+    return msgspec.structs.replace(
+        bare,
+        local_batches=tuple(batches),
+        layers=layers,
+        optimizer_slots=len(config.plan.optimizer.slots),
+        update_s=update_s,
+        overhead_s=overhead_s,
+        overhead_per_sample_s=per_sample_s,
+        relative_uncertainty=float(np.sqrt(np.mean(np.square(errors)))),
+        step_spread=_spread([rows.values(case, STEP_S) for case in cases]),
+        source=f"dpsim profile: medians of {steps} steps or more a local batch{in_dtype(config.plan.compute_dtype)}",
+    )
+
+
+def _parts(case: ProfiledBatch, layers: int, rows: Rows) -> Floats:
+    """Return forward, backward and ready times of each layer, then update and overhead: 3 layers + 2 values."""
+    keys = [(quantity, layer) for quantity in (FORWARD_S, BACKWARD_S, READY_S) for layer in range(layers)]
+    keys += [(UPDATE_S, 0), (OVERHEAD_S, 0)]
+    medians = np.array([np.median(np.maximum(rows.values(case, *key), 0.0)) for key in keys])
+    total_s = max(medians[: 2 * layers].sum() + medians[-2:].sum(), TICK_S)
+    scaled: Floats = medians * (np.median(rows.values(case, STEP_S)) / total_s)
+    return scaled
+
+
+def _spread(steps_s: Sequence[Floats]) -> tuple[float, ...]:
+    """Return quantiles of a step's time on one device over the median of its local batch, of all batches."""
+    ratios = np.concatenate([steps / np.median(steps) for steps in steps_s])
+    levels = (np.arange(_SPREAD_QUANTILES) + 0.5) / _SPREAD_QUANTILES
+    return tuple(np.quantile(ratios, levels).tolist())
+
+
+def profiled_slowdowns(config: ProfileConfig, rows: Rows, profile: int = 0) -> tuple[ComputeSlowdown, ...]:
+    """Return how much longer each of several devices computes than one alone, from visits made back to back."""
+    measured: dict[int, list[tuple[float, ComputeSlowdown]]] = {}
+    for devices, batch in config.cases:
+        if devices > 1:
+            alone = ProfiledBatch(devices=1, local_batch=batch, profile=profile)
+            together = ProfiledBatch(devices=devices, local_batch=batch, profile=profile)
+            alone_s = rows.visit_medians(alone, STEP_S)
+            of_devices = slowdown(devices, alone_s, rows.visit_medians(together, STEP_S))
+            measured.setdefault(devices, []).append((float(np.median(alone_s)), of_devices))
+    return tuple(joined_slowdown(of_devices) for of_devices in measured.values())
+
+
+def profiled_uncertainty(config: ProfileConfig, rows: Rows, profile: int = 0) -> float:
+    """Return the relative standard error of the mean step of a later run, by the scatter of all visits together.
+
+    What slows a machine down does so to any number of devices, and each number alone has too few visits.
+    """
+    subjects = [ProfiledBatch(devices=devices, local_batch=batch, profile=profile) for devices, batch in config.cases]
+    return later_error([(rows.values(each, AT_S), rows.visit_means(each, STEP_S)) for each in subjects])
+
+
+def slowdown(devices: int, alone_s: Floats, together_s: Floats) -> ComputeSlowdown:
+    """Return how many times as long steps take on several devices at once: the median ratio of paired visits.
+
+    A factor below the least that a machine may have was measured while something else slowed the one device down.
+    """
+    pairs = min(len(alone_s), len(together_s))
+    ratio = median_interval((together_s[:pairs] / alone_s[:pairs]).tolist())
+    factor = max(ratio.median, LEAST_SLOWDOWN)
+    return ComputeSlowdown(devices=devices, factor=factor, half_width=ratio.relative_half_width)
+
+
+def joined_slowdown(measured: Sequence[tuple[float, ComputeSlowdown]]) -> ComputeSlowdown:
+    """Return the slowdown f t + a of a step that takes t alone, from those measured at steps of several lengths t.
+
+    The line through the shortest and the longest step. A slowdown that does not fall with the length is a factor alone:
+    that of the longest step, whose uncertainty is stated.
+    """
+    (short_s, of_short), (long_s, of_long) = (choose(measured, key=lambda each: each[0]) for choose in (min, max))
+    if of_short.factor <= of_long.factor or long_s <= short_s:
+        return of_long
+    factor = (of_long.factor * long_s - of_short.factor * short_s) / (long_s - short_s)
+    factor = min(max(factor, min(1.0, of_long.factor)), of_long.factor)  # rounding may lift it above
+    return msgspec.structs.replace(of_long, factor=factor, added_s=(of_long.factor - factor) * long_s)
+
+
+def narrow(slowdowns: Sequence[ComputeSlowdown], most: float = 0.03) -> bool:
+    """Return whether the half-widths of all 95 % intervals are at most ``most``."""
+    return all(math.isfinite(each.half_width) and each.half_width <= most for each in slowdowns)
+
+
+def profile(config: ProfileConfig, progress: Progress) -> Workload:
+    """Profile a model on this machine and return the workload. Raises ``ConfigError``."""
+    plain = on_ranks(
+        "dpsim.study.runners.profile:profile_on_ranks",
+        dict(codec.to_builtins(config)),
+        devices=max([devices for devices, _ in config.concurrent], default=1),
+        progress=progress,
+        pin=True,
+    )
+    rows = Rows(codec.decode(series, Series, "profile") for series in plain)
+    return profiled_workload(config, bare_workload(config), rows)

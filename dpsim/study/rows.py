@@ -1,0 +1,142 @@
+"""``Rows``: what the visits of a study measured, one series for each quantity of what was visited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.codec import Noun
+from dpsim.collective import Collective
+from dpsim.errors import FileFormatError
+
+Floats = NDArray[np.float64]
+
+
+LEAST_VISITS = 6
+"""Fewer visits than these say too little of a median."""
+
+
+class ProfiledBatch(Noun, frozen=True, tag="profiled", tag_field="source"):
+    """A local batch of a profile, computed on ``devices`` devices at once; ``profile`` counts those of a study."""
+
+    devices: int
+    local_batch: int
+    profile: int = 0
+
+
+class CalibratedCollective(Noun, frozen=True, tag="calibrated", tag_field="source"):
+    """A collective of a calibration, with nothing else running or by an ``overlap`` mechanism during computation."""
+
+    collective: Collective
+    overlap: str = ""
+    calibration: int = 0
+
+
+class CalibratedLoad(Noun, frozen=True, tag="load", tag_field="source"):
+    """The load of a calibration: computed on one device, and on ``devices`` at once, back to back."""
+
+    devices: int
+    calibration: int = 0
+
+
+Subject = ProfiledBatch | CalibratedCollective | CalibratedLoad
+
+
+class Series(Noun, frozen=True):
+    """The values of one ``quantity`` of a subject, and the visit of the subject in which each was taken.
+
+    Visits of a subject count from 0. ``part`` is the layer that a time belongs to, or the bytes of a collective. The
+    first ``beforehand`` values were taken before the first measured sample.
+    """
+
+    subject: Subject
+    quantity: str
+    part: int
+    visit: tuple[int, ...]
+    value: tuple[float, ...]
+    beforehand: int = 0
+
+    def early(self) -> Series:
+        """Return the values from before the first measured sample."""
+        return self._of(slice(self.beforehand))
+
+    def late(self) -> Series:
+        """Return the values from between the measured samples, or all where these are of too few visits."""
+        late = self._of(slice(self.beforehand, None))
+        return late if len({*late.visit}) >= LEAST_VISITS else self._of(slice(None))
+
+    def _of(self, values: slice) -> Series:
+        return msgspec.structs.replace(self, visit=self.visit[values], value=self.value[values], beforehand=0)
+
+    def __post_init__(self) -> None:
+        if len(self.visit) != len(self.value):
+            raise FileFormatError(
+                f"{len(self.value)} values of {self.quantity} in {len(self.visit)} visits", allowed="a visit for each"
+            )
+
+
+class Rows:
+    """The series of a study so far, to which visits add."""
+
+    def __init__(self, series: Iterable[Series] = ()) -> None:
+        self._series: dict[tuple[Subject, str, int], tuple[list[int], list[float]]] = {}
+        self._beforehand: dict[tuple[Subject, str, int], int] = {}
+        for each in series:
+            key = each.subject, each.quantity, each.part
+            self._series[key], self._beforehand[key] = (list(each.visit), list(each.value)), each.beforehand
+
+    def add(self, subject: Subject, quantity: str, visit: int, values: Iterable[float], part: int = 0) -> None:
+        """Keep the values that a visit took of a quantity."""
+        visits, kept = self._series.setdefault((subject, quantity, part), ([], []))
+        for value in values:
+            visits.append(visit)
+            kept.append(float(value))
+
+    def measuring_begins(self) -> None:
+        """Note that whatever was kept so far was taken before the first measured sample."""
+        self._beforehand = {key: len(values) for key, (_, values) in self._series.items()}
+
+    def next_visit(self, subject: Subject) -> int:
+        """Return the number of the subject's next visit."""
+        return 1 + max((visits[-1] for key, (visits, _) in self._series.items() if key[0] == subject), default=-1)
+
+    def values(self, subject: Subject, quantity: str, part: int = 0) -> Floats:
+        """Return all values of a quantity; none where nothing was measured."""
+        return np.array(self._series.get((subject, quantity, part), ([], []))[1])
+
+    def by_visit(self, subject: Subject, quantity: str, part: int = 0) -> dict[int, Floats]:
+        """Return the values of each visit."""
+        visits, values = self._series.get((subject, quantity, part), ([], []))
+        found: dict[int, list[float]] = {}
+        for visit, value in zip(visits, values, strict=True):
+            found.setdefault(visit, []).append(value)
+        return {visit: np.array(of_visit) for visit, of_visit in found.items()}
+
+    def visit_medians(self, subject: Subject, quantity: str, part: int = 0) -> Floats:
+        """Return the median of each visit."""
+        return np.array([np.median(values) for values in self.by_visit(subject, quantity, part).values()])
+
+    def visit_means(self, subject: Subject, quantity: str, part: int = 0) -> Floats:
+        """Return the mean of each visit."""
+        return np.array([values.mean() for values in self.by_visit(subject, quantity, part).values()])
+
+    def parts(self, subject: Subject, quantity: str) -> tuple[int, ...]:
+        """Return the parts of a subject of which the quantity was measured, ascending."""
+        return tuple(sorted(part for of, name, part in self._series if (of, name) == (subject, quantity)))
+
+    def series(self) -> tuple[Series, ...]:
+        """Return everything that was kept."""
+        return tuple(
+            Series(
+                subject=key[0],
+                quantity=key[1],
+                part=key[2],
+                visit=tuple(visits),
+                value=tuple(values),
+                beforehand=self._beforehand.get(key, 0),
+            )
+            for key, (visits, values) in self._series.items()
+        )

@@ -1,0 +1,332 @@
+"""Calibrations on running ranks: collectives with nothing else running, and during computation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from dpsim import codec
+from dpsim.comm.allreduce import prepare
+from dpsim.comm.clock import now
+from dpsim.comm.compression import compression
+from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
+from dpsim.comm.networks import transport
+from dpsim.comm.ordered_sum import ordered_sum
+from dpsim.comm.progress import BucketAllreduce
+from dpsim.comm.progress import Progress as AllreduceProgress
+from dpsim.comm.progress import progress as overlap_mechanism
+from dpsim.comm.selection import select, sizes
+from dpsim.comm.transport import PersistentAllreduce, Transport
+from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.sweep import visits
+from dpsim.layout import node_counts
+from dpsim.machine import Network, Selection
+from dpsim.plan import Plan
+from dpsim.progress import Progress
+from dpsim.replica import Array
+from dpsim.runtime.micro_batches import plan_partial_sums
+from dpsim.study.calibration import ALONE_S, LOSS_S, TIME_S, TOGETHER_S, CalibrateConfig, load_slowdown
+from dpsim.study.profile import AT_S, narrow
+from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows
+from dpsim.study.runners.load import Load, ReplicaLoad, StandIn, nothing
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 5, 60
+_LEAST_LOAD_S = 1e-3
+_LOADED_S = 4e-3
+_MOST_AT_ONCE = 20
+_IDLE_SAMPLES = 3
+"""Allreduces of each size in a visit of an idle table."""
+_MOST_SUMMED_BYTES = 2**16
+"""Statistics of batch norm are small; larger ordered sums are extrapolated."""
+_GLOBAL_BATCH = 64
+"""The global batch for which float16 messages are scaled; the times do not depend on it."""
+
+
+class Visited(visits.Visited, Protocol):
+    """What the rounds of a study visit, and end."""
+
+    def close(self) -> None: ...
+
+
+class CollectiveTable:
+    """The visits to one collective at each of its sizes. A visit takes ``parts`` turns to come through all sizes.
+
+    The ranks of ``group`` take part; its first one keeps the rows, each value that of the slowest rank.
+    """
+
+    def __init__(
+        self,
+        group: MPI.Intracomm,
+        link: Transport,
+        subject: CalibratedCollective,
+        config: CalibrateConfig,
+        rows: Rows,
+        parts: int = 1,
+    ) -> None:
+        self.group, self.link, self.subject, self.rows, self.parts = group, link, subject, rows, parts
+        summed = subject.collective.kind == "ordered-sum"
+        self.compression = None if summed else compression(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
+        self.sizes = sizes(min(config.max_bytes, _MOST_SUMMED_BYTES) if summed else config.max_bytes)
+        self._visits = group.bcast(rows.next_visit(subject))
+        self.first_s: dict[int, float] = {}
+        """What each size took at first, on this rank: roughly known before anything counts."""
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Allocate what is reduced. Collective."""
+
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """See ``Visitor``. What is done for the first time does not count."""
+        part = self._visits % self.parts
+        order = np.random.default_rng([number % 2**32, len(self.sizes)]).permutation(self.sizes[part :: self.parts])
+        if not self.first_s:
+            self.first_s = {size: min(values) for size, values in self._visit(self.sizes)[TIME_S].items()}
+        for quantity, times in self._visit(order.tolist()).items():
+            for size, values in times.items():
+                gathered = self.group.gather(values)
+                if gathered is not None:
+                    kept = np.max(gathered, axis=0) if quantity == TIME_S else np.mean(gathered, axis=0)
+                    self.rows.add(self.subject, quantity, self._visits, kept, size)
+        self._visits += 1
+        return True
+
+    def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
+        """Return the seconds that this rank took, by quantity and size."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what was started. Collective."""
+
+
+class IdleTable(CollectiveTable):
+    """How long one collective takes with nothing else running; its buffer is rewritten before, as backward does."""
+
+    def _prepare(self) -> None:
+        buffers = {size: self.link.allocate(size).view(np.float32) for size in self.sizes}
+        self._prepared = {size: (buffer, self._collective(buffer)) for size, buffer in buffers.items()}
+
+    def _collective(self, buffer: Array) -> PersistentAllreduce | _OrderedSum:
+        collective = self.subject.collective
+        if collective.kind == "ordered-sum":
+            return _OrderedSum(self.link, buffer)
+        return prepare(self.link, buffer, collective.algorithm, self.compression, kind=collective.kind)
+
+    def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
+        seconds: dict[int, list[float]] = {size: [] for size in order}
+        for _ in range(_IDLE_SAMPLES):
+            for size in order:
+                buffer, collective = self._prepared[size]
+                buffer[...] = 1.0
+                start_s = _start(self.group, self.link)
+                collective.run()
+                seconds[size].append(now() - start_s)
+        return {TIME_S: seconds}
+
+
+class _OrderedSum:
+    """A sum for which every rank waits, to be run again and again."""
+
+    def __init__(self, link: Transport, buffer: Array) -> None:
+        plan = Plan(devices=link.size, global_batch=link.size)
+        self._sum, self._buffer = ordered_sum(link, plan_partial_sums(plan)), buffer
+
+    def run(self) -> None:
+        self._sum([self._buffer])
+
+
+class LoadedTable(CollectiveTable):
+    """How long a collective takes under a running load, and how much longer the load takes for it.
+
+    The load alone and the load with collectives alternate; every collective ends well before the load does.
+    """
+
+    load: Load
+    idle: CollectiveTable
+
+    @classmethod
+    def beside(
+        cls, idle: CollectiveTable, link: Transport, subject: CalibratedCollective, load: Load, config: CalibrateConfig
+    ) -> LoadedTable:
+        """Return the table of a load; how many collectives run at once follows from the times without it."""
+        table = cls(idle.group, link, subject, config, idle.rows, idle.parts)
+        table.idle, table.load = idle, load
+        return table
+
+    def _prepare(self) -> None:
+        self.sizes = self.sizes[::-2][::-1]  # every second size, the largest among them
+        self._intervals_s: list[tuple[float, float]] = []
+        self._mechanism = self._overlap()
+        self._collectives: dict[int, list[BucketAllreduce]] = {}
+        self._units: dict[int, int] = {}
+
+    def _overlap(self) -> AllreduceProgress:
+        """Return what runs the collectives beside the load, and calls ``_reduced`` for each."""
+        algorithm = self.subject.collective.algorithm
+        return overlap_mechanism(self.link, algorithm, self.subject.overlap, self._reduced, self.compression)
+
+    def _reduced(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
+        self._intervals_s.append((start_s, end_s))
+
+    def _allocate(self) -> None:
+        """Choose how many collectives of each size to submit at once, and how long a load that needs."""
+        first = self.group.allgather(self.idle.first_s)
+        idle_s = {size: max(of_rank[size] for of_rank in first) for size in self.sizes}
+        unit_s = max(self.group.allgather(self.load.unit_s))
+        for size in self.sizes:
+            count = self._at_once(size, idle_s[size])
+            buffers = [self.link.allocate(size).view(np.float32) for _ in range(count)]
+            kind = self.subject.collective.kind
+            self._collectives[size] = [self._mechanism.prepare(buffer, kind=kind) for buffer in buffers]
+            self._units[size] = math.ceil(2.5 * max(count * idle_s[size], _LEAST_LOAD_S) / unit_s)
+
+    def _at_once(self, size: int, idle_s: float) -> int:
+        """Return how many collectives of a size, each of which takes ``idle_s`` alone, are submitted together."""
+        return max(1, min(_MOST_AT_ONCE, int(_LOADED_S / max(idle_s, 1e-6))))
+
+    def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
+        if not self._units:
+            self._allocate()
+        times: dict[int, list[float]] = {}
+        losses: dict[int, list[float]] = {}
+        for size in order:
+            count = len(self._collectives[size])
+            _start(self.group, self.link)
+            plain_s = self.load.run(self._units[size], nothing)
+            self._intervals_s.clear()
+            start_s = _start(self.group, self.link)
+            for collective in self._collectives[size]:
+                self._mechanism.submit(0, collective)
+            self.load.run(self._units[size], self._mechanism.poll)
+            loaded_s = now() - start_s
+            self._mechanism.finish()
+            times[size] = [sum(end - begin for begin, end in self._intervals_s) / count]
+            losses[size] = [(loaded_s - plain_s) / count]
+        return {TIME_S: times, LOSS_S: losses}
+
+    def close(self) -> None:
+        self._mechanism.close()
+
+
+class LoadContention:
+    """How long the stand-in takes on rank 0 alone, then on the slowest of several ranks."""
+
+    def __init__(self, comm: MPI.Intracomm, subject: CalibratedLoad, rows: Rows) -> None:
+        self._comm, self._subject, self._rows, self._load = comm, subject, rows, StandIn()
+        self._groups = {ALONE_S: first_ranks(comm, 1), TOGETHER_S: first_ranks(comm, subject.devices)}
+
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """See ``Visitor``."""
+        for quantity, group in self._groups.items():
+            quiet_barrier(self._comm)
+            if group is not None:
+                group.Barrier()
+                load_s = self._load.run(math.ceil(_LEAST_LOAD_S / self._load.unit_s), nothing)
+                self._rows.add(self._subject, quantity, number, [group.allreduce(load_s, MPI.MAX)])
+        self._rows.add(self._subject, AT_S, number, [now()])
+        return True
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class _OnGroup:
+    """Visits what the ranks of a group measure, while the others wait for them asleep."""
+
+    def __init__(self, comm: MPI.Intracomm, tables: Sequence[CollectiveTable]) -> None:
+        self._comm, self._tables = comm, tables
+
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """See ``Visitor``."""
+        quiet_barrier(self._comm)
+        for table in self._tables:
+            table.visit(number, counted=counted)
+        return True
+
+    def close(self) -> None:
+        for table in self._tables:
+            table.close()
+
+
+def calibrators(
+    comm: MPI.Intracomm,
+    config: CalibrateConfig,
+    rows: Rows,
+    number: int = 0,
+    parts: int = 1,
+    selections: Sequence[Selection] = (),
+) -> tuple[list[Visited], list[Selection]]:
+    """Return what visits the tables of a calibration, and what ``auto`` stands for there: ``selections`` if given.
+
+    Collective over ``comm``.
+    """
+    network, emulated = Network.parse(config.network), config.workload is not None
+    visited: list[Visited] = [LoadContention(comm, load, rows) for load in config.loads(number)]
+    selected = {selection.devices: selection for selection in selections}
+    for devices, layout in config.layouts():
+        group = first_ranks(comm, devices)
+        tables: list[CollectiveTable] = []
+        if group is not None:
+            load, per_node = _load(config), node_counts(layout, devices)[1]
+            if "auto" in config.algorithms and devices not in selected:
+                selected[devices] = select(group) or Selection.usual(devices)
+            for subject in config.collectives(number):
+                of = subject.collective
+                if (of.devices, of.layout) != (devices, layout):
+                    continue
+                selection = selected.get(devices) if of.algorithm == "auto" else None
+                link = transport(group, network, per_node, selection, sleeps=emulated)
+                if not subject.overlap:
+                    idle = IdleTable(group, link, subject, config, rows, parts)
+                    tables.append(idle)
+                else:
+                    tables.append(LoadedTable.beside(idle, link, subject, load, config))
+        quiet_barrier(comm)
+        visited.append(_OnGroup(comm, tables))
+    return visited, list(selected.values())
+
+
+def _load(config: CalibrateConfig) -> Load:
+    """Return the computation under which allreduces are measured."""
+    if not config.model:
+        return StandIn()
+    return ReplicaLoad(config.model, config.dataset, config.local_batch, config.workload, config.compute_dtype)
+
+
+def _start(group: MPI.Intracomm, link: Transport) -> float:
+    """Let all ranks begin at once; return the moment."""
+    if link.nap_s:
+        return quiet_start(group)
+    group.Barrier()
+    return now()
+
+
+def until_known(seconds: float, most_rounds: float = math.inf, least_rounds: int = _LEAST_ROUNDS) -> StopRule:
+    """Measure for ``seconds``, and for up to twice as long until every compute slowdown is known well enough."""
+    return StopRule(least_rounds=least_rounds, least_s=seconds, most_s=2 * seconds, most_rounds=most_rounds)
+
+
+def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """Calibrate one ``CalibrateConfig`` on running ranks; rank 0 returns rows and selections (plain values)."""
+    config, rows = codec.decode(argument, CalibrateConfig, "calibration"), Rows()
+    counts = " and ".join(layout or str(devices) for devices, layout in config.layouts())
+    report(
+        f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}: {config.seconds:g}"
+        f" s, up to {2 * config.seconds:g} s where the machine is disturbed"
+    )
+    visited, selection = calibrators(comm, config, rows)
+    stop = until_known(config.seconds, most_rounds=_MOST_ROUNDS)
+    known = lambda: narrow([load_slowdown(load, rows) for load in config.loads()])  # noqa: E731
+    for current in rounds(stop, suffice=known, comm=comm, report=report):
+        for each in visited:
+            each.visit(current.number, counted=True)
+    for each in visited:
+        each.close()
+    return (
+        {"rows": codec.to_builtins(rows.series()), "selection": codec.to_builtins(selection)}
+        if comm.rank == 0
+        else None
+    )

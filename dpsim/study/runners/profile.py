@@ -1,0 +1,197 @@
+"""Profiles on running ranks: each local batch of a model alone, and on several devices at once, back to back."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from dpsim import codec
+from dpsim.comm.clock import now
+from dpsim.comm.group import first_ranks, quiet_barrier
+from dpsim.data import Dataset, load_dataset
+from dpsim.errors import ConfigError
+from dpsim.harness import models
+from dpsim.harness.measurement.loop import StopRule, rounds
+from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS
+from dpsim.machine import Network
+from dpsim.progress import Progress
+from dpsim.runtime.recorder import StepMarks, exposed_s
+from dpsim.runtime.trainer import Trainer
+from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, UPDATE_EVENT, Schedule
+from dpsim.study.profile import (
+    AT_S,
+    BACKWARD_S,
+    FORWARD_S,
+    OVERHEAD_S,
+    READY_S,
+    STEP_S,
+    TICK_S,
+    UPDATE_S,
+    ProfileConfig,
+)
+from dpsim.study.rows import ProfiledBatch, Rows
+
+Floats = NDArray[np.float64]
+_LEAST_SAMPLES = 15
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 67
+
+
+class _Case:
+    """One local batch on several ranks at once, or on one: trains, and keeps the computing times of every step.
+
+    Several ranks reduce their gradients between backward and update, which is not timed: computation after a
+    communication does not find in its caches what computation alone does.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, subject: ProfiledBatch, config: ProfileConfig, dataset: Dataset) -> None:
+        self.subject, self.model = subject, config.model
+        self.group = first_ranks(comm, subject.devices)
+        self.replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
+        self.global_batch = subject.devices * subject.local_batch
+        if self.group is not None:
+            leaves = subject.devices * config.leaves_of(subject.local_batch)
+            plan = msgspec.structs.replace(
+                config.plan, devices=subject.devices, global_batch=self.global_batch, leaves=leaves
+            )
+            self.trainer = Trainer(self.replica, dataset, plan, self.group, Network(), seed=config.seed)
+
+    def visit(self, number: int, rows: Rows) -> None:
+        """Train a few steps, as a visit of a sweep does. The first two and steps with a short batch do not count.
+
+        A step lasts from the end of the one before it, less the communication that this rank does or waits for.
+        """
+        if self.group is None:
+            return
+        outcomes = [self.trainer.step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
+        _check_announced(self.model, self.trainer.schedule, outcomes[-1].marks)
+        seconds, parts = [], []
+        for previous, outcome in itertools.pairwise(outcomes[WARM_UP_STEPS - 1 :]):
+            if outcome.global_samples == self.global_batch:
+                begin_s, marks = previous.marks.end_s, outcome.marks
+                seconds.append(marks.end_s - begin_s - exposed_s(marks))
+                parts.append(computing_times(begin_s, marks, self.trainer.schedule))
+        gathered = self.group.gather(seconds)
+        if gathered is None or not seconds:
+            return
+        rows.add(self.subject, STEP_S, number, np.maximum(np.max(gathered, axis=0), TICK_S))
+        rows.add(self.subject, AT_S, number, [now()])
+        if self.subject.devices == 1:
+            self._keep_parts(number, np.median(parts, axis=0), rows)
+
+    def _keep_parts(self, number: int, medians: Floats, rows: Rows) -> None:
+        layers = len(self.replica.layers)
+        for row, quantity in enumerate((FORWARD_S, BACKWARD_S, READY_S)):
+            for layer in range(layers):
+                rows.add(self.subject, quantity, number, [medians[row * layers + layer]], layer)
+        rows.add(self.subject, UPDATE_S, number, [medians[-2]])
+        rows.add(self.subject, OVERHEAD_S, number, [medians[-1]])
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.trainer.close()
+
+
+def computing_times(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
+    """Return forward, backward and gradient-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
+
+    Times of several micro-batches are added. The step began at ``begin_s``, when the step before it ended.
+    """
+    layers = len(schedule.workload.layers)
+    row = np.zeros(3 * layers + 2)
+    row[-1] = marks.begin_s - begin_s
+    before_s = marks.begin_s
+    ready = dict(marks.ready)
+    for operation, end_s in marks.compute:
+        kind, layer = schedule.event_kind[operation], schedule.layer[operation]
+        if kind == FORWARD_EVENT:
+            row[layer] += end_s - before_s
+        elif kind == BACKWARD_EVENT:
+            row[layers + layer] += end_s - before_s
+            row[2 * layers + layer] += ready.get(layer, end_s) - before_s
+        elif kind == UPDATE_EVENT:
+            row[-2] = end_s - before_s
+        else:
+            row[-1] += end_s - before_s
+        before_s = end_s
+    return row
+
+
+def _check_announced(model: str, schedule: Schedule, marks: StepMarks) -> None:
+    """Check that every micro-batch of a step announced the forward and backward of every layer, in order.
+
+    Raises ``ConfigError``: a profile has the times between the announcements of a replica.
+    """
+    count = len(schedule.workload.layers)
+    expected = [(FORWARD_EVENT, layer) for layer in range(count)]
+    expected += [(BACKWARD_EVENT, layer) for layer in reversed(range(count))]
+    kinds = [(int(schedule.event_kind[operation]), int(schedule.layer[operation])) for operation, _ in marks.compute]
+    announced = [each for each in kinds if each[0] in (FORWARD_EVENT, BACKWARD_EVENT)]
+    if not announced or announced != expected * (len(announced) // len(expected)):
+        names = [layer.name for layer in schedule.workload.layers]
+        words = {FORWARD_EVENT: "forward", BACKWARD_EVENT: "backward"}
+        said = ", ".join(f"{words[kind]} {names[layer]}" for kind, layer in announced)
+        raise ConfigError(
+            f"model {model!r} announced {said or 'no layer'} in a step",
+            allowed="in this order: " + ", ".join(f"{words[kind]} {names[layer]}" for kind, layer in expected),
+            remedy="call events.forward_done(layer) and events.backward_done(layer) for every layer: "
+            "a profile has the times between these calls",
+        )
+
+
+class BatchProfiler:
+    """Visits one local batch of a profile: on one device, then on several at once. Collective over ``comm``."""
+
+    def __init__(self, comm: MPI.Intracomm, cases: list[_Case], rows: Rows) -> None:
+        self._comm, self._cases, self._rows = comm, cases, rows
+        self._visits = rows.next_visit(cases[0].subject)
+
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """See ``Visitor``: every visit counts, since none is the first after the trainer was built."""
+        for case in self._cases:
+            quiet_barrier(self._comm)
+            case.visit(self._visits, self._rows)
+        self._visits += 1
+        return True
+
+    def close(self) -> None:
+        """Give back what the trainers hold. Collective."""
+        for case in self._cases:
+            case.close()
+
+
+def batch_profilers(comm: MPI.Intracomm, config: ProfileConfig, rows: Rows, profile: int = 0) -> list[BatchProfiler]:
+    """Return what visits each local batch of a profile. Collective. Raises ``ConfigError`` for a batch too large."""
+    dataset = load_dataset(config.dataset, config.seed)
+    samples, largest = len(dataset.train_y), max(devices * batch for devices, batch in config.cases)
+    if largest > samples:
+        raise ConfigError(
+            f"a batch of {largest} samples, where {config.dataset} has {samples} to train on",
+            allowed=f"at most {samples}",
+            remedy="choose smaller batches",
+        )
+    by_batch: dict[int, list[_Case]] = {}
+    for devices, batch in config.cases:
+        subject = ProfiledBatch(devices=devices, local_batch=batch, profile=profile)
+        by_batch.setdefault(batch, []).append(_Case(comm, subject, config, dataset))
+    return [BatchProfiler(comm, cases, rows) for cases in by_batch.values()]
+
+
+def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
+    """Profile one ``ProfileConfig`` on running ranks; rank 0 returns the series of its rows (plain values)."""
+    config, rows = codec.decode(argument, ProfileConfig, "profile"), Rows()
+    report(f"profiling {config.model} at local batch {', '.join(map(str, sorted(set(config.local_batches))))}")
+    profilers = batch_profilers(comm, config, rows)
+    first = ProfiledBatch(devices=1, local_batch=min(config.local_batches))
+    stop = StopRule(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS, least_s=config.seconds)
+    enough = lambda: len(rows.values(first, STEP_S)) >= _LEAST_SAMPLES  # noqa: E731
+    for current in rounds(stop, suffice=enough, comm=comm, report=report):
+        for profiler in current.order(profilers):
+            profiler.visit(current.number, counted=True)
+    for profiler in profilers:
+        profiler.close()
+    return list(codec.to_builtins(rows.series())) if comm.rank == 0 else None
