@@ -1,6 +1,6 @@
 """What was chosen by measurement on one type of processor: which code computes an operation of a layer.
 
-Plain training takes these choices. Reproducible training never does: see ``dpsim.nn.kernel_table``.
+Plain training takes these choices. Reproducible training never does: see ``dpsim.nn.implementations``.
 """
 
 from __future__ import annotations

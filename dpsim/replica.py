@@ -2,7 +2,7 @@
 
 A replica owns neither parameters nor gradients: the runtime gives it the memory (``bind``), so that gradients are
 produced where they are communicated. All values it returns are sums over samples; the runtime scales once by 1/B.
-The other protocols are optional: the runtime asks whether a replica implements them.
+The other protocols are optional: ``Capabilities.of`` finds which of them a replica implements, once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dpsim.choices import Choices, Problem
 from dpsim.codec import Noun
 from dpsim.compute_dtype import ComputeDtype
+from dpsim.errors import ConfigError
 from dpsim.memory import Memory
 from dpsim.workload import Tensor
 
@@ -309,3 +310,49 @@ class BatchNormReplica(LeafReplica, Protocol):
 
     def update_statistics(self, total: Array) -> None:
         """Update the running statistics with the sum of ``leaf_statistics`` over all slots and ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """The optional protocols of a replica: under each name the replica itself, or None if it does not implement it."""
+
+    device: DeviceReplica | None
+    rounding: RoundingReplica | None
+    warm_up: WarmUpReplica | None
+    diagnostic: DiagnosticReplica | None
+    observable: ObservableReplica | None
+    sized: SizedReplica | None
+    emulated: EmulatedCompute | None
+    tunable: TunableReplica | None
+    leaf: LeafReplica | None
+    batch_norm: BatchNormReplica | None
+
+    @classmethod
+    def of(cls, replica: Replica) -> Capabilities:
+        """Find what a replica implements."""
+        return cls(
+            device=replica if isinstance(replica, DeviceReplica) else None,
+            rounding=replica if isinstance(replica, RoundingReplica) else None,
+            warm_up=replica if isinstance(replica, WarmUpReplica) else None,
+            diagnostic=replica if isinstance(replica, DiagnosticReplica) else None,
+            observable=replica if isinstance(replica, ObservableReplica) else None,
+            sized=replica if isinstance(replica, SizedReplica) else None,
+            emulated=replica if isinstance(replica, EmulatedCompute) else None,
+            tunable=replica if isinstance(replica, TunableReplica) else None,
+            leaf=replica if isinstance(replica, LeafReplica) else None,
+            batch_norm=replica if isinstance(replica, BatchNormReplica) else None,
+        )
+
+    def multiply_in(self, dtype: ComputeDtype) -> None:
+        """Let the replica multiply in this dtype. Raises ``ConfigError`` if it cannot.
+
+        One that waits instead of computing waits for as long as was profiled, whatever the dtype.
+        """
+        if self.rounding is not None:
+            self.rounding.multiply_in(dtype)
+        elif dtype != "float32" and self.emulated is None:
+            raise ConfigError(
+                f"compute dtype {dtype} for a model of your own, which computes as it is written",
+                allowed="float32 with it",
+                remedy="leave --compute-dtype out, and round the operands in the model, or use a built-in model",
+            )

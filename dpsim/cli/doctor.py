@@ -94,7 +94,7 @@ def _print_choices(choices: Choices) -> None:
 
 def _write_proposal(path: Path, choices: Choices, *, quiet: bool) -> None:
     from dpsim import codec
-    from dpsim.nn.kernel_table import committed, proposal
+    from dpsim.nn.implementations import committed, proposal
 
     proposed = proposal(committed(), choices)
     if proposed is not None:

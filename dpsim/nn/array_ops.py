@@ -23,7 +23,7 @@ from dpsim.memory import HOST, LayerKernels, Memory
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
-Place = Literal["left", "right"]
+Side = Literal["left", "right"]
 """Where a matrix stands in a product."""
 _GROUP_ELEMENTS = 4096  # elements of a row of `grouped`: long enough for SIMD loops, short enough for the L1 cache
 
@@ -94,8 +94,8 @@ class ArrayOps:
     def work_bytes(self) -> int:
         return 0
 
-    def operand(self, place: Place, x: Array) -> Any:
-        """A matrix as ``matmul`` takes it in that place, until the next one there; x is as ``matmul`` says."""
+    def operand(self, side: Side, x: Array) -> Any:
+        """Return a matrix as ``matmul`` takes it on that side, until the next one there; x is as ``matmul`` says."""
         if self.compute_dtype == "float32":
             return x
         rows = x if x.flags.c_contiguous else x.T  # so that the result lies as x does

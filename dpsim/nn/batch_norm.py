@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim.memory import LayerKernels
-from dpsim.nn.initial import ones, zeros
-from dpsim.nn.layer import Layer, Shape, leaf_ranges, slot_parts, tree_sum
+from dpsim.nn.layer import Layer, Shape, leaf_ranges, slot_parts, tree_sum, unit_scale
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Leaves, OrderedSum
 
@@ -56,8 +55,7 @@ class BatchNorm(Layer):
         self.running_mean, self.running_var = map(ops.xp.asarray, (self.running_mean, self.running_var))
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        gamma, beta = self.tensors
-        return {gamma.name: ones(gamma), beta.name: zeros(beta)}
+        return unit_scale(*self.tensors)
 
     def state(self) -> dict[str, Array]:
         return {f"{self.name}.running_mean": self.running_mean, f"{self.name}.running_var": self.running_var}

@@ -17,10 +17,8 @@ from dpsim.choices import Choices, Operation, Problem
 from dpsim.compute_dtype import ComputeDtype
 from dpsim.kernels import batch_norm, elementwise, rounding, weight_gradient
 from dpsim.kernels.scratch import aligned
-from dpsim.nn import candidates
-from dpsim.nn.array_ops import NumpyOps, Place
-from dpsim.nn.candidates import CANDIDATES, INDEPENDENT_OF_THE_BATCH
-from dpsim.nn.kernel_table import committed
+from dpsim.nn.array_ops import NumpyOps, Side
+from dpsim.nn.implementations import CANDIDATES, INDEPENDENT_OF_THE_BATCH, committed, unmeasured
 from dpsim.nn.layer import Buffers
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, CodeTable, Leaves, Rounding
@@ -76,11 +74,11 @@ class CpuOps(NumpyOps):
     def work_bytes(self) -> int:
         return self._operands.size_bytes
 
-    def operand(self, place: Place, x: Array) -> Array:
+    def operand(self, side: Side, x: Array) -> Array:
         """x rounded before any code computes with it. Elements are rounded one by one, whatever the batch."""
         if self.compute_dtype == "float32":
             return x
-        operand = self._operands.take(place, x.shape)
+        operand = self._operands.take(side, x.shape)
         self.round(x, _NEAREST, operand)
         return operand
 
@@ -107,7 +105,7 @@ class CpuOps(NumpyOps):
 
     def _candidate(self, problem: Problem) -> str:
         measured = self._choices.choice(problem)
-        return candidates.unmeasured(problem) if measured is None else measured.candidate
+        return unmeasured(problem) if measured is None else measured.candidate
 
     def product(self, x: Array, weight: Array, leaves: Leaves, out: Array) -> None:
         x, weight = self.operand("left", x), self.operand("right", weight)

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.memory import LayerKernels, Memory
-from dpsim.nn.array_ops import ArrayOps, Place, grouped
+from dpsim.nn.array_ops import ArrayOps, Side, grouped
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, BatchSums, DeferredSums, Leaves
 
-_PLACE_BYTES = 256
+_ALIGNMENT_BYTES = 256
 """cuBLAS chooses its code by how operands are aligned, up to this many bytes."""
 
 
@@ -49,10 +49,10 @@ class DeviceOps(ArrayOps):
     def work_bytes(self) -> int:
         return sum(held.size_bytes for held in (self._coded, self._kernels) if held is not None)
 
-    def operand(self, place: Place, x: Array) -> Any:
+    def operand(self, side: Side, x: Array) -> Any:
         if self._coded is None or self.compute_dtype == "float32":
-            return super().operand(place, x)
-        return self._coded.encode(place, x)
+            return super().operand(side, x)
+        return self._coded.encode(side, x)
 
     def matmul(self, a: Any, b: Any, out: Array) -> None:
         if self._coded is None or self.compute_dtype == "float32":
@@ -136,7 +136,7 @@ class DeviceOps(ArrayOps):
 
 
 class DeviceLeafOps(DeviceOps):
-    """The same for training in leaves: every leaf has products of its own, whose operands lie at aligned places.
+    """The same for training in leaves: every leaf has products of its own, whose operands lie at aligned addresses.
 
     An operand that lies elsewhere is copied. What CuPy allocates begins at a multiple of 512 bytes.
     """
@@ -144,22 +144,22 @@ class DeviceLeafOps(DeviceOps):
     def in_leaves(self) -> Ops:
         return self
 
-    def operand(self, place: Place, x: Array) -> Any:
-        """Codes are at an aligned place already."""
-        given = super().operand(place, x)
-        return self._placed(given) if self._coded is None or self.compute_dtype == "float32" else given
+    def operand(self, side: Side, x: Array) -> Any:
+        """Codes are at an aligned address already."""
+        given = super().operand(side, x)
+        return self._aligned(given) if self._coded is None or self.compute_dtype == "float32" else given
 
     def matmul(self, a: Any, b: Any, out: Array) -> None:
-        target = out if self._is_placed(out) else self.xp.empty(out.shape, out.dtype)
+        target = out if self._is_aligned(out) else self.xp.empty(out.shape, out.dtype)
         super().matmul(a, b, target)
         if target is not out:
             out[...] = target
 
-    def _is_placed(self, array: Array) -> bool:
-        return self.memory.address(array) % _PLACE_BYTES == 0
+    def _is_aligned(self, array: Array) -> bool:
+        return self.memory.address(array) % _ALIGNMENT_BYTES == 0
 
-    def _placed(self, array: Array) -> Array:
-        """The array, contiguous or the transposed of one that is, at an aligned place."""
-        if self._is_placed(array):
+    def _aligned(self, array: Array) -> Array:
+        """Return the array, contiguous or the transposed of one that is, at an aligned address."""
+        if self._is_aligned(array):
             return array
         return array.copy() if array.flags.c_contiguous else array.T.copy().T

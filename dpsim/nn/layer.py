@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
+from dpsim import rng
 from dpsim.choices import Problem
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, LayerSpec, Leaves, Rounding, Slot
@@ -200,3 +201,15 @@ class Layer:
             self.ops.add(stack[top - 1], stack[top], out=stack[top - 1])
         else:
             self.ops.add_rounded(stack[top - 1], stack[top], self.rounding, out=stack[top - 1])
+
+
+def he_normal(tensor: Tensor, seed: int, *, fan_in: int) -> Array:
+    """Return normal numbers of variance 2 / fan_in (He et al., arXiv:1502.01852), from the stream of that tensor."""
+    values = rng.normal(tensor.name, seed, tensor.shape, dtype=tensor.dtype)
+    values *= math.sqrt(2.0 / fan_in)
+    return values
+
+
+def unit_scale(gamma: Tensor, beta: Tensor) -> dict[str, Array]:
+    """Return the initial values of a norm: gamma 1, beta 0."""
+    return {gamma.name: np.ones(gamma.shape, gamma.dtype), beta.name: np.zeros(beta.shape, beta.dtype)}

@@ -8,19 +8,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.errors import ConfigError
-from dpsim.nn.augment import Augment
 from dpsim.nn.batch_norm import BatchNorm
-from dpsim.nn.conv import Conv2D
 from dpsim.nn.cpu_ops import CpuOps
-from dpsim.nn.dense import Dense
-from dpsim.nn.dropout import Dropout
 from dpsim.nn.layer import Layer, Shape
+from dpsim.nn.layers import Augment, Conv2D, Dense, Dropout, Flatten, GlobalAveragePool, MaxPool2D, ReLU
 from dpsim.nn.network import Network
 from dpsim.nn.ops import Ops
-from dpsim.nn.relu import ReLU
 from dpsim.nn.residual import Subsample, residual
 from dpsim.nn.sample_norm import GroupNorm, InstanceNorm, LayerNorm
-from dpsim.nn.shape import Flatten, GlobalAveragePool, MaxPool2D
 from dpsim.nn.tokens import RESNETS, ModelToken, parse_model
 
 _SMALLEST_HALVED = 4  # pixels a side: a smaller picture is never halved

@@ -17,16 +17,13 @@ from dpsim.errors import ConfigError
 from dpsim.memory import Memory
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.device_ops import DeviceOps
-from dpsim.nn.finite import is_finite, nonfinite_forward, nonfinite_gradient
-from dpsim.nn.kernel_table import committed
+from dpsim.nn.diagnosis import is_finite, leaf_difference, nonfinite_forward, nonfinite_gradient, observe
+from dpsim.nn.implementations import Timing, committed
 from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
-from dpsim.nn.leaf_check import leaf_difference
+from dpsim.nn.layers import ReLU
 from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
-from dpsim.nn.observe import observe
 from dpsim.nn.ops import Ops
-from dpsim.nn.relu import ReLU
 from dpsim.nn.residual import Join
-from dpsim.nn.timing import Timing
 from dpsim.replica import (
     Array,
     Batch,
@@ -205,12 +202,12 @@ class Network:
         """
         if not is_finite(x):
             return "the input batch"
-        place, x, labels = None, self.ops.upload("x", x), self.ops.upload("labels", labels)
+        origin, x, labels = None, self.ops.upload("x", x), self.ops.upload("labels", labels)
         if len(x):
             with self._alone_without_trace(), self.ops.tolerate_overflow():
-                place, logits = nonfinite_forward(self.chain, x)
-                place = place or self._nonfinite_loss(logits, labels)
-        return place or nonfinite_gradient(self.chain)
+                origin, logits = nonfinite_forward(self.chain, x)
+                origin = origin or self._nonfinite_loss(logits, labels)
+        return origin or nonfinite_gradient(self.chain)
 
     def _nonfinite_loss(self, logits: Array, labels: NDArray[np.int64]) -> str | None:
         leaves = (0, len(logits))

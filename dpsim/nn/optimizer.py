@@ -1,12 +1,21 @@
-"""The update on flat arrays, of optimizers that treat every element alike (``dpsim.nn.lars`` does not)."""
+"""The updates of parameters: of flat arrays element by element, and by LARS of whole tensors or parts of them.
+
+``dpsim.optimizer`` has the formulas.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dpsim.kernels import update as on_host
-from dpsim.optimizer import AdamW, Sgd
+from dpsim.kernels.exact_squares import digits, roots, sums_of_squares
+from dpsim.memory import HOST, Memory
+from dpsim.optimizer import AdamW, Lars, Sgd
 from dpsim.replica import Array
 
 
@@ -57,3 +66,138 @@ def update(
         1 - beta1**step,
         1 - beta2**step,
     )
+
+
+class Part(NamedTuple):
+    """Elements ``start`` to ``stop - 1`` of flat parameters and gradients, all of one tensor.
+
+    ``matrix`` numbers the tensors of two dimensions and more; it is None for a tensor that has trust 1 and no weight
+    decay. ``state`` is where the part's velocity begins.
+    """
+
+    matrix: int | None
+    start: int
+    stop: int
+    state: int
+
+
+class LarsUpdate:
+    """Updates parts of tensors. ``measure`` first, its sums added over all parts of every tensor, then ``apply``.
+
+    The sums are exact (``dpsim.kernels.exact_squares``), so how tensors are divided changes no bit of the result. A
+    tensor has one part here at most; ``matrices`` is the number of tensors that have a trust of their own.
+    """
+
+    def __init__(
+        self,
+        parameters: Array,
+        gradients: Array,
+        velocity: Array,
+        parts: Sequence[Part],
+        matrices: int,
+        settings: Lars,
+        memory: Memory = HOST,
+    ) -> None:
+        self._settings, self._dtype = settings, parameters.dtype
+        self._matrices = [part.matrix for part in parts]
+        bounds = np.zeros((2, matrices), np.int64)
+        for part in parts:
+            if part.matrix is not None:
+                bounds[:, part.matrix] = part.start, part.stop
+        self._shape = (2, matrices, digits(self._dtype.name))
+        executor: type[_OnHost | _OnDevice] = _OnDevice if memory.deferred else _OnHost
+        self._arrays: _OnHost | _OnDevice = executor(
+            memory, parameters, gradients, velocity, parts, bounds, math.prod(self._shape)
+        )
+
+    def measure(self) -> Array:
+        """The sums of the squares of the parameters and of the gradients of each matrix, as digits; a flat array.
+
+        Every call writes to the same array, which is in the memory of the parameters.
+        """
+        return self._arrays.measure()
+
+    def apply(self, sums: NDArray[np.float64], rate: float, scale: float) -> None:
+        """One step at learning rate ``rate``, with g = scale * gradients and the ``sums`` of whole tensors.
+
+        These are on the host, and so are the norms: their quotients have the same bits wherever the tensors are.
+        """
+        rate, scale = float(rate), float(scale)
+        trusted = rate * self._trust(sums, scale)
+        rates = np.zeros((len(self._matrices), 2))
+        for row, matrix in zip(rates, self._matrices, strict=True):
+            row[:] = (rate, 0.0) if matrix is None else (trusted[matrix], self._settings.weight_decay)
+        self._arrays.update(rates, scale, self._settings.momentum)
+
+    def _trust(self, sums: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+        of_w, of_g = (roots(whole, self._dtype.name) for whole in sums.reshape(self._shape))
+        of_g = scale * of_g
+        trust = np.ones(len(of_w))
+        both = (of_w > 0) & (of_g > 0)
+        size = of_g + self._settings.weight_decay * of_w
+        np.divide(self._settings.trust_coefficient * of_w, size, out=trust, where=both)
+        return trust
+
+
+class _OnHost:
+    """The arrays of a ``LarsUpdate``. ``bounds``: where each matrix begins and ends; ``size``: the number of digits."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        parameters: Array,
+        gradients: Array,
+        velocity: Array,
+        parts: Sequence[Part],
+        bounds: NDArray[np.int64],
+        size: int,
+    ) -> None:
+        self._flat, self._bounds = (parameters, gradients), bounds
+        self._sums = np.zeros(size)
+        self._parts = [
+            (parameters[own], gradients[own], velocity[part.state : part.state + part.stop - part.start])
+            for part in parts
+            for own in [slice(part.start, part.stop)]
+        ]
+
+    def measure(self) -> Array:
+        starts, stops = self._bounds
+        for flat, sums in zip(self._flat, self._sums.reshape(2, len(starts), -1), strict=True):
+            sums_of_squares(flat, starts, stops, sums)
+        return self._sums
+
+    def update(self, rates: NDArray[np.float64], scale: float, momentum: float) -> None:
+        for (w, g, v), (rate, decay) in zip(self._parts, rates.tolist(), strict=True):
+            on_host.lars(w, g, v, scale, momentum, decay, rate)
+
+
+class _OnDevice:
+    """The same in the memory of a device, with the same bits: the host asks for everything, and waits for nothing."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        parameters: Array,
+        gradients: Array,
+        velocity: Array,
+        parts: Sequence[Part],
+        bounds: NDArray[np.int64],
+        size: int,
+    ) -> None:
+        from dpsim.kernels.exact_squares_cuda import SumsOfSquares  # loads CUDA
+        from dpsim.kernels.update_cuda import Lars as LarsKernel
+
+        self._memory, self._dtype = memory, parameters.dtype
+        self._sums = memory.zeros(8 * size).view(np.float64)
+        starts, stops = bounds.tolist()
+        launch = memory.stream.launch
+        self._squares = SumsOfSquares((parameters, gradients), starts, stops, self._sums, memory.zeros, launch)
+        own = [(part.start, part.stop, part.state) for part in parts]
+        self._update = LarsKernel(parameters, gradients, velocity, own, launch)
+
+    def measure(self) -> Array:
+        self._squares()
+        return self._sums
+
+    def update(self, rates: NDArray[np.float64], scale: float, momentum: float) -> None:
+        self._update(self._memory.upload("rates of tensors", rates.astype(self._dtype).reshape(-1)), scale, momentum)

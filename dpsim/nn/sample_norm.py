@@ -7,8 +7,7 @@ import math
 from numpy.typing import DTypeLike
 
 from dpsim.errors import ConfigError
-from dpsim.nn.initial import ones, zeros
-from dpsim.nn.layer import Layer, Shape
+from dpsim.nn.layer import Layer, Shape, unit_scale
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Leaves
 
@@ -47,8 +46,7 @@ class GroupNorm(Layer):
         return math.prod(shape[:-1])
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        gamma, beta = self.tensors
-        return {gamma.name: ones(gamma), beta.name: zeros(beta)}
+        return unit_scale(*self.tensors)
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         y, self._normalised = self.buffers.take("y", x.shape), self.buffers.take("normalised", x.shape)

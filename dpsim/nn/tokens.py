@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsim.errors import ConfigError, unknown
-from dpsim.nn.augment import check_crop, check_flip
-from dpsim.nn.dropout import check_rate
+from dpsim.nn.layers import check_crop, check_flip, check_rate
 
 NORMS = ("batch", "layer", "instance", "group", "none")
 RESNETS = {f"resnet{depth}": (16, 32, 64) for depth in (20, 32, 44, 56)}
@@ -35,7 +34,7 @@ _FORMS = {
 class ModelToken:
     """The parts of a token. ``norm`` is one of ``NORMS``; ``dropout`` the share of elements dropped.
 
-    ``crop`` pixels and ``flip`` rate: see ``dpsim.nn.augment``.
+    ``crop`` pixels and ``flip`` rate: see ``dpsim.nn.layers``.
     """
 
     kind: str

@@ -47,8 +47,8 @@ class ScheduledBuckets:
         self._head = 0
 
     def ready(self, operation: int) -> Sequence[Run]:
-        for place in self._releases[operation]:
-            self._left[place] -= 1
+        for position in self._releases[operation]:
+            self._left[position] -= 1
         first = head = self._head
         while head < len(self._queue) and not self._left[head]:
             head += 1

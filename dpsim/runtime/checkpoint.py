@@ -38,8 +38,8 @@ class Header(Noun, frozen=True):
 
     ``step`` updates were done: ``epoch`` whole epochs and ``batch`` batches of the next. ``run`` has plain values of
     the caller, which the runtime does not read. ``kernel_table`` is the digest of what decided which code
-    computes: the table of reproducible training (``dpsim.nn.kernel_table``) or the choices by measurement; it is empty
-    in files of earlier versions without leaves.
+    computes: the table of reproducible training or the choices by measurement; it is empty in files of earlier versions
+    without leaves.
     """
 
     step: int

@@ -27,12 +27,12 @@ def path(blas_threads: int | None = None) -> Path | None:
 
     None for a user without a folder for such files.
     """
-    if (place := cache.folder()) is None:
+    if (folder := cache.folder()) is None:
         return None
     threads = _blas_threads() if blas_threads is None else blas_threads
     libraries = (processor.model(), processor.blas(), np.__version__, str(threads))
     key = hashlib.sha256(cache.circumstances() + "\0".join(libraries).encode()).hexdigest()[:32]
-    return place / f"choices-{key}.json"
+    return folder / f"choices-{key}.json"
 
 
 def _blas_threads() -> int:

@@ -16,8 +16,7 @@ from dpsim.comm.transport import Transport
 from dpsim.data import Dataset
 from dpsim.errors import ConfigError
 from dpsim.plan import Plan
-from dpsim.replica import Batch, DeviceReplica
-from dpsim.runtime.compute_dtype import choose_compute_dtype
+from dpsim.replica import Batch, Capabilities, DeviceReplica
 from dpsim.runtime.micro_batches import own_leaves
 
 
@@ -26,12 +25,12 @@ def check_leaves(replica: DeviceReplica, dataset: Dataset, plan: Plan, comm: MPI
 
     It raises on every rank if any has a difference. Collective.
     """
-    choose_compute_dtype(replica, plan.compute_dtype)
+    Capabilities.of(replica).multiply_in(plan.compute_dtype)
     edges = own_leaves(plan, comm.rank, min(plan.global_batch, len(dataset.train_y)))
     x, labels = dataset.train_batch(np.arange(edges[0], edges[-1]))
     leaves = tuple(edge - edges[0] for edge in edges)
-    place = replica.leaf_difference(Batch(x=x, labels=labels, leaves=leaves)) if len(labels) else None
-    for rank, differs in enumerate(comm.allgather(place)):
+    difference = replica.leaf_difference(Batch(x=x, labels=labels, leaves=leaves)) if len(labels) else None
+    for rank, differs in enumerate(comm.allgather(difference)):
         if differs is not None:
             raise ConfigError(
                 f"{differs} has other bits for a leaf alone than amid others, on the device of rank {rank}",

@@ -1,9 +1,9 @@
-"""Whether the gradients of a step may be used, which every rank must decide alike: before any parameter changes."""
+"""Checks whether the gradients of a step may be used: all ranks decide alike, before any parameter changes."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,68 +12,52 @@ from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.transport import Array, Transport
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.runtime.arena import Arena
+from dpsim.runtime.device_step import FetchedGradients
 
 
 class FiniteCheck(Protocol):
-    """Asked once a step, when the gradients have been added up. ``agrees``: the ranks send each other what they see."""
+    """A check once a step, of gradients that are added up. ``agrees``: the ranks send each other what they see."""
 
     agrees: bool
 
     def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
-        """Whether the gradients are finite, and with ``agrees`` the losses of all ranks.
+        """Return whether the gradients are finite, and with ``agrees`` the losses of all ranks.
 
         With ``agrees`` it is collective, and adds ``sums`` over the ranks, in place.
         """
 
 
 class WholeGradients:
-    """Every rank has the sum of all gradients, and sees the same.
+    """The check where every rank has the sum of all gradients, and sees the same.
 
-    A loss that is not finite makes every gradient of the last layer so: its smallest tensor, the telltale, tells.
+    A non-finite loss makes all gradients of the last layer non-finite, so checking its smallest tensor (``probe``) is
+    enough.
     """
 
     agrees = False
 
-    def __init__(self, telltale: Array) -> None:
-        self._telltale = telltale
+    def __init__(self, probe: Array) -> None:
+        self._probe = probe
 
     def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
-        return bool(np.isfinite(self._telltale).all())
-
-
-class FetchedGradients:
-    """The same of gradients in a device's memory: what the telltale says comes with the one fetch of the step."""
-
-    agrees = False
-
-    def __init__(self, telltale: Array) -> None:
-        self._telltale = telltale
-        self.finite = True
-        """What was fetched in this step."""
-
-    def ask(self) -> Any:
-        """Whether all are finite, an array without axes in the device's memory (of NumPy's arrays a scalar)."""
-        return np.isfinite(self._telltale).all()
-
-    def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
-        return self.finite
+        return bool(np.isfinite(self._probe).all())
 
 
 class ShardedGradients:
-    """The telltale is on some ranks alone: each sends to all others whether its part of it and its loss are finite.
+    """The check where the probe is on some ranks alone: each sends all others whether its part and its loss are finite.
 
     What the update must know of whole tensors travels in the same message.
     """
 
     agrees = True
 
-    def __init__(self, arena: Arena, telltale: Array, transport: Transport) -> None:
+    def __init__(self, arena: Arena, probe: Array, transport: Transport) -> None:
         shards = [arena.gradients[shard.elements] for shard in arena.shards]
-        first = (telltale.ctypes.data - arena.gradients.ctypes.data) // telltale.itemsize
+        first = (probe.ctypes.data - arena.gradients.ctypes.data) // probe.itemsize
         self._parts = []
         for shard, gradients in zip(arena.shards, shards, strict=True):
             low = max(first - shard.elements.start, 0)
-            high = max(first + telltale.size - shard.elements.start, 0)
+            high = max(first + probe.size - shard.elements.start, 0)
             self._parts.append(gradients[low:high])
         self._sum = ordered_sum(transport, slots(range(transport.size + 1)))
 
@@ -84,8 +68,8 @@ class ShardedGradients:
         return float(total[0]) == 0.0
 
 
-def finite_check(arena: Arena, telltale: Array, transport: Transport) -> FiniteCheck:
-    """The check for an arena's gradients, of which ``telltale`` is a tensor."""
+def finite_check(arena: Arena, probe: Array, transport: Transport) -> FiniteCheck:
+    """Return the check for an arena's gradients, of which ``probe`` is a tensor."""
     if arena.memory.deferred:
-        return FetchedGradients(telltale)
-    return ShardedGradients(arena, telltale, transport) if arena.sharded else WholeGradients(telltale)
+        return FetchedGradients(probe)
+    return ShardedGradients(arena, probe, transport) if arena.sharded else WholeGradients(probe)

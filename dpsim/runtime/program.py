@@ -27,7 +27,7 @@ class StepProgram:
 
     ``forward``, ``loss`` and ``backward`` give the operation of a micro-batch (and a layer). ``queue`` are the buckets
     of the gradient collectives in the order in which they are sent; ``waits`` is how many operations each of them
-    waits for, and ``releases[operation]`` the places in the queue that wait for that operation. ``adds_up`` is what
+    waits for, and ``releases[operation]`` the positions in the queue that wait for that operation. ``adds_up`` is what
     they are as events (of ``KINDS``), and ``gathers`` are the buckets whose parameters are gathered after the update.
     """
 
@@ -76,8 +76,8 @@ def compiled(schedule: Schedule) -> StepProgram:
     collectives = schedule.gradient_collectives.tolist()
     releases: list[list[int]] = [[] for _ in kinds]
     waits = []
-    for place, collective in enumerate(collectives):
-        earlier = {*schedule.dependencies(collective).tolist()} - {*collectives[:place]}
+    for position, collective in enumerate(collectives):
+        earlier = {*schedule.dependencies(collective).tolist()} - {*collectives[:position]}
         if any(kinds[operation] != COMPUTE for operation in earlier):
             raise ConfigError(
                 f"{schedule.operation_name(collective)} waits for what is announced by no layer",
@@ -85,7 +85,7 @@ def compiled(schedule: Schedule) -> StepProgram:
             )
         waits.append(len(earlier))
         for operation in earlier:
-            releases[operation].append(place)
+            releases[operation].append(position)
     return StepProgram(
         overhead=rows[OVERHEAD_EVENT][0][0],
         update=update,

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 STARTING, COMPUTING, EVALUATING, BETWEEN, WAITING = range(5)
 UNKNOWN = -1
 INITIAL_STATE, EVALUATION, EPOCH_LOSS, CHECKPOINT, RESULTS = range(-2, -7, -1)
-"""Places to wait in that are no bucket: a bucket's place is its number, 0 or more."""
+"""Locations to wait in that are no bucket: a bucket's location is its number, 0 or more."""
 
 ROW_BYTES = 64
-_PID, _STEP, _DOING, _PLACE, _SINCE, _DETAIL, _DETAIL_SINCE, _REPORTED = range(8)
+_PID, _STEP, _DOING, _LOCATION, _SINCE, _DETAIL, _DETAIL_SINCE, _REPORTED = range(8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """A row as read: rank ``rank`` does ``doing`` since ``since_s`` on the clock of its node.
 
-    ``place`` is where it waits, ``last_done`` the number of the operation it finished last while it computes; both
+    ``location`` is where it waits, ``last_done`` the number of the operation it finished last while it computes; both
     are ``UNKNOWN`` where it has not been so long enough to have been noted. ``state`` is the kernel's word for
     its process: ``T`` stopped, ``t`` held by a debugger, ``Z`` or empty: gone.
     """
@@ -42,7 +42,7 @@ class Entry:
     step: int
     doing: int
     since_s: float
-    place: int = UNKNOWN
+    location: int = UNKNOWN
     last_done: int = UNKNOWN
     state: str = "R"
 
@@ -61,9 +61,10 @@ class RankStatus:
         self._numbers[_PID] = os.getpid()
         self._do(STARTING)
 
-    def computes(self, step: int) -> None:
-        """Step ``step`` (from 1) begins, or computing goes on after a wait within it."""
-        self._numbers[_STEP] = step
+    def computes(self, step: int | None = None) -> None:
+        """Note that step ``step`` (from 1) begins; without it, that computing goes on after a wait within the step."""
+        if step is not None:
+            self._numbers[_STEP] = step
         self._do(COMPUTING)
 
     def evaluates(self) -> None:
@@ -73,15 +74,15 @@ class RankStatus:
         """A step has ended and the next has not begun."""
         self._do(BETWEEN)
 
-    def waits(self, place: int = UNKNOWN) -> None:
+    def waits(self, location: int = UNKNOWN) -> None:
         """Goes on only when others have done their part."""
-        self._numbers[_PLACE] = place
+        self._numbers[_LOCATION] = location
         self._do(WAITING)
 
     @contextmanager
-    def waiting(self, place: int) -> Iterator[None]:
+    def waiting(self, location: int) -> Iterator[None]:
         """A wait between steps."""
-        self.waits(place)
+        self.waits(location)
         yield
         self.rests()
 
@@ -93,7 +94,7 @@ class RankStatus:
 
     def read(self, rank: int) -> Entry:
         numbers, times = self._numbers, self._times
-        doing, since_s, place = numbers[_DOING], times[_SINCE], numbers[_PLACE]
+        doing, since_s, location = numbers[_DOING], times[_SINCE], numbers[_LOCATION]
         detail = numbers[_DETAIL] if times[_DETAIL_SINCE] == since_s else UNKNOWN
         waits = doing == WAITING
         return Entry(
@@ -102,7 +103,7 @@ class RankStatus:
             step=numbers[_STEP],
             doing=doing,
             since_s=since_s,
-            place=(detail if place == UNKNOWN else place) if waits else UNKNOWN,
+            location=(detail if location == UNKNOWN else location) if waits else UNKNOWN,
             last_done=UNKNOWN if waits else detail,
             state=_process_state(numbers[_PID]),
         )
@@ -142,10 +143,10 @@ class Board:
         memory = shared_memory(node, ROW_BYTES * node.size, "dpsim-board")
         if memory is None:
             self.ranks, memory = (comm.rank,), mmap.mmap(-1, ROW_BYTES)
-        self.place = self.ranks.index(comm.rank)
+        self.index = self.ranks.index(comm.rank)
         view = memoryview(memory)
         self._rows = [RankStatus(view[start : start + ROW_BYTES]) for start in range(0, len(view), ROW_BYTES)]
-        self.status = self._rows[self.place]
+        self.status = self._rows[self.index]
         self.status.begin()
         node.Barrier()  # every row is filled before any is read
         node.Free()

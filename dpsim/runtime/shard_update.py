@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from dpsim.kernels import update as on_host
 from dpsim.memory import Memory
-from dpsim.nn.lars import LarsUpdate, Part
-from dpsim.nn.optimizer import UpdateKernels, update
+from dpsim.nn.optimizer import LarsUpdate, Part, UpdateKernels, update
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 from dpsim.replica import Array
 from dpsim.runtime.arena import Arena

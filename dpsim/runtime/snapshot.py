@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dpsim.errors import ConfigError
 from dpsim.progress import Progress
 from dpsim.replica import Array
+from dpsim.runtime.arena import distribute
 from dpsim.runtime.checkpoint import Checkpoint, Header
-from dpsim.runtime.optimizer_state import distribute
 from dpsim.runtime.trainer import Trainer
 
 Floats = NDArray[np.float64]

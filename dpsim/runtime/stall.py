@@ -18,7 +18,7 @@ _STAGGER_S = 0.1
 
 _ASLEEP_PERIODS = 3
 
-_PLACES = {
+_LOCATIONS = {
     rank_status.INITIAL_STATE: "for the initial parameters",
     rank_status.EVALUATION: "in the evaluation",
     rank_status.EPOCH_LOSS: "to add up the losses of an epoch",
@@ -92,7 +92,7 @@ class StallWatch:
             self._report_line(stalled(self._board.entries(), self._board.size, now_s, now_s - since_s, self._labels))
 
     def _waits_too_long(self, for_s: float) -> bool:
-        return for_s > self._after_s + _STAGGER_S * self._board.place
+        return for_s > self._after_s + _STAGGER_S * self._board.index
 
 
 def stalled(entries: Sequence[Entry], size: int, now_s: float, for_s: float, labels: Labels) -> str:
@@ -101,7 +101,9 @@ def stalled(entries: Sequence[Entry], size: int, now_s: float, for_s: float, lab
     waiting = [entry for entry in entries if entry.doing == rank_status.WAITING and entry not in halted]
     behind = [entry for entry in entries if entry.doing != rank_status.WAITING or entry in halted]
     step = max(entry.step for entry in waiting)
-    who = ", ".join(_waits(place, waiting, labels) for place in dict.fromkeys(entry.place for entry in waiting))
+    who = ", ".join(
+        _waits(location, waiting, labels) for location in dict.fromkeys(entry.location for entry in waiting)
+    )
     where = f" in step {step}" if step else ""
     line = f"stalled for {_seconds(for_s)}{where}: {who}"
     if behind:
@@ -129,14 +131,14 @@ def ranks(numbers: Sequence[int]) -> str:
     return "ranks " + (" and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0])
 
 
-def _waits(place: int, waiting: Sequence[Entry], labels: Labels) -> str:
+def _waits(location: int, waiting: Sequence[Entry], labels: Labels) -> str:
     """``ranks 0 and 2 wait in bucket 4 (dense2.weight, dense2.bias)``."""
-    own = [entry.rank for entry in waiting if entry.place == place]
-    where = _PLACES.get(place, "")
-    if 0 <= place < len(labels.buckets):
-        tensors = labels.buckets[place]
+    own = [entry.rank for entry in waiting if entry.location == location]
+    where = _LOCATIONS.get(location, "")
+    if 0 <= location < len(labels.buckets):
+        tensors = labels.buckets[location]
         more = f" and {len(tensors) - _SHOWN_TENSORS} more" if len(tensors) > _SHOWN_TENSORS else ""
-        where = f"in bucket {place} ({', '.join(tensors[:_SHOWN_TENSORS])}{more})"
+        where = f"in bucket {location} ({', '.join(tensors[:_SHOWN_TENSORS])}{more})"
     return f"{ranks(own)} {'waits' if len(own) == 1 else 'wait'} {where}".rstrip()
 
 

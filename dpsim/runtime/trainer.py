@@ -29,14 +29,14 @@ from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
-from dpsim.replica import Batch, BatchSums, DeviceReplica, EmulatedCompute, Replica, SizedReplica, TunableReplica
+from dpsim.replica import Batch, BatchSums, Capabilities, Replica, TunableReplica
 from dpsim.runtime import rank_status
+from dpsim.runtime.arena import Tensors, gathered
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
 from dpsim.runtime.device_leaves import check_leaves, described, fix_libraries_on_all
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
-from dpsim.runtime.optimizer_state import Tensors, gathered
 from dpsim.runtime.stall import StallWatch, check_stall_after
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
@@ -79,11 +79,12 @@ class Trainer:
         """Where gradients are computed and reduced, and what decides the bits there; empty on CPUs."""
         if backend == "cuda" and plan.leaves:
             fix_libraries_on_all(comm)
-        device_replica = replica if backend == "cuda" and isinstance(replica, DeviceReplica) else None
+        able = Capabilities.of(replica)
+        device_replica = able.device if backend == "cuda" else None
         self.kernel_table = ""
         """The digest of what decides which code computes: in leaves a table, else the choices by measurement."""
-        if isinstance(replica, TunableReplica) and device_replica is None:
-            self._choose_code(replica, dataset, plan, comm)
+        if able.tunable is not None and device_replica is None:
+            self._choose_code(able.tunable, dataset, plan, comm)
         if (
             selection is None
             and plan.algorithm == "auto"
@@ -92,7 +93,7 @@ class Trainer:
             selection = choose_selection(comm).selection(comm.size) if comm.size > 1 else None
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
-        sleeps = isinstance(replica, EmulatedCompute)
+        sleeps, self._sized = able.emulated is not None, able.sized
         self.transport: Transport = transport(
             comm,
             network,
@@ -182,10 +183,10 @@ class Trainer:
 
         0 where the replica does not know what it computes in. Without the transport's own buffers.
         """
-        if not isinstance(self.replica, SizedReplica):
+        if self._sized is None:
             return 0
         statistics = sum(value.nbytes for value in self.replica.state().values())
-        return self.runner.arena.size_bytes + statistics + self.replica.work_bytes
+        return self.runner.arena.size_bytes + statistics + self._sized.work_bytes
 
     @property
     def steps_per_epoch(self) -> int:
@@ -271,9 +272,9 @@ class Trainer:
         names = sorted(state)
         return dict(zip(names, self.runner.arena.memory.fetch([state[name] for name in names]), strict=True))
 
-    def waiting(self, place: int) -> AbstractContextManager[None]:
-        """For what the ranks do together between steps: a stall in there is told as one at ``place``."""
-        return self.runner.status.waiting(place)
+    def waiting(self, location: int) -> AbstractContextManager[None]:
+        """For what the ranks do together between steps: a stall in there is reported as one at ``location``."""
+        return self.runner.status.waiting(location)
 
     def close(self) -> None:
         self.runner.close()

@@ -48,8 +48,8 @@ def layers_of(module: Any, train: Callable[[], None]) -> tuple[ModuleLayer, ...]
     own: dict[str, list[tuple[str, Any]]] = {}
     for name, parameter in trainable:
         own.setdefault(name.rpartition(".")[0], []).append((name, parameter))
-    place = {key: number for number, key in enumerate(arrived)}
-    last = {path: max(place.get(id(p), len(place)) for _, p in named) for path, named in own.items()}
+    position = {key: number for number, key in enumerate(arrived)}
+    last = {path: max(position.get(id(p), len(position)) for _, p in named) for path, named in own.items()}
     order = sorted(own, key=lambda path: -last[path])
     return tuple(_layer(module, path, own[path]) for path in order)
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpsim.errors import ConfigError
+from dpsim.errors import ConfigError, DpsimError
 from dpsim.memory import HOST, Memory
 from dpsim.nn.network import NoEvents
-from dpsim.replica import Array, Batch, BatchSums, DeferredSums, LayerSpec, StepEvents
+from dpsim.replica import Array, Batch, BatchSums, DeferredSums, LayerSpec, Replica, StepEvents
 from dpsim.torch_replica.announcer import Announcer, replaced
-from dpsim.torch_replica.determinism import fix_algorithms, leaf_difference
 from dpsim.torch_replica.layers import layers_of
-from dpsim.torch_replica.mistakes import explained
 from dpsim.torch_replica.parameters import trained_parameters
-from dpsim.torch_replica.state import place, unchanged
-from dpsim.torch_replica.tensors import Tensor, computing_in, on_host, tensor_of, uploaded
+from dpsim.torch_replica.state import Tensor, computing_in, move_state, on_host, tensor_of, unchanged, uploaded
+from dpsim.user_code import place_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(scores [b, classes], labels [b]) -> the sum of the loss over the samples."""
+_TORCH = str(Path(torch.__file__).parent)
 _EXAMPLE_SAMPLES = 2
 """Samples of zeros that a module is traced and compiled with: batch norms need more than one."""
 _cross_entropy = functools.partial(torch.nn.functional.cross_entropy, reduction="sum")
@@ -53,7 +56,7 @@ class TorchReplica:
         _check_loss(loss)
         self.module, self.loss = module, loss or _cross_entropy
         self._memory, self._device = HOST, torch.device("cpu")
-        self._state = place(module, HOST)
+        self._state = move_state(module, HOST)
         self._dtype = self._trained.parameters[0].parameter.dtype
         zeros = np.zeros((_EXAMPLE_SAMPLES, *input_shape), str(self._dtype).removeprefix("torch."))
         self._example = Batch(x=zeros, labels=np.zeros(len(zeros), np.int64), leaves=(0, len(zeros)))
@@ -105,14 +108,14 @@ class TorchReplica:
         self._memory = memory
         self._device = tensor_of(memory.zeros(1)).device
         with computing_in(memory, self._device):
-            self._state = place(self.module, memory)
+            self._state = move_state(self.module, memory)
             if isinstance(self.loss, torch.nn.Module):
                 self.loss.to(self._device)
 
     def leaf_difference(self, batch: Batch) -> str | None:
         """See ``DeviceReplica``. Leaves are computed one by one, so each is computed twice, amid others in between."""
-        fix_algorithms()
-        return leaf_difference(self, batch, self._memory)
+        _fix_algorithms()
+        return _leaf_difference(self, batch, self._memory)
 
     def warm_up(self) -> None:
         """See ``WarmUpReplica``."""
@@ -132,7 +135,7 @@ class TorchReplica:
             sums = DeferredSums(values=memory.xp.zeros(2, np.float64), samples=len(batch.labels), memory=memory)
             announcer.begin(events, self._gradients)
             try:
-                with self._trained.untouched(), explained("the module's step", lambda: announcer.raised):
+                with self._trained.untouched(), _explained("the module's step", lambda: announcer.raised):
                     if len(batch.labels):
                         self._train(batch, tensor_of(sums.values))
                     else:
@@ -151,7 +154,7 @@ class TorchReplica:
             computing_in(self._memory, self._device),
             torch.no_grad(),
             self._trained.untouched(),
-            explained("the module's evaluation"),
+            _explained("the module's evaluation"),
         ):
             self.module.eval()
             values = self._memory.xp.zeros(2, np.float64)
@@ -170,7 +173,7 @@ class TorchReplica:
             loss.backward()
 
     def _trace(self) -> None:
-        with explained("the module's step on zeros"), torch.enable_grad():
+        with _explained("the module's step on zeros"), torch.enable_grad():
             self.module.train()
             self._computed(self._example.x, self._example.labels)[0].backward()
 
@@ -200,7 +203,7 @@ class TorchReplica:
 def _built(build: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
     if isinstance(build, torch.nn.Module):
         return build
-    with torch.random.fork_rng(devices=[]), explained("the function that builds the module"):
+    with torch.random.fork_rng(devices=[]), _explained("the function that builds the module"):
         torch.manual_seed(seed)
         module = build()
     if not isinstance(module, torch.nn.Module):
@@ -233,3 +236,58 @@ def _seed(batch: Batch) -> int:
     """A seed for PyTorch's random numbers that depends on the batch's samples, not on the rank."""
     words = f"{batch.seed} {batch.step} {batch.first_sample}".encode()
     return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+
+
+@contextlib.contextmanager
+def _explained(doing: str, ours: Callable[[], BaseException | None] = lambda: None) -> Iterator[None]:
+    """Raise ``ConfigError`` for an exception of a user's module; ``ours`` is one that is none of its."""
+    try:
+        yield
+    except DpsimError:
+        raise
+    except Exception as error:
+        if error is ours():
+            raise
+        where = place_of(error, _TORCH)
+        raise ConfigError(
+            f"{doing} raised {type(error).__name__}{f' ({where})' if where else ''}: {error}",
+            allowed="a module that is called with the inputs [b, *input_shape] and returns scores [b, classes],"
+            " and a loss of these and the labels [b]",
+            remedy="see docs/pytorch.md, Your own module in dpsim's runtime",
+        ) from error
+
+
+def _fix_algorithms() -> None:
+    """Let PyTorch use algorithms alone that add in a fixed order, in float32, for the rest of this process.
+
+    Operations that have none then raise an error with their name.
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def _leaf_difference(replica: Replica, batch: Batch, memory: Memory) -> str | None:
+    """Return what differs if the leaves of a batch, each a step of its own, are computed again in another order."""
+    initial = replica.initial_parameters(batch.seed)
+    gradients = {name: memory.xp.zeros(value.shape, value.dtype) for name, value in initial.items()}
+    replica.bind({name: memory.xp.asarray(value) for name, value in initial.items()}, gradients)
+    leaves = [_part(batch, low, high) for low, high in itertools.pairwise(batch.leaves)]
+    digests: list[dict[str, str]] = [{} for _ in leaves]
+    with unchanged(replica.state()):
+        for number in [*range(len(leaves)), *reversed(range(len(leaves)))]:
+            sums = replica.forward_backward(leaves[number], NoEvents())
+            values = memory.fetch(list(gradients.values()))
+            names = ("the loss", *(f"the gradient of {name}" for name in gradients))
+            for name, value in zip(names, [np.array(sums.fetch().loss), *values], strict=True):
+                digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+                if digests[number].setdefault(name, digest) != digest:
+                    return name
+    return None
+
+
+def _part(batch: Batch, low: int, high: int) -> Batch:
+    x, labels = batch.x[low:high], batch.labels[low:high]
+    return replace(batch, x=x, labels=labels, leaves=(0, high - low), first_sample=batch.first_sample + low)

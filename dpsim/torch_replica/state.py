@@ -1,19 +1,26 @@
-"""The state of a PyTorch module that is not trained: persistent buffers and frozen parameters, in dpsim's memory."""
+"""The memory that dpsim and a PyTorch module share: tensors of dpsim's arrays, and the module's untrained state.
+
+An array of the host, of a GPU (CuPy's) and of numba's simulator becomes a tensor in one way, by DLPack. State that is
+not trained are persistent buffers and frozen parameters.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from dpsim.errors import ConfigError
-from dpsim.memory import Array, Memory
-from dpsim.torch_replica.tensors import on_host, tensor_of
+from dpsim.memory import Array, Memory, aligned_bytes
 
 _ALIGNMENT_BYTES = 256
+Tensor = Any
+"""A ``torch.Tensor``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,7 +41,7 @@ class ModuleState:
                 )
 
 
-def place(module: Any, memory: Memory) -> ModuleState:
+def move_state(module: Any, memory: Memory) -> ModuleState:
     """Move what is not trained into a memory, where the module and the returned arrays share it.
 
     State is what ``module.state_dict()`` has besides trainable parameters. A buffer that is not in it is moved to the
@@ -95,3 +102,36 @@ def _value(name: str, tensor: Any) -> Array:
             allowed="state of a dtype that NumPy has",
             remedy="convert it with float()",
         ) from error
+
+
+def tensor_of(array: Array) -> Tensor:
+    """The tensor that shares an array's memory."""
+    return torch.from_dlpack(array)
+
+
+def uploaded(memory: Memory, name: str, host: Array) -> Tensor:
+    """A copy of a host array as a tensor in a memory, valid until the next of that name.
+
+    On the host it is a copy too, since a module may write to its input. It starts at a multiple of 64 bytes: elsewhere
+    libraries may add in another order, and a leaf must have the same bits wherever it begins in a rank's share.
+    """
+    if memory.deferred:
+        return tensor_of(memory.upload(name, host))
+    copy = aligned_bytes(host.nbytes).view(host.dtype).reshape(host.shape)
+    copy[...] = host
+    return tensor_of(copy)
+
+
+def on_host(tensor: Tensor) -> Array:
+    """A copy of a tensor as NumPy's array, with an axis at least. Raises ``TypeError`` for a dtype NumPy lacks."""
+    return np.array(tensor.detach().cpu().contiguous().numpy(), ndmin=1)
+
+
+def computing_in(memory: Memory, device: Any) -> AbstractContextManager[Any]:
+    """While it is open, PyTorch's work on a GPU is put into the memory's stream, as all other work there."""
+    if device.type == "cpu":  # the host, and numba's simulator
+        return contextlib.nullcontext()
+    memory.use()
+    stream = torch.cuda.ExternalStream(memory.stream.cupy.ptr, device=device)
+    context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+    return context

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpsim.choices import Problem
-from dpsim.nn.candidates import Candidate
-from dpsim.nn.timing import Timing, argument_sets
+from dpsim.nn.implementations import Candidate, Timing, argument_sets
 from dpsim.replica import Array
 
 TORCH = "torch"

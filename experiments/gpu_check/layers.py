@@ -16,9 +16,8 @@ from dpsim.memory import HOST, Memory
 from dpsim.nn import Network
 from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
-from dpsim.nn.conv import Conv2D
 from dpsim.nn.layer import Layer
-from dpsim.nn.relu import ReLU
+from dpsim.nn.layers import Conv2D, ReLU
 from dpsim.nn.residual import residual
 from dpsim.replica import Array
 

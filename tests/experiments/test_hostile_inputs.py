@@ -82,7 +82,7 @@ def test_a_checkpoint_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_small_archive_that_would_be_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpsim.data.npy._LARGE_BYTES", 1000)
+    monkeypatch.setattr("dpsim.data.arrays._LARGE_BYTES", 1000)
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("x", "y"):
             archive.writestr(f"{name}.npy", b"\0" * 10_000_000)

@@ -21,10 +21,17 @@ from dpsim.choices import Choice, Choices, Operation, Problem
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.machine import Network, Selection
-from dpsim.nn import build_model, kernel_table
-from dpsim.nn.candidates import CANDIDATES, candidates
-from dpsim.nn.kernel_table import KernelTable, Rule, committed, proposal
-from dpsim.nn.timing import Timing
+from dpsim.nn import build_model
+from dpsim.nn.implementations import (
+    CANDIDATES,
+    TABLE_SCHEMA,
+    KernelTable,
+    Rule,
+    Timing,
+    candidates,
+    committed,
+    proposal,
+)
 from dpsim.plan import Plan
 from dpsim.runtime import choice_file
 from dpsim.runtime.snapshot import restore, snapshot
@@ -258,7 +265,7 @@ def test_bad_tables_are_refused(tmp_path: Path) -> None:
     text = (tmp_path / "table.json").read_text().replace('"most_rows"', '"most_rowz"')
     (tmp_path / "table.json").write_text(text)
     with pytest.raises(FileFormatError, match="most_rows"):
-        codec.read(tmp_path / "table.json", KernelTable, "kernel table", kernel_table.SCHEMA)
+        codec.read(tmp_path / "table.json", KernelTable, "kernel table", TABLE_SCHEMA)
 
 
 def test_a_proposal_is_the_next_version_and_only_where_much_is_gained() -> None:

@@ -18,15 +18,7 @@ from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import changed_model, run_of, stored
 from dpsim.nn import build_model
 from dpsim.plan import Plan
-from dpsim.replica import (
-    Batch,
-    BatchNormReplica,
-    DiagnosticReplica,
-    LeafReplica,
-    ObservableReplica,
-    TunableReplica,
-    WarmUpReplica,
-)
+from dpsim.replica import Batch, Capabilities
 from dpsim.runtime.checkpoint import Checkpoint, Header
 from dpsim.study.profile import ProfileConfig, profile
 
@@ -241,11 +233,10 @@ def test_a_checkpoint_knows_the_source_of_the_model(own: str) -> None:
     assert stored(Checkpoint(header=before_digests, tensors={})) == config
 
 
-def test_a_network_implements_every_protocol_and_a_function_none(own: str) -> None:
-    optional = (*(BatchNormReplica, DiagnosticReplica, LeafReplica, ObservableReplica, TunableReplica, WarmUpReplica),)
+def test_a_network_implements_every_protocol_but_that_of_waiting_and_a_function_none(own: str) -> None:
     network, function = build_model("cnn:2", SHAPE, CLASSES), models.load(own, SHAPE, CLASSES).replica()
-    assert [isinstance(network, kind) for kind in optional] == [True] * 6
-    assert [isinstance(function, kind) for kind in optional] == [False] * 6
+    assert [name for name, able in vars(Capabilities.of(network)).items() if able is None] == ["emulated"]
+    assert set(vars(Capabilities.of(function)).values()) == {None}
 
 
 def test_warming_up_leaves_parameters_and_statistics_as_they_are() -> None:

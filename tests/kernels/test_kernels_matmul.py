@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from dpsim.choices import Choice, Choices, Operation, Problem
 from dpsim.kernels import matmul, weight_gradient
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
-from dpsim.nn.candidates import CANDIDATES
 from dpsim.nn.cpu_ops import CpuOps
+from dpsim.nn.implementations import CANDIDATES
 
 extent = st.integers(1, 70)
 dtypes = st.sampled_from(["float32", "float64"])

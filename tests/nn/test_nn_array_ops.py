@@ -22,7 +22,7 @@ from dpsim.nn.models import build_model
 from dpsim.nn.network import NoEvents
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, BatchSums, DeferredSums, Rounding
-from dpsim.runtime.gradient_accumulator import add_rounded, round_in_place
+from dpsim.runtime.leaf_step import add_rounded, round_in_place
 
 MODELS = (
     "mlp:8,8",

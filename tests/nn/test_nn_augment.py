@@ -12,7 +12,7 @@ from nn_setup import Recorder, batch_for, bound
 
 from dpsim.nn import build_model
 from dpsim.nn.array_ops import NumpyOps
-from dpsim.nn.augment import Augment
+from dpsim.nn.layers import Augment
 from dpsim.replica import Array, Batch
 
 SHAPE = (6, 5, 2)

@@ -21,8 +21,7 @@ from dpsim.nn.layer import Buffers
 from dpsim.nn.models import build_model
 from dpsim.nn.network import NoEvents
 from dpsim.nn.ops import Ops
-from dpsim.replica import Array, Batch
-from dpsim.runtime.compute_dtype import choose_compute_dtype
+from dpsim.replica import Array, Batch, Capabilities
 
 MAKERS: dict[str, Callable[[], Ops]] = {
     "NumPy": NumpyOps,
@@ -171,7 +170,7 @@ def test_models_that_cannot_round_refuse_it() -> None:
     with pytest.raises(ConfigError, match="compute dtype bfloat16 for a model of float64"):
         build_model("mlp:4", (2, 2, 1), 3, np.float64).multiply_in("bfloat16")
     own = FunctionReplica({"w": np.zeros((4, 2), np.float32)}, lambda *_: (0.0, 0, {}))
-    choose_compute_dtype(own, "float32")
+    Capabilities.of(own).multiply_in("float32")
     with pytest.raises(ConfigError, match="compute dtype bfloat16 for a model of your own") as refused:
-        choose_compute_dtype(own, "bfloat16")
+        Capabilities.of(own).multiply_in("bfloat16")
     assert "leave --compute-dtype out" in str(refused.value)

@@ -14,7 +14,7 @@ from dpsim import rng
 from dpsim.errors import ConfigError
 from dpsim.nn import build_model
 from dpsim.nn.array_ops import NumpyOps
-from dpsim.nn.dropout import Dropout
+from dpsim.nn.layers import Dropout
 from dpsim.replica import Array, Batch
 
 SHAPE = (3, 5)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dpsim.nn.lars import LarsUpdate, Part
+from dpsim.nn.optimizer import LarsUpdate, Part
 from dpsim.optimizer import Lars
 from dpsim.replica import Array
 

@@ -12,15 +12,12 @@ from dpsim.memory import HOST, Memory
 from dpsim.nn import build_model
 from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
-from dpsim.nn.conv import Conv2D
-from dpsim.nn.dense import Dense
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.nn.layer import tree_sum
+from dpsim.nn.layers import Conv2D, Dense, GlobalAveragePool, ReLU
 from dpsim.nn.network import Network, NoEvents
 from dpsim.nn.ops import Ops
-from dpsim.nn.relu import ReLU
 from dpsim.nn.residual import Subsample, residual
-from dpsim.nn.shape import GlobalAveragePool
 from dpsim.replica import Array, Batch
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")

@@ -10,14 +10,10 @@ import pytest
 from dpsim.errors import ConfigError
 from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
-from dpsim.nn.conv import Conv2D
-from dpsim.nn.dense import Dense
-from dpsim.nn.dropout import Dropout
 from dpsim.nn.layer import Layer
-from dpsim.nn.relu import ReLU
+from dpsim.nn.layers import Conv2D, Dense, Dropout, Flatten, GlobalAveragePool, MaxPool2D, ReLU
 from dpsim.nn.residual import Subsample
 from dpsim.nn.sample_norm import GroupNorm, InstanceNorm, LayerNorm
-from dpsim.nn.shape import Flatten, GlobalAveragePool, MaxPool2D
 from dpsim.replica import Array, Leaves
 
 OPS = NumpyOps()

@@ -13,14 +13,10 @@ from dpsim.errors import ConfigError
 from dpsim.nn import Network, build_model, update
 from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
-from dpsim.nn.conv import Conv2D
-from dpsim.nn.dense import Dense
-from dpsim.nn.dropout import Dropout
 from dpsim.nn.layer import Layer
-from dpsim.nn.relu import ReLU
+from dpsim.nn.layers import Conv2D, Dense, Dropout, Flatten, GlobalAveragePool, ReLU
 from dpsim.nn.residual import Subsample, residual
 from dpsim.nn.sample_norm import GroupNorm
-from dpsim.nn.shape import Flatten, GlobalAveragePool
 from dpsim.optimizer import Sgd
 from dpsim.replica import Batch
 

@@ -11,13 +11,11 @@ from nn_setup import Recorder, batch_for, bound
 from dpsim.nn import Network, build_model, update
 from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
-from dpsim.nn.conv import Conv2D
-from dpsim.nn.dense import Dense
 from dpsim.nn.layer import Buffers
+from dpsim.nn.layers import Conv2D, Dense, GlobalAveragePool
 from dpsim.nn.losses import softmax_cross_entropy
 from dpsim.nn.residual import residual
 from dpsim.nn.sample_norm import GroupNorm
-from dpsim.nn.shape import GlobalAveragePool
 from dpsim.optimizer import Sgd
 from dpsim.replica import Array, Batch
 

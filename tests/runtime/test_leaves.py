@@ -164,7 +164,7 @@ def test_rounding_where_devices_part_alone_depends_on_their_number(monkeypatch: 
 def test_gradients_that_16_bits_cannot_hold_end_the_training_on_any_number_of_devices(
     devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpsim.runtime.step._WITNESS_FIRST_S", 0)
+    monkeypatch.setattr("dpsim.runtime.step._ROOT_CAUSE_GRACE_S", 0)
 
     def steep(w: Any, x: Array, labels: Array) -> tuple[float, int, dict[str, Array]]:
         return 1.0, 0, {"weight": np.full(3, 1e6, np.float32)}

@@ -58,7 +58,7 @@ def test_nothing_is_said_where_nobody_waits_long_or_nobody_asked(on_ranks: OnRan
 
 
 def entries(*rows: dict[str, Any]) -> list[Entry]:
-    usual = {"pid": 7, "step": 5, "doing": rank_status.WAITING, "since_s": 40.0, "place": 1}
+    usual = {"pid": 7, "step": 5, "doing": rank_status.WAITING, "since_s": 40.0, "location": 1}
     return [Entry(**(usual | {"rank": rank} | row)) for rank, row in enumerate(rows)]
 
 
@@ -72,7 +72,7 @@ def entries(*rows: dict[str, Any]) -> list[Entry]:
             " since 60 s (last done: backward conv1)",
         ),
         (
-            entries({}, {"place": 2}, {"doing": rank_status.STARTING}, {"state": "", "pid": 9}),
+            entries({}, {"location": 2}, {"doing": rank_status.STARTING}, {"state": "", "pid": 9}),
             4,
             "rank 0 waits in bucket 1 (dense2.weight, dense2.bias), rank 1 waits in bucket 2 (a, b, c and 2 more)"
             " for rank 2, which is starting since 60 s and for rank 3, whose process 9 is gone",
@@ -83,13 +83,13 @@ def entries(*rows: dict[str, Any]) -> list[Entry]:
             "ranks 0 and 1 wait in bucket 1 (dense2.weight, dense2.bias); the cause is on another node: ranks 2-7",
         ),
         (
-            entries({"place": rank_status.CHECKPOINT}, {"place": rank_status.CHECKPOINT}),
+            entries({"location": rank_status.CHECKPOINT}, {"location": rank_status.CHECKPOINT}),
             2,
             "ranks 0 and 1 wait in a checkpoint; no rank computes, so MPI or the network has lost a message, or the"
             " ranks wait for different things",
         ),
         (
-            entries({"place": rank_status.UNKNOWN}, *[{"doing": rank_status.EVALUATING}] * 6),
+            entries({"location": rank_status.UNKNOWN}, *[{"doing": rank_status.EVALUATING}] * 6),
             7,
             "rank 0 waits for "
             + " and for ".join(f"rank {n}, which is evaluating since 60 s" for n in (1, 2, 3, 4))
@@ -110,13 +110,13 @@ def test_a_note_counts_only_for_what_it_was_taken_from() -> None:
     row = RankStatus()
     row.computes(4)
     row.note(bucket=2, last_done=1)
-    assert (row.read(0).last_done, row.read(0).place) == (1, rank_status.UNKNOWN)
+    assert (row.read(0).last_done, row.read(0).location) == (1, rank_status.UNKNOWN)
     row.waits()
-    assert row.read(0).place == rank_status.UNKNOWN
+    assert row.read(0).location == rank_status.UNKNOWN
     row.note(bucket=2, last_done=1)
-    assert (row.read(0).last_done, row.read(0).place, row.read(0).step) == (rank_status.UNKNOWN, 2, 4)
+    assert (row.read(0).last_done, row.read(0).location, row.read(0).step) == (rank_status.UNKNOWN, 2, 4)
     row.waits(rank_status.EVALUATION)
-    assert row.read(0).place == rank_status.EVALUATION
+    assert row.read(0).location == rank_status.EVALUATION
 
 
 @pytest.mark.parametrize("stall_after_s", [-1.0, math.nan])

@@ -10,8 +10,7 @@ from mpi4py import MPI
 from dpsim import processor
 from dpsim.choices import Problem
 from dpsim.errors import ConfigError
-from dpsim.nn.kernel_table import committed
-from dpsim.nn.timing import Timing
+from dpsim.nn.implementations import Timing, committed
 from dpsim.progress import Progress
 from dpsim.runtime import choosing
 

@@ -70,7 +70,7 @@ def trained(comm: MPI.Intracomm, case: dict[str, Any], steps: int) -> dict[str, 
                 path = Path(name="peer memory", access=access)
                 stack.enter_context(mock.patch.object(transport_module, "find_path", lambda *_: path))  # noqa: B023
             backend = "cuda" if name in ("cuda", "flags") else "cpu"
-            stack.enter_context(mock.patch.object(trainer_module, "DeviceReplica", Nobody))
+            stack.enter_context(mock.patch("dpsim.replica.DeviceReplica", Nobody))
             trainer = open_trainer(comm, case | {"backend": backend})
         losses = [trainer.step().sums.loss for _ in range(steps)]
         test = trainer.evaluate()

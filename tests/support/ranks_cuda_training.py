@@ -32,7 +32,6 @@ from dpsim.memory import HOST
 from dpsim.nn import Network
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.progress import Progress
-from dpsim.runtime import trainer as trainer_module
 from dpsim.runtime.recorder import StepMarks, timeline
 from dpsim.runtime.snapshot import restore, snapshot
 from dpsim.runtime.trainer import Trainer
@@ -74,9 +73,7 @@ def opened(comm: MPI.Intracomm, case: dict[str, Any], where: str, dataset: Any =
     """A trainer of a case: on the ``device``, its ``twin`` of the same operations on the host, or as on the ``cpu``."""
     ops = DeviceOps(TwinMemory() if case["kernels"] else HOST) if where == "twin" else None
     backend = "cuda" if where == "device" else "cpu"
-    hidden = (
-        mock.patch.object(trainer_module, "DeviceReplica", Nobody) if case["own_model"] else contextlib.nullcontext()
-    )
+    hidden = mock.patch("dpsim.replica.DeviceReplica", Nobody) if case["own_model"] else contextlib.nullcontext()
     os.environ[LAYERS_VARIABLE] = "" if case["kernels"] else "cupy"
     with flags(comm, case["flags"]), hidden:
         return open_trainer(comm, case | {"backend": backend}, dataset, ops)

@@ -15,8 +15,7 @@ import numpy as np
 
 from dpsim.kernels import update_cuda
 from dpsim.memory import HOST, HostMemory
-from dpsim.nn.lars import LarsUpdate, Part
-from dpsim.nn.optimizer import update
+from dpsim.nn.optimizer import LarsUpdate, Part, update
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 
 OPTIMIZERS: tuple[Optimizer, ...] = (

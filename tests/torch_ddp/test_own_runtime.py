@@ -23,7 +23,7 @@ from dpsim.lowering import lower
 from dpsim.machine import ComputeSlowdown, Link, Machine
 from dpsim.plan import Plan
 from dpsim.report.sweep.content import answers, tables
-from dpsim.runtime.workload_replica import WorkloadReplica
+from dpsim.runtime.emulated import WorkloadReplica
 from dpsim.setting import Setting, setting_of, settings_of
 from dpsim.workload import Layer, Tensor, Workload
 

@@ -21,7 +21,7 @@ from dpsim.replica import Array, Batch, DeviceReplica, LeafReplica, WarmUpReplic
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
 from torch_modules import CLASSES, MODULES, SHAPE  # noqa: E402
 
-from dpsim.torch_replica import TorchReplica, tensors  # noqa: E402
+from dpsim.torch_replica import TorchReplica, state  # noqa: E402
 
 pytestmark = pytest.mark.torch
 nn = torch.nn
@@ -375,7 +375,7 @@ def test_torch_works_in_the_stream_of_a_gpus_memory(monkeypatch: pytest.MonkeyPa
     memory: Any = types.SimpleNamespace(use=lambda: asked.append("use"), stream=stream)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda pointer, device: (pointer, device.index))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(stream))
-    with tensors.computing_in(memory, device) as used:
+    with state.computing_in(memory, device) as used:
         assert used == (4711, 1) and asked == ["use"]
 
 

@@ -10,7 +10,7 @@ from dpsim.errors import ConfigError
 from dpsim.fields import Decides, deciding
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.reproduce.difference import first_difference
-from dpsim.nn.kernel_table import committed
+from dpsim.nn.implementations import committed
 from dpsim.plan import Plan
 from dpsim.records.reproduce import (
     Configuration,

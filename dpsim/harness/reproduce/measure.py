@@ -19,7 +19,7 @@ from dpsim.kernels.allreduce.registry import versions
 from dpsim.launch.jobs import on_ranks
 from dpsim.launch.scratch import scratch
 from dpsim.lowering import lower
-from dpsim.nn.kernel_table import committed
+from dpsim.nn.implementations import committed
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift, unpredictable_drift
 from dpsim.progress import Progress
 from dpsim.records.reproduce import (

@@ -20,7 +20,7 @@ from dpsim.machine import Network
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.progress import Progress
 from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory, losses_digest
-from dpsim.replica import Array, ObservableReplica
+from dpsim.replica import Array, Capabilities
 from dpsim.runtime.trainer import Trainer
 
 DIGITS = 16
@@ -99,8 +99,8 @@ class _Run:
         digests = SampleDigests()
         for _ in range(step - 1):
             self.trainer.step()
-        if isinstance(self.replica, ObservableReplica):
-            self.replica.observe(digests.add)
+        if (observable := Capabilities.of(self.replica).observable) is not None:
+            observable.observe(digests.add)
         self.trainer.step()
         ranks = self.comm.gather(digests.digests)
         steps: tuple[tuple[str, ...], ...] = ()

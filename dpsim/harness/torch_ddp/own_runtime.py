@@ -14,7 +14,7 @@ from dpsim.errors import ConfigError
 from dpsim.machine import Machine, Network
 from dpsim.plan import Plan
 from dpsim.predict.cost import added_s, compute_slowdown
-from dpsim.runtime.workload_replica import check_tensors
+from dpsim.runtime.emulated import check_tensors
 from dpsim.setting import Setting
 from dpsim.workload import Workload
 

@@ -16,10 +16,9 @@ from dpsim.harness.sweep.emulation import Watch
 from dpsim.launch.rank_process import pin
 from dpsim.lowering import lower
 from dpsim.machine import Network
-from dpsim.runtime.emulated import EmulatedReplica
+from dpsim.runtime.emulated import EmulatedReplica, WorkloadReplica
 from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.trainer import Trainer
-from dpsim.runtime.workload_replica import WorkloadReplica
 from dpsim.setting import Setting
 from dpsim.torch_ddp.visit import CONTROL, Visit
 from dpsim.workload import Workload

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.choices import Choices
 from dpsim.nn import build_model
-from dpsim.nn.timing import Timing
+from dpsim.nn.implementations import Timing
 from dpsim.progress import Progress
 from dpsim.runtime import choice_file
 from dpsim.runtime.choosing import choose, choose_selection, problems_of

@@ -39,8 +39,7 @@ from dpsim.layout import parse_devices
 from dpsim.learning_rate import parse_decay
 from dpsim.machine import Network
 from dpsim.nn import build_model
-from dpsim.nn.kernel_table import SCHEMA as TABLE_SCHEMA
-from dpsim.nn.kernel_table import KernelTable
+from dpsim.nn.implementations import TABLE_SCHEMA, KernelTable
 from dpsim.plan import Plan
 from dpsim.progress import no_progress
 from dpsim.records import bench, convergence, quality, reproduce, sweep

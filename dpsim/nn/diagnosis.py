@@ -1,19 +1,19 @@
-"""Whether a leaf has the same bits alone as amid other leaves: what training in leaves takes for granted.
-
-On the CPU a table chooses code that is known to. A GPU's libraries choose their own code, so there it is tried.
+"""What is asked of a chain of layers beside training: what each computes, where a NaN comes from, whether leaves' bits
+depend on other leaves.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.nn.layer import Layer, leaf_ranges
-from dpsim.replica import Array, Batch, Leaves
+from dpsim.replica import Array, Batch, Leaves, Observer
 
 LossGradient = Callable[[Array, Array, Leaves], Array]
 """(logits, labels, leaves) -> the gradient of the loss by the logits."""
@@ -28,8 +28,10 @@ class _Pass(NamedTuple):
 
 
 def leaf_difference(chain: Sequence[Layer], loss_gradient: LossGradient, batch: Batch, fetch: Fetch) -> str | None:
-    """The first operation of a training pass that gives a leaf other bits alone than amid the others; None if none.
+    """Return the first operation of a training pass that gives a leaf other bits alone than amid the others, or None.
 
+    Training in leaves takes for granted that there is none. On the CPU a table chooses code that is known to be so; a
+    GPU's libraries choose their own code, so there it is tried.
     The layers are bound to one slot of gradients. The arrays of ``batch`` are where the layers compute, and ``fetch``
     makes host arrays of those.
     """
@@ -39,12 +41,11 @@ def leaf_difference(chain: Sequence[Layer], loss_gradient: LossGradient, batch: 
         if start == stop:
             of_leaves.append({name: np.zeros_like(value) for name, value in whole.gradients.items()})
             continue
-        leaf = Batch(
+        leaf = replace(
+            batch,
             x=batch.x[start:stop],
             labels=batch.labels[start:stop],
             leaves=(0, stop - start),
-            seed=batch.seed,
-            step=batch.step,
             first_sample=batch.first_sample + start,
         )
         alone = _passed(chain, loss_gradient, leaf, fetch)
@@ -80,3 +81,50 @@ def _passed(chain: Sequence[Layer], loss_gradient: LossGradient, batch: Batch, f
         grad = layer.input_gradient(grad, batch.leaves)
         result.rows[f"the input gradient of layer {layer.name!r}"] = np.array(*fetch([grad]))
     return result
+
+
+def nonfinite_forward(layers: Sequence[Layer], x: Array) -> tuple[str | None, Array]:
+    """Forward in training mode up to the first parameter or output that is not finite.
+
+    Returns its description and the last output; None if all are finite.
+    """
+    for layer in layers:
+        for role, value in layer.parameters.items():
+            if not is_finite(value):
+                return f"parameter {layer.name}.{role} of layer {layer.name!r}", x
+        x = layer.forward(x, (0, len(x)), training=True)
+        if not is_finite(x):
+            return f"the output of layer {layer.name!r}", x
+    return None, x
+
+
+def nonfinite_gradient(layers: Sequence[Layer]) -> str | None:
+    """The first bound gradient that is not finite, from the last layer to the first; None if all are finite."""
+    for layer in reversed(layers):
+        for role, value in layer.gradients.items():
+            if not is_finite(value):
+                return f"gradient {layer.name}.{role} of layer {layer.name!r}"
+    return None
+
+
+def is_finite(value: Array) -> bool:
+    return bool(np.isfinite(value).all())
+
+
+def observe(layers: Sequence[Layer], observer: Observer) -> None:
+    """Call ``observer`` from now on for every forward pass and input gradient of the layers."""
+    for layer in layers:
+        for operation in ("forward", "input_gradient"):
+            setattr(layer, operation, _observed(operation, layer, observer))
+
+
+def _observed(operation: str, layer: Layer, observer: Observer) -> Callable[..., Array]:
+    compute = getattr(layer, operation)
+
+    def computed(values: Array, *rest: Any, **settings: Any) -> Array:
+        before = values.copy() if operation == "input_gradient" else values  # which may be overwritten
+        result: Array = compute(values, *rest, **settings)
+        observer(operation, layer.name, before, result)
+        return result
+
+    return computed
