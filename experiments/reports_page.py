@@ -19,8 +19,8 @@ from dpsim.experiments import reproducible_cost as cost
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import derive
 from dpsim.harness.load import load
-from dpsim.report.bench.content import content as bench_content
-from dpsim.report.bench.write import write_bench_report
+from dpsim.report.bench import content as bench_content
+from dpsim.report.bench import write_bench_report
 from dpsim.report.content import Content
 from dpsim.report.page import ListedReport, list_page
 from dpsim.report.quality.content import content as quality_content

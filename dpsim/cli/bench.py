@@ -86,7 +86,7 @@ def allreduce(
     from dpsim.folder_lock import locked
     from dpsim.harness.bench.measure import measure
     from dpsim.records.bench import RECORD, AllreduceBench
-    from dpsim.report.bench.write import check_plot, write_plot
+    from dpsim.report.bench import check_plot, write_plot
 
     flags.writable(output, folder=True)
     flags.writable(plot, flag="--plot")
@@ -120,9 +120,7 @@ def show_record(
 ) -> BenchResult:
     """Print the result of a record, and write the ``pages`` of its report into ``folder`` if there is one."""
     from dpsim.harness.bench.result import result as result_of
-    from dpsim.report.bench.content import for_terminal, systems
-    from dpsim.report.bench.result import points_json, summary_json
-    from dpsim.report.bench.write import write_bench_report
+    from dpsim.report.bench import for_terminal, points_json, summary_json, systems, write_bench_report
     from dpsim.report.write import PAGES
 
     result = result_of(record)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from dpsim.codec import to_builtins
 from dpsim.records.bench import BenchRecord
 from dpsim.records.bench_result import BenchResult
-from dpsim.report.bench.result import points_json
+from dpsim.report.bench import points_json
 from dpsim.report.saved.result import SavedResult
 from dpsim.report.words import counted
 
@@ -45,22 +46,21 @@ class SavedBench(SavedResult):
         """Return a row for each call that was timed: what was called, its round, and its time in seconds."""
         from dpsim.report.frames import repeated
 
-        of_all = {"devices": self.record.bench.devices, "dtype": self.record.bench.dtype}
-        peers = {system.name: system.peer for system in self.record.systems}
+        bench, peers = self.record.bench, {system.name: system.peer for system in self.record.systems}
         timed = [series for series in self.record.series if series.rounds_ns]
         rows = [
-            {name: value for name, value in to_builtins(series).items() if name != "rounds_ns"}
-            | of_all
-            | {"peer": peers[series.system]}
+            to_builtins(msgspec.structs.replace(series, rounds_ns=()))
+            | {"devices": bench.devices, "dtype": bench.dtype, "peer": peers[series.system]}
             for series in timed
         ]
-        rounds = [(number, len(calls)) for series in timed for number, calls in enumerate(series.rounds_ns)]
-        calls_ns = [call for series in timed for calls in series.rounds_ns for call in calls]
-        values = {
-            "round": [number for number, count in rounds for _ in range(count)],
-            "step": [step for _, count in rounds for step in range(count)],
-            "time_s": np.array(calls_ns, np.float64) * 1e-9,
-        }
+        calls = [
+            (number, step, call_ns)
+            for series in timed
+            for number, calls in enumerate(series.rounds_ns)
+            for step, call_ns in enumerate(calls)
+        ]
+        rounds, steps, calls_ns = np.array(calls, np.int64).reshape(-1, 3).T
+        values = {"round": rounds, "step": steps, "time_s": calls_ns * 1e-9}
         lengths = [sum(map(len, series.rounds_ns)) for series in timed]
         return repeated(rows, lengths, values, self.columns("samples"))
 

@@ -1,27 +1,75 @@
-"""The report of an allreduce benchmark: answers, tables, warnings and facts."""
+"""The report of an allreduce benchmark: answers, tables, warnings, facts and figure, and its points for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
 
+from dpsim.codec import to_builtins
+from dpsim.errors import ConfigError
 from dpsim.records.bench import BETWEEN, OWN, BenchRecord
 from dpsim.records.bench_result import BenchPoint, BenchResult, BenchSize
-from dpsim.report.bench.rules import RULES, SIMULATOR
 from dpsim.report.content import Content, Facts, ReportWarning, environment_facts
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import devices_name, percent
+from dpsim.report.write import PAGES, ReportFigure, write_content
 from dpsim.units import format_size
 from dpsim.user_code import is_function
 
 NOISY = 0.1
+PLOTS = (".png", ".svg")
+_CAPTION = (
+    "Bus bandwidth against the size, buffers rewritten before each call, medians of the slowest rank: dpsim in place, "
+    "each peer in its fastest mode. "
+    "Dashed: the bound, 2 n S bytes at the bandwidth of in-place scaling. Both axes are logarithmic."
+)
 _BETWEEN_NOTE = (
     " In this table dpsim runs within one GPU, while dpsim-gpus and nccl run between GPUs: compare those two with each "
     "other."
 )
 _FRESH = "buffers rewritten before each call"
 _CACHED = "cached: one unmodified buffer, call after call"
+Placements = dict[bool, BenchPoint]
+"""One algorithm at one size, in place and out of place; one of the two may be missing."""
+SIMULATOR = "numba's CUDA simulator"
+_NOISE = "The default algorithm runs twice (A/A): the difference is the noise."
+_CPU = (
+    "Every algorithm was checked at every size before it was timed, with whole numbers in random places against the "
+    "exact sum, and again after each burst of calls. An algorithm with any wrong element has no times.",
+    "Every system runs in processes of its own, and the same code times all of them. They take turns in random order, "
+    "size by size, in rounds; waiting processes sleep.",
+    "All ranks begin a call at the same moment of a common clock, and a time is that of the slowest rank. Before each "
+    "call every rank rewrites its whole buffer, as backward does; this is not timed. Rows marked cached reuse an "
+    "unmodified buffer.",
+    "The bound of every allreduce is 2 n S bytes over W, and W is the bandwidth of x = x * s in place (one read, one "
+    "write) in the same memory by the same processes, timed in turns with the allreduces in random order, call by "
+    "call. Calls of up to 64 KiB come in bursts of 16 after two that do not count.",
+    "Out of place costs dpsim a copy into the memory that ranks share. Peers are compared with the faster of the two "
+    "placements.",
+    _NOISE,
+)
+_CUDA = (
+    "Every algorithm was checked at every size before it was timed, and again after each burst of calls: all elements "
+    "of all devices, on random numbers, against the sum in the fixed order, to the bit. An algorithm with any wrong "
+    "element has no times.",
+    "dpsim's devices are logical devices of one GPU: arrays in its memory, added in one cooperative launch. A time is "
+    "between two events of the GPU. The host enqueues what is timed while a long copy runs, so that launching is not "
+    "included.",
+    "Algorithms take turns in random order, size by size, in rounds. Before each call all buffers are rewritten, as "
+    "backward does; this is not timed. Rows marked cached reuse an unmodified buffer.",
+    "The bound of every allreduce in one memory is 2 n S bytes over W, and W is the bandwidth of x = x * s in place "
+    "(one read, one write) in the same memory, timed in turns with the allreduces. Beside it stands the bandwidth of "
+    "the GPU's own copy (memcpy) of as many bytes: where that is much higher, W is no bound.",
+    "Out of place costs dpsim a copy within the GPU, since its kernels add in place.",
+    "Between GPUs (dpsim-gpus, nccl) each GPU has one process. All begin a call together, and a time is that of the "
+    "slowest process by the host's clock, until its stream has ended. No bound of one memory applies: compare these "
+    "two with each other.",
+    _NOISE,
+)
+_RULES = {"cpu": _CPU, "cuda": _CUDA}
+"""How a benchmark measures on each backend."""
 
 
 def content(record: BenchRecord, result: BenchResult) -> Content:
@@ -33,7 +81,7 @@ def content(record: BenchRecord, result: BenchResult) -> Content:
         name=name,
         heading=name,
         cards=(),
-        rules=RULES[bench.backend],
+        rules=_RULES[bench.backend],
         answers=tuple(answers(result)),
         warnings=tuple(warnings(result)),
         question="How close does each allreduce come to what memory allows, and how does dpsim compare with other "
@@ -175,29 +223,26 @@ def bound_table(result: BenchResult) -> Table:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placements:
-    """One algorithm at one size, out of place and in place; one of the two may be missing."""
-
-    first: BenchPoint
-    out_of_place: BenchPoint | None
-    in_place: BenchPoint | None
-
-
 def points_table(result: BenchResult) -> Table:
     """Return everything that was timed, in the columns of nccl-tests."""
-    columns: tuple[Column[Placements], ...] = (
-        Column(head="size", cell=lambda row: format_size(row.first.size_bytes)),
-        Column(head="count", cell=lambda row: str(row.first.count)),
-        Column(head="type", cell=lambda row: row.first.dtype, left=True),
-        Column(head="redop", cell=lambda row: row.first.redop, left=True),
-        Column(head="system", cell=lambda row: row.first.system, left=True),
-        Column(head="algorithm", cell=lambda row: row.first.algorithm + " *" * row.first.default, left=True),
-        *_placement_columns("out", lambda row: row.out_of_place),
-        *_placement_columns("in", lambda row: row.in_place),
-        Column(head="p50 us", cell=lambda row: microseconds(row.in_place.p50_s) if row.in_place else ""),
-        Column(head="p99 us", cell=lambda row: microseconds(row.in_place.p99_s) if row.in_place else ""),
-        Column(head="of bound", cell=lambda row: _share(row.in_place.fraction_of_bound) if row.in_place else ""),
+    timed: tuple[tuple[str, Callable[[BenchPoint], str]], ...] = (
+        ("us", lambda point: microseconds(point.time_s)),
+        ("algbw", lambda point: gigabytes(point.algbw_bytes_per_s)),
+        ("busbw", lambda point: gigabytes(point.busbw_bytes_per_s)),
+        ("#wrong", lambda point: str(point.wrong)),
+    )
+    columns = (
+        _column("size", lambda point: format_size(point.size_bytes)),
+        _column("count", lambda point: str(point.count)),
+        _column("type", lambda point: point.dtype, left=True),
+        _column("redop", lambda point: point.redop, left=True),
+        _column("system", lambda point: point.system, left=True),
+        _column("algorithm", lambda point: point.algorithm + " *" * point.default, left=True),
+        *(_column(f"out {head}", text, (False,)) for head, text in timed),
+        *(_column(f"in {head}", text, (True,)) for head, text in timed),
+        _column("p50 us", lambda point: microseconds(point.p50_s), (True,)),
+        _column("p99 us", lambda point: microseconds(point.p99_s), (True,)),
+        _column("of bound", lambda point: _share(point.fraction_of_bound), (True,)),
     )
     return table(
         title=_title("All measurements", result),
@@ -209,33 +254,20 @@ def points_table(result: BenchResult) -> Table:
     )
 
 
-def _placement_columns(head: str, point_of: Callable[[Placements], BenchPoint | None]) -> Iterator[Column[Placements]]:
-    """Yield time, bandwidths and wrong elements of one placement."""
-    cells: tuple[tuple[str, Callable[[BenchPoint], str]], ...] = (
-        ("us", lambda point: microseconds(point.time_s)),
-        ("algbw", lambda point: gigabytes(point.algbw_bytes_per_s)),
-        ("busbw", lambda point: gigabytes(point.busbw_bytes_per_s)),
-        ("#wrong", lambda point: str(point.wrong)),
-    )
-    for name, of_point in cells:
-
-        def cell(row: Placements, of_point: Callable[[BenchPoint], str] = of_point) -> str:
-            point = point_of(row)
-            return "" if point is None else of_point(point)
-
-        yield Column(head=f"{head} {name}", cell=cell)
+def _column(
+    head: str, text: Callable[[BenchPoint], str], in_place: tuple[bool, ...] = (True, False), *, left: bool = False
+) -> Column[Placements]:
+    """Return a column about the first of the points ``in_place`` or not that there is."""
+    return Column(head=head, cell=lambda row: next((text(row[key]) for key in in_place if key in row), ""), left=left)
 
 
 def placements(result: BenchResult, *, cached: bool) -> list[Placements]:
-    """Return every algorithm at every size, with its point out of place and its point in place."""
-    pairs: dict[tuple[int, str], dict[bool, BenchPoint]] = {}
+    """Return every algorithm at every size, with its points in place and out of place."""
+    pairs: dict[tuple[int, str], Placements] = {}
     for point in result.points:
         if point.cached == cached:
             pairs.setdefault((point.size_bytes, label(point)), {})[point.in_place] = point
-    return [
-        Placements(first=pair.get(True) or pair[False], out_of_place=pair.get(False), in_place=pair.get(True))
-        for pair in pairs.values()
-    ]
+    return list(pairs.values())
 
 
 def label(point: BenchPoint) -> str:
@@ -275,3 +307,53 @@ def _facts(record: BenchRecord, result: BenchResult) -> Facts:
         ("A/A noise", f"at most {percent(noise)}"),
         *systems(record),
     )
+
+
+def points_json(result: BenchResult) -> list[dict[str, Any]]:
+    """Return the points of ``--json``."""
+    return [to_builtins(point.values()) for point in result.points]
+
+
+def summary_json(result: BenchResult) -> dict[str, Any]:
+    """Return the summary of ``--json``."""
+    names = ("sizes", "rounds", "wrong", "simulated")
+    return {name: to_builtins(getattr(result, name)) for name in names}
+
+
+def write_bench_report(
+    folder: Path, record: BenchRecord, result: BenchResult, pages: Collection[str] = tuple(PAGES)
+) -> list[Path]:
+    """Write ``index.html``, ``report.md`` and the figure; returns the paths. Raises ``ConfigError``."""
+    from dpsim.report.figures import bandwidth
+
+    figure = ReportFigure(
+        name="bandwidth",
+        title="Bus bandwidth",
+        caption=_CAPTION,
+        wide=bandwidth.draw(result),
+        narrow=bandwidth.draw(result, narrow=True),
+    )
+    return write_content(folder, content(record, result), [figure], pages)
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise ``ConfigError`` for a file that is neither PNG nor SVG."""
+    if path is not None and path.suffix.lower() not in PLOTS:
+        raise ConfigError(
+            f"cannot draw --plot {path}: its name ends in {path.suffix or 'no suffix'}",
+            allowed=", ".join(PLOTS),
+            remedy=f"name it {path.with_suffix('.png')}",
+        )
+
+
+def write_plot(path: Path, result: BenchResult) -> None:
+    """Draw the figure into a file, PNG or SVG by its name. Raises ``ConfigError``."""
+    from dpsim.report.figures import bandwidth, save_as
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_as(bandwidth.draw(result), path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write --plot {path}: {error.strerror or error}", remedy="choose another file"
+        ) from error
