@@ -29,8 +29,6 @@ Examples:
   dpsim bench allreduce --algorithm star.py:star,ring-messages,mpi
   dpsim bench allreduce --backend cuda --devices 4 --max 256MiB --dtype bfloat16"""
 
-_ALL = "all"
-
 
 def group() -> App:
     """``dpsim bench`` with its command."""
@@ -138,47 +136,40 @@ def show_record(
 
 
 def _size(flag: str, text: str | None) -> int | None:
-    """A size in whole bytes, 1 or more; None stays None. Raises ``ConfigError``."""
     import math
 
     from dpsim.errors import ConfigError
     from dpsim.units import parse_size
 
-    if text is None:
-        return None
-    size = parse_size(text)
-    if not 1 <= size < math.inf:
+    size = None if text is None else parse_size(text)
+    if size is not None and not 1 <= size < math.inf:
         raise ConfigError(f"{flag} is {text!r}", allowed="1 byte or more", remedy="write it like 4B, 64KiB or 64MiB")
-    return int(size)
+    return None if size is None else int(size)
 
 
 def _algorithms(text: str | None, backend: Backend) -> tuple[str, ...] | None:
-    """The algorithms of a list; ``all`` in it stands for dpsim's own."""
+    """Return the algorithms of a list; ``all`` in it stands for dpsim's own."""
     from dpsim.harness.bench.algorithms import bench_algorithms
 
     names = flags.listed("--algorithm", text, str)
-    if names is None or _ALL not in names:
+    if names is None or "all" not in names:
         return names
     own = bench_algorithms(backend)
-    return (*own, *(name for name in names if name not in (_ALL, *own)))
+    return (*own, *(name for name in names if name not in ("all", *own)))
 
 
 def _peers(text: str | None) -> tuple[str, ...] | None:
     if text == "none":
         return ()
-    return None if text in (None, "auto") else flags.listed("--peers", text, str)
+    return None if text == "auto" else flags.listed("--peers", text, str)
 
 
 def _environments(text: str | None) -> dict[str, str] | None:
-    """The folders in a list like ``openmpi=/a,torch=/b``, by name. Raises ``ConfigError``."""
     from dpsim.errors import ConfigError
 
     pairs = flags.listed("--peer-env", text, lambda part: part.partition("="))
-    if pairs is None:
-        return None
-    for name, _, folder in pairs:
-        if not name or not folder:
-            raise ConfigError(
-                f"--peer-env is {text!r}", allowed="NAME=FOLDER,...", remedy="write it like openmpi=/opt/env-openmpi"
-            )
-    return {name: folder for name, _, folder in pairs}
+    if pairs is not None and not all(name and folder for name, _, folder in pairs):
+        raise ConfigError(
+            f"--peer-env is {text!r}", allowed="NAME=FOLDER,...", remedy="write it like openmpi=/opt/env-openmpi"
+        )
+    return None if pairs is None else {name: folder for name, _, folder in pairs}

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from ranks_bench import SingleRank
 
 from dpsim import codec
+from dpsim.columns import columns_of
 from dpsim.errors import CommunicationError, ConfigError, FileFormatError
 from dpsim.experiments import allreduce_targets, ladder_page
 from dpsim.harness.bench import measure, systems, turns
@@ -30,6 +31,7 @@ from dpsim.kernels.elementwise import scaling
 from dpsim.launch import rank_info
 from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
+from dpsim.records.bench_result import BenchPoint
 from dpsim.report.bench import placements, warnings
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -356,16 +358,8 @@ def test_named_environments_bring_their_library_and_lists_choose(tmp_path: Path)
         "openmpi": environment_with(tmp_path / "o", ["numpy", "mpi4py"], mpiexec="Open MPI 5"),
         "torch": environment_with(tmp_path / "t", ["numpy", "mpi4py", "torch"], mpiexec="HYDRA"),
     }
-    everyone = names(AllreduceBench(peer_envs=envs))
-    assert everyone == [
-        "dpsim",
-        "mpich-single",
-        "mpich-multiple",
-        "openmpi-single",
-        "openmpi-multiple",
-        "gloo",
-        "gloo-free",
-    ]
+    everyone = "dpsim mpich-single mpich-multiple openmpi-single openmpi-multiple gloo gloo-free"
+    assert names(AllreduceBench(peer_envs=envs)) == everyone.split()
     assert names(AllreduceBench(peer_envs=envs, peers=())) == ["dpsim"]
     assert names(AllreduceBench(peer_envs=envs, peers=("openmpi",))) == ["dpsim", "openmpi-single", "openmpi-multiple"]
     assert names(AllreduceBench(peer_envs=envs, peers=("gloo",))) == ["dpsim", "gloo", "gloo-free"]
@@ -408,11 +402,7 @@ def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_a
     folder, plot = tmp_path / "report", tmp_path / "plot.svg"
     more = ("--min", "4B", "--max", "256KiB", "--factor", "65536", "--peers", "mpi", "--output", folder, "--plot", plot)
     printed = run_json(dpsim, *more)
-    fixed = (
-        "size_bytes devices algorithm in_place cached time_s p50_s p99_s algbw_bytes_per_s busbw_bytes_per_s"
-        " fraction_of_bound wrong"
-    )
-    assert all(set(fixed.split()) <= set(point) for point in printed["points"])
+    assert all(point.keys() == columns_of(BenchPoint).keys() for point in printed["points"])
     assert not any(point["wrong"] for point in printed["points"]) and printed["summary"]["wrong"] == 0
     actual = {(p["system"], p["algorithm"], p["size_bytes"]) for p in printed["points"]}
     assert {("dpsim", name, 4) for name in bench_algorithms("cpu")} <= actual
@@ -422,13 +412,8 @@ def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_a
     assert len(kinds) == 4
     assert {size["default"] for size in printed["summary"]["sizes"]} <= {"one-shot", "two-shot"}  # as measured here
     assert all(size["best_mpi"]["ratio"] > 0 for size in printed["summary"]["sizes"])
-    assert plot.read_text().startswith("<?xml") and {p.name for p in folder.iterdir()} == {
-        "allreduce.json",
-        "index.html",
-        "report.md",
-        "bandwidth.svg",
-        "bandwidth.png",
-    }
+    files = {"allreduce.json", "index.html", "report.md", "bandwidth.svg", "bandwidth.png"}
+    assert plot.read_text().startswith("<?xml") and {p.name for p in folder.iterdir()} == files
     kept = bench.read(folder / bench.RECORD)
     assert all(series.rounds_ns for series in kept.series)
     again = dpsim("report", folder, "--output", tmp_path / "again", "--json")
@@ -438,21 +423,8 @@ def test_every_algorithm_and_the_installed_mpi_at_two_ranks_with_record_report_a
 
 @pytest.mark.parametrize("devices", [3, 4])
 def test_more_ranks_than_cores_are_right_and_come_to_an_end(devices: int, dpsim: Dpsim) -> None:
-    printed = run_json(
-        dpsim,
-        "--devices",
-        str(devices),
-        "--max",
-        "8KiB",
-        "--factor",
-        "1024",
-        "--peers",
-        "none",
-        "--algorithm",
-        "two-shot,ring,direct",
-        "--dtype",
-        "float64",
-    )
+    more = "--max 8KiB --factor 1024 --peers none --algorithm two-shot,ring,direct --dtype float64"
+    printed = run_json(dpsim, "--devices", str(devices), *more.split())
     assert {(p["devices"], p["wrong"], p["dtype"]) for p in printed["points"]} == {(devices, 0, "float64")}
     assert {p["algorithm"] for p in printed["points"]} >= {"two-shot", "ring", "direct"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsim import user_code
-from dpsim.algorithms import ALGORITHMS
+from dpsim.algorithms import algorithms_in
 from dpsim.backend import Backend
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.registry import versions
@@ -26,14 +26,8 @@ MESSAGES = "-messages"
 def bench_algorithms(backend: Backend) -> tuple[str, ...]:
     """Return all algorithms: the kernels, and on CPUs also MPI's own allreduce and those that send messages."""
     kernels = tuple(version.name for version in versions(backend))
-    if backend == "cuda":
-        return kernels
-    others = (
-        name
-        for name, algorithm in ALGORITHMS.items()
-        if algorithm.place in ("messages", "library") and name != "hierarchical"
-    )
-    return (*kernels, *(name + MESSAGES * (name in kernels) for name in others))
+    others = () if backend == "cuda" else algorithms_in("messages", "library")
+    return (*kernels, *(name + MESSAGES * (name in kernels) for name in others if name != "hierarchical"))
 
 
 def check_algorithms(bench: AllreduceBench) -> None:

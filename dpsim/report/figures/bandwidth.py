@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,26 +25,24 @@ def draw(result: BenchResult, *, narrow: bool = False) -> Figure:
     return one_panel_each(tuple(_TITLES), lambda axis, own: panel(axis, result, own=own), narrow=narrow, height_in=4.2)
 
 
-def _lines(result: BenchResult, own: bool) -> dict[str, tuple[list[BenchPoint], str]]:
-    """Return name -> (points, colour): dpsim's ``own`` algorithms, or its default and each peer in its best mode."""
+def _lines(result: BenchResult, own: bool) -> dict[str, dict[int, BenchPoint]]:
+    """Return points by name and size: of dpsim's ``own`` algorithms, or of its default and each peer at its best."""
     lines: dict[str, dict[int, BenchPoint]] = {}
     for point in result.points:
-        if point.cached or point.busbw_bytes_per_s is None or (point.system == OWN and not point.in_place):
-            continue
-        if (point.system == OWN) != own and not (point.default and not own):
-            continue
-        line = lines.setdefault(point.algorithm if own else point.peer, {})
-        best = line.setdefault(point.size_bytes, point)
-        if point.busbw_bytes_per_s > (best.busbw_bytes_per_s or 0.0):
-            line[point.size_bytes] = point
-    return {
-        name: (list(line.values()), LINE_COLOURS[i % len(LINE_COLOURS)]) for i, (name, line) in enumerate(lines.items())
-    }
+        of_panel = (own or point.default) and point.in_place if point.system == OWN else not own
+        if of_panel and not point.cached and point.busbw_bytes_per_s is not None:
+            line = lines.setdefault(point.algorithm if own else point.peer, {})
+            line[point.size_bytes] = max(line.get(point.size_bytes, point), point, key=_gigabytes_per_s)
+    return lines
+
+
+def _gigabytes_per_s(point: BenchPoint) -> float:
+    return (point.busbw_bytes_per_s or 0.0) / 1e9
 
 
 def panel(axis: Axes, result: BenchResult, *, own: bool) -> None:
     """Draw dpsim's ``own`` algorithms, or its default and the peers, below the bound."""
-    lines, n = _lines(result, own), result.points[0].devices
+    n = result.points[0].devices
     bound = [
         (size.size_bytes, (n - 1) / n * size.bound_bytes_per_s / n / 1e9)
         for size in result.sizes
@@ -55,17 +54,10 @@ def panel(axis: Axes, result: BenchResult, *, own: bool) -> None:
     if bound:
         axis.plot(*zip(*bound, strict=True), color=INK, linewidth=1.1, dashes=(4, 2.5), zorder=4)
     labels: list[tuple[float, str, str]] = [(bound[-1][1], "the bound", INK)] if bound else []
-    for number, (name, (points, colour)) in enumerate(lines.items()):
-        values = [(p.busbw_bytes_per_s or 0.0) / 1e9 for p in points]
-        axis.plot(
-            [p.size_bytes for p in points],
-            values,
-            color=colour,
-            linewidth=1.4,
-            markersize=4,
-            marker=MARKERS[number % len(MARKERS)],
-            linestyle=_DASHES[number % len(_DASHES)],
-        )
+    for number, (name, line) in enumerate(_lines(result, own).items()):
+        values, colour = list(map(_gigabytes_per_s, line.values())), LINE_COLOURS[number % len(LINE_COLOURS)]
+        marks: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markersize": 4}
+        axis.plot(list(line), values, color=colour, linewidth=1.4, linestyle=_DASHES[number % len(_DASHES)], **marks)
         labels.append((values[-1], name, colour))
     _label(axis, labels)
     sizes = [size.size_bytes for size in result.sizes]
