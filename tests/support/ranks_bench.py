@@ -13,11 +13,11 @@ class SingleRank(HostRank):
     """One rank, whose sum is its own array; ``broken``: the algorithm that adds 1 to an element now and then."""
 
     def __init__(self, page: str, *, wrong_calls: range = range(0)) -> None:
-        super().__init__(0, "a test", {"ranks": 1, "cores": [0], "page": page, "dtype": "float32"})
+        super().__init__(0, "a test", {"ranks": 1, "cores": [0], "page": page, "dtype": "float32", "count": 100})
         self._calls, self._wrong_calls = 0, wrong_calls
 
     def variants(self, count: int) -> list[Variant]:
-        data, out = np.zeros(count, np.float32), np.zeros(count, np.float32)
+        data, out = self._arrays
 
         def scale() -> None:
             np.multiply(data, np.float32(SCALE), out=data)

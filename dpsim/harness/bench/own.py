@@ -30,17 +30,16 @@ class OwnRank(HostRank):
     """Every requested algorithm, in place and (after a copy) out of place; the default one twice (A/A)."""
 
     def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
-        super().__init__(comm.rank, "dpsim", argument)
         self._algorithms: list[str] = argument["algorithms"]
         self._transport = MpiTransport(comm.Dup())
         self._selection = choose_selection(comm).selection(comm.size) or Selection.usual(comm.size)
-        dtype, count = np.dtype(argument["dtype"]), argument["count"]
-        self._window = self._transport.allocate(count * dtype.itemsize).view(dtype)
-        self._source = np.zeros(count, dtype)
+        dtype = np.dtype(argument["dtype"])
+        window = self._transport.allocate(argument["count"] * dtype.itemsize).view(dtype)
+        super().__init__(comm.rank, "dpsim", argument, window)
 
     def variants(self, count: int) -> list[Variant]:
         """Return in-place scaling first, then the algorithms, then the default one again."""
-        data, source = self._window[:count], self._source[:count]
+        data, source = (array[:count] for array in self._arrays)
         shared = self._transport.prepare(data, "two-shot", None) is not None
         default = self._selection.algorithm(data.nbytes) if shared else "mpi"
         variants = [Variant(algorithm=SCALING, source=data, target=data, call=scaling(data, SCALE))]

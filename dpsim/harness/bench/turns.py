@@ -216,10 +216,15 @@ class Start:
 
 
 class HostRank(SystemRank):
-    """A rank whose variants add up NumPy arrays. ``argument`` is that of ``systems.rank_argument``."""
+    """A rank whose variants add up NumPy arrays. ``argument`` is that of ``systems.rank_argument``.
 
-    def __init__(self, rank: int, library: str, argument: Mapping[str, Any]) -> None:
-        self.rank, self.library, self._ranks, self._dtype = rank, library, argument["ranks"], argument["dtype"]
+    It has two arrays of the largest size: the ``window`` to add up in place, and one for what is out of place.
+    """
+
+    def __init__(self, rank: int, library: str, argument: Mapping[str, Any], window: Array | None = None) -> None:
+        self.rank, self.library, self._ranks = rank, library, argument["ranks"]
+        own, other = (np.zeros(argument["count"], argument["dtype"]) for _ in range(2))
+        self._arrays = (own if window is None else window, other)
         oversubscribed = self._ranks > len(argument["cores"])
         self._start = Start(argument["page"], rank, self._ranks, oversubscribed=oversubscribed)
 
@@ -229,7 +234,7 @@ class HostRank(SystemRank):
 
     def check(self, size_bytes: int, seed: int) -> list[tuple[Variant, int]]:
         """See ``SystemRank``: the numbers are random whole ones, and all elements are compared."""
-        count = size_bytes // np.dtype(self._dtype).itemsize
+        count = size_bytes // self._arrays[0].itemsize
         own, total = np.empty(0, np.int8), np.zeros(count, np.int32)
         for rank in range(self._ranks):
             numbers = np.random.default_rng([seed, rank]).integers(-8, 8, count, np.int8)
@@ -278,15 +283,7 @@ class HostRank(SystemRank):
         return int(np.count_nonzero(elements != expected))
 
 
-class PeerRank(HostRank):
-    """A rank of a library with ordinary arrays: one to add up, and one for sums out of place."""
-
-    def __init__(self, rank: int, library: str, argument: Mapping[str, Any]) -> None:
-        super().__init__(rank, library, argument)
-        self._arrays = [np.zeros(argument["count"], argument["dtype"]) for _ in range(2)]
-
-
-class MpiRank(PeerRank):
+class MpiRank(HostRank):
     """MPI's own allreduce: as a call, and as a persistent request where the library has them (MPI 4)."""
 
     def __init__(self, argument: Mapping[str, Any]) -> None:
@@ -328,7 +325,7 @@ class MpiRank(PeerRank):
         return [*variants, Variant(algorithm="mpi-persistent", source=data, target=data, call=persistent)]
 
 
-class GlooRank(PeerRank):
+class GlooRank(HostRank):
     """PyTorch's gloo. It reduces in place alone: out of place a copy goes before."""
 
     def __init__(self, argument: Mapping[str, Any]) -> None:
