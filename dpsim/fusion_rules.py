@@ -43,23 +43,22 @@ def threshold_rules() -> tuple[str, ...]:
 
 
 _KIB, _MIB = 2.0**10, 2.0**20
-# name, summary, default threshold, needs costs, while running
-_RULES = (
-    ("tarantella", "a bucket closes once it holds the threshold", 32 * _KIB, False, False),
-    ("horovod", "every cycle packs what is ready, up to the threshold", 128 * _MIB, False, True),
-    ("ddp", "as tarantella; by default, the first bucket at 1 MiB", 25 * _MIB, False, False),
-    ("per-tensor", "one bucket per tensor", None, False, False),
-    ("one", "one bucket per step", None, False, False),
-    ("mg-wfbp", "merges where that hides more communication", None, True, False),
-)
-for _name, _summary, _threshold_bytes, _needs_costs, _while_running in _RULES:
+# name, summary, default threshold, module; mg-wfbp alone needs costs, and horovod alone decides while running
+for _name, _summary, _threshold_bytes, _module in (
+    ("tarantella", "a bucket closes once it holds the threshold", 32 * _KIB, "fusion"),
+    ("horovod", "every cycle packs what is ready, up to the threshold", 128 * _MIB, "horovod"),
+    ("ddp", "as tarantella; by default, the first bucket at 1 MiB", 25 * _MIB, "ddp"),
+    ("per-tensor", "one bucket per tensor", None, "fusion"),
+    ("one", "one bucket per step", None, "fusion"),
+    ("mg-wfbp", "merges where that hides more communication", None, "fusion"),
+):
     FUSION_RULES.register(
         FusionRule(
             name=_name,
             summary=_summary,
             default_threshold_bytes=_threshold_bytes,
-            needs_costs=_needs_costs,
-            while_running=_while_running,
-            buckets=f"dpsim.lowering.fusion:{_name.replace('-', '_')}",
+            needs_costs=_name == "mg-wfbp",
+            while_running=_name == "horovod",
+            buckets=f"dpsim.lowering.{_module}:{_name.replace('-', '_')}",
         )
     )

@@ -10,19 +10,8 @@ from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
 from dpsim.memo import remember
-from dpsim.schedule import (
-    BACKWARD,
-    COLLECTIVE,
-    COMMUNICATION_LANE,
-    COMPUTE,
-    COMPUTE_LANE,
-    FORWARD,
-    LOSS,
-    PREPARE,
-)
+from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, LOSS_EVENT, OVERHEAD_EVENT, SYNCHRONISE_EVENT
 from dpsim.workload import Layer, Workload
-
-NO_PHASE = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +23,6 @@ class Computation:
     """
 
     kind: NDArray[np.int8]
-    phase: NDArray[np.int8]
-    lane: NDArray[np.int8]
     layer: NDArray[np.int32]
     micro_batch: NDArray[np.int32]
     size_bytes: NDArray[np.int64]
@@ -67,15 +54,15 @@ def computation_of(workload: Workload, accumulate: int, batch_norm: str) -> Comp
     for number, layers in enumerate(inputs):
         for layer in layers:
             readers[layer].append(number)
-    rows: list[tuple[int, int, int, int, int, int]] = [(COMPUTE, PREPARE, COMPUTE_LANE, -1, 0, 0)]
+    rows: list[tuple[int, int, int, int]] = [(OVERHEAD_EVENT, -1, 0, 0)]
     depends: list[list[int]] = [[]]
 
-    def add(phase: int, layer: int, micro_batch: int, after: list[int], size_bytes: int = 0) -> int:
+    def add(kind: int, layer: int, micro_batch: int, after: list[int], size_bytes: int = 0) -> int:
         """Append a computation, and the global sum behind it where it has one; the number of the last of them."""
-        rows.append((COMPUTE, phase, COMPUTE_LANE, layer, micro_batch, 0))
+        rows.append((kind, layer, micro_batch, 0))
         depends.append(after)
         if size_bytes:
-            rows.append((COLLECTIVE, NO_PHASE, COMMUNICATION_LANE, layer, micro_batch, size_bytes))
+            rows.append((SYNCHRONISE_EVENT, layer, micro_batch, size_bytes))
             depends.append([len(rows) - 2])
         return len(rows) - 1
 
@@ -85,19 +72,19 @@ def computation_of(workload: Workload, accumulate: int, batch_norm: str) -> Comp
         outputs: dict[int, int] = {}
         for number, layers in enumerate(inputs):
             after = [outputs[layer] for layer in layers] or [begin]
-            outputs[number] = add(FORWARD, number, micro_batch, after, sums[number][0])
-        loss = add(LOSS, -1, micro_batch, [outputs[number] for number, layers in enumerate(readers) if not layers])
+            outputs[number] = add(FORWARD_EVENT, number, micro_batch, after, sums[number][0])
+        loss = add(
+            LOSS_EVENT, -1, micro_batch, [outputs[number] for number, layers in enumerate(readers) if not layers]
+        )
         gradients: dict[int, int] = {}
         for number in reversed(range(len(workload.layers))):
             after = [gradients[layer] for layer in readers[number]] or [loss]
             final[number] = len(rows)
-            gradients[number] = add(BACKWARD, number, micro_batch, after, sums[number][1])
+            gradients[number] = add(BACKWARD_EVENT, number, micro_batch, after, sums[number][1])
         begin = len(rows) - 1
-    kind, phase, lane, layer_column, micro_batches, size_bytes = np.array(rows, np.int64).T
+    kind, layer_column, micro_batches, size_bytes = np.array(rows, np.int64).T
     return Computation(
         kind=kind.astype(np.int8),
-        phase=phase.astype(np.int8),
-        lane=lane.astype(np.int8),
         layer=layer_column.astype(np.int32),
         micro_batch=micro_batches.astype(np.int32),
         size_bytes=size_bytes,

@@ -3,52 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.jit import jit, quickest
-from dpsim.lowering.computation import NO_PHASE, Computation, computation_of, ready_times
+from dpsim.lowering.computation import Computation, computation_of, ready_times
 from dpsim.lowering.fusion import fuse
 from dpsim.memo import remember
 from dpsim.plan import Plan
 from dpsim.schedule import (
-    COLLECTIVE,
-    COMMUNICATION_LANE,
-    COMPUTE_LANE,
-    UPDATE,
-    Group,
-    RankClass,
+    ALL_GATHER_EVENT,
+    ALLREDUCE_EVENT,
+    REDUCE_SCATTER_EVENT,
+    SYNCHRONISE_EVENT,
+    UPDATE_EVENT,
+    Ints,
     Schedule,
-    event_kinds,
 )
 from dpsim.workload import Workload
 
-N = TypeVar("N", bound=np.generic)
 _FEW_BUCKETS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Operations:
-    """The columns of a schedule with so many allreduces: all but the sizes of buckets and the dependencies.
-
-    ``late`` is 1 where batch norm's sum of leaf statistics stands behind the allreduces.
-    """
+class _Columns:
+    """The columns of a schedule with so many buckets: all but their sizes and the dependencies."""
 
     computation: Computation
-    late: int
     kind: NDArray[np.int8]
-    phase: NDArray[np.int8]
-    event_kind: NDArray[np.int8]
-    lane: NDArray[np.int8]
     layer: NDArray[np.int32]
     bucket: NDArray[np.int32]
     micro_batch: NDArray[np.int32]
     size_bytes: NDArray[np.int64]
-    rank_class: NDArray[np.int8]
-    group: NDArray[np.int8]
 
 
 def lower(
@@ -57,12 +45,15 @@ def lower(
     ready_s: NDArray[np.float64] | None = None,
     alpha_s: float | None = None,
     beta_s_per_byte: float | None = None,
+    *,
+    agreement_bytes: int | None = None,
 ) -> Schedule:
     """The operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
 
     the step's overhead; for each micro-batch all forwards, the loss, all backwards reversed, with batch norm's global
     sums among them; the allreduces in bucket order, each after the last micro-batch's backwards of its tensors; the
-    sum of batch norm's leaf statistics; the update, after all of them.
+    sum of batch norm's leaf statistics; the update, after all of them. With ``agreement_bytes`` it is the schedule of
+    ``dpsim.lowering.zero1``.
 
     With one device there is no allreduce, and the buckets say how memory is laid out (a rule that needs costs has
     nothing to decide there and makes one). Under ``horovod`` the schedule is dynamic: every tensor is a bucket of its
@@ -88,51 +79,70 @@ def lower(
         dtype_code=order.dtype_code,
     )
     sizes = order.cumulative_bytes[start[1:]] - order.cumulative_bytes[start[:-1]]
-    buckets = len(sizes)
+    return with_buckets(workload, plan, order.tensor, start, sizes, dynamic=dynamic, agreement_bytes=agreement_bytes)
+
+
+def with_buckets(
+    workload: Workload,
+    plan: Plan,
+    tensor_order: Ints,
+    bucket_start: Ints,
+    bucket_size_bytes: Ints,
+    decided_by: NDArray[np.int32] | None = None,
+    *,
+    dynamic: bool = False,
+    agreement_bytes: int | None = None,
+) -> Schedule:
+    """The schedule with these buckets. Their collectives wait for the backwards of their tensors, or ``decided_by``.
+
+    ``decided_by``: one operation of each bucket. A dynamic schedule, and one of one device, has no collectives of them.
+    """
+    buckets = len(bucket_size_bytes)
     sent = 0 if dynamic or plan.devices == 1 else buckets
-    layout = operations_of(workload, plan.accumulate, plan.batch_norm if plan.devices > 1 else "local", sent)
-    computed, size_bytes = layout.computation, layout.size_bytes
-    before = len(computed.kind)
-    if sent:
+    sharded = agreement_bytes is not None
+    batch_norm = plan.batch_norm if plan.devices > 1 else "local"
+    columns = _columns(workload, plan.accumulate, batch_norm, sent, sharded)
+    computed, size_bytes = columns.computation, columns.size_bytes
+    if sent or sharded:
         size_bytes = size_bytes.copy()
-        size_bytes[before : before + sent] = sizes
+        before = len(computed.kind)
+        size_bytes[before : before + sent] = bucket_size_bytes
+    if agreement_bytes is not None:
+        size_bytes[len(size_bytes) - sent - 2] = agreement_bytes
+        size_bytes[len(size_bytes) - sent :] = bucket_size_bytes
     edges = quickest(_dependencies, few=buckets <= _FEW_BUCKETS)
-    depends_start, depends_on = edges(
-        computed.depends_start, computed.depends_on, computed.final, start, sent, layout.late
-    )
+    awaited = (computed.final, bucket_start) if decided_by is None else (decided_by, np.arange(buckets + 1))
+    late = int(computed.statistics > 0)
+    depends_start, depends_on = edges(computed.depends_start, computed.depends_on, *awaited, sent, late, sharded)
     return Schedule(
         workload=workload,
         plan=plan,
-        kind=layout.kind,
-        phase=layout.phase,
-        event_kind=layout.event_kind,
-        lane=layout.lane,
-        layer=layout.layer,
-        bucket=layout.bucket,
-        micro_batch=layout.micro_batch,
+        kind=columns.kind,
+        layer=columns.layer,
+        bucket=columns.bucket,
+        micro_batch=columns.micro_batch,
         size_bytes=size_bytes,
-        rank_class=layout.rank_class,
-        group=layout.group,
         depends_start=depends_start,
         depends_on=depends_on,
-        tensor_order=order.tensor,
-        bucket_start=start,
-        bucket_size_bytes=sizes,
-        rank_classes=(RankClass(name="replica", ranks=plan.devices),),
-        groups=(Group(devices=plan.devices, layout=plan.layout),),
+        tensor_order=tensor_order,
+        bucket_start=bucket_start,
+        bucket_size_bytes=bucket_size_bytes,
         dynamic=dynamic,
+        sharded=sharded,
     )
 
 
 @jit
-def _dependencies(computed_start, computed_on, final, bucket_start, sent, late):  # type: ignore[no-untyped-def]
-    """What each operation waits for: of computations as given; an allreduce for the backwards that make its tensors
-    final (``final``); batch norm's late sum (``late``: 0 or 1) for all allreduces; the update for all of these.
+def _dependencies(computed_start, computed_on, final, bucket_start, sent, late, sharded):  # type: ignore[no-untyped-def]
+    """What each operation waits for: of computations as given; a collective of a bucket for the backwards that make its
+    tensors final (``final``); batch norm's late sum (``late``: 0 or 1) for all of these; the ranks' agreement where the
+    schedule is sharded for the same; the update for all before it; an all-gather for the update.
     """
     before = len(computed_start) - 1
-    start = np.empty(before + sent + late + 2, np.int32)
+    update = before + sent + late + sharded
+    start = np.empty(update + 2 + sent * sharded, np.int32)
     start[: before + 1] = computed_start
-    on = np.empty(len(computed_on) + (len(final) if sent else 0) + late * max(sent, 1) + max(sent + late, 1), np.int32)
+    on = np.empty(len(computed_on) + len(final) + 4 * (sent + 2), np.int32)
     count = len(computed_on)
     on[:count] = computed_on
     for bucket in range(sent):
@@ -141,42 +151,40 @@ def _dependencies(computed_start, computed_on, final, bucket_start, sent, late):
                 on[count] = final[tensor]
                 count += 1
         start[before + bucket + 1] = count
-    for row in range(before + sent, before + sent + late + 1):
-        for earlier in range(before if row > before else before - 1, row):
+    for row in range(before + sent, update + 1):
+        last = row if row == update else before + sent
+        for earlier in range(before if last > before else before - 1, last):
             on[count] = earlier
             count += 1
+        start[row + 1] = count
+    for row in range(update + 1, len(start) - 1):
+        on[count] = update
+        count += 1
         start[row + 1] = count
     return start, on[:count].copy()
 
 
 @remember
-def operations_of(workload: Workload, accumulate: int, batch_norm: str, sent: int) -> Operations:
+def _columns(workload: Workload, accumulate: int, batch_norm: str, sent: int, sharded: bool) -> _Columns:
     computation = computation_of(workload, accumulate, batch_norm)
-    before, late = len(computation.kind), 1 if computation.statistics else 0
-    operations = before + sent + late + 1
-
-    def column(values: NDArray[N], fill: int) -> NDArray[N]:
-        whole = np.full(operations, fill, values.dtype)
-        whole[:before] = values
-        return whole
-
-    kind, lane = column(computation.kind, COLLECTIVE), column(computation.lane, COMMUNICATION_LANE)
-    kind[-1], lane[-1] = UPDATE, COMPUTE_LANE
-    phase, bucket = column(computation.phase, NO_PHASE), np.full(operations, -1, np.int32)
+    late = [SYNCHRONISE_EVENT] if computation.statistics else []
+    collective, agreement, gathers = (
+        (REDUCE_SCATTER_EVENT, [SYNCHRONISE_EVENT], sent) if sharded else (ALLREDUCE_EVENT, [], 0)
+    )
+    added = [*[collective] * sent, *late, *agreement, UPDATE_EVENT, *[ALL_GATHER_EVENT] * gathers]
+    before, count = len(computation.kind), len(added)
+    kind = np.concatenate([computation.kind, np.array(added, np.int8)])
+    bucket = np.full(before + count, -1, np.int32)
     bucket[before : before + sent] = np.arange(sent)
-    size_bytes = column(computation.size_bytes, 0)
-    size_bytes[before + sent : before + sent + late] = computation.statistics
-    return Operations(
+    bucket[before + count - gathers :] = np.arange(gathers)
+    size_bytes = np.concatenate([computation.size_bytes, np.zeros(count, np.int64)])
+    if late:
+        size_bytes[before + sent] = computation.statistics
+    return _Columns(
         computation=computation,
-        late=late,
         kind=kind,
-        phase=phase,
-        event_kind=event_kinds(kind, phase, bucket),
-        lane=lane,
-        layer=column(computation.layer, -1),
+        layer=np.concatenate([computation.layer, np.full(count, -1, np.int32)]),
         bucket=bucket,
-        micro_batch=column(computation.micro_batch, accumulate - 1),
+        micro_batch=np.concatenate([computation.micro_batch, np.full(count, accumulate - 1, np.int32)]),
         size_bytes=size_bytes,
-        rank_class=np.zeros(operations, np.int8),
-        group=np.where(kind == COLLECTIVE, np.int8(0), np.int8(-1)),
     )

@@ -1,13 +1,13 @@
 """Gradient tensors -> buckets: every published fusion rule, pure. Tensors stand in the order backward makes them final.
 
-The static rules are called by ``fuse``; Horovod's rule decides while running and is the policy ``HorovodCycle``, which
-the runtime and the model both call. Each is registered in ``dpsim.fusion_rules``.
+``fuse`` calls the static rules; DDP's is in ``ddp``, and Horovod's, which decides while running, in ``horovod``.
+Each is registered in ``dpsim.fusion_rules``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.jit import Compiled, jit, quickest
-from dpsim.lowering.ddp_buckets import DDP_FIRST_BUCKET_BYTES
 from dpsim.registry import load
 
-HOROVOD_PADDING_BYTES = 16
 _FEW_TENSORS = 1000
 
 Ints = NDArray[np.int64]
@@ -81,28 +79,17 @@ def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
     Source: Tarantella ``FusedTensorInfo.cpp``.
     """
-    return _loop(_close_at, tensors)(tensors.size_bytes, threshold_bytes, threshold_bytes, tensors.dtype_code)
-
-
-def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """As ``tarantella``; with the default threshold the first bucket of a dtype closes at 1 MiB.
-
-    This is the list that PyTorch's DDP keeps (``dpsim.lowering.ddp_buckets.final_buckets``), for tensors of one dtype,
-    and for several where a bucket's tensors stand together. A threshold that is set holds for the first bucket too, as
-    ``bucket_cap_mb`` does.
-    """
-    first = DDP_FIRST_BUCKET_BYTES if tensors.default_threshold else threshold_bytes
-    return _loop(_close_at, tensors)(tensors.size_bytes, first, threshold_bytes, tensors.dtype_code)
+    return closed_at(tensors, threshold_bytes)
 
 
 def per_tensor(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """One bucket per tensor."""
-    return _loop(_close_at, tensors)(tensors.size_bytes, 0.0, 0.0, tensors.dtype_code)
+    return closed_at(tensors, 0.0)
 
 
 def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """One bucket per step."""
-    return _loop(_close_at, tensors)(tensors.size_bytes, math.inf, math.inf, tensors.dtype_code)
+    return closed_at(tensors, math.inf)
 
 
 def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
@@ -129,35 +116,31 @@ def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     return starts
 
 
-def horovod(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """Refuses: the buckets are decided while running, by ``HorovodCycle``."""
-    static = [name for name, rule in FUSION_RULES.items() if not rule.while_running]
-    raise ConfigError(
-        "fusion rule 'horovod' decides its buckets while running",
-        allowed=", ".join(static),
-        remedy="call dpsim.lowering.fusion.HorovodCycle on the tensors of each cycle",
-    )
-
-
 def _loop(compiled: Compiled, tensors: GradientTensors) -> Callable[..., Ints]:
     """The loop, compiled unless that means loading numba for a few tensors: training fuses once, predictions often."""
     return quickest(compiled, few=len(tensors.size_bytes) <= _FEW_TENSORS)
 
 
+def closed_at(tensors: GradientTensors, *limits_bytes: float) -> Ints:
+    """Add a tensor, then close the bucket when its size >= its limit: the first limit until a dtype's first bucket is
+    full, and so on; the last one holds for all that follow.
+    """
+    return _loop(_close_at, tensors)(tensors.size_bytes, np.array(limits_bytes), tensors.dtype_code)
+
+
 @jit
-def _close_at(size_bytes, first, limit, dtype_code):  # type: ignore[no-untyped-def]
-    """Add a tensor, then close the bucket when its size >= its limit (``first`` until a dtype's first bucket fills)."""
+def _close_at(size_bytes, limits, dtype_code):  # type: ignore[no-untyped-def]
     tensors = len(size_bytes)
     starts = np.zeros(tensors + 1, np.int64)
-    full = np.zeros(1 if tensors == 0 else dtype_code.max() + 1, np.bool_)
+    full = np.zeros(1 if tensors == 0 else dtype_code.max() + 1, np.int64)
     buckets = 0
     size = np.int64(0)
     for i in range(tensors):
         size += size_bytes[i]
         code = dtype_code[i]
-        enough = size >= (limit if full[code] else first)
+        enough = size >= limits[min(full[code], len(limits) - 1)]
         if enough:
-            full[code] = True
+            full[code] += 1
         if enough or i + 1 == tensors or dtype_code[i + 1] != code:
             buckets += 1
             starts[buckets] = i + 1
@@ -190,45 +173,3 @@ def _merge_mg_wfbp(size_bytes, ready_s, alpha, beta, dtype_code):  # type: ignor
     buckets += 1
     starts[buckets] = tensors
     return starts[: buckets + 1].copy()
-
-
-@dataclass(frozen=True, kw_only=True)
-class HorovodCycle:
-    """Horovod's rule, decided while running: every ``cycle_s`` the tensors that became ready are packed at once.
-
-    Greedy in ready order: a bucket takes its first tensor, then every later one of the same dtype while the sum of
-    sizes, each padded to 16 bytes, stays <= ``threshold_bytes`` (a maximum), looking past tensors that do not fit;
-    what was passed over forms the next bucket. A tensor above the threshold goes alone; threshold 0 is one a tensor.
-    ``reference formulas`` states it so; Horovod's own ``controller.cc`` bounds the look-ahead (size + skipped bytes
-    <= threshold), so there it passes over tensors of another dtype only.
-    """
-
-    threshold_bytes: float
-    cycle_s: float
-
-    def __post_init__(self) -> None:
-        if not self.threshold_bytes >= 0:
-            raise ConfigError(f"fusion threshold is {self.threshold_bytes}", allowed="0 or more bytes, or inf")
-        if not (math.isfinite(self.cycle_s) and self.cycle_s > 0):
-            raise ConfigError(f"cycle_s is {self.cycle_s}", allowed="finite seconds > 0")
-
-    def pack(self, size_bytes: Sequence[int], dtype_code: Sequence[int] | None = None) -> tuple[tuple[int, ...], ...]:
-        """Buckets as tuples of positions in ``size_bytes``, the tensors ready since the last cycle in ready order."""
-        codes = [0] * len(size_bytes) if dtype_code is None else dtype_code
-        padded = [-(-int(size) // HOROVOD_PADDING_BYTES) * HOROVOD_PADDING_BYTES for size in size_bytes]
-        if self.threshold_bytes == 0:
-            return tuple((i,) for i in range(len(padded)))
-        waiting = list(range(len(padded)))
-        buckets = []
-        while waiting:
-            first = waiting[0]
-            bucket, passed, total = [first], [], padded[first]
-            for i in waiting[1:]:
-                if codes[i] == codes[first] and total + padded[i] <= self.threshold_bytes:
-                    bucket.append(i)
-                    total += padded[i]
-                else:
-                    passed.append(i)
-            buckets.append(tuple(bucket))
-            waiting = passed
-        return tuple(buckets)

@@ -92,7 +92,7 @@ def _model_errors(schedule: Schedule) -> tuple[float, float]:
     """(the error that all plans share, that of each plan)."""
     if not schedule.workload.emulated_compute:
         return COMMON_MODEL_ERROR, OWN_MODEL_ERROR
-    return EMULATED_MODEL_ERROR * schedule.groups[0].devices, EMULATED_OWN_ERROR
+    return EMULATED_MODEL_ERROR * schedule.plan.devices, EMULATED_OWN_ERROR
 
 
 def equally_fast(slower: tuple[Prediction, Interval], faster: tuple[Prediction, Interval]) -> bool:

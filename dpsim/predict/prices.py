@@ -82,31 +82,31 @@ def _slowest(workload: Workload, devices: int) -> float:
     return expected_slowest(workload.step_spread, devices)
 
 
-def prices_of(workload: Workload, machine: Machine, plan: Plan, schedule: Schedule, factors: Factors) -> Priced:
+def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     """The prices of a schedule on a machine, each part times its factor.
 
     A device that updates its shard alone takes as large a part of the time that all parameters take.
     """
-    group = schedule.groups[0]
-    slowdown, beyond = compute_slowdown(machine, group.devices, group.layout)
-    waits = waiting_factor(machine, workload, group.devices)
+    workload, plan = schedule.workload, schedule.plan
+    slowdown, beyond = compute_slowdown(machine, plan.devices, plan.layout)
+    waits = waiting_factor(machine, workload, plan.devices)
     slowdown *= factors.compute
     samples = local_share(plan)
     layers, announces = _layer_arrays(workload, samples, slowdown * waits, factors.compute)
     collective = machine.priced(plan.collective)
     solo = solo_curve(machine, collective)
     overlapped, poll_s = solo, 0.0
-    if group.devices > 1 and plan.overlap in ("poll", "thread"):
+    if plan.devices > 1 and plan.overlap in ("poll", "thread"):
         overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
     stages = rounds(collective)
     gather, update_s = solo, workload.update_s * slowdown
     if schedule.sharded:
         gather = solo_curve(machine, msgspec.structs.replace(collective, kind="all-gather"))
-        update_s /= group.devices
+        update_s /= plan.devices
     sums = solo
-    if plan.batch_norm != "local" and group.devices > 1:
+    if plan.batch_norm != "local" and plan.devices > 1:
         sums = sums_curve(machine, collective)
-    overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, group.devices) * factors.compute
+    overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
     fixed = np.array((overhead_s * waits, update_s * waits, poll_s * factors.loss, stages), np.float64)
     points = solo.points, overlapped.points, gather.points, sums.points
     if factors is not EXACT:

@@ -47,7 +47,7 @@ class Operations(NamedTuple):
 def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> Operations:
     """The arrays of a schedule for the kernel."""
     return Operations(
-        schedule.event_kind,
+        schedule.kind,
         schedule.lane,
         schedule.layer,
         schedule.size_bytes,

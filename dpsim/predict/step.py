@@ -108,7 +108,7 @@ class PricedStep:
         """
         schedule, (start, end, _) = self.schedule, self.times
         queue = schedule.gradient_collectives if schedule.plan.overlap == "inline" else np.empty(0, np.int64)
-        kinds = schedule.event_kind
+        kinds = schedule.kind
         events: list[tuple[float, float, int, int, int]] = []
         for i in range(len(schedule.kind)):
             lane, size = int(schedule.lane[i]), int(schedule.size_bytes[i])
@@ -145,7 +145,7 @@ class PricedStep:
         """
         schedule, (start, end, ready) = self.schedule, self.times
         queue = schedule.gradient_collectives
-        begin_s = start[schedule.event_kind == BACKWARD_EVENT].min()
+        begin_s = start[schedule.kind == BACKWARD_EVENT].min()
         ready_s: Floats = np.array([ready[schedule.dependencies(int(bucket))].max() for bucket in queue]) - begin_s
         if schedule.plan.overlap == "inline":
             ready_s[1:] -= np.cumsum(end[queue] - start[queue])[:-1]
@@ -161,15 +161,14 @@ def price(schedule: Schedule, machine: Machine, factors: Factors = EXACT) -> Pri
     the machine does not price the plan's allreduce.
     """
     plan, workload = schedule.plan, schedule.workload
-    group = schedule.groups[0]
-    priced = prices_of(workload, machine, plan, schedule, factors)
+    priced = prices_of(machine, schedule, factors)
     (first_bytes, last_bytes), extrapolated, mode = priced.known_bytes, priced.extrapolated, MODES[plan.overlap]
     if schedule.dynamic:
         schedule, operations = joined(schedule, priced.prices, mode)
     else:
         operations = operations_of(schedule)
     times, sums, step_s = simulate(operations, priced.prices, mode)
-    if group.devices > 1 and schedule.buckets and not extrapolated:
+    if plan.devices > 1 and schedule.buckets and not extrapolated:
         sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0]
         extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)
     input_s = _waiting_for_input_s(workload, plan, step_s)

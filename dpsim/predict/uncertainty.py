@@ -52,14 +52,14 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     speed does not change them.
     """
     plan, workload = schedule.plan, schedule.workload
-    devices = schedule.groups[0].devices
+    devices = plan.devices
     emulated, stated = workload.emulated_compute, machine.relative_uncertainty
     speed = 0.0 if emulated else ASSUMED_SPEED if stated is None else stated
     compute = 0.0 if emulated else _compute(workload, local_share(plan))
     if devices == 1:
         return Uncertainty(speed, compute, 0.0, 0.0, 0.0)
     if not emulated:
-        compute = math.hypot(compute, _slowdown(machine, devices, schedule.groups[0].layout))
+        compute = math.hypot(compute, _slowdown(machine, devices, plan.layout))
     collective = machine.priced(plan.collective)
     network = _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, schedule)
     if schedule.sharded:

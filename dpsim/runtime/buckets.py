@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
 from dpsim.comm.transport import Request, Transport, all_done
-from dpsim.lowering.fusion import HorovodCycle
+from dpsim.lowering.horovod import HorovodCycle
 from dpsim.runtime.program import StepProgram
 from dpsim.schedule import Schedule
 
@@ -127,7 +127,7 @@ class CycleBuckets:
         self._sent()
         self._decided += buckets
         self._waiting = []
-        self._tick_s = max(self._tick_s + self._cycle.cycle_s, now())
+        self._tick_s = self._cycle.next_tick_s(self._tick_s, now())
 
     def _sent(self) -> bool:
         self._sending = [(pending, message) for pending, message in self._sending if not all_done(pending)]

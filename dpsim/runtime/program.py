@@ -10,15 +10,17 @@ from dpsim.errors import ConfigError
 from dpsim.schedule import (
     ALLREDUCE_EVENT,
     BACKWARD_EVENT,
-    COLLECTIVE,
-    COMPUTE,
+    COLLECTIVES,
     FORWARD_EVENT,
+    KINDS,
     LOSS_EVENT,
     OVERHEAD_EVENT,
     REDUCE_SCATTER_EVENT,
-    UPDATE,
+    UPDATE_EVENT,
     Schedule,
 )
+
+_COMPUTATIONS = (OVERHEAD_EVENT, FORWARD_EVENT, LOSS_EVENT, BACKWARD_EVENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +49,14 @@ class StepProgram:
 def compiled(schedule: Schedule) -> StepProgram:
     """The program of a rank. Raises ``ConfigError`` for operations that the runtime does not execute."""
     kinds = schedule.kind.tolist()
-    if not {*kinds} <= {COMPUTE, COLLECTIVE, UPDATE} or len(schedule.rank_classes) != 1:
+    if others := {*kinds} - {*_COMPUTATIONS, *COLLECTIVES, UPDATE_EVENT}:
         raise ConfigError(
-            "a schedule with sends and receives, or with ranks that do different things",
-            allowed="computations, collectives and updates, the same on every rank",
+            f"a schedule with operations of kind {', '.join(KINDS[kind] for kind in sorted(others))}",
+            allowed="computations, collectives and updates",
         )
     gathers = schedule.parameter_collectives.tolist()
     update = len(kinds) - 1 - len(gathers)
-    if kinds.count(UPDATE) != 1 or kinds[update] != UPDATE:
+    if kinds.count(UPDATE_EVENT) != 1 or kinds[update] != UPDATE_EVENT:
         raise ConfigError(
             "a schedule that does not end with the update",
             allowed="one update, after everything else but the all-gathers of the parameters",
@@ -63,9 +65,9 @@ def compiled(schedule: Schedule) -> StepProgram:
         raise ConfigError("an all-gather of parameters that does not wait for their update", allowed="one that does")
     layers, micro_batches = len(schedule.workload.layers), schedule.plan.accumulate
     operations = np.full((BACKWARD_EVENT + 1, micro_batches, layers), -1)
-    for operation in np.flatnonzero(schedule.kind == COMPUTE).tolist():
-        event, layer = schedule.event_kind[operation], max(int(schedule.layer[operation]), 0)
-        operations[event, schedule.micro_batch[operation], layer] = operation
+    for operation in np.flatnonzero(np.isin(kinds, _COMPUTATIONS)).tolist():
+        layer = max(int(schedule.layer[operation]), 0)
+        operations[kinds[operation], schedule.micro_batch[operation], layer] = operation
     rows: list[list[list[int]]] = operations.tolist()
     single = [rows[OVERHEAD_EVENT][0][0], *(row[0] for row in rows[LOSS_EVENT])]
     if min([*single, *map(min, rows[FORWARD_EVENT] + rows[BACKWARD_EVENT])]) < 0:
@@ -78,7 +80,7 @@ def compiled(schedule: Schedule) -> StepProgram:
     waits = []
     for position, collective in enumerate(collectives):
         earlier = {*schedule.dependencies(collective).tolist()} - {*collectives[:position]}
-        if any(kinds[operation] != COMPUTE for operation in earlier):
+        if any(kinds[operation] not in _COMPUTATIONS for operation in earlier):
             raise ConfigError(
                 f"{schedule.operation_name(collective)} waits for what is announced by no layer",
                 allowed="allreduces that wait for computations, or for allreduces before them",

@@ -8,7 +8,7 @@ import torch
 
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
-from dpsim.lowering.ddp_buckets import Buckets, DdpOptions, DdpParameter, initial_buckets
+from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
 from dpsim.torch_ddp.record import Recorder, reduced_parameters
 from dpsim.torch_ddp.recorded import Recorded, RecordedParameter
 from dpsim.torch_ddp.request import ScriptRequest

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dpsim.ddp_settings import DdpSettings
-from dpsim.lowering.ddp_buckets import Buckets
+from dpsim.lowering.ddp import Buckets
 from dpsim.workload import Layer, Tensor, Workload
 
 Mode = Literal["whole", "forward", "gradients"]

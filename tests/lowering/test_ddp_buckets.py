@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsim.errors import ConfigError
-from dpsim.lowering.ddp_buckets import Buckets, DdpOptions, DdpParameter, final_buckets, initial_buckets
+from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, final_buckets, initial_buckets
 from dpsim.lowering.fusion import fuse
 
 MIB = 2**20

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import resnet50
 from dpsim.lowering import fusion
-from dpsim.lowering.ddp_buckets import DDP_FIRST_BUCKET_BYTES
-from dpsim.lowering.fusion import HorovodCycle, fuse
+from dpsim.lowering.ddp import DDP_FIRST_BUCKET_BYTES
+from dpsim.lowering.horovod import HorovodCycle, fuse
 
 MIB = 2**20
 QUICK = settings(max_examples=150)

@@ -18,7 +18,7 @@ from dpsim.schedule import (
     FORWARD_EVENT,
     LOSS_EVENT,
     OVERHEAD_EVENT,
-    UPDATE,
+    UPDATE_EVENT,
 )
 from dpsim.workload import Layer, Tensor, Workload
 
@@ -40,7 +40,7 @@ def test_a_schedule_holds_every_tensor_once_and_communicates_it_in_the_last_micr
     for bucket in range(schedule.buckets):
         assert len({dtypes[name] for name in schedule.bucket_tensors(bucket)}) == 1
 
-    event = schedule.event_kind
+    event = schedule.kind
     forward = [(FORWARD_EVENT, i) for i in range(layers)]
     backward = [(BACKWARD_EVENT, i) for i in reversed(range(layers))]
     compute = 1 + (2 * layers + 1) * plan.accumulate
@@ -49,7 +49,7 @@ def test_a_schedule_holds_every_tensor_once_and_communicates_it_in_the_last_micr
     assert schedule.micro_batch[1:compute].tolist() == [
         m for m in range(plan.accumulate) for _ in range(2 * layers + 1)
     ]
-    assert kind[-1] == UPDATE and schedule.lane[-1] == COMPUTE_LANE
+    assert kind[-1] == UPDATE_EVENT and schedule.lane[-1] == COMPUTE_LANE
 
     collectives = schedule.gradient_collectives
     silent = plan.devices == 1 or schedule.dynamic

@@ -61,7 +61,7 @@ def test_ordered_sums_cost_what_their_table_says_and_without_one_what_an_allredu
 def test_a_schedule_has_the_sums_that_the_layers_ask_for() -> None:
     workload = describe(build_model("cnn:4,6", (8, 8, 1), 3), "cnn")
     schedule = lower(workload, GLOBAL)
-    stops = np.flatnonzero(schedule.event_kind == SYNCHRONISE_EVENT)
+    stops = np.flatnonzero(schedule.kind == SYNCHRONISE_EVENT)
     assert [schedule.operation_name(i - 1) for i in stops] == [
         "forward bn1",
         "forward bn2",
@@ -71,13 +71,11 @@ def test_a_schedule_has_the_sums_that_the_layers_ask_for() -> None:
     assert schedule.operation_name(int(stops[0])) == "synchronise bn1"
     assert schedule.size_bytes[stops].tolist() == [8 * 9, 8 * 13, 4 * 12, 4 * 8]
     schedule = lower(workload, LEAF)
-    (stop,) = np.flatnonzero(schedule.event_kind == SYNCHRONISE_EVENT)
+    (stop,) = np.flatnonzero(schedule.kind == SYNCHRONISE_EVENT)
     assert schedule.size_bytes[stop] == 8 * 9 + 8 * 13 and schedule.layer[stop] == -1
     for plan in (LOCAL, msgspec.structs.replace(GLOBAL, devices=1), msgspec.structs.replace(LEAF, devices=1)):
-        assert not (lower(workload, plan).event_kind == SYNCHRONISE_EVENT).any()
-    assert not (
-        lower(describe(build_model("mlp:4", (8, 8, 1), 3), "mlp"), GLOBAL).event_kind == SYNCHRONISE_EVENT
-    ).any()
+        assert not (lower(workload, plan).kind == SYNCHRONISE_EVENT).any()
+    assert not (lower(describe(build_model("mlp:4", (8, 8, 1), 3), "mlp"), GLOBAL).kind == SYNCHRONISE_EVENT).any()
 
 
 def test_a_step_takes_as_much_longer_as_the_sums_cost() -> None:

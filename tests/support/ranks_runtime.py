@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -175,10 +176,20 @@ def edited(schedule: Schedule, edit: Sequence[Any]) -> Schedule:
         return schedule
     what, k, other = edit
     sent = schedule.parameter_collectives if what == "swap gathers" else schedule.gradient_collectives
-    if what.startswith("swap"):
-        return schedule.swapped(int(sent[k]), int(sent[other]))
-    names = [schedule.operation_name(operation) for operation in range(len(schedule.kind))]
-    return schedule.delayed(int(sent[k]), names.index(other))
+    order = np.arange(len(schedule.kind))
+    dependencies = [schedule.dependencies(operation) for operation in order.tolist()]
+    if what == "delay":
+        names = [schedule.operation_name(operation) for operation in order.tolist()]
+        dependencies[sent[k]] = np.append(dependencies[sent[k]], np.int32(names.index(other)))
+    else:
+        order[[sent[k], sent[other]]] = sent[other], sent[k]
+        dependencies = [order[dependencies[row]] for row in order]  # a swap is its own inverse
+    columns = {
+        name: getattr(schedule, name)[order] for name in ("kind", "layer", "bucket", "micro_batch", "size_bytes")
+    }
+    start = np.cumsum([0, *map(len, dependencies)]).astype(np.int32)
+    joined = np.concatenate(dependencies).astype(np.int32)
+    return dataclasses.replace(schedule, depends_start=start, depends_on=joined, **columns)
 
 
 def recorded(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:

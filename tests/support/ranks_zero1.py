@@ -51,7 +51,7 @@ def agreements(comm: MPI.Intracomm, argument: list[dict[str, Any]], report: Prog
         sent = sums.measure().nbytes + np.float64().nbytes
         stated = agreement_bytes(schedule.workload, schedule.plan.optimizer)
         if schedule.sharded:
-            (before_update,) = np.flatnonzero((schedule.event_kind == SYNCHRONISE_EVENT) & (schedule.layer < 0))
+            (before_update,) = np.flatnonzero((schedule.kind == SYNCHRONISE_EVENT) & (schedule.layer < 0))
             stated = int(schedule.size_bytes[before_update])
         sizes.append((stated, sent))
         trainer.close()

@@ -13,7 +13,7 @@ from torch import distributed  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch_architectures import ARCHITECTURES  # noqa: E402
 
-from dpsim.lowering.ddp_buckets import Buckets, final_buckets, initial_buckets  # noqa: E402
+from dpsim.lowering.ddp import Buckets, final_buckets, initial_buckets  # noqa: E402
 from dpsim.torch_ddp import logged, process_group  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]

@@ -19,7 +19,7 @@ from dpsim.launch import child_process
 from dpsim.lowering import lower
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.records.sweep import read_predictions
-from dpsim.schedule import COLLECTIVE
+from dpsim.schedule import COMMUNICATION_LANE
 from dpsim.setting import settings_of
 from dpsim.workload import Layer, Tensor, Workload
 
@@ -94,7 +94,7 @@ def test_synchronised_batch_norm_adds_two_sums_a_layer_to_the_prediction(dpsim: 
     (setting,) = settings_of(experiment_of(config, a_workload(sync_batch_norm=True)).rows)
     schedule = lower(a_workload(), setting.plan)
     assert setting.plan.batch_norm == "global"
-    assert sum(schedule.bucket[schedule.kind == COLLECTIVE] < 0) == 2 * LAYERS
+    assert sum(schedule.bucket[schedule.lane == COMMUNICATION_LANE] < 0) == 2 * LAYERS
 
 
 def test_synchronised_batch_norm_is_refused_on_processors(tmp_path: Path) -> None:

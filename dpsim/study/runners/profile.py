@@ -107,7 +107,7 @@ def computing_times(begin_s: float, marks: StepMarks, schedule: Schedule) -> Flo
     before_s = marks.begin_s
     ready = dict(marks.ready)
     for operation, end_s in marks.compute:
-        kind, layer = schedule.event_kind[operation], schedule.layer[operation]
+        kind, layer = schedule.kind[operation], schedule.layer[operation]
         if kind == FORWARD_EVENT:
             row[layer] += end_s - before_s
         elif kind == BACKWARD_EVENT:
@@ -129,7 +129,7 @@ def _check_announced(model: str, schedule: Schedule, marks: StepMarks) -> None:
     count = len(schedule.workload.layers)
     expected = [(FORWARD_EVENT, layer) for layer in range(count)]
     expected += [(BACKWARD_EVENT, layer) for layer in reversed(range(count))]
-    kinds = [(int(schedule.event_kind[operation]), int(schedule.layer[operation])) for operation, _ in marks.compute]
+    kinds = [(int(schedule.kind[operation]), int(schedule.layer[operation])) for operation, _ in marks.compute]
     announced = [each for each in kinds if each[0] in (FORWARD_EVENT, BACKWARD_EVENT)]
     if not announced or announced != expected * (len(announced) // len(expected)):
         names = [layer.name for layer in schedule.workload.layers]

@@ -18,7 +18,7 @@ import msgspec
 
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import FileFormatError
-from dpsim.lowering.ddp_buckets import Buckets, DdpOptions, DdpParameter, final_buckets
+from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, final_buckets
 from dpsim.torch_ddp.kineto.events import open_trace, read_events
 from dpsim.torch_ddp.kineto.marks import collect
 from dpsim.torch_ddp.kineto.steps import SentBucket, TracedGradient, TracedStep, steps_of

@@ -1,4 +1,6 @@
-"""The bucket lists of PyTorch's DistributedDataParallel (DDP): which gradients it sends together, in which order.
+"""The rule of PyTorch's DistributedDataParallel (DDP): which gradients it sends together, in which order.
+
+``ddp`` is the fusion rule; the other functions give the bucket lists of a DDP model with parameters of several kinds.
 
 DDP makes its first list at construction, from the order of the parameters. Unless ``find_unused_parameters`` is set,
 that list has one bucket for each dtype and device, and after the first synchronising step DDP makes the list that it
@@ -10,21 +12,35 @@ Source: PyTorch ``reducer.cpp`` (compute_bucket_assignment_by_size, rebuild_buck
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dpsim.errors import ConfigError
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.lowering.fusion import GradientTensors, Ints, closed_at
 
 DDP_FIRST_BUCKET_BYTES = float(2**20)
-DDP_DEFAULT_CAP_BYTES = 25.0 * 2**20
+DDP_DEFAULT_CAP_BYTES = FUSION_RULES.find("ddp").default_threshold_bytes or 0.0
 FIRST_VERSION = (2, 0)
 CAP_FOR_THE_FIRST_BUCKET_TOO = (2, 4)
 """From this PyTorch on, a cap that the user sets holds for the first bucket too; before, it was 1 MiB all the same."""
 
 Buckets = tuple[tuple[int, ...], ...]
 """Buckets in the order in which DDP sends them; each holds positions in the list of parameters."""
+
+
+def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """As ``tarantella``; with the default threshold the first bucket of a dtype closes at 1 MiB.
+
+    This is the list that PyTorch's DDP keeps (``final_buckets``), for tensors of one dtype, and for several where a
+    bucket's tensors stand together. A threshold that is set holds for the first bucket too, as ``bucket_cap_mb`` does.
+    """
+    first = (DDP_FIRST_BUCKET_BYTES,) if tensors.default_threshold else ()
+    return closed_at(tensors, *first, threshold_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,21 +128,22 @@ def _assign(parameters: Sequence[DdpParameter], order: Iterable[int], limits_byt
 
     PyTorch collects the last ones from a hash map, which lists them by last first appearance of dtype and device.
     """
-    closed: list[tuple[int, ...]] = []
-    growing: dict[tuple[str, str], list[int]] = {}
-    size_bytes, level = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for index in order:
+    ended: dict[int, tuple[int, ...]] = {}
+    growing: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for place, index in enumerate(order):
         parameter = parameters[index]
         if parameter.sparse:
-            closed.append((index,))
-            continue
-        key = (parameter.dtype, parameter.device)
-        bucket = growing.setdefault(key, [])
-        bucket.append(index)
-        size_bytes[key] += parameter.size_bytes
-        if size_bytes[key] >= limits_bytes[level[key]]:
-            closed.append(tuple(bucket))
-            growing[key], size_bytes[key] = [], 0
-            level[key] = min(level[key] + 1, len(limits_bytes) - 1)
-    closed += [tuple(bucket) for bucket in reversed(growing.values()) if bucket]
-    return tuple(closed)
+            ended[place] = (index,)
+        else:
+            growing.setdefault((parameter.dtype, parameter.device), []).append((place, index))
+    rests: list[tuple[int, ...]] = []
+    for members in growing.values():
+        sizes = np.array([parameters[index].size_bytes for _, index in members], np.int64)
+        tensors = GradientTensors(size_bytes=sizes, dtype_code=np.zeros_like(sizes))
+        for level, (start, stop) in enumerate(itertools.pairwise(closed_at(tensors, *limits_bytes).tolist())):
+            bucket = tuple(index for _, index in members[start:stop])
+            if sizes[start:stop].sum() >= limits_bytes[min(level, len(limits_bytes) - 1)]:
+                ended[members[stop - 1][0]] = bucket
+            else:
+                rests.append(bucket)
+    return (*(ended[place] for place in sorted(ended)), *reversed(rests))
