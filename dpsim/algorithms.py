@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from dpsim.registry import Registry
 
@@ -63,7 +63,28 @@ ALGORITHMS: Registry[Algorithm] = Registry("algorithm", Algorithm, group="dpsim.
 
 
 NCCL = "nccl"
-"""The algorithm that runs on GPUs alone (``dpsim.backend``), in an order of addition of its own."""
+"""The algorithm that runs on GPUs alone, in an order of addition of its own."""
+
+Backend = Literal["cpu", "cuda"]
+"""Where a training runs: on the CPU, or on GPUs, in whose memory CUDA kernels reduce the gradients."""
+BACKENDS: tuple[str, ...] = get_args(Backend)
+
+CUDA_VERSIONS = {
+    "auto": "two-shot",
+    "one-shot": "one-shot",
+    "two-shot": "two-shot",
+    "direct": "two-shot",
+    "ring": "ring",
+    "halving-doubling": "halving-doubling",
+}
+"""The algorithms of a plan that the CUDA kernels have, and by which version (``dpsim.kernels.allreduce``).
+
+``auto`` is two-shot but for small arrays between GPUs that reach each other's memory (``dpsim.comm.cuda.peer_memory``).
+Between GPUs that do not reach each other's memory there is one, whatever the name: that of ``dpsim.comm.cuda.staged``.
+"""
+
+SIXTEEN_BIT_VERSION = "two-shot"
+"""The version that sends gradients as 16 bits."""
 
 RUNNABLE: tuple[Place, ...] = ("messages", "shared memory", "library")
 

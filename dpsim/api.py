@@ -8,11 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from dpsim.constraints import check
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError, unknown
 from dpsim.launch import rank_info
 from dpsim.launch.rank_process import end_all, one_thread
-from dpsim.machine import Network, check_algorithm
+from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.replica import Replica
 from dpsim.runtime import checkpoints
@@ -70,7 +71,7 @@ def fit(
         "batch_norm": Plan.default_batch_norm(plan.get("leaves", 0)),
     }
     complete_plan = Plan(devices=comm.size, global_batch=global_batch, **(defaults | plan))
-    check_algorithm(complete_plan.algorithm, parsed_network)
+    check("network", algorithm=complete_plan.algorithm, network=parsed_network)
     data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset
     with one_thread():
         after_s = rank_info.stall_after_s if stall_after_s is None else stall_after_s

@@ -1,10 +1,16 @@
-"""``Collective``: a collective but for its size, which is what its cost is asked for."""
+"""``Collective``: a collective but for its size, which is what its cost is asked for; and the layout of its devices.
+
+A layout is ``8`` devices about whose nodes nothing is known, or ``2x4``: 2 nodes of 4 devices each. Rank r is on node
+r // 4 of ``2x4``. In a flat layout (``8``, stored as the empty text) every device is its own node.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from dpsim.codec import Noun
+from dpsim.errors import ConfigError
 
 CollectiveKind = Literal["allreduce", "reduce-scatter", "all-gather", "ordered-sum"]
 """What a collective brings about: every rank has the sum; rank r has shard r of the sum; every rank has all shards.
@@ -22,3 +28,40 @@ class Collective(Noun, frozen=True):
     layout: str = ""
     wire_dtype: str = "float32"
     kind: CollectiveKind = "allreduce"
+
+
+_NUMBER = re.compile(r"0*([1-9][0-9]{0,8})", re.ASCII)
+_LAYOUT = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
+
+
+def parse_devices(token: int | str) -> tuple[int, str]:
+    """(devices, layout) of ``8``, which is (8, ""), or of ``2x4``, which is (8, "2x4"). Raises ``ConfigError``."""
+    text = str(token)
+    if _NUMBER.fullmatch(text):
+        return int(text), ""
+    if not _LAYOUT.fullmatch(text):
+        raise ConfigError(
+            f"devices is {text!r}", allowed="a whole number of 1 or more, or nodes x devices of a node like 2x4"
+        )
+    nodes, of_a_node = node_counts(text, 1)
+    return nodes * of_a_node, text
+
+
+def node_counts(layout: str, devices: int) -> tuple[int, int]:
+    """(nodes, devices of a node) of ``2x4``: (2, 4); of a flat layout: (``devices``, 1). Raises ``ConfigError``."""
+    if not layout:
+        return devices, 1
+    match = _LAYOUT.fullmatch(layout)
+    if match is None:
+        raise ConfigError(f"layout is {layout!r}", allowed="nodes x devices of a node like 2x4, or nothing: flat")
+    return int(match.group(1)), int(match.group(2))
+
+
+def check_layout(layout: str, devices: int) -> None:
+    """Refuse a layout whose product is not ``devices``."""
+    nodes, of_a_node = node_counts(layout, devices)
+    if nodes * of_a_node != devices:
+        raise ConfigError(
+            f"layout {layout} is {nodes * of_a_node} devices, and devices is {devices}",
+            allowed="a layout whose product is the number of devices",
+        )

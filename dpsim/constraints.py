@@ -1,19 +1,35 @@
-"""Which combinations of a plan's fields are impossible, and why: one table.
+"""Which combinations of a plan's fields, of its network, backend and runtime are impossible, and why: one table.
 
-``Plan`` checks every row; ``check`` those of some fields, where there is no plan yet; ``possible`` answers without an
-error, so that what compares many combinations leaves the impossible ones out.
+``Plan`` checks the rows of its own fields; ``check`` those of some fields, where there is no plan yet, or of a network,
+a backend or a runtime; ``possible`` answers without an error, so that what compares many combinations leaves the
+impossible ones out.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from dpsim.algorithms import ALGORITHMS
-from dpsim.errors import ConfigError
+from dpsim.algorithms import ALGORITHMS, BACKENDS, CUDA_VERSIONS, NCCL, RUNNABLE, SIXTEEN_BIT_VERSION, algorithms_in
+from dpsim.dtypes import SIXTEEN_BITS
+from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
-from dpsim.wire_dtype import SIXTEEN_BITS
+from dpsim.processor import layers_by_kernels
+
+Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi", "torch-ddp-nccl"]
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+"""``torch-ddp-gloo`` is DDP with gloo's own allreduces, ``torch-ddp-mpi`` DDP with a communication hook that reduces
+each bucket over dpsim's MPI transports, ``torch-ddp-nccl`` DDP with NCCL's allreduces, on one GPU a rank."""
+LIBRARIES: dict[str, str] = {"torch-ddp-gloo": "gloo", "torch-ddp-nccl": "nccl"}
+"""The runtimes that communicate by a library of their own, and the algorithm that stands for it."""
+DDP_OVERLAPS: dict[str, tuple[str, ...]] = {
+    "torch-ddp-gloo": ("thread",),
+    "torch-ddp-mpi": ("inline", "thread"),
+    "torch-ddp-nccl": ("thread",),
+}
+"""When DDP communicates: gloo has threads of its own and NCCL a stream; a hook waits, or has a thread do it."""
 
 
 def _decides_while_running(plan: Any) -> bool:
@@ -24,13 +40,13 @@ class Constraint(NamedTuple):
     """A combination of ``fields`` that is impossible: when, and the parts of its error, with values in braces.
 
     Beside the fields, ``{needed}`` is the number of micro-batches of a step, ``{each}`` says how many of them a device
-    has, and ``{half}`` is half of the devices.
+    has, and ``{half}`` is half of the devices. A network is written as its token.
     """
 
     fields: str
     impossible: Callable[[Any], bool]
     given: str
-    allowed: str
+    allowed: str | Callable[[Any], str]
     remedy: str
 
     def error(self, plan: Any) -> ConfigError:
@@ -39,7 +55,9 @@ class Constraint(NamedTuple):
         devices, accumulate = values.get("devices", 1), values.get("accumulate", 1)
         each = f" with {accumulate} micro-batches each" if accumulate > 1 else ""
         values |= {"needed": devices * accumulate, "each": each, "half": max(devices // 2, 1)}
-        given, allowed, remedy = (text.format(**values) for text in (self.given, self.allowed, self.remedy))
+        values = {name: getattr(value, "token", value) for name, value in values.items()}
+        allowed = self.allowed if isinstance(self.allowed, str) else self.allowed(plan)
+        given, allowed, remedy = (text.format(**values) for text in (self.given, allowed, self.remedy))
         return ConfigError(given, allowed=allowed, remedy=remedy)
 
 
@@ -137,8 +155,166 @@ CONSTRAINTS = (
 )
 
 
-def _rows(names: set[str]) -> Iterator[Constraint]:
-    return (row for row in CONSTRAINTS if names.issuperset(row.fields.split()))
+def _cannot_be_held_to_a_link(place: str, run: Any) -> bool:
+    return bool(run.network.emulated) and ALGORITHMS.find(run.algorithm).place == place
+
+
+NETWORK_CONSTRAINTS = (
+    Constraint(
+        "algorithm network",
+        lambda run: run.algorithm == NCCL,
+        "algorithm {algorithm!r} runs only with --backend cuda",
+        ", ".join(algorithms_in(*RUNNABLE)),
+        "train on GPUs with --backend cuda, or choose another one with --algorithm",
+    ),
+    Constraint(
+        "algorithm network",
+        lambda run: ALGORITHMS.find(run.algorithm).place == "elsewhere",
+        "algorithm {algorithm!r} is priced from imported tables, and cannot be run here",
+        ", ".join(algorithms_in(*RUNNABLE)),
+        "use it with dpsim predict, and choose another one with --algorithm here",
+    ),
+    *(
+        Constraint(
+            "algorithm network",
+            functools.partial(_cannot_be_held_to_a_link, place),
+            f"algorithm {{algorithm!r}} cannot run on {{network}}: {why}",
+            ", ".join(algorithms_in("messages")),
+            "choose one of them with --algorithm, or use --network node",
+        )
+        for place, why in (
+            ("library", "the MPI library hides its messages from it"),
+            ("shared memory", "it sends no messages"),
+        )
+    ),
+)
+"""What dpsim cannot run on a CPU; on an emulated network, whatever sends no messages that can be held to the link."""
+
+
+def _on_gpus(fields: str, impossible: Callable[[Any], bool], given: str, allowed: str, remedy: str) -> Constraint:
+    return Constraint(
+        f"backend {fields}", lambda run: run.backend == "cuda" and impossible(run), given, allowed, remedy
+    )
+
+
+BACKEND_CONSTRAINTS = (
+    _on_gpus(
+        "network",
+        lambda run: run.network.emulated,
+        "backend 'cuda' on {network}: its kernels use the memory of GPUs, not an emulated network",
+        "--network node",
+        "leave --network out, or use --backend cpu",
+    ),
+    _on_gpus(
+        "strategy",
+        lambda run: run.strategy != "data-parallel",
+        "strategy {strategy} on backend 'cuda', whose kernels add up whole gradients",
+        "strategy data-parallel on it",
+        "leave --strategy out, or use --backend cpu",
+    ),
+    _on_gpus(
+        "algorithm leaves",
+        lambda run: run.algorithm == NCCL and run.leaves > 0,
+        "algorithm nccl with leaves: NCCL adds in an order that changes with the number of GPUs",
+        f"{', '.join(CUDA_VERSIONS)} in reproducible training",
+        "leave --algorithm out: between machines NCCL then moves gradients, and dpsim's kernel adds them",
+    ),
+    _on_gpus(
+        "algorithm wire_dtype",
+        lambda run: run.algorithm == NCCL and run.wire_dtype in SIXTEEN_BITS,
+        "algorithm nccl with wire dtype {wire_dtype}: NCCL would add in 16 bits",
+        f"{', '.join(CUDA_VERSIONS)} with 16 bits, which add in float32",
+        "leave --algorithm out",
+    ),
+    _on_gpus(
+        "algorithm",
+        lambda run: run.algorithm not in (*CUDA_VERSIONS, NCCL),
+        "algorithm {algorithm!r} has no CUDA kernel",
+        ", ".join((*CUDA_VERSIONS, NCCL)),
+        "choose one of them with --algorithm (auto is the usual one), or use --backend cpu",
+    ),
+    _on_gpus(
+        "algorithm wire_dtype",
+        lambda run: run.wire_dtype in SIXTEEN_BITS and CUDA_VERSIONS.get(run.algorithm) != SIXTEEN_BIT_VERSION,
+        "algorithm {algorithm!r} with wire dtype {wire_dtype} on backend 'cuda': its kernel sends no 16 bits",
+        ", ".join(name for name, version in CUDA_VERSIONS.items() if version == SIXTEEN_BIT_VERSION),
+        "leave --algorithm out, or use --backend cpu",
+    ),
+)
+"""What kernels on GPUs cannot do."""
+
+
+def _by_ddp(name: str, values: Callable[[Any], tuple[object, ...]], more_fields: str = "") -> Constraint:
+    return Constraint(
+        f"runtime {name} {more_fields}",
+        lambda run: run.runtime != "dpsim" and getattr(run, name) not in values(run),
+        f"{name} is {{{name}}} with the runtime {{runtime}}",
+        lambda run: ", ".join("none" if each in (None, "") else str(each) for each in values(run)),
+        f"choose one of these for {name}, or another runtime",
+    )
+
+
+def _ddp_algorithms(run: Any) -> tuple[object, ...]:
+    library = LIBRARIES.get(run.runtime)
+    return (library,) if library else (run.algorithm,) if run.network.emulated else ("mpi",)
+
+
+RUNTIME_CONSTRAINTS = (
+    _by_ddp("fusion_rule", lambda run: ("ddp",)),
+    _by_ddp("overlap", lambda run: (*DDP_OVERLAPS[run.runtime], *["off"] * (run.devices == 1)), "devices"),
+    _by_ddp("strategy", lambda run: ("data-parallel",)),
+    _by_ddp("leaves", lambda run: (0,)),
+    _by_ddp("layout", lambda run: ("",)),
+    _by_ddp("wire_dtype", lambda run: (None,)),
+    _by_ddp("compute_dtype", lambda run: ("float32",)),
+    _by_ddp("compute", lambda run: ("real",)),
+    Constraint(
+        "runtime network",
+        lambda run: run.runtime in LIBRARIES and run.network.emulated,
+        "network is {network} with the runtime {runtime}",
+        "node",
+        "choose one of these for network, or another runtime",
+    ),
+    _by_ddp("algorithm", _ddp_algorithms, "network"),
+)
+"""What PyTorch's DDP does not do, or not in this way."""
+
+
+def _emulated(field: str, only: object) -> Constraint:
+    return Constraint(
+        f"compute {field}",
+        lambda run: run.compute == "emulated" and getattr(run, field) != only,
+        f"{field} is {{{field}}} with emulated compute, of which no layer's time is known alone",
+        f"{field} {only}",
+        "compute for real, on as many devices as there are cores",
+    )
+
+
+EMULATION_CONSTRAINTS = (
+    Constraint(
+        "compute network",
+        lambda run: run.compute == "emulated" and not run.network.emulated,
+        "emulated compute on the network {network}, where more ranks than cores would time the cores",
+        "an emulated link: paced:LATENCY,BANDWIDTH",
+        "give a link such as --network paced:500us,100mbit, or compute for real",
+    ),
+    _emulated("leaves", 0),
+    _emulated("strategy", "data-parallel"),
+)
+"""What ranks that wait instead of computing could not be told from ranks that compute in."""
+
+ALL_CONSTRAINTS = (
+    *CONSTRAINTS,
+    *NETWORK_CONSTRAINTS,
+    *BACKEND_CONSTRAINTS,
+    *RUNTIME_CONSTRAINTS,
+    *EMULATION_CONSTRAINTS,
+)
+
+
+def _rows(names: set[str], of: str = "") -> Iterator[Constraint]:
+    """The constraints of nothing but these fields, and of field ``of`` if one is named."""
+    return (row for row in ALL_CONSTRAINTS if names >= {*row.fields.split()} and (not of or of in row.fields.split()))
 
 
 def check_plan(plan: Any, rows: Iterable[Constraint] = CONSTRAINTS) -> None:
@@ -148,12 +324,24 @@ def check_plan(plan: Any, rows: Iterable[Constraint] = CONSTRAINTS) -> None:
             raise row.error(plan)
 
 
-def check(**fields: Any) -> None:
-    """Raise ``ConfigError`` if these values are impossible together; constraints of other fields do not count."""
-    check_plan(SimpleNamespace(**fields), _rows(set(fields)))
+def check(of: str = "", **fields: Any) -> None:
+    """Raise ``ConfigError`` if these values are impossible together; constraints of other fields do not count.
+
+    With ``of`` only those of that field count: ``network`` and ``algorithm`` for what dpsim cannot run there on a CPU,
+    ``backend``, ``runtime``, ``compute``. A ``network`` is a ``dpsim.machine.Network``.
+    """
+    check_plan(SimpleNamespace(**fields), _rows(set(fields), of))
+
+
+def check_backend(backend: str, plan: Any, network: Any) -> None:
+    """Raise ``ConfigError`` for a backend that does not exist, or that cannot run a plan on a network."""
+    if backend not in BACKENDS:
+        raise unknown("backend", backend, BACKENDS)
+    if backend == "cuda":
+        layers_by_kernels()
+    check("backend", backend=backend, network=network, **{name: getattr(plan, name) for name in plan.__struct_fields__})
 
 
 def possible(of: str, **fields: Any) -> bool:
     """Return whether no constraint of field ``of`` refuses these values together."""
-    rows = (row for row in _rows(set(fields)) if of in row.fields.split())
-    return not any(row.impossible(SimpleNamespace(**fields)) for row in rows)
+    return not any(row.impossible(SimpleNamespace(**fields)) for row in _rows(set(fields), of))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
+from dpsim.dtypes import WireDtype
 from dpsim.errors import ConfigError
-from dpsim.wire_dtype import WireDtype
 
 _DEFAULT_HOOK = "allreduce_hook"
 """PyTorch's hook that does what DDP does without one."""

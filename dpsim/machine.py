@@ -12,15 +12,14 @@ from typing import Any, Literal
 import msgspec
 
 from dpsim import codec
-from dpsim.algorithms import ALGORITHMS, NCCL, RUNNABLE, algorithms_in
+from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, CollectiveKind
+from dpsim.collective import Collective, CollectiveKind, check_layout, node_counts
+from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
-from dpsim.layout import check_layout, node_counts
 from dpsim.memo import remember
 from dpsim.uncertainty import check_uncertainty
 from dpsim.units import parse_bandwidth, parse_duration
-from dpsim.wire_dtype import SIXTEEN_BITS
 
 SCHEMA = "dpsim.machine/1"
 NODE = "node"
@@ -66,30 +65,6 @@ class Network(Noun, frozen=True):
                 remedy="write it like paced:50us,1gbit",
             )
         return Network(latency_s=parse_duration(parts[0]), bandwidth_bytes_per_s=parse_bandwidth(parts[1]), token=token)
-
-
-def check_algorithm(algorithm: str, network: Network) -> None:
-    """Refuse what dpsim cannot run, and on an emulated network what sends no messages that can be held to the link."""
-    place = ALGORITHMS.find(algorithm).place
-    if algorithm == NCCL:
-        raise ConfigError(
-            f"algorithm {algorithm!r} runs only with --backend cuda",
-            allowed=", ".join(algorithms_in(*RUNNABLE)),
-            remedy="train on GPUs with --backend cuda, or choose another one with --algorithm",
-        )
-    if place == "elsewhere":
-        raise ConfigError(
-            f"algorithm {algorithm!r} is priced from imported tables, and cannot be run here",
-            allowed=", ".join(algorithms_in(*RUNNABLE)),
-            remedy="use it with dpsim predict, and choose another one with --algorithm here",
-        )
-    if network.emulated and place != "messages":
-        why = "the MPI library hides its messages from it" if place == "library" else "it sends no messages"
-        raise ConfigError(
-            f"algorithm {algorithm!r} cannot run on {network.token}: {why}",
-            allowed=", ".join(algorithms_in("messages")),
-            remedy="choose one of them with --algorithm, or use --network node",
-        )
 
 
 class Link(Noun, frozen=True):

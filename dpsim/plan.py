@@ -7,17 +7,15 @@ from typing import Annotated, Literal, get_args, get_origin
 
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
-from dpsim.collective import Collective
+from dpsim.collective import Collective, check_layout, node_counts
 from dpsim.columns import Column
-from dpsim.compute_dtype import ComputeDtype
 from dpsim.constraints import check_plan
+from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import MORE_WORDS, Decides, fields
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.layout import check_layout, node_counts
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.registry import listed
-from dpsim.wire_dtype import WireDtype
 
 Overlap = Literal["off", "inline", "poll", "thread"]
 BatchNormMode = Literal["local", "leaf", "global"]

@@ -16,6 +16,8 @@ from dpsim.errors import ConfigError
 
 VARIABLE = "DPSIM_VECTORS"
 """Names the widest vector instructions that dpsim's own code may use; without it, those that the processor has."""
+LAYERS_VARIABLE = "DPSIM_GPU_LAYERS"
+"""With ``cupy`` in it the layers of a network are computed on GPUs by CuPy alone, without kernels of this project."""
 _VECTORS = (("avx512f", "avx512"), ("avx2", "avx2"))
 _LIMITED_CPU = "x86-64-v3"
 """LLVM's name for what all processors with AVX2 have: 16 registers of 32 bytes, FMA, no masks."""
@@ -38,6 +40,18 @@ def limited() -> bool:
             remedy=f"unset {VARIABLE}",
         )
     return bool(value)
+
+
+def layers_by_kernels() -> bool:
+    """Return whether kernels of this project compute layers on GPUs. Raises ``ConfigError`` for an unknown value."""
+    value = os.environ.get(LAYERS_VARIABLE, "")
+    if value not in ("", "cupy"):
+        raise ConfigError(
+            f"{LAYERS_VARIABLE}={value}",
+            allowed="cupy; without the variable, kernels of dpsim compute convolutions and batch norms on GPUs",
+            remedy=f"{LAYERS_VARIABLE}=cupy, or unset {LAYERS_VARIABLE}",
+        )
+    return not value
 
 
 def target() -> tuple[str, str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dpsim.choices import Choices, Problem
 from dpsim.codec import Noun
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.dtypes import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.memory import Memory
 from dpsim.workload import Tensor

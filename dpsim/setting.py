@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from dpsim.codec import Noun
+from dpsim.collective import parse_devices
 from dpsim.columns import Column
+from dpsim.constraints import LIBRARIES, RUNTIMES, Runtime, check
 from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.fields import Decides, Field, deciding, fields
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.layout import parse_devices
-from dpsim.machine import NODE, Network, check_algorithm
+from dpsim.machine import NODE, Network
 from dpsim.plan import Plan
-from dpsim.training_runtime import LIBRARIES, RUNTIMES, Runtime, check_runtime
 from dpsim.units import format_size, parse_size
 
 OVERLAP_CHOICES = ("auto", "all")
@@ -41,7 +41,7 @@ class Setting(Noun, frozen=True):
 
     With ``compute`` emulated each rank waits for as long as the model computes, so that there may be more ranks than
     cores. ``repeat`` tells the two runs of an A/A pair apart (0 and 1). ``runtime`` says who trains: dpsim, or
-    PyTorch's DDP, which communicates by gloo, by NCCL or through dpsim's MPI transports (``dpsim.training_runtime``).
+    PyTorch's DDP, which communicates by gloo, by NCCL or through dpsim's MPI transports (``dpsim.constraints``).
     Raises ``ConfigError`` for an algorithm that the network or the runtime cannot run, and for what emulated compute
     cannot run.
     """
@@ -85,13 +85,14 @@ class Setting(Noun, frozen=True):
     def __post_init__(self) -> None:
         if self.runtime not in RUNTIMES:
             raise unknown("runtime", self.runtime, RUNTIMES)
-        if self.runtime not in LIBRARIES:
-            check_algorithm(self.plan.algorithm, Network.parse(self.network))
-        check_runtime(self.runtime, self.plan, self.network, self.compute)
         if self.compute not in COMPUTES:
             raise unknown("compute", self.compute, COMPUTES)
-        if self.emulated_compute:
-            _check_emulated(self.plan, self.network)
+        values = {name: getattr(self.plan, name) for name in Plan.__struct_fields__}
+        network = Network.parse(self.network)
+        if self.runtime not in LIBRARIES:
+            check("network", algorithm=self.plan.algorithm, network=network)
+        for of in ("runtime", "compute"):
+            check(of, runtime=self.runtime, compute=self.compute, network=network, **values)
         if self.repeat not in (0, 1):
             raise ConfigError(f"repeat is {self.repeat}", allowed="0, or 1 for the second run of an A/A pair")
 
@@ -185,23 +186,6 @@ _LOCAL_BATCH = Field(
 FIELDS = fields(Plan) | {"local_batch": _LOCAL_BATCH} | _OF_SETTING
 """What a grid may vary: every field of ``Plan``, the model, the network, whether computation is real or emulated, who
 trains, and ``local_batch`` for weak scaling."""
-
-
-def _check_emulated(plan: Plan, network: str) -> None:
-    """Refuse emulated compute where ranks that wait could not be told from ranks that compute."""
-    if not Network.parse(network).emulated:
-        raise ConfigError(
-            f"emulated compute on the network {network}, where more ranks than cores would time the cores",
-            allowed="an emulated link: paced:LATENCY,BANDWIDTH",
-            remedy="give a link such as --network paced:500us,100mbit, or compute for real",
-        )
-    for name, only in (("leaves", 0), ("strategy", "data-parallel")):
-        if (value := getattr(plan, name)) != only:
-            raise ConfigError(
-                f"{name} is {value} with emulated compute, of which no layer's time is known alone",
-                allowed=f"{name} {only}",
-                remedy="compute for real, on as many devices as there are cores",
-            )
 
 
 Row = Mapping[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, OTHER_EVENT
 SCHEMA = "dpsim.timeline/1"
 EXPOSED_S = len(KINDS)
 _FEW_EVENTS = 5000
+_WHOLE = ("step", "rank", "lane", "operation", "size_bytes")
+_SECONDS = ("start_s", "end_s", "asked_s")
 
 Clock = Literal["host", "device"]
 """What read the times of events: the host's clock, or a device that reached marks in its streams."""
@@ -123,20 +126,12 @@ class Timeline:
             keep &= self.step == step
         if rank is not None:
             keep &= self.rank == rank
-        return Timeline(
-            source=self.source,
-            operations=self.operations,
-            step=self.step[keep],
-            rank=self.rank[keep],
-            lane=self.lane[keep],
-            operation=self.operation[keep],
-            start_s=self.start_s[keep],
-            end_s=self.end_s[keep],
-            size_bytes=self.size_bytes[keep],
-            asked_s=None if self.asked_s is None else self.asked_s[keep],
-            emulated_network=self.emulated_network,
-            emulated_compute=self.emulated_compute,
-        )
+        columns: dict[str, Any] = {name: column[keep] for name, column in self._columns().items()}
+        return dataclasses.replace(self, **columns)
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        values = {name: getattr(self, name) for name in (*_WHOLE, *_SECONDS)}
+        return {name: column for name, column in values.items() if column is not None}
 
     @functools.cached_property
     def kind(self) -> NDArray[np.int64]:
@@ -156,43 +151,32 @@ class Timeline:
     def to_record(self) -> TimelineRecord:
         """The stored form; times rounded to 10 ns."""
 
-        def whole(values: NDArray[np.int64]) -> tuple[int, ...]:
-            return tuple(int(v) for v in values)
-
-        def seconds(values: NDArray[np.float64]) -> tuple[float, ...]:
-            return tuple(round(float(t), 8) for t in values)
-
+        columns: dict[str, Any] = {
+            name: tuple(np.round(column, 8).tolist() if name in _SECONDS else column.tolist())
+            for name, column in self._columns().items()
+        }
         return TimelineRecord(
             source=self.source,
             operations=self.operations,
-            step=whole(self.step),
-            rank=whole(self.rank),
-            lane=whole(self.lane),
-            operation=whole(self.operation),
-            start_s=seconds(self.start_s),
-            end_s=seconds(self.end_s),
-            asked_s=() if self.asked_s is None else seconds(self.asked_s),
-            size_bytes=whole(self.size_bytes),
             emulated_network=self.emulated_network,
             emulated_compute=self.emulated_compute,
+            **columns,
         )
 
     @staticmethod
     def from_record(record: TimelineRecord) -> Timeline:
         """Back from the stored form. Raises ``FileFormatError`` for numbers out of range or lists that do not fit."""
-        numbers = (*record.step, *record.rank, *record.lane, *record.operation, *record.size_bytes)
-        if any(abs(n) >= 2**62 for n in numbers):
+        if any(abs(n) >= 2**62 for name in _WHOLE for n in getattr(record, name)):
             raise FileFormatError("a timeline with a number out of range", allowed="64-bit whole numbers")
-        if not np.isfinite((*record.start_s, *record.end_s, *record.asked_s)).all():
+        if not all(np.isfinite(getattr(record, name)).all() for name in _SECONDS):
             raise FileFormatError("a timeline with a time that is not finite", allowed="finite seconds")
         if not {*record.lane} <= {COMPUTE_LANE, COMMUNICATION_LANE}:
             raise FileFormatError("a timeline with an unknown lane", allowed=f"{COMPUTE_LANE} or {COMMUNICATION_LANE}")
         columns: dict[str, Any] = {
-            name: np.array(getattr(record, name), np.int64)
-            for name in ("step", "rank", "lane", "operation", "size_bytes")
+            name: np.array(getattr(record, name), np.float64 if name in _SECONDS else np.int64)
+            for name in (*_WHOLE, *_SECONDS)
+            if name != "asked_s" or record.asked_s
         }
-        times = ("start_s", "end_s", *(["asked_s"] if record.asked_s else []))
-        columns |= {name: np.array(getattr(record, name), np.float64) for name in times}
         if len({len(c) for c in columns.values()}) != 1:
             raise FileFormatError("a timeline whose lists differ in length", allowed="one entry an event in each list")
         operation = columns["operation"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from dpsim.backend import Backend
+from dpsim.algorithms import Backend
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:

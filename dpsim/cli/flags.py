@@ -240,7 +240,7 @@ def budget(text: str | None) -> float | None:
 
 def layout(text: str) -> tuple[int, str]:
     """(devices, layout) of a value of ``--devices``, ``8`` or ``2x4``. Raises ``ConfigError``."""
-    from dpsim.layout import parse_devices
+    from dpsim.collective import parse_devices
 
     try:
         return parse_devices(text)

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
 from dpsim.kernels.rounding import round_array, round_sum
 from dpsim.replica import Rounding
-from dpsim.wire_dtype import SIXTEEN_BITS
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-from dpsim.backend import Backend
+from dpsim.algorithms import Backend
 from dpsim.comm.mpi import MpiTransport
 from dpsim.comm.paced import PacedTransport
 from dpsim.comm.transport import Transport

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dpsim.comm.clock import now
 from dpsim.comm.mpi import MpiTransport, test
 from dpsim.comm.transport import Array, Request
-from dpsim.machine import Network, check_algorithm
+from dpsim.constraints import check
+from dpsim.machine import Network
 
 _HEADER_TAG, _PAYLOAD_TAG = 1, 2
 _NAPS, _LEAST_NAP_S, _MOST_NAP_S = 4, 40e-6, 500e-6
@@ -111,8 +112,8 @@ class PacedTransport(MpiTransport):
         return self._incoming_free_s
 
     def native_allreduce(self, data: Array) -> None:
-        check_algorithm("mpi", self.network)
+        check("network", algorithm="mpi", network=self.network)
 
     def start_native_allreduce(self, data: Array) -> Request:
-        check_algorithm("mpi", self.network)
-        raise AssertionError("unreachable: check_algorithm refuses it")
+        check("network", algorithm="mpi", network=self.network)
+        raise AssertionError("unreachable: it was refused")

@@ -9,14 +9,13 @@ from typing import Literal, TypeVar, get_args
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective
+from dpsim.collective import Collective, node_counts, parse_devices
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, unknown
 from dpsim.imports import nccl
 from dpsim.imports.columns import FORMATS as TABLE_FORMATS
 from dpsim.imports.source import Contents, Source, Table, read_source
-from dpsim.layout import node_counts, parse_devices
-from dpsim.machine import AllreduceCost, Machine, Network, check_algorithm
+from dpsim.machine import AllreduceCost, Machine, Network
 from dpsim.predict.link_fit import fitted_link
 
 T = TypeVar("T")
@@ -46,7 +45,7 @@ class ImportConfig(Noun, frozen=True):
             raise unknown("format", self.format, FORMATS)
         for algorithm in self.algorithms or ("mpi",):
             if ALGORITHMS.find(algorithm).place != "elsewhere":
-                check_algorithm(algorithm, network)
+                check("network", algorithm=algorithm, network=network)
         if len({Path(file).resolve() for file in self.files}) != len(self.files) or not self.files:
             raise ConfigError(f"files are {list(self.files)}", allowed="one or more different files")
         for what, values in (("devices", self.devices), ("algorithm", self.algorithms)):

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpsim import rng
 from dpsim.choices import Choices
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.dtypes import ComputeDtype
 from dpsim.kernels.allreduce.reference import from_bfloat16, round_to_bfloat16, rounded
 from dpsim.memory import HOST, LayerKernels, Memory
 from dpsim.nn.ops import Ops, Workspace

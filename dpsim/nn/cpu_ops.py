@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.choices import Choices, Operation, Problem
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.dtypes import ComputeDtype
 from dpsim.kernels import batch_norm, elementwise, rounding, weight_gradient
 from dpsim.kernels.scratch import aligned
 from dpsim.nn.array_ops import NumpyOps, Side

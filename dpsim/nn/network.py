@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.choices import Choices, Problem
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.dtypes import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.memory import Memory
 from dpsim.nn.batch_norm import BatchNorm

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim.choices import Choices
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.dtypes import ComputeDtype
 from dpsim.memory import LayerKernels, Memory
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 

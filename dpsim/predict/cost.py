@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.collective import Collective, CollectiveKind
+from dpsim.collective import Collective, CollectiveKind, check_layout, node_counts
 from dpsim.constraints import check
 from dpsim.errors import ConfigError
 from dpsim.jit import jit
-from dpsim.layout import check_layout, node_counts
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.memo import remember
 from dpsim.predict.formulas import link_points, wire_share

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dpsim.compute_dtype import ComputeDtype
 from dpsim.data.sharding import shard
+from dpsim.dtypes import ComputeDtype
 
 
 def rounding_drift(

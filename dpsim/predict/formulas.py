@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS, Line
-from dpsim.collective import Collective
-from dpsim.layout import node_counts
+from dpsim.collective import Collective, node_counts
+from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.machine import Link, Machine
-from dpsim.wire_dtype import SIXTEEN_BITS
 
 Floats = NDArray[np.float64]
 _ONE_MIB = float(2**20)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS, Line
-from dpsim.layout import node_counts
+from dpsim.collective import node_counts
 from dpsim.machine import AllreduceCost, Link
 from dpsim.predict.formulas import wire_share
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpsim.algorithms import ALGORITHMS
+from dpsim.collective import parse_devices
+from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan, overlap_of
 from dpsim.predict.cautions import cautions
@@ -21,7 +22,6 @@ from dpsim.predict.interval import LEVEL, Interval, equally_fast, predict, predi
 from dpsim.predict.memory import memory
 from dpsim.predict.step import Prediction
 from dpsim.units import format_size
-from dpsim.wire_dtype import SIXTEEN_BITS
 from dpsim.workload import Workload
 
 Record = dict[str, Any]

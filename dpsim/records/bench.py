@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpsim import codec
-from dpsim.backend import Backend
+from dpsim.algorithms import Backend
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.records.sweep import Environment

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.compute_dtype import ComputeDtype, in_dtype
+from dpsim.dtypes import ComputeDtype, in_dtype
 from dpsim.errors import ConfigError
 
 SCHEMA = "dpsim.convergence/1"

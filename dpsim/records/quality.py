@@ -13,7 +13,7 @@ import msgspec
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.compute_dtype import ComputeDtype, in_dtype
+from dpsim.dtypes import ComputeDtype, in_dtype
 from dpsim.errors import ConfigError
 from dpsim.plan import BatchNormMode
 from dpsim.records.sweep import Environment

@@ -15,14 +15,14 @@ import msgspec
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
+from dpsim.collective import parse_devices
 from dpsim.columns import Column
-from dpsim.compute_dtype import ComputeDtype
-from dpsim.constraints import possible
+from dpsim.constraints import check, possible
+from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import Decides, shared
 from dpsim.fusion_rules import threshold_rules
-from dpsim.layout import parse_devices
-from dpsim.machine import Network, check_algorithm
+from dpsim.machine import Network
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import (
     BATCH_NORM_MODES,
@@ -39,7 +39,6 @@ from dpsim.records.sweep import Environment
 from dpsim.rng import check_seed
 from dpsim.setting import DataSet, Seed
 from dpsim.units import format_size
-from dpsim.wire_dtype import WireDtype
 
 SCHEMA = "dpsim.reproduce/1"
 RECORD = "reproduce.json"
@@ -129,7 +128,7 @@ class Reproduction(Noun, frozen=True):
                 check_distinct(name, values)
         for configuration in self.configurations():
             self.plan(configuration)
-            check_algorithm(configuration.algorithm, Network())
+            check("network", algorithm=configuration.algorithm, network=Network())
 
     def configurations(self) -> tuple[Configuration, ...]:
         """Return every combination, ordered by mode and then by devices.

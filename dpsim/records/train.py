@@ -9,12 +9,12 @@ from msgspec import Struct
 
 from dpsim import codec
 from dpsim.codec import to_builtins
+from dpsim.dtypes import WireDtype
 from dpsim.fields import shared
 from dpsim.learning_rate import RateSchedule
 from dpsim.optimizer import Optimizer
 from dpsim.plan import BatchNormMode
 from dpsim.records.sweep import TrainResult
-from dpsim.wire_dtype import WireDtype
 
 SCHEMA = "dpsim.output/1"
 

@@ -9,13 +9,13 @@ import os
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.backend import LAYERS_VARIABLE, layers_by_kernels
 from dpsim.comm.cuda.reducer import raise_on_all
 from dpsim.comm.cuda.reproducible import fix_libraries, settings
 from dpsim.comm.transport import Transport
 from dpsim.data import Dataset
 from dpsim.errors import ConfigError
 from dpsim.plan import Plan
+from dpsim.processor import LAYERS_VARIABLE, layers_by_kernels
 from dpsim.replica import Batch, Capabilities, DeviceReplica
 from dpsim.runtime.micro_batches import own_leaves
 

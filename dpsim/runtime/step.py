@@ -14,9 +14,9 @@ from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
 from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.transport import Array, Transport
+from dpsim.constraints import check
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.lowering.zero1 import agreement_bytes
-from dpsim.machine import check_algorithm
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Capabilities, DeferredSums, Replica
 from dpsim.runtime.arena import Arena, gradient_dtype
@@ -249,7 +249,7 @@ class StepRunner:
 
 def _check(plan: Plan, transport: Transport, able: Capabilities, normalises: bool) -> None:
     """Raise ``ConfigError`` for a plan that the transport or the replica cannot run."""
-    check_algorithm(plan.algorithm, transport.network)
+    check("network", algorithm=plan.algorithm, network=transport.network)
     if transport.size != plan.devices:
         raise ConfigError(f"a plan for {plan.devices} devices on {transport.size} ranks", allowed="as many ranks")
     if transport.devices_a_node != plan.devices_a_node:

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dpsim.backend import Backend, check_backend
+from dpsim.algorithms import Backend
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
@@ -23,7 +23,9 @@ from dpsim.comm.compiled import compile_once
 from dpsim.comm.compression import Compression
 from dpsim.comm.networks import transport
 from dpsim.comm.transport import Transport
+from dpsim.constraints import check_backend
 from dpsim.data import Dataset, epoch_batches
+from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import AllreduceError
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
@@ -40,7 +42,6 @@ from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
 from dpsim.runtime.stall import StallWatch, check_stall_after
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
-from dpsim.wire_dtype import SIXTEEN_BITS
 
 _EVALUATION_BATCH = 256
 
@@ -74,7 +75,7 @@ class Trainer:
         selection: Selection | None = None,
         backend: Backend = "cpu",
     ) -> None:
-        check_backend(backend, plan.algorithm, network, plan.leaves, plan.strategy, plan.wire_dtype)
+        check_backend(backend, plan, network)
         self.computed_on = self.libraries = ""
         """Where gradients are computed and reduced, and what decides the bits there; empty on CPUs."""
         if backend == "cuda" and plan.leaves:

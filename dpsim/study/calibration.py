@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, CollectiveKind
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.collective import Collective, CollectiveKind, parse_devices
 from dpsim.constraints import check, possible
+from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.scatter import later_error, median_error
 from dpsim.launch.jobs import on_ranks
-from dpsim.layout import parse_devices
-from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection, check_algorithm
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
 from dpsim.plan import STRATEGIES, Strategy
 from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
 from dpsim.predict.link_fit import fitted_link
@@ -29,7 +28,6 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.study.profile import AT_S, TICK_S, slowdown
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows, Series
-from dpsim.wire_dtype import WireDtype
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -80,7 +78,7 @@ class CalibrateConfig(Noun, frozen=True):
             if len(set(values)) != len(values):
                 raise ConfigError(f"{what} is {list(values)}", allowed="different values")
         for algorithm in self.algorithms:
-            check_algorithm(algorithm, network)
+            check("network", algorithm=algorithm, network=network)
             check(algorithm=algorithm, wire_dtype=self.wire_dtype, leaves=0)
             for devices, layout in self.layouts():
                 check(algorithm=algorithm, devices=devices, layout=layout)

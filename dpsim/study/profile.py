@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.compute_dtype import in_dtype
 from dpsim.data import load_dataset
+from dpsim.dtypes import in_dtype
 from dpsim.errors import ConfigError
 from dpsim.harness import models
 from dpsim.harness.measurement.scatter import later_error, median_error

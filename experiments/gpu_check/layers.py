@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from dpsim.backend import LAYERS_VARIABLE
 from dpsim.memory import HOST, Memory
 from dpsim.nn import Network
 from dpsim.nn.array_ops import NumpyOps
@@ -19,6 +18,7 @@ from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Layer
 from dpsim.nn.layers import Conv2D, ReLU
 from dpsim.nn.residual import residual
+from dpsim.processor import LAYERS_VARIABLE
 from dpsim.replica import Array
 
 TOLERANCE = 1e-3

@@ -20,13 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.backend import layers_by_kernels
 from dpsim.comm.clock import now
 from dpsim.comm.cuda.available import open_device, simulating
 from dpsim.comm.cuda.memory import DeviceMemory
 from dpsim.comm.cuda.transport import CudaTransport
-from dpsim.compute_dtype import ComputeDtype
 from dpsim.data import load_dataset
+from dpsim.dtypes import ComputeDtype
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.layers import check_layers
@@ -36,6 +35,7 @@ from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.optimizer import Sgd
 from dpsim.plan import Plan
+from dpsim.processor import layers_by_kernels
 from dpsim.replica import Array, Replica, SizedReplica
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.recorder import seconds_per_event, timeline

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpsim.compute_dtype import COMPUTE_DTYPES
+from dpsim.dtypes import COMPUTE_DTYPES
 from dpsim.experiments import command
 from dpsim.harness.quality.study import study_quality
 from dpsim.records.quality import read_study

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
-from dpsim.collective import Collective
+from dpsim.collective import Collective, node_counts, parse_devices
 from dpsim.comm.allreduce import prepare
 from dpsim.errors import ConfigError
-from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict import collective_cost, predict_points

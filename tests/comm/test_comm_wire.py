@@ -13,21 +13,20 @@ from hypothesis import strategies as st
 from memory_transport import Mailbox, run_together
 from wire_reference import direct_sum, hierarchical_sum, node_sum, rounded
 
-from dpsim.collective import Collective
+from dpsim.collective import Collective, node_counts, parse_devices
 from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, prepare
 from dpsim.comm.compression import Compression, compression
 from dpsim.comm.transport import Array
+from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
 from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.train import train
 from dpsim.kernels.allreduce.tree import slots
-from dpsim.layout import node_counts, parse_devices
 from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
 from dpsim.plan import Plan
 from dpsim.predict import alpha_beta, collective_cost
 from dpsim.predict.cost import overlapped_curve
 from dpsim.predict.points import default_algorithm
-from dpsim.wire_dtype import SIXTEEN_BITS
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative error of one rounding of a normal number."""

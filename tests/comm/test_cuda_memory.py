@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from late_device import LateDevice, late_devices
 
-from dpsim.backend import LAYERS_VARIABLE
 from dpsim.comm.cuda.available import open_device, why_no_gpu
 from dpsim.comm.cuda.memory import DeviceMemory
 from dpsim.errors import ConfigError
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.train.config import TrainConfig
 from dpsim.memory import HOST, Memory, aligned_bytes
+from dpsim.processor import LAYERS_VARIABLE
 
 WHERE = ["host", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
 

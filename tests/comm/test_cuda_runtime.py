@@ -13,13 +13,11 @@ import pytest
 from gpu_processes import why_processes_cannot_share_gpus
 from python_path import extended_path
 
-from dpsim.backend import CUDA_VERSIONS, check_backend
+from dpsim.algorithms import CUDA_VERSIONS
 from dpsim.comm.cuda.available import open_device, simulating, why_no_gpu
 from dpsim.comm.cuda.peer_access import default_mode
-from dpsim.errors import ConfigError
 from dpsim.kernels.allreduce import registry
 from dpsim.launch import jobs
-from dpsim.machine import Network
 
 Dpsim = Callable[..., tuple[int, str, str]]
 DATA = "synthetic:3x3x1,classes=3,train=24,test=6"
@@ -154,30 +152,6 @@ def test_without_a_gpu_training_with_backend_cuda_is_refused_in_words(
     assert given.startswith("dpsim: backend 'cuda' finds no GPU here: ")
     assert allowed.startswith("  allowed: ") and "pip install 'dpsim[cuda13]'" in allowed
     assert remedy == "  to do:   use --backend cpu (the default)"
-
-
-@pytest.mark.parametrize(
-    ("backend", "algorithm", "network", "said"),
-    [
-        ("gpu", "direct", "node", "unknown backend 'gpu'"),
-        ("cuda", "mpi", "node", "algorithm 'mpi' has no CUDA kernel"),
-        ("cuda", "direct", "paced:1us,1gbit", "not an emulated network"),
-    ],
-)
-def test_what_a_backend_cannot_do_is_refused(backend: str, algorithm: str, network: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_backend(backend, algorithm, Network.parse(network))
-    check_backend("cpu", algorithm, Network.parse(network))
-    check_backend("cuda", "direct", Network())
-
-
-def test_sixteen_bits_are_refused_on_gpus_where_the_kernel_of_the_algorithm_sends_none() -> None:
-    for algorithm in ("auto", "two-shot", "direct"):
-        for leaves in (0, 8):
-            check_backend("cuda", algorithm, Network(), leaves=leaves, wire_dtype="bfloat16")
-    for algorithm in ("ring", "one-shot", "halving-doubling"):
-        with pytest.raises(ConfigError, match=f"algorithm '{algorithm}' with wire dtype float16 on backend 'cuda'"):
-            check_backend("cuda", algorithm, Network(), leaves=8, wire_dtype="float16")
 
 
 def test_every_algorithm_of_the_backend_is_a_registered_version() -> None:

@@ -13,12 +13,11 @@ from unittest import mock
 import pytest
 from python_path import extended_path
 
-from dpsim.backend import LAYERS_VARIABLE, check_backend
 from dpsim.comm.cuda.reproducible import REQUIRED
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.train.config import TrainConfig
 from dpsim.launch import jobs
-from dpsim.machine import Network
+from dpsim.processor import LAYERS_VARIABLE
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 RANKS = [2, 3, 4]
@@ -141,13 +140,8 @@ def test_what_one_rank_lacks_is_refused_by_all(ranks: int) -> None:
     assert len(refused["nccl"]) == ranks and all(said.startswith(begin) for said in refused["nccl"])
 
 
-def test_nccl_is_an_algorithm_of_gpus_without_leaves_and_without_16_bits() -> None:
-    check_backend("cuda", "nccl", Network())
+def test_nccl_is_an_algorithm_of_gpus() -> None:
     assert TrainConfig(algorithm="nccl", backend="cuda").algorithm == "nccl"
-    with pytest.raises(ConfigError, match="algorithm nccl with leaves: NCCL adds in an order that changes"):
-        check_backend("cuda", "nccl", Network(), leaves=8)
-    with pytest.raises(ConfigError, match="algorithm nccl with wire dtype float16"):
-        check_backend("cuda", "nccl", Network(), wire_dtype="float16")
     with pytest.raises(ConfigError, match="'nccl' runs only with --backend cuda"):
         TrainConfig(algorithm="nccl")
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from layer_reference import ReferenceKernels, TwinMemory
 
-from dpsim.backend import LAYERS_VARIABLE
 from dpsim.experiments.gpu_check import layers, training
 from dpsim.memory import HOST, HostMemory
 from dpsim.nn import build_model
+from dpsim.processor import LAYERS_VARIABLE
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 SAMPLES = 3

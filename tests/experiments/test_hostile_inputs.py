@@ -17,6 +17,7 @@ import pytest
 
 from dpsim import codec
 from dpsim.cli import app
+from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError, DpsimError, FileFormatError, printable
@@ -26,7 +27,6 @@ from dpsim.imports import ImportConfig, import_machine
 from dpsim.launch import failure_report
 from dpsim.launch.failure_report import JobState
 from dpsim.launch.hosts import read_hostfile
-from dpsim.layout import parse_devices
 from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.records import bench

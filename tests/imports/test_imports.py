@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from published_files import EXPERIMENTS, PREDICT
 
 from dpsim import machine as machines
+from dpsim.constraints import check
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
 from dpsim.imports import ImportConfig, import_machine
-from dpsim.machine import Machine, Network, check_algorithm
+from dpsim.machine import Machine, Network
 from dpsim.predict import collective_cost
 from dpsim.predict.link_fit import fitted_link
 
@@ -138,7 +139,7 @@ def test_tables_of_16_bits_price_gradients_that_travel_so(type: str, wire_dtype:
     assert (table.wire_dtype, table.algorithm, table.sizes_bytes) == (wire_dtype, "nccl", (2048, 131072, 2097152))
     assert collective_cost(machine_of(text), "nccl", 8, 131072, wire_dtype) == (table.time_s[1], False)
     with pytest.raises(ConfigError, match="runs only with --backend cuda"):
-        check_algorithm("nccl", Network())
+        check("network", algorithm="nccl", network=Network())
 
 
 def test_a_row_far_from_its_neighbours_is_named(tmp_path: Path, dpsim: Dpsim) -> None:

@@ -10,7 +10,7 @@ import pytest
 from strict_arrays import StrictMemory, StrictModule, host
 from wire_reference import rounded
 
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.dtypes import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.memory import HOST
 from dpsim.nn.array_ops import ArrayOps, NumpyOps

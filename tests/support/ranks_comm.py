@@ -21,9 +21,9 @@ from dpsim.comm.compression import Compression
 from dpsim.comm.networks import transport
 from dpsim.comm.progress import progress
 from dpsim.comm.transport import Transport
+from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.machine import Network
 from dpsim.progress import Progress
-from dpsim.wire_dtype import SIXTEEN_BITS
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 

@@ -18,7 +18,6 @@ from ranks_cuda import Nobody
 from ranks_runtime import open_trainer
 
 from dpsim import codec
-from dpsim.backend import LAYERS_VARIABLE
 from dpsim.comm.cuda import transport as transport_module
 from dpsim.comm.cuda.available import simulating
 from dpsim.comm.cuda.memory import DeviceMemory
@@ -31,6 +30,7 @@ from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.memory import HOST
 from dpsim.nn import Network
 from dpsim.nn.device_ops import DeviceOps
+from dpsim.processor import LAYERS_VARIABLE
 from dpsim.progress import Progress
 from dpsim.runtime.recorder import StepMarks, timeline
 from dpsim.runtime.snapshot import restore, snapshot

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.backend import layers_by_kernels
 from dpsim.comm.cuda.device import Device, DeviceArray, Event
 from dpsim.comm.cuda.products import DeviceProducts
 from dpsim.kernels.layers_cuda import LayerKernels
 from dpsim.memory import Mark
+from dpsim.processor import layers_by_kernels
 
 _HOST_COPIES = 2
 """Page-locked host arrays an upload: the host fills one while the device may still read the other."""

@@ -111,7 +111,7 @@ class NcclAllreduce(OwnBlocks):
         return self.path
 
     def compile(self, task: Task) -> None:
-        """There is nothing to compile; leaves and 16 bits are refused before (``dpsim.backend``)."""
+        """There is nothing to compile; leaves and 16 bits are refused before (``dpsim.constraints``)."""
 
     def agree(self, task: Task) -> CollectiveSteps:
         yield from ()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.backend import CUDA_VERSIONS
+from dpsim.algorithms import CUDA_VERSIONS
 from dpsim.comm.cuda import reducer
 from dpsim.comm.cuda.device import Device, DeviceArray, PeerMemory, Stream
 from dpsim.comm.cuda.peer_access import Mode, PeerAccess

@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Container, MutableMapping
 
-from dpsim.backend import LAYERS_VARIABLE
 from dpsim.errors import ConfigError
+from dpsim.processor import LAYERS_VARIABLE
 
 REQUIRED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUPY_ACCELERATORS": ""}
 """cuBLAS chooses its code by the workspace that it has, of one size then; and CuPy leaves out CUB, which divides a sum

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsim import user_code
-from dpsim.algorithms import algorithms_in
-from dpsim.backend import Backend
+from dpsim.algorithms import Backend, algorithms_in
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.records.bench import AllreduceBench

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from dpsim.backend import CUDA_VERSIONS
+from dpsim.algorithms import CUDA_VERSIONS
 from dpsim.comm.cuda.available import cupy_version, open_device
 from dpsim.comm.cuda.device import Device, DeviceArray
 from dpsim.comm.cuda.nccl import Nccl

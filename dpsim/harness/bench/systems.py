@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpsim import codec
-from dpsim.backend import CUDA_VERSIONS
+from dpsim.algorithms import CUDA_VERSIONS
 from dpsim.comm.cuda.available import check_gpu, gpu_count, nccl_missing, simulating
 from dpsim.comm.cuda.driver import ask
 from dpsim.errors import ConfigError

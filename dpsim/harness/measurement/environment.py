@@ -10,9 +10,9 @@ import subprocess
 from datetime import UTC, datetime
 
 from dpsim import installation, processor
-from dpsim.backend import LAYERS_VARIABLE
 from dpsim.launch import jobs
 from dpsim.launch.rank_process import THREAD_VARIABLES
+from dpsim.processor import LAYERS_VARIABLE
 from dpsim.records.sweep import Environment
 
 VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_", "MPIR_", processor.VARIABLE, LAYERS_VARIABLE)

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.data import load_dataset
+from dpsim.dtypes import UNIT_ROUNDOFF
 from dpsim.harness import models
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
@@ -38,7 +39,6 @@ from dpsim.records.reproduce import (
 )
 from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
-from dpsim.wire_dtype import UNIT_ROUNDOFF
 
 T = TypeVar("T")
 _Place = tuple[Configuration, int]

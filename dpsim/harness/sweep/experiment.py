@@ -7,11 +7,11 @@ from typing import cast
 
 import msgspec
 
+from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
 from dpsim.harness.measurement.environment import stamp
 from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.harness.sweep.scores import PROPORTIONAL
-from dpsim.layout import parse_devices
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Overlap, Plan
 from dpsim.predict import choose_overlap, memory, nulls, predict, price, recommended, scheduled

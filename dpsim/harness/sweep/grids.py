@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
 from dpsim.harness import models
-from dpsim.layout import parse_devices
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Network
 from dpsim.records.checks import check_distinct

@@ -6,8 +6,8 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError, unknown
-from dpsim.layout import parse_devices
 from dpsim.nn.tokens import MODELS, parse_model, with_norm
 from dpsim.plan import BatchNormMode
 from dpsim.records.sweep import Experiment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.dtypes import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.harness.quality.study import read_results, study_quality
 from dpsim.harness.sweep.norms import NORM_FIELDS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dpsim.codec import Noun
 from dpsim.collective import Collective
+from dpsim.constraints import Runtime
 from dpsim.harness.sweep.samples import Samples
 from dpsim.machine import Machine
 from dpsim.setting import Setting
 from dpsim.study.rows import CalibratedCollective
-from dpsim.training_runtime import Runtime
 from dpsim.workload import Workload
 
 

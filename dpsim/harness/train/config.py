@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from dpsim.backend import Backend, check_backend
+from dpsim.algorithms import Backend
 from dpsim.codec import Noun
-from dpsim.compute_dtype import ComputeDtype
+from dpsim.constraints import check, check_backend
+from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import Decides, declared, shared
 from dpsim.learning_rate import RateSchedule
-from dpsim.machine import Network, Selection, check_algorithm
+from dpsim.machine import Network, Selection
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import BatchNormMode, Overlap, Plan, Strategy
 from dpsim.runtime.stall import check_stall_after
 from dpsim.setting import DataSet, Seed, Setting
-from dpsim.wire_dtype import WireDtype
 
 _EPOCHS = 20
 OverlapChoice = Literal["auto", Overlap]
@@ -110,11 +110,10 @@ class TrainConfig(Noun, frozen=True):
             raise unknown("overlap", self.overlap, get_args(OverlapChoice))
         check_stall_after(self.stall_after_s)
         check_label_smoothing(self.label_smoothing)
-        self.plan()
-        network = Network.parse(self.network)
+        plan, network = self.plan(), Network.parse(self.network)
         if self.backend == "cpu":
-            check_algorithm(self.algorithm, network)
-        check_backend(self.backend, self.algorithm, network, self.leaves, self.strategy, self.wire_dtype)
+            check("network", algorithm=self.algorithm, network=network)
+        check_backend(self.backend, plan, network)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run: by ``steps`` or ``epochs``, whichever ends first; 20 epochs without either."""

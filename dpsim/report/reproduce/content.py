@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dpsim.compute_dtype import in_dtype
+from dpsim.dtypes import in_dtype
 from dpsim.records.reproduce import Difference, MeasuredDrift, PredictedDrift, ReproduceRecord, Run
 from dpsim.report.content import Content, Facts, ReportWarning, environment_facts
 from dpsim.report.reproduce.tables import (

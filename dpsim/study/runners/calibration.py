@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim import codec
+from dpsim.collective import node_counts
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
@@ -23,7 +24,6 @@ from dpsim.comm.selection import select, sizes
 from dpsim.comm.transport import PersistentAllreduce, Transport
 from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.sweep import visits
-from dpsim.layout import node_counts
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
 from dpsim.progress import Progress

@@ -10,8 +10,8 @@ import numpy as np
 from mpi4py import MPI
 
 from dpsim.comm.clock import now
-from dpsim.compute_dtype import ComputeDtype
 from dpsim.data import load_dataset
+from dpsim.dtypes import ComputeDtype
 from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.plan import Plan

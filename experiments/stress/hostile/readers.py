@@ -22,6 +22,7 @@ import psutil
 from dpsim import codec, machine, units, workload
 from dpsim.choices import SCHEMA as CHOICES_SCHEMA
 from dpsim.choices import Choice, Choices, Problem
+from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
 from dpsim.experiments.stress.hostile.damage import damaged
@@ -35,7 +36,6 @@ from dpsim.harness.sweep.sweep import plan_text
 from dpsim.harness.train.resume import stored
 from dpsim.imports import ImportConfig, import_machine
 from dpsim.launch import hosts
-from dpsim.layout import parse_devices
 from dpsim.learning_rate import parse_decay
 from dpsim.machine import Network
 from dpsim.nn import build_model

@@ -1,8 +1,13 @@
-"""``ComputeDtype``: what the operands of matrix products and convolutions are rounded to."""
+"""Data types: what gradients may be sent as, and what operands of products are rounded to."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
+
+WireDtype = Literal["float32", "float64", "float16", "bfloat16"]
+SIXTEEN_BITS = ("float16", "bfloat16")
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The largest relative error of rounding to a dtype: half the relative spacing of its numbers."""
 
 ComputeDtype = Literal["float32", "bfloat16"]
 COMPUTE_DTYPES: tuple[ComputeDtype, ...] = get_args(ComputeDtype)
