@@ -43,7 +43,7 @@ class Algorithm:
     ``library``, whose messages dpsim does not see, or ``elsewhere``: it is priced, and does not run on the CPU.
     ``sixteen_bits``: whether it can send gradients as 16 bits without leaves; ``sixteen_bit_messages``: whether all
     that it sends has 16 bits then.
-    ``halves``: whether its reduce-scatter and its all-gather can run, or be priced, one without the other.
+    ``has_reduce_scatter``: whether its reduce-scatter and its all-gather can run, or be priced, one without the other.
     ``steps(transport, data)`` yields its rounds of messages: the function, or its ``module:name``. None: it is made of
     a list of steps (``dpsim.comm.message_steps``), or has no messages.
     """
@@ -55,7 +55,7 @@ class Algorithm:
     rounds: Callable[[int, int], int]
     sixteen_bits: bool
     sixteen_bit_messages: bool
-    halves: bool
+    has_reduce_scatter: bool
     steps: Callable[..., Any] | str | None
 
 
@@ -154,30 +154,32 @@ for _algorithm in (
         summary="in shared memory, one-shot or two-shot by size",
         lines=_library,
         rounds=_always(2),
-        halves=True,
+        has_reduce_scatter=True,
     ),
     _in_memory(
         name="one-shot",
         summary="in shared memory, every rank adds everything",
         lines=_one_shot,
         rounds=_always(1),
-        halves=False,
+        has_reduce_scatter=False,
     ),
     _in_memory(
         name="two-shot",
         summary="in shared memory, every rank adds a slice",
         lines=_ring,
         rounds=_always(2),
-        halves=True,
+        has_reduce_scatter=True,
     ),
-    _of_a_library(name="mpi", summary="the MPI library's own", place="library", sixteen_bits=False, halves=False),
+    _of_a_library(
+        name="mpi", summary="the MPI library's own", place="library", sixteen_bits=False, has_reduce_scatter=False
+    ),
     _by_messages(
         name="ring",
         summary="2(n-1) rounds of chunks around a ring",
         lines=_ring,
         rounds=lambda nodes, of_a_node: 2 * (nodes * of_a_node - 1),
         sixteen_bits=False,
-        halves=True,
+        has_reduce_scatter=True,
     ),
     _by_messages(
         name="recursive-doubling",
@@ -185,7 +187,7 @@ for _algorithm in (
         lines=_doubling,
         rounds=_log2_rounds(1),
         sixteen_bits=False,
-        halves=False,
+        has_reduce_scatter=False,
     ),
     _by_messages(
         name="halving-doubling",
@@ -193,7 +195,7 @@ for _algorithm in (
         lines=_halving,
         rounds=_log2_rounds(2),
         sixteen_bits=False,
-        halves=False,
+        has_reduce_scatter=False,
     ),
     _by_messages(
         name="direct",
@@ -201,7 +203,7 @@ for _algorithm in (
         lines=_ring,
         rounds=_always(2),
         sixteen_bits=True,
-        halves=True,
+        has_reduce_scatter=True,
     ),
     _by_messages(
         name="hierarchical",
@@ -210,14 +212,14 @@ for _algorithm in (
         rounds=lambda nodes, of_a_node: sum(2 for members in (nodes, of_a_node) if members > 1),
         sixteen_bits=True,
         sixteen_bit_messages=False,
-        halves=False,
+        has_reduce_scatter=False,
     ),
     _of_a_library(
         name=NCCL,
         summary="NCCL's own: it runs on GPUs, and is priced from the tables of nccl-tests",
         place="elsewhere",
         sixteen_bits=True,
-        halves=True,
+        has_reduce_scatter=True,
     ),
     Algorithm(
         name="gloo",
@@ -227,7 +229,7 @@ for _algorithm in (
         rounds=_always(1),
         sixteen_bits=False,
         sixteen_bit_messages=True,
-        halves=False,
+        has_reduce_scatter=False,
         steps=None,
     ),
 ):

@@ -130,9 +130,9 @@ CONSTRAINTS = (
     ),
     Constraint(
         "strategy algorithm",
-        lambda plan: plan.strategy == "zero1" and not ALGORITHMS.find(plan.algorithm).halves,
+        lambda plan: plan.strategy == "zero1" and not ALGORITHMS.find(plan.algorithm).has_reduce_scatter,
         "strategy zero1 with algorithm {algorithm!r}, of which there is no reduce-scatter and no all-gather",
-        ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.halves),
+        ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.has_reduce_scatter),
         "choose one of them with --algorithm, or leave --strategy out",
     ),
     Constraint(

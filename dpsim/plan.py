@@ -27,14 +27,6 @@ DEFAULT_LEAVES = 8
 MOST_LEAVES = 4096
 
 
-def overlap_of(name: str) -> Overlap:
-    """The overlap of that name. Raises ``ConfigError``."""
-    for overlap in OVERLAPS:
-        if overlap == name:
-            return overlap
-    raise unknown("overlap", name, OVERLAPS)
-
-
 class Plan(Noun, frozen=True):
     """How a workload is run on ``devices`` devices.
 

@@ -88,7 +88,7 @@ def predict(
     from dpsim import workload as workloads
     from dpsim.optimizer import Sgd, changed
     from dpsim.predict import predict_on_machines, predict_points
-    from dpsim.predict.time_to_target import add_time_to_target
+    from dpsim.predict.critical_batch import add_time_to_target
 
     files = flags.listed("--machine", machine, Path) or ()
     flags.writable(output, inputs=tuple(path for path in (workload, *files, convergence) if path))

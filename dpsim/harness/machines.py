@@ -7,7 +7,7 @@ from typing import Any
 
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine, Network
-from dpsim.predict.link_fit import fitted_link
+from dpsim.predict.formulas import fitted_link
 
 
 def points(machine: Machine) -> list[dict[str, Any]]:

@@ -10,8 +10,7 @@ from dpsim.algorithms import ALGORITHMS, NCCL
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict.cost import sharing, table_for, whole
-from dpsim.predict.prices import waiting_factor
-from dpsim.predict.waiting import EXACT_DEVICES
+from dpsim.predict.prices import EXACT_DEVICES, waiting_factor
 from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
 from dpsim.workload import Workload
 

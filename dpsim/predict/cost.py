@@ -18,8 +18,7 @@ from dpsim.errors import ConfigError
 from dpsim.jit import jit
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.memo import remember
-from dpsim.predict.formulas import link_points, wire_share
-from dpsim.predict.link_fit import nonnegative
+from dpsim.predict.formulas import link_points, nonnegative, wire_share
 
 Floats = NDArray[np.float64]
 Table = TypeVar("Table", AllreduceCost, OverlapCost)
@@ -107,13 +106,13 @@ def cost(machine: Machine, collective: Collective, size_bytes: float) -> tuple[f
     """
     if collective.devices == 1:
         return 0.0, False
-    curve = solo_curve(machine, collective)
+    curve = idle_curve(machine, collective)
     seconds = float(at(curve.points, 1, float(size_bytes)))
     return seconds, size_bytes > 0 and not curve.first_bytes <= size_bytes <= curve.last_bytes
 
 
 @remember
-def solo_curve(machine: Machine, collective: Collective) -> Curve:
+def idle_curve(machine: Machine, collective: Collective) -> Curve:
     """The collective's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``.
 
     Without a table of its own a reduce-scatter or an all-gather costs half of the allreduce, as an extrapolation.
@@ -131,7 +130,7 @@ def solo_curve(machine: Machine, collective: Collective) -> Curve:
         points = _continued(np.array([_sizes(table, collective.wire_dtype), table.time_s], np.float64))
         return Curve(points, *_known(table, collective.wire_dtype))
     if collective.kind != "allreduce":
-        return Curve(_halved(solo_curve(machine, whole(collective)).points), *_NOTHING)
+        return Curve(_halved(idle_curve(machine, whole(collective)).points), *_NOTHING)
     if machine.link is None:
         covered = sorted({(t.algorithm, t.layout or str(t.devices)) for t in machine.allreduce})
         raise ConfigError(
@@ -167,7 +166,7 @@ def sums_curve(machine: Machine, collective: Collective) -> Curve:
         collective, kind="ordered-sum", algorithm=ORDERED_SUM_ALGORITHM, wire_dtype="float32"
     )
     has_table = table_for(machine.halves, sums) is not None
-    return solo_curve(machine, sums if has_table else whole(collective))
+    return idle_curve(machine, sums if has_table else whole(collective))
 
 
 def _halved(points: Floats) -> Floats:
@@ -219,21 +218,21 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
         points = np.array([_sizes(table, wire_dtype), table.time_s, table.compute_loss_s], np.float64)
         largest = _known(table, wire_dtype)[1]  # small messages count as covered: the allreduce alone tells their cost
         return Curve(_continued(points), 0.0, largest), table.poll_s
-    solo = solo_curve(machine, collective)
+    idle = idle_curve(machine, collective)
     if not of_algorithm:
-        points = np.vstack([solo.points, np.zeros(solo.points.shape[1])])
+        points = np.vstack([idle.points, np.zeros(idle.points.shape[1])])
         return Curve(points, *(_NOTHING if of_mechanism else (0.0, math.inf))), 0.0
     nearest = min(
         of_algorithm, key=lambda t: (abs(t.devices - collective.devices), t.layout, t.wire_dtype != wire_dtype)
     )
-    alone = solo_curve(machine, nearest.collective)
+    alone = idle_curve(machine, nearest.collective)
     sizes = _sizes(nearest, wire_dtype)
     ratios = [
         _ratio(time_s, at(alone.points, 1, size))
         for size, time_s in zip(nearest.sizes_bytes, nearest.time_s, strict=True)
     ]
-    solo_s = np.array([at(solo.points, 1, size) for size in sizes])
-    points = np.array([sizes, solo_s * np.array(ratios), nearest.compute_loss_s])
+    idle_s = np.array([at(idle.points, 1, size) for size in sizes])
+    points = np.array([sizes, idle_s * np.array(ratios), nearest.compute_loss_s])
     return Curve(_continued(points), *_NOTHING), nearest.poll_s
 
 
@@ -263,7 +262,7 @@ def nearest_line(machine: Machine, collective: Collective) -> tuple[float, float
     if collective.kind != "allreduce":
         alpha_s, beta = nearest_line(machine, whole(collective))
         return alpha_s / 2, beta / 2
-    sizes, times = solo_curve(machine, collective).points
+    sizes, times = idle_curve(machine, collective).points
     return float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
 
 

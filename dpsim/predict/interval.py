@@ -155,12 +155,12 @@ def _factors(errors: Uncertainty, machine: Machine, sign: int) -> tuple[Factors,
     A slower machine makes collectives slower too, and those on an emulated link by less (``EMULATED_LINK_SHARE``).
     """
     speed, compute, network = (math.exp(sign * error) for error in (errors.speed, errors.compute, errors.network))
-    beside, loss = math.exp(sign * errors.beside), math.exp(sign * errors.loss)
+    overlapped, loss = math.exp(sign * errors.overlapped), math.exp(sign * errors.loss)
     of_network = speed**EMULATED_LINK_SHARE if machine.emulated_network else speed
     return (
-        Factors(compute=speed, network=of_network, beside=speed, loss=speed),
+        Factors(compute=speed, network=of_network, overlapped=speed, loss=speed),
         Factors(compute=compute),
         Factors(network=network),
-        Factors(beside=beside),
+        Factors(overlapped=overlapped),
         Factors(loss=loss),
     )

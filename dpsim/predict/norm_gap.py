@@ -21,11 +21,6 @@ LEAST_POINTS = 2
 _SHAPES = np.geomspace(1e-3, 1e3, 4001)
 
 
-def statistics_noise(local_batch: float, global_batch: int) -> float:
-    """1/b - 1/B: the variance of a local batch's mean about the global batch's, in variances of a sample's mean."""
-    return 1 / local_batch - 1 / global_batch
-
-
 def _noise(batches: Values, global_batch: int) -> Values:
     return 1 / batches - 1 / global_batch
 

@@ -15,7 +15,7 @@ from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import Machine
-from dpsim.plan import OVERLAPS, Plan, overlap_of
+from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict.cautions import cautions
 from dpsim.predict.compare import choose_overlap
 from dpsim.predict.interval import LEVEL, Interval, equally_fast, predict, predict_with_interval, ratio_interval
@@ -225,7 +225,7 @@ def _planned(
         for count, layout in counts:
             for threshold in thresholds if compared and count > 1 else [otherwise if count > 1 else None]:
                 plans[_plan(variant, count, layout, threshold)] = single
-    mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap_of(overlap)
+    mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap
     return _Planned(
         {msgspec.structs.replace(plan, overlap=mechanism): single for plan, single in plans.items()}, told, weak
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,10 +15,9 @@ from dpsim.data.sharding import largest_share
 from dpsim.machine import Machine
 from dpsim.memo import remember
 from dpsim.plan import Plan
-from dpsim.predict.cost import added_s, compute_slowdown, overlapped_curve, solo_curve, sums_curve
+from dpsim.predict.cost import added_s, compute_slowdown, idle_curve, overlapped_curve, sums_curve
 from dpsim.predict.formulas import rounds
 from dpsim.predict.simulate import Prices
-from dpsim.predict.waiting import expected_slowest
 from dpsim.schedule import Schedule
 from dpsim.workload import Workload
 
@@ -27,18 +28,20 @@ class Factors(NamedTuple):
     """What parts of the prices are multiplied by: 1 for a prediction, others to see what an error of one does.
 
     ``compute`` scales computation and the host's launches, ``network`` collectives with nothing else running,
-    ``beside`` those during computation, ``loss`` the compute time that these take away.
+    ``overlapped`` those during computation, ``loss`` the compute time that these take away.
     """
 
     compute: float = 1.0
     network: float = 1.0
-    beside: float = 1.0
+    overlapped: float = 1.0
     loss: float = 1.0
 
 
+EXACT_DEVICES = 8
+"""Up to so many devices the quantiles of a workload say what the slowest takes; beyond, a tail is assumed."""
 EXACT = Factors()
 _NO_WAITING = (0.0, 0.0, 0.0, 0.0)
-FREE_NETWORK = Factors(network=0.0, beside=0.0, loss=0.0)
+FREE_NETWORK = Factors(network=0.0, overlapped=0.0, loss=0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +69,7 @@ def local_share(plan: Plan) -> float:
 def waiting_factor(machine: Machine, workload: Workload, devices: int) -> float:
     """How many times as long the slowest of n devices computes as the slowest of those that were calibrated together.
 
-    E[slowest of n] / E[slowest of m] (``dpsim.predict.waiting``), m the most devices with a compute slowdown (1 where
+    E[slowest of n] / E[slowest of m] (``expected_slowest``), m the most devices with a compute slowdown (1 where
     the machine has none): a slowdown was measured on the slowest of them, so it contains the waiting. 1 up to m.
     """
     if devices == 1 or not workload.step_spread:
@@ -94,28 +97,28 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     samples = local_share(plan)
     layers, announces = _layer_arrays(workload, samples, slowdown * waits, factors.compute)
     collective = machine.priced(plan.collective)
-    solo = solo_curve(machine, collective)
-    overlapped, poll_s = solo, 0.0
+    idle = idle_curve(machine, collective)
+    overlapped, poll_s = idle, 0.0
     if plan.devices > 1 and plan.overlap in ("poll", "thread"):
         overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
     stages = rounds(collective)
-    gather, update_s = solo, workload.update_s * slowdown
+    gather, update_s = idle, workload.update_s * slowdown
     if schedule.sharded:
-        gather = solo_curve(machine, msgspec.structs.replace(collective, kind="all-gather"))
+        gather = idle_curve(machine, msgspec.structs.replace(collective, kind="all-gather"))
         update_s /= plan.devices
-    sums = solo
+    sums = idle
     if plan.batch_norm != "local" and plan.devices > 1:
         sums = sums_curve(machine, collective)
     overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
     fixed = np.array((overhead_s * waits, update_s * waits, poll_s * factors.loss, stages), np.float64)
-    points = solo.points, overlapped.points, gather.points, sums.points
+    points = idle.points, overlapped.points, gather.points, sums.points
     if factors is not EXACT:
-        alone, beside = (1.0, factors.network), (1.0, factors.beside, factors.loss)
-        scales = alone, beside, alone, alone
+        network, overlap = (1.0, factors.network), (1.0, factors.overlapped, factors.loss)
+        scales = network, overlap, network, network
         first, second, third, fourth = map(_scaled, points, scales)
         points = first, second, third, fourth
     prices = Prices(layers, announces, fixed, *points)
-    curves = (solo, overlapped, gather)
+    curves = (idle, overlapped, gather)
     known = max(curve.first_bytes for curve in curves), min(curve.last_bytes for curve in curves)
     waiting_s = _NO_WAITING
     if waits > 1:
@@ -142,3 +145,29 @@ def _layer_arrays(
     launch = np.array([[layer.launch_s, layer.launched_backward_s] for layer in workload.layers]).T * launch_factor
     rows = [times.forward_s * factor, times.backward_s * factor, times.gradient_ready_s * factor, *launch]
     return np.array(rows), np.array([bool(layer.tensors) for layer in workload.layers])
+
+
+def expected_slowest(step_spread: Sequence[float], devices: int) -> float:
+    """E[max of n independent draws] of a step's relative computing time, from its k quantiles q (1 without any).
+
+    E[max] = sum_i (F_i^n - F_{i-1}^n) q_i, F_i = (i + 1) / k, exact where steps take those k values alike. Beyond 8
+    devices the k quantiles say little of the largest value: the mean of the maximum then grows as that of a light
+    (exponential) tail does, by b ln(n / 8), with b from its growth between 4 and 8 devices.
+    """
+    if not step_spread:
+        return 1.0
+    if devices <= EXACT_DEVICES:
+        k = len(step_spread)
+        weights = [((i + 1) / k) ** devices - (i / k) ** devices for i in range(k)]
+        return sum(weight * quantile for weight, quantile in zip(weights, step_spread, strict=True))
+    half, whole = (expected_slowest(step_spread, count) for count in (EXACT_DEVICES // 2, EXACT_DEVICES))
+    return whole + (whole - half) / math.log(2) * math.log(devices / EXACT_DEVICES)
+
+
+def median_slowest(workload: Workload, devices: int) -> float:
+    """The median over steps of the largest of ``devices`` independent computing times, over the median of one.
+
+    All n are below the value that one is below with probability F with probability F^n, so it is the value at
+    F = 0.5^(1/n). Synchronous training waits for the slowest device, and a measured step is a median.
+    """
+    return workload.spread_at(0.5 ** (1 / devices))

@@ -59,15 +59,15 @@ def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> 
 
 class Prices(NamedTuple):
     """Seconds: ``layers`` (5, L) forward, backward, gradient, and the launches of forward and of backward;
-    ``announces`` (L) which layers have tensors; ``fixed`` (4) overhead_s, update_s, poll_s, rounds; ``solo`` (2, K) and
-    ``beside`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` (2, K) of what brings parameters
+    ``announces`` (L) which layers have tensors; ``fixed`` (4) overhead_s, update_s, poll_s, rounds; ``idle`` (2, K) and
+    ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` (2, K) of what brings parameters
     together, and ``sums`` (2, K) of the sums for which computation stops."""
 
     layers: Any
     announces: Any
     fixed: Any
-    solo: Any
-    beside: Any
+    idle: Any
+    overlapped: Any
     gather: Any
     sums: Any
 
@@ -99,11 +99,11 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     Communication lane: allreduces one after another in array order. One may start when all operations that it depends
     on have made their gradients ready, or have ended where they make none.
 
-    - off: all after the last computation, each at its solo cost.
+    - off: all after the last computation, each at its idle cost.
     - inline: on the calling thread at the gradients-ready instant; computation (and launching) stops meanwhile.
-    - thread: a fluid. While computation runs, the active allreduce progresses at 1/beside and computation at
-      max(0, 1 - loss/beside); while it does not, the allreduce progresses at 1/solo.
-    - poll: an allreduce is ``rounds`` stages of solo/rounds seconds each. During computation the end of a stage is
+    - thread: a fluid. While computation runs, the active allreduce progresses at 1/overlapped and computation at
+      max(0, 1 - loss/overlapped); while it does not, the allreduce progresses at 1/idle.
+    - poll: an allreduce is ``rounds`` stages of idle/rounds seconds each. During computation the end of a stage is
       noticed, and the next stage or allreduce started, only at poll points: the gradients-ready instants of layers
       that have tensors, and the end of each layer's backward. A poll with something under way costs poll_s of
       compute, a start costs loss of compute. After the last computation stages follow one another at once.
@@ -233,7 +233,7 @@ def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
         if operations.held[k] or not ready[awaits[k]]:
             break
         times[0, k] = now
-        now += at(prices.solo, 1, operations.size_bytes[k])
+        now += at(prices.idle, 1, operations.size_bytes[k])
         times[1, k] = now
         head[0] += 1
     return now
@@ -244,7 +244,7 @@ def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-un
     """Advance both lanes until ``work`` seconds of computation (or of idling) are done; that instant."""
     queue, awaits, ready, head, times = lane
     size_bytes, held = operations.size_bytes, operations.held
-    solo, beside = prices.solo, prices.beside
+    idle, overlapped = prices.idle, prices.overlapped
     while True:
         place = int(head[0])
         k = queue[place] if place < len(queue) else -1
@@ -253,11 +253,11 @@ def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-un
                 return now + work
             head[1] = 1.0
             times[0, k] = now
-        length = at(beside, 1, size_bytes[k]) if computing else at(solo, 1, size_bytes[k])
+        length = at(overlapped, 1, size_bytes[k]) if computing else at(idle, 1, size_bytes[k])
         left = head[1] * length
         speed = 1.0
         if computing and length > 0.0:
-            speed = max(0.0, 1.0 - at(beside, 2, size_bytes[k]) / length)
+            speed = max(0.0, 1.0 - at(overlapped, 2, size_bytes[k]) / length)
         if speed * left > work or (work <= 0.0 and left > 0.0):
             spent = work / speed if work > 0.0 else 0.0
             head[1] -= spent / length
@@ -273,7 +273,7 @@ def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-un
 def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
     """One look at the communication: notice a stage that has ended, start what may start; the instant afterwards."""
     queue, awaits, ready, head, times = lane
-    size_bytes, held, solo = operations.size_bytes, operations.held, prices.solo
+    size_bytes, held, idle = operations.size_bytes, operations.held, prices.idle
     poll_s, stages = prices.fixed[2], prices.fixed[3]
     if head[1] > 0.0:
         now += poll_s
@@ -284,15 +284,15 @@ def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
                 return now
             head[1] -= 1.0
             if head[1] > 0.0:
-                head[2] = now + at(solo, 1, size_bytes[k]) / stages
+                head[2] = now + at(idle, 1, size_bytes[k]) / stages
             else:
                 times[1, k] = now
                 head[0] += 1
         elif ready[awaits[k]] and not held[k]:
             times[0, k] = now
             head[1] = stages
-            head[2] = now + at(solo, 1, size_bytes[k]) / stages
-            now += at(prices.beside, 2, size_bytes[k])
+            head[2] = now + at(idle, 1, size_bytes[k]) / stages
+            now += at(prices.overlapped, 2, size_bytes[k])
         else:
             return now
     return now
@@ -300,13 +300,13 @@ def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
 
 @jit
 def _drain(now, operations, prices, lane, mode):  # type: ignore[no-untyped-def]
-    """What is left after the last computation, one allreduce after another at its solo cost."""
+    """What is left after the last computation, one allreduce after another at its idle cost."""
     queue, _, _, head, times = lane
-    size_bytes, solo = operations.size_bytes, prices.solo
+    size_bytes, idle = operations.size_bytes, prices.idle
     stages = prices.fixed[3]
     for place in range(int(head[0]), len(queue)):
         k = queue[place]
-        cost = at(solo, 1, size_bytes[k])
+        cost = at(idle, 1, size_bytes[k])
         if mode == THREAD and head[1] >= 0.0:
             now += head[1] * cost
         elif mode == POLL and head[1] > 0.0:

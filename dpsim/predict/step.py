@@ -41,7 +41,7 @@ class Prediction(Noun, frozen=True):
     what communication beside it takes away. ``extrapolated``: outside what the workload or the machine was measured on.
 
     - ``waiting_for_slowest_s``: how much longer the slowest device computes than the workload and the compute slowdown
-      say, where more devices take part than were calibrated together (``dpsim.predict.waiting``).
+      say, where more devices take part than were calibrated together (``dpsim.predict.prices``).
     - ``communication_cost_s`` = step_s - the step on a network where every collective takes no time. It is more than
       the exposed communication where overlap takes compute time away.
     - ``low_s`` and ``high_s`` are the ends of the interval that holds the median measured step with a probability of

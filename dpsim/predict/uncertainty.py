@@ -11,7 +11,7 @@ import numpy as np
 from dpsim.collective import Collective
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.memo import remember
-from dpsim.predict.cost import at, compute_slowdown, solo_curve, table_for, tables_of, whole
+from dpsim.predict.cost import at, compute_slowdown, idle_curve, table_for, tables_of, whole
 from dpsim.predict.prices import local_share
 from dpsim.schedule import Schedule
 from dpsim.uncertainty import (
@@ -34,14 +34,14 @@ class Uncertainty(NamedTuple):
     """Relative standard errors, independent of each other.
 
     ``speed`` is that of the mean of the machine's later times, common to computation and whatever processors send;
-    ``compute`` of all computing times, ``network`` of collectives with nothing else running, ``beside`` of their
+    ``compute`` of all computing times, ``network`` of collectives with nothing else running, ``overlapped`` of their
     times during computation, ``loss`` of the compute time lost to them.
     """
 
     speed: float
     compute: float
     network: float
-    beside: float
+    overlapped: float
     loss: float
 
 
@@ -65,10 +65,10 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     if schedule.sharded:
         gather = msgspec.structs.replace(collective, kind="all-gather")
         network = max(network, _network(machine, gather))
-    beside, loss = (0.0, 0.0)
+    overlapped, loss = (0.0, 0.0)
     if plan.overlap in ("poll", "thread"):
-        beside, loss = _overlap(machine, collective, plan.overlap)
-    return Uncertainty(speed, compute, network, beside, loss)
+        overlapped, loss = _overlap(machine, collective, plan.overlap)
+    return Uncertainty(speed, compute, network, overlapped, loss)
 
 
 def _compute(workload: Workload, local_batch: float) -> float:
@@ -116,7 +116,7 @@ def _stated(table: AllreduceCost) -> float:
 
 def _doublings_outside(machine: Machine, collective: Collective, schedule: Schedule) -> float:
     """By how many doublings the buckets lie outside the table, on average by their cost; 0 without a table."""
-    curve = solo_curve(machine, collective)
+    curve = idle_curve(machine, collective)
     sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0].astype(float)
     if not len(sizes) or not curve.first_bytes <= curve.last_bytes:
         return 0.0
@@ -136,8 +136,8 @@ def _overlap(machine: Machine, collective: Collective, overlap: str) -> tuple[fl
     nearest = min(tables, key=lambda t: (t.kind != collective.kind, abs(math.log2(t.devices / collective.devices))))
     away = DEVICES_STEP * abs(math.log2(nearest.devices / collective.devices))
     away += ASSUMED_TABLE if nearest.kind != collective.kind else 0.0
-    beside, loss = nearest.relative_uncertainty, nearest.loss_relative_uncertainty
+    overlapped, loss = nearest.relative_uncertainty, nearest.loss_relative_uncertainty
     return (
-        (ASSUMED_OVERLAP if beside is None else beside) + away,
+        (ASSUMED_OVERLAP if overlapped is None else overlapped) + away,
         (ASSUMED_LOSS if loss is None else loss) + away,
     )

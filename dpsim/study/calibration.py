@@ -23,7 +23,7 @@ from dpsim.launch.jobs import on_ranks
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
 from dpsim.plan import STRATEGIES, Strategy
 from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
-from dpsim.predict.link_fit import fitted_link
+from dpsim.predict.formulas import fitted_link
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.study.profile import AT_S, TICK_S, slowdown
@@ -109,7 +109,7 @@ class CalibrateConfig(Noun, frozen=True):
         for devices, layout in self.layouts():
             wire = self.wire_dtype or "float32"
             for algorithm in self.algorithms:
-                splits = ALGORITHMS.find(algorithm).halves
+                splits = ALGORITHMS.find(algorithm).has_reduce_scatter
                 for kind in _KINDS[self.strategy if splits else "data-parallel"]:
                     collective = Collective(
                         algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire, kind=kind

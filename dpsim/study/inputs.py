@@ -22,8 +22,7 @@ from dpsim.harness import models
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import ComputeSlowdown, Machine, Selection
 from dpsim.plan import Plan
-from dpsim.predict.prices import local_share
-from dpsim.predict.waiting import median_slowest
+from dpsim.predict.prices import local_share, median_slowest
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.runtime.describe import describe

@@ -33,8 +33,7 @@ from dpsim.predict import (
     timeline,
 )
 from dpsim.predict.cost import added_s, at, overlapped_curve
-from dpsim.predict.formulas import rounds
-from dpsim.predict.link_fit import fitted_link
+from dpsim.predict.formulas import fitted_link, rounds
 from dpsim.predict.step import price, scheduled
 from dpsim.workload import Workload
 

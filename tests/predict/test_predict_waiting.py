@@ -12,7 +12,7 @@ from small_step import machine, plan, workload
 from dpsim.errors import ConfigError
 from dpsim.machine import ComputeSlowdown, Link, OverlapCost
 from dpsim.predict import predict, predict_points
-from dpsim.predict.waiting import expected_slowest
+from dpsim.predict.prices import expected_slowest
 
 SPREAD = tuple(np.quantile(np.random.default_rng(0).lognormal(0, 0.1, 10_000), (np.arange(20) + 0.5) / 20).tolist())
 FREE = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)

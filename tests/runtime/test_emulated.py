@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpsim.nn.models import build_model
-from dpsim.predict.waiting import median_slowest
+from dpsim.predict.prices import median_slowest
 from dpsim.replica import Batch, BatchSums, EmulatedCompute, Replica
 from dpsim.runtime.describe import describe
 from dpsim.runtime.emulated import Clock, EmulatedReplica, step_factor

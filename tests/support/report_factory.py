@@ -9,7 +9,7 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.machine import Link, Machine
-from dpsim.plan import Plan, overlap_of
+from dpsim.plan import Plan
 from dpsim.records.sweep import (
     Environment,
     Experiment,
@@ -134,7 +134,7 @@ def sweep(
                             devices=count,
                             fusion_threshold_bytes=threshold,
                             algorithm="ring",
-                            overlap=overlap_of(overlap),
+                            overlap=overlap,
                             global_batch=64,
                         )
                         setting = Setting(plan=plan, model="cnn", network=network, repeat=repeat)
