@@ -1,14 +1,18 @@
-"""``python -m dpsim.experiments.results_page`` writes the tables of ``docs/results.md``.
+"""``python -m dpsim.experiments.results_page`` writes the tables of ``docs/results.md`` and of ``docs/grid.md``.
 
-The descriptions come from ``dpsim.records.columns``, and the example from the committed report, ``reports/example``.
+The descriptions of columns come from ``dpsim.records.columns``, impossible combinations from ``dpsim.constraints``, and
+the example from the committed report, ``reports/example``.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dpsim.columns import UNITS, AnyColumn
+from dpsim.constraints import ALL_CONSTRAINTS
 from dpsim.experiments.command import rewrite, with_parts
 from dpsim.harness.load import load
 from dpsim.records.columns import FRAMES
@@ -66,13 +70,27 @@ def _table(of_table: Sequence[AnyColumn]) -> str:
     return "".join(["| column | type | unit | meaning |\n|---|---|---|---|\n", *rows])
 
 
-PARTS: dict[str, Callable[[], str]] = {"example": example, "units": units, "columns": columns}
+def impossible() -> str:
+    """Every impossible combination, with what is allowed and what to do."""
+    rows = ["| impossible | allowed | to do |\n|---|---|---|\n"]
+    for row in ALL_CONSTRAINTS:
+        allowed = row.allowed if isinstance(row.allowed, str) else "what the error lists"
+        cells = (re.sub(r"\{(\w+)(!r)?\}", r"`\1`", text) for text in (row.given, allowed, row.remedy))
+        rows.append(f"| {' | '.join(cells)} |\n")
+    return "".join(rows)
 
 
-def page(text: str) -> str:
-    """Return the page with its generated parts made anew."""
-    return with_parts(text, {BEGIN.format(part=name): make for name, make in PARTS.items()})
+PARTS: dict[str, Callable[[], str]] = {"example": example, "units": units, "columns": columns, "impossible": impossible}
+
+
+PAGES = {PAGE: ("example", "units", "columns"), ROOT / "docs" / "grid.md": ("impossible",)}
+
+
+def page(path: Path, text: str) -> str:
+    """Return the text of a page with its generated parts made anew."""
+    return with_parts(text, {BEGIN.format(part=name): PARTS[name] for name in PAGES[path]})
 
 
 if __name__ == "__main__":
-    rewrite(PAGE, page)
+    for path in PAGES:
+        rewrite(path, functools.partial(page, path))

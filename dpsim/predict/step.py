@@ -108,10 +108,10 @@ class PricedStep:
         """
         schedule, (start, end, _) = self.schedule, self.times
         queue = schedule.gradient_collectives if schedule.plan.overlap == "inline" else np.empty(0, np.int64)
-        kinds = schedule.kind
+        kinds, lanes = schedule.kind, schedule.lane
         events: list[tuple[float, float, int, int, int]] = []
         for i in range(len(schedule.kind)):
-            lane, size = int(schedule.lane[i]), int(schedule.size_bytes[i])
+            lane, size = int(lanes[i]), int(schedule.size_bytes[i])
             paused = queue[:0]
             if lane == COMPUTE_LANE:
                 paused = queue[(start[queue] >= start[i]) & (end[queue] <= end[i]) & (end[queue] > start[queue])]

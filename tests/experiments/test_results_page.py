@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dpsim.experiments import results_page
 from dpsim.records.columns import FRAMES
 
 
-def test_the_page_of_results_is_current() -> None:
-    text = results_page.PAGE.read_text(encoding="utf-8")
-    assert text == results_page.page(text), "run: python -m dpsim.experiments.results_page"
+@pytest.mark.parametrize("path", results_page.PAGES, ids=lambda path: path.name)
+def test_a_page_with_generated_tables_is_current(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text == results_page.page(path, text), "run: python -m dpsim.experiments.results_page"
 
 
 @pytest.mark.parametrize("kind", FRAMES)
