@@ -161,13 +161,11 @@ ROOT = Path(__file__).parents[1]
 LISTS = {
     "cli/predict.py": 2,
     "cli/trace.py": 1,
-    "harness/compare/from_sweep.py": 2,
+    "harness/compare/runs.py": 3,
     "harness/sweep/grids.py": 1,
     "harness/sweep/norms.py": 1,
     "harness/sweep/questions.py": 2,
     "predict/points.py": 3,
-    "report/compare/names.py": 1,
-    "report/compare/tables.py": 1,
     "report/figures/timeline.py": 1,
     "report/sweep/warnings.py": 1,
 }

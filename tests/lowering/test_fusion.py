@@ -14,7 +14,8 @@ from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import resnet50
 from dpsim.lowering import fusion
 from dpsim.lowering.ddp import DDP_FIRST_BUCKET_BYTES
-from dpsim.lowering.horovod import HorovodCycle, fuse
+from dpsim.lowering.fusion import fuse
+from dpsim.lowering.horovod import HorovodCycle
 
 MIB = 2**20
 QUICK = settings(max_examples=150)
@@ -197,7 +198,7 @@ def test_the_compiled_loops_and_the_plain_ones_fuse_alike(tensors: list[tuple[in
     codes = np.array([code for _, code in tensors], np.int64)
     ready = np.arange(len(tensors)) * 1e-4
     calls = (
-        (fusion._close_at, (sizes, threshold, threshold, codes)),
+        (fusion._close_at, (sizes, np.array([threshold]), codes)),
         (
             fusion._merge_mg_wfbp,
             (sizes, ready, 1e-4, 1e-7, codes),

@@ -120,7 +120,8 @@ def test_a_sharded_schedule_is_the_plain_one_with_shards_around_the_update(w: Wo
         plain, own = lower(w, Plan(**fields)), lower(w, Plan(strategy="zero1", **fields))
         update = len(plain.kind) - 1
         assert own.sharded and not plain.sharded and own.buckets == plain.buckets
-        assert np.array_equal(own.kind[:update], plain.kind[:update])
+        others = plain.bucket[:update] < 0
+        assert np.array_equal(own.kind[:update][others], plain.kind[:update][others])
         assert own.kind[update:].tolist() == [SYNCHRONISE_EVENT, UPDATE_EVENT] + [ALL_GATHER_EVENT] * own.buckets
         scatters, gathers = own.gradient_collectives, own.parameter_collectives
         assert (own.kind[scatters] == REDUCE_SCATTER_EVENT).all() and (own.lane[gathers] == COMMUNICATION_LANE).all()
