@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from dpsim.algorithms import Backend
 from dpsim.cli import flags, show
@@ -37,42 +37,37 @@ def group() -> App:
     return app
 
 
+class BenchFlags(flags.Flags):
+    """The flags of a benchmark."""
+
+    devices: int | None = flags.flag("Number of devices: ranks on this machine (2), or logical devices on a GPU.")
+    min: str | None = flags.flag("The smallest size (one element).")
+    max: str | None = flags.flag("The largest size, like 1GiB (64MiB).")
+    factor: int | None = flags.flag("Ratio of one size to the one before (4).")
+    algorithm: str | None = flags.flag(
+        "all (the default), or a list of dpsim's own algorithms, and of your own: FILE.py:FUNCTION."
+    )
+    dtype: str | None = flags.flag("float32 (the default) or float64; on GPUs also float16 or bfloat16.")
+    backend: Backend | None = flags.flag("cpu (the default) or cuda.")
+    peers: str | None = flags.flag(
+        "auto (all that are installed), none, or a list of mpi, gloo, nccl and names from --peer-env."
+    )
+    peer_env: str | None = flags.flag(
+        "NAME=FOLDER,...: virtual environments with another MPI library, or with PyTorch for gloo."
+    )
+    budget: str | None = flags.flag("Time to spend on measuring, like 60s; at least three rounds are measured.")
+    output: Path | None = flags.flag("Folder for the record with all samples, and the report.")
+    json: flags.Json = False
+    plot: Path | None = flags.flag("Draw the bandwidths into this file, .png or .svg.")
+    seed: int | None = flags.flag("Seed of the numbers that are added and of the order of measuring.")
+
+
+_DEFAULTS = BenchFlags.absent()
+
+
 def allreduce(
     *,
-    devices: Annotated[
-        int | None, Parameter(help="Number of devices: ranks on this machine (2), or logical devices on a GPU.")
-    ] = None,
-    min: Annotated[str | None, Parameter(name="--min", help="The smallest size (one element).")] = None,
-    max: Annotated[str | None, Parameter(name="--max", help="The largest size, like 1GiB (64MiB).")] = None,
-    factor: Annotated[int | None, Parameter(help="Ratio of one size to the one before (4).")] = None,
-    algorithm: Annotated[
-        str | None,
-        Parameter(
-            name="--algorithm",
-            help="all (the default), or a list of dpsim's own algorithms, and of your own: FILE.py:FUNCTION.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None, Parameter(help="float32 (the default) or float64; on GPUs also float16 or bfloat16.")
-    ] = None,
-    backend: Annotated[Backend | None, Parameter(help="cpu (the default) or cuda.")] = None,
-    peers: Annotated[
-        str | None,
-        Parameter(help="auto (all that are installed), none, or a list of mpi, gloo, nccl and names from --peer-env."),
-    ] = None,
-    peer_env: Annotated[
-        str | None,
-        Parameter(help="NAME=FOLDER,...: virtual environments with another MPI library, or with PyTorch for gloo."),
-    ] = None,
-    budget: Annotated[
-        str | None, Parameter(help="Time to spend on measuring, like 60s; at least three rounds are measured.")
-    ] = None,
-    output: Annotated[Path | None, Parameter(help="Folder for the record with all samples, and the report.")] = None,
-    json: flags.Json = False,
-    plot: Annotated[Path | None, Parameter(help="Draw the bandwidths into this file, .png or .svg.")] = None,
-    seed: Annotated[
-        int | None, Parameter(help="Seed of the numbers that are added and of the order of measuring.")
-    ] = None,
+    given: BenchFlags = _DEFAULTS,
 ) -> int:
     """Check and time every allreduce, as a fraction of what memory allows.
 
@@ -86,30 +81,30 @@ def allreduce(
     from dpsim.records.bench import RECORD, AllreduceBench
     from dpsim.report.bench import check_plot, write_plot
 
-    flags.writable(output, folder=True)
-    flags.writable(plot, flag="--plot")
-    check_plot(plot)
+    flags.writable(given.output, folder=True)
+    flags.writable(given.plot, flag="--plot")
+    check_plot(given.plot)
     fields = flags.provided(
-        devices=devices,
-        min_bytes=_size("--min", min),
-        max_bytes=_size("--max", max),
-        factor=factor,
-        algorithms=_algorithms(algorithm, backend or "cpu"),
-        dtype=dtype,
-        backend=backend,
-        peers=_peers(peers),
-        peer_envs=_environments(peer_env),
-        budget_s=flags.budget(budget),
-        seed=seed,
+        devices=given.devices,
+        min_bytes=_size("--min", given.min),
+        max_bytes=_size("--max", given.max),
+        factor=given.factor,
+        algorithms=_algorithms(given.algorithm, given.backend or "cpu"),
+        dtype=given.dtype,
+        backend=given.backend,
+        peers=_peers(given.peers),
+        peer_envs=_environments(given.peer_env),
+        budget_s=flags.budget(given.budget),
+        seed=given.seed,
     )
-    with locked(output):
+    with locked(given.output):
         with show.progress() as progress:
             record = measure(AllreduceBench(**fields), progress)
-        if output is not None:
-            codec.write(output / RECORD, record)
-        result = show_record(record, output, json=json, command="bench allreduce")
-    if plot is not None:
-        write_plot(plot, result)
+        if given.output is not None:
+            codec.write(given.output / RECORD, record)
+        result = show_record(record, given.output, json=given.json, command="bench allreduce")
+    if given.plot is not None:
+        write_plot(given.plot, result)
     return 1 if result.wrong else 0
 
 

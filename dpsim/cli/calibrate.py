@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import Any, Literal
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
@@ -32,98 +30,84 @@ class CollectiveFlags(
 ):
     """The flags of what is calibrated."""
 
-    algorithm: Annotated[str | None, Parameter(help=f"List of {listed(ALGORITHMS)}.")] = None
-    overlap: Annotated[str | None, Parameter(help="Overlap modes to calibrate: poll,thread (both).")] = None
-    model: Annotated[
-        str | None,
-        Parameter(help="Measure overlap with this model's backward instead of a stand-in; named as for dpsim profile."),
-    ] = None
-    local_batch: Annotated[int, Parameter(help="With --model: samples on a device at once.")] = 32
+    algorithm: str | None = flags.flag(f"List of {listed(ALGORITHMS)}.")
+    overlap: str | None = flags.flag("Overlap modes to calibrate: poll,thread (both).")
+    model: str | None = flags.flag(
+        "Measure overlap with this model's backward instead of a stand-in; named as for dpsim profile."
+    )
+    local_batch: int = flags.flag("With --model: samples on a device at once.", default=32)
+    budget: str | None = flags.flag(
+        "Time to spend on measuring, like 10s or 2min (4s); up to twice as long until it is settled."
+    )
+    output: Path = flags.flag("The machine file to write.", default=Path("machine.json"))
+    json: flags.Json = False
+    from_: list[str] | None = flags.flag(
+        "Import these outputs of nccl-tests, OSU or IMB instead of measuring: FILE,FILE; - is standard input.",
+        name="--from",
+        negative="",
+        allow_leading_hyphen=True,
+    )
+    format: Literal["nccl-tests", "osu", "imb"] | None = flags.flag(
+        "With --from: the benchmark that printed the files [recognised by their text]."
+    )
+    out_of_place: bool = flags.flag("With --from: import the out-of-place times of nccl-tests.", default=False)
+    line_rate: str | None = flags.flag(
+        "With --from: the nominal rate of a link between nodes, like 25gbit: say what share was reached."
+    )
+    verbose: bool = flags.flag("Show the time of every size too.", default=False)
 
 
-_COLLECTIVES = CollectiveFlags()
+_COLLECTIVES = CollectiveFlags.absent()
 
 
 def calibrate(
     *,
     of: CollectiveFlags = _COLLECTIVES,
-    budget: Annotated[
-        str | None,
-        Parameter(help="Time to spend on measuring, like 10s or 2min (4s); up to twice as long until it is settled."),
-    ] = None,
-    output: Annotated[Path, Parameter(help="The machine file to write.")] = Path("machine.json"),
-    json: flags.Json = False,
-    from_: Annotated[
-        list[str] | None,
-        Parameter(
-            name="--from",
-            negative="",
-            allow_leading_hyphen=True,
-            help="Import these outputs of nccl-tests, OSU or IMB instead of measuring: FILE,FILE; - is standard input.",
-        ),
-    ] = None,
-    format: Annotated[
-        Literal["nccl-tests", "osu", "imb"] | None,
-        Parameter(help="With --from: the benchmark that printed the files [recognised by their text]."),
-    ] = None,
-    out_of_place: Annotated[
-        bool,
-        Parameter(negative="", show_default=False, help="With --from: import the out-of-place times of nccl-tests."),
-    ] = False,
-    line_rate: Annotated[
-        str | None,
-        Parameter(
-            help="With --from: the nominal rate of a link between nodes, like 25gbit: say what share was reached."
-        ),
-    ] = None,
-    verbose: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Show the time of every size too.")
-    ] = False,
 ) -> None:
     """Measure the allreduces of this machine, or import measurements; writes a machine file."""
-    if from_ is not None:
+    if of.from_ is not None:
         fields = of.values()
         del fields["local_batch"]
         imported = flags.provided(
             network=fields.pop("network", None),
             devices=fields.pop("devices", None),
             algorithms=fields.pop("algorithm", None),
-            format=format,
-            out_of_place=out_of_place,
+            format=of.format,
+            out_of_place=of.out_of_place,
         )
-        _refuse(fields | flags.provided(budget=budget), "with --from nothing is measured")
-        rate = None if line_rate is None else parse_bandwidth(line_rate)
-        _import(",".join(from_), imported, rate, output, json, verbose)
+        _refuse(fields | flags.provided(budget=of.budget), "with --from nothing is measured")
+        rate = None if of.line_rate is None else parse_bandwidth(of.line_rate)
+        _import(",".join(of.from_), imported, rate, of.output, of.json, of.verbose)
         return
-    importing = flags.provided(format=format, out_of_place=out_of_place or None, line_rate=line_rate)
+    importing = flags.provided(format=of.format, out_of_place=of.out_of_place or None, line_rate=of.line_rate)
     _refuse(importing, "without --from nothing is imported")
     from dpsim import codec
     from dpsim.harness.machines import points as points_of
     from dpsim.machine import Network
     from dpsim.study import calibration
 
-    flags.writable(output)
+    flags.writable(of.output)
     fields = of.values()
     if "network" in fields and "algorithm" not in fields:
         fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
     for name in ("algorithm", "overlap"):
         if name in fields:
             fields[f"{name}s"] = fields.pop(name)
-    fields |= flags.provided(seconds=flags.budget(budget))
+    fields |= flags.provided(seconds=flags.budget(of.budget))
     with show.progress() as progress:
         machine = calibration.calibrate(calibration.CalibrateConfig(**fields), progress)
-    codec.write(output, machine)
+    codec.write(of.output, machine)
     points = points_of(machine)
-    if json:
-        summary = {"machine": str(output), "network": machine.network, "emulated_network": machine.emulated_network}
+    if of.json:
+        summary = {"machine": str(of.output), "network": machine.network, "emulated_network": machine.emulated_network}
         summary |= {"link": codec.to_builtins(machine.link), "calibrated_on": machine.calibrated_on}
         show.print_json("calibrate", points, summary)
         return
-    if verbose:
+    if of.verbose:
         print_times(points)
     print_tables(machine)
     print(link_sentence(machine))
-    print(f"machine file: {output} (network {machine.network}{', emulated' if machine.emulated_network else ''})")
+    print(f"machine file: {of.output} (network {machine.network}{', emulated' if machine.emulated_network else ''})")
 
 
 def _import(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, TypeVar, dataclass_transform, get_args
 
 from cyclopts import App, Parameter
 
@@ -23,13 +23,25 @@ _MOST_DIGITS = 18
 _SEVERAL = "..."
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass(frozen=True)
+class _Flag:
+    default: Any
+    parameter: dict[str, Any]
+
+
+def flag(help: str, *, default: Any = None, **parameter: Any) -> Any:
+    """Return the declaration of a flag in the body of a class of ``Flags``: its help, and what else cyclopts takes."""
+    return _Flag(default, {"help": help} | parameter)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(flag,))
 class Flags:
     """Flags of a command, after the names of the fields that they set: ``class Run(Flags, of="model devices...")``.
 
     Type and help of a flag are those of the field (``dpsim.fields``), and with ``...`` the flag takes a list. Flags of
     the body of a class are the command's alone, or have a help of their own; help pages have them at the end, or where
-    ``of`` names them. Everything that is declared is loaded only when a command with such flags runs or shows its help.
+    ``of`` names them; ``flag`` says what they are. Everything that is declared is loaded only when a command with such
+    flags runs or shows its help.
     """
 
     several: ClassVar[dict[str, bool]] = {}
@@ -38,6 +50,12 @@ class Flags:
     def __init_subclass__(cls, of: str = "") -> None:
         named = {word.removesuffix(_SEVERAL): word.endswith(_SEVERAL) for word in of.split()}
         own = inspect.get_annotations(cls)
+        for name, kind in inspect.get_annotations(cls, eval_str=True).items():
+            if isinstance(said := vars(cls).get(name), _Flag):
+                yes_or_no: dict[str, Any] = {"negative": ""} if kind in (bool, bool | None) else {}
+                yes_or_no |= {"show_default": False} if said.default is False else {}
+                own[name] = Annotated[kind, Parameter(**yes_or_no | said.parameter)]
+                setattr(cls, name, said.default)
         for name in named.keys() - own.keys():
             setattr(cls, name, None)
         derived = {
@@ -47,6 +65,11 @@ class Flags:
         cls.__annotations__ = derived | own
         cls.several = cls.several | named
         Parameter(name="*")(dataclass(frozen=True, kw_only=True)(cls))
+
+    @classmethod
+    def absent(cls) -> Self:
+        """Return the flags of a command line that has none of them."""
+        return cls()
 
     def values(self) -> dict[str, Any]:
         """Return the values of the fields whose flags are given, of one ``devices`` its ``layout`` too.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
-from dpsim.cli.predict import band, best_sentence, faster_with_fewer, verdicts
 
 if TYPE_CHECKING:
     from dpsim.records.sweep import Predictions
@@ -32,57 +31,33 @@ class ScriptFlags(
 ):
     """The flags of a script that is measured."""
 
-    torch_script: Annotated[
-        str | None,
-        Parameter(name="--torch-script", help="Your own PyTorch script, which trains with DistributedDataParallel."),
-    ] = None
+    torch_script: str | None = flags.flag("Your own PyTorch script, which trains with DistributedDataParallel.")
     torch_module: flags.TorchModule = None
-    workload: Annotated[
-        Path | None,
-        Parameter(help="Predict from this profile of the script (profiled now if left out)."),
-    ] = None
-    machine: Annotated[
-        Path | None,
-        Parameter(help="With nccl: a machine with its times, from dpsim calibrate --format nccl-tests."),
-    ] = None
-    ranks: Annotated[
-        str | None, Parameter(name="--devices", help="Numbers of ranks, all on this machine: 2, or 1,2 (2).")
-    ] = None
-    bucket_cap: Annotated[
-        str | None,
-        Parameter(help="List of sizes for DDP's bucket_cap_mb: 0,1MiB,25MiB,inf (up to seven that matter)."),
-    ] = None
-    local_batch: Annotated[
-        str | None,
-        Parameter(help="List of batch sizes for the script's data loaders: 8,16,32 (its own)."),
-    ] = None
-    communication: Annotated[
-        str | None,
-        Parameter(
-            help="How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both (default); or "
-            "nccl (a GPU a rank)."
-        ),
-    ] = None
-    runtime: Annotated[
-        str | None,
-        Parameter(help="torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."),
-    ] = None
-    predict_only: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Print and write the predictions, and measure later.")
-    ] = False
+    workload: Path | None = flags.flag("Predict from this profile of the script (profiled now if left out).")
+    machine: Path | None = flags.flag("With nccl: a machine with its times, from dpsim calibrate --format nccl-tests.")
+    ranks: str | None = flags.flag("Numbers of ranks, all on this machine: 2, or 1,2 (2).", name="--devices")
+    bucket_cap: str | None = flags.flag(
+        "List of sizes for DDP's bucket_cap_mb: 0,1MiB,25MiB,inf (up to seven that matter)."
+    )
+    local_batch: str | None = flags.flag("List of batch sizes for the script's data loaders: 8,16,32 (its own).")
+    communication: str | None = flags.flag(
+        "How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both (default); or "
+        "nccl (a GPU a rank)."
+    )
+    runtime: str | None = flags.flag(
+        "torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."
+    )
+    predict_only: bool = flags.flag("Print and write the predictions, and measure later.", default=False)
     script_may_write: flags.ScriptMayWrite = None
-    budget: Annotated[
-        str | None,
-        Parameter(
-            help="Time for which DDP trains, like 60s (45s); 6 rounds in any case. Profiles and calibration before "
-            "it take one to three times as long, which is announced."
-        ),
-    ] = None
-    output: Annotated[Path | None, Parameter(help="Folder of the report [reports/ddp-NAME].")] = None
+    budget: str | None = flags.flag(
+        "Time for which DDP trains, like 60s (45s); 6 rounds in any case. Profiles and calibration before "
+        "it take one to three times as long, which is announced."
+    )
+    output: Path | None = flags.flag("Folder of the report [reports/ddp-NAME].")
     json: flags.Json = False
 
 
-_DEFAULTS = ScriptFlags()
+_DEFAULTS = ScriptFlags.absent()
 _LISTS = {"local_batch": "local_batches", "network": "networks"}
 """The fields of ``DdpConfig`` that hold several values of a setting's field."""
 
@@ -155,6 +130,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     from dpsim.predict.cautions import cautions
     from dpsim.predict.interval import LEVEL
     from dpsim.predict.points import best_of_plans
+    from dpsim.report.prediction import band, best_sentence, faster_with_fewer, verdicts
     from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -11,12 +11,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
 from dpsim.registry import listed
 
-_NEARLY = 0.9
-"""The share of the most samples per second from which a batch is large enough."""
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dpsim.records.convergence import Convergence
 
 EXAMPLES = """\
@@ -35,24 +30,18 @@ class PlanFlags(
 ):
     """The flags of the plans that are predicted."""
 
-    global_batch: Annotated[
-        str | None, Parameter(help="Samples per step over all devices, one number or a list: strong scaling.")
-    ] = None
-    local_batch: Annotated[
-        str | None,
-        Parameter(help="Samples per step on each device, one number or a list: weak scaling (the largest profiled)."),
-    ] = None
-    algorithm: Annotated[str | None, Parameter(help=f"List of {listed(ALGORITHMS)}.")] = None
-    batch_norm: Annotated[
-        str | None,
-        Parameter(
-            help="Samples that statistics are taken over: a device's (local), a leaf's (leaf, with leaves) or the whole"
-            " batch (global); or two of them: local,global."
-        ),
-    ] = None
+    global_batch: str | None = flags.flag("Samples per step over all devices, one number or a list: strong scaling.")
+    local_batch: str | None = flags.flag(
+        "Samples per step on each device, one number or a list: weak scaling (the largest profiled)."
+    )
+    algorithm: str | None = flags.flag(f"List of {listed(ALGORITHMS)}.")
+    batch_norm: str | None = flags.flag(
+        "Samples that statistics are taken over: a device's (local), a leaf's (leaf, with leaves) or the whole"
+        " batch (global); or two of them: local,global."
+    )
 
 
-_PLANS, _LEAVES = PlanFlags(), flags.LeafFlags()
+_PLANS, _LEAVES = PlanFlags.absent(), flags.LeafFlags.absent()
 
 
 def predict(
@@ -89,6 +78,7 @@ def predict(
     from dpsim.optimizer import Sgd, changed
     from dpsim.predict import predict_on_machines, predict_points
     from dpsim.predict.critical_batch import add_time_to_target
+    from dpsim.report.prediction import best_sentence, columns, faster_with_fewer, notes, verdicts
 
     files = flags.listed("--machine", machine, Path) or ()
     flags.writable(output, inputs=tuple(path for path in (workload, *files, convergence) if path))
@@ -122,13 +112,14 @@ def predict(
             return
     weak = summary["scaling"] == "weak"
     network = {path: each.name if each.network == "node" else each.network for path, each in known.items()}
-    _print_table(points, f"{profiled.name}, with the collectives of {' and '.join(network.values())}", weak=weak)
+    title = f"{profiled.name}, with the collectives of {' and '.join(network.values())}"
+    show.table(columns(points, weak=weak), points, title=title)
     for best in summary["best"]:
         faster = faster_with_fewer(best, summary["best"], "local_batch" if weak else "global_batch")
         print(best_sentence(best, faster, weak=weak))
     for sentence in [*verdicts(summary, weak=weak), *summary.get("time_to_target", [])]:
         print(sentence)
-    for sentence in [*_notes(points, summary), *summary["cautions"]]:
+    for sentence in [*notes(points, summary), *summary["cautions"]]:
         print(f"Note: {sentence}.")
 
 
@@ -144,184 +135,3 @@ def _convergence(target_loss: float | None, path: Path | None) -> Convergence | 
             remedy="python -m dpsim.experiments.quality --output FOLDER writes FOLDER/convergence.json",
         )
     return None if target_loss is None or path is None else convergence.read(path).find(target_loss)
-
-
-def _notes(points: list[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
-    """Sentences that explain the table."""
-    notes = [f"the {summary['interval_level']:.0%} intervals are of the median over a later run"]
-    if summary["extrapolated"]:
-        notes.append("rows marked 'extrapolated' lie beyond the calibrated range: treat them as rough")
-    if summary["from_script"]:
-        notes.append(summary["from_script"])
-    if any(point["memory_bytes"]["activations"] is None for point in points):
-        notes.append("activation memory, which the workload file does not state, comes on top (+)")
-    return notes
-
-
-def _print_table(points: list[dict[str, Any]], title: str, *, weak: bool) -> None:
-    from dpsim.report.table import Column
-    from dpsim.units import format_duration, format_size
-
-    batch, level = "local_batch" if weak else "global_batch", points[0]["interval_level"]
-
-    def several(key: str) -> bool:
-        return len({point[key] for point in points}) > 1
-
-    columns: tuple[Column[dict[str, Any]], ...] = (
-        Column(
-            head="machine",
-            cell=lambda point: Path(point.get("machine", "")).stem,
-            left=True,
-            shown="machine" in points[0],
-        ),
-        Column(head="devices", cell=lambda point: point["layout"], left=True),
-        Column(head=batch.replace("_", " "), cell=lambda point: f"{point[batch]:g}", shown=several(batch)),
-        Column(head="rule", cell=lambda point: point["fusion_rule"], shown=several("fusion_rule")),
-        Column(head="algorithm", cell=lambda point: point["algorithm"], shown=several("algorithm")),
-        Column(head="batch norm", cell=lambda point: point["batch_norm"], shown=several("batch_norm")),
-        Column(
-            head="threshold",
-            cell=lambda point: "-" if (size := point["fusion_threshold_bytes"]) is None else format_size(size),
-        ),
-        Column(head="buckets", cell=lambda point: str(point["buckets"])),
-        Column(head="overlap", cell=lambda point: point["overlap"]),
-        Column(head="step", cell=lambda point: format_duration(point["predicted_step_s"])),
-        Column(head="samples/s", cell=lambda point: f"{point['images_per_s']:.4g}"),
-        Column(
-            head=f"{level:.0%} interval", cell=lambda point: band(point["predicted_low_s"], point["predicted_high_s"])
-        ),
-        Column(head="exposed", cell=lambda point: format_duration(point["predicted_exposed_communication_s"])),
-        Column(
-            head="communication cost",
-            cell=lambda point: format_duration(point["predicted_communication_cost_s"]),
-            shown=any(point["devices"] > 1 for point in points),
-        ),
-        Column(
-            head="waiting",
-            cell=lambda point: format_duration(point["waiting_for_slowest_s"] + point["waiting_for_input_s"]),
-            shown=any(point["waiting_for_slowest_s"] + point["waiting_for_input_s"] > 0 for point in points),
-        ),
-        Column(
-            head="to target",
-            cell=lambda point: format_duration(point["time_to_target_s"]),
-            shown="time_to_target_s" in points[0],
-        ),
-        Column(head="memory", cell=lambda point: _memory(point["memory_bytes"])),
-        Column(
-            head="",
-            cell=lambda point: "does not fit " * (point["fits"] is False) + "extrapolated" * point["extrapolated"],
-        ),
-    )
-    show.table(columns, points, title=title)
-
-
-def band(low_s: float, high_s: float) -> str:
-    """``368-415 ms``."""
-    from dpsim.units import format_duration
-
-    low, high = format_duration(low_s).split(), format_duration(high_s).split()
-    return f"{low[0]}-{high[0]} {high[1]}" if low[1] == high[1] else f"{' '.join(low)}-{' '.join(high)}"
-
-
-def _memory(parts: dict[str, int | None]) -> str:
-    from dpsim.units import format_size
-
-    return format_size(parts["total"] or 0) + (" +" if parts["activations"] is None else "")
-
-
-def faster_with_fewer(best: dict[str, Any], others: list[dict[str, Any]], batch: str) -> dict[str, Any] | None:
-    """The prediction with the fewest devices that still trains more samples per second, with the same settings."""
-    keys = ("fusion_rule", "algorithm", "batch_norm", batch)
-    same = [point for point in others if all(point[key] == best[key] for key in keys)]
-    same = [point for point in same if point.get("machine") == best.get("machine")]
-    fewer = [p for p in same if p["devices"] < best["devices"] and p["images_per_s"] > best["images_per_s"]]
-    return min(fewer, key=lambda point: int(point["devices"]), default=None)
-
-
-def _devices_and_batch(best: dict[str, Any], *, weak: bool) -> str:
-    """``8 devices (2x4), local batch 16 (128 in all)``, or under strong scaling ``global batch 128``."""
-    layout = "" if best["layout"] == str(best["devices"]) else f" ({best['layout']})"
-    batch = f"local batch {best['local_batch']:g} ({best['global_batch']} in all)"
-    batch = batch if weak else f"global batch {best['global_batch']}"
-    return f"{show.count_devices(best['devices'])}{layout}, {batch}"
-
-
-def best_sentence(best: dict[str, Any], faster: dict[str, Any] | None, *, weak: bool, cap: str = "threshold") -> str:
-    """Return the advice for one number of devices: the best setting and its speed, or fewer devices that are faster.
-
-    ``cap`` is what the threshold is called.
-    """
-    from dpsim.units import format_duration, format_size
-
-    machine = f"{Path(best['machine']).stem}: " if "machine" in best else ""
-    if best["devices"] == 1:
-        return f"{machine}1 device: {format_duration(best['predicted_step_s'])} per step."
-    norm = ", batch norm over all" if best["batch_norm"] == "global" else ""
-    setting = f"{machine}{_devices_and_batch(best, weak=weak)}, {best['fusion_rule']}, {best['algorithm']}{norm}"
-    low, high = best["speedup_low"], best["speedup_high"]
-    speed = (
-        f"{format_duration(best['predicted_step_s'])} per step, speedup {best['speedup']:.2f} ({low:.2f} to {high:.2f})"
-        f", scaling efficiency {best['scaling_efficiency']:.0%}{', no certain gain' if low < 1 <= high else ''}"
-    )
-    if faster is not None:
-        return f"{setting}: do not use them, {show.count_devices(faster['devices'])} would be faster: {speed}."
-    if high < 1:
-        return f"{setting}: do not use them, they are slower than one device: {speed}."
-    if best["any_threshold"]:
-        return f"{setting}: the {cap} makes no difference (within its uncertainty): {speed}."
-    if best["fusion_threshold_bytes"] is None:
-        return f"{setting}: {speed}."
-    threshold = format_size(best["fusion_threshold_bytes"])
-    if best["thresholds_compared"] == 1:
-        return f"{setting}, {cap} {threshold}: {speed}."
-    near = ", ".join(map(format_size, best["equally_fast_bytes"]))
-    others = f" (no certain difference: {near})" if near else ""
-    return f"{setting}: fastest at {cap} {threshold}{others}: {speed}."
-
-
-def verdicts(summary: dict[str, Any], *, weak: bool) -> Iterator[str]:
-    """Sentences over several rows: which local batch is enough, what global batch norm costs, what a machine gains."""
-    from dpsim.units import format_duration
-
-    def groups(*keys: str) -> Iterator[list[dict[str, Any]]]:
-        """The best points of more than one device that differ in nothing but what is not among the keys."""
-        by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for best in summary["best"]:
-            if best["devices"] > 1:
-                key = tuple(best.get(key) for key in (*keys, "machine", "layout", "fusion_rule", "algorithm"))
-                by_key.setdefault(key, []).append(best)
-        yield from (group for group in by_key.values() if len(group) > 1)
-
-    batch = "local_batch" if weak else "global_batch"
-    for group in groups("batch_norm"):
-        most = max(group, key=lambda best: best["images_per_s"])
-        enough = min((b for b in group if b["images_per_s"] >= _NEARLY * most["images_per_s"]), key=lambda b: b[batch])
-        machine = f"{Path(most['machine']).stem}, " if "machine" in most else ""
-        where = f"{machine}{show.count_devices(most['devices'])}"
-        if enough is most:
-            yield f"{where}: {_batch(most, batch)} trains most samples per second, {most['images_per_s']:.4g}."
-        else:
-            yield (
-                f"{where}: {_batch(enough, batch)} is enough, with {enough['images_per_s'] / most['images_per_s']:.0%}"
-                f" of the {most['images_per_s']:.4g} samples per second of {most[batch]:g}."
-            )
-    for group in groups(batch):
-        of_norm = {best["batch_norm"]: best for best in group}
-        if len(of_norm) == 2:
-            local_s, global_s = of_norm["local"]["predicted_step_s"], of_norm["global"]["predicted_step_s"]
-            yield (
-                f"{_devices_and_batch(group[0], weak=weak)}: batch norm over all devices costs"
-                f" {format_duration(global_s - local_s)} a step ({(global_s - local_s) / local_s:.1%})."
-            )
-    for upgrade in summary.get("upgrades", []):
-        low, high = upgrade["ratio_low"], upgrade["ratio_high"]
-        yield (
-            f"{_devices_and_batch(upgrade, weak=weak)}, {upgrade['fusion_rule']}: {Path(upgrade['machine']).stem} takes"
-            f" {format_duration(upgrade['predicted_step_s'])} instead of {format_duration(upgrade['first_step_s'])}:"
-            f" {upgrade['ratio']:.2f} times as fast ({low:.2f} to {high:.2f})"
-            f"{', no certain difference' if low <= 1 <= high else ''}."
-        )
-
-
-def _batch(best: dict[str, Any], batch: str) -> str:
-    return f"{batch.replace('_', ' ')} {best[batch]:g}"

@@ -27,42 +27,29 @@ Examples:
 class ModelFlags(flags.Flags, of="model dataset local_batch... seed optimizer compute_dtype"):
     """The flags of a model of dpsim's."""
 
+    torch_script: str | None = flags.flag(
+        "Profile what your own PyTorch script trains with DistributedDataParallel, instead of a model here."
+    )
+    torch_module: flags.TorchModule = None
+    torch: str | None = flags.flag(
+        "Profile DDP on what MODULE:FUNCTION returns: (module, batch) or (module, batch, loss) of PyTorch."
+    )
+    from_: Path | None = flags.flag(
+        "Read the trace (.json, .json.gz) that PyTorch's profiler made of one rank of a DDP training.", name="--from"
+    )
+    devices: int | None = flags.flag("With --torch-script, --torch: ranks that it sees (8).")
+    steps: int | None = flags.flag("With --torch-script, --torch: training steps to record; then it is ended (15).")
+    script_may_write: flags.ScriptMayWrite = None
+    output: Path = flags.flag("The workload file to write.", default=Path("workload.json"))
+    json: flags.Json = False
 
-_MODEL = ModelFlags()
+
+_MODEL = ModelFlags.absent()
 
 
 def profile(
     *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
     of: ModelFlags = _MODEL,
-    torch_script: Annotated[
-        str | None,
-        Parameter(
-            name="--torch-script",
-            help="Profile what your own PyTorch script trains with DistributedDataParallel, instead of a model here.",
-        ),
-    ] = None,
-    torch_module: flags.TorchModule = None,
-    torch: Annotated[
-        str | None,
-        Parameter(
-            name="--torch",
-            help="Profile DDP on what MODULE:FUNCTION returns: (module, batch) or (module, batch, loss) of PyTorch.",
-        ),
-    ] = None,
-    from_: Annotated[
-        Path | None,
-        Parameter(
-            name="--from",
-            help="Read the trace (.json, .json.gz) that PyTorch's profiler made of one rank of a DDP training.",
-        ),
-    ] = None,
-    devices: Annotated[int | None, Parameter(help="With --torch-script, --torch: ranks that it sees (8).")] = None,
-    steps: Annotated[
-        int | None, Parameter(help="With --torch-script, --torch: training steps to record; then it is ended (15).")
-    ] = None,
-    script_may_write: flags.ScriptMayWrite = None,
-    output: Annotated[Path, Parameter(help="The workload file to write.")] = Path("workload.json"),
-    json: flags.Json = False,
 ) -> None:
     """Measure the layers of a model on this machine; writes a workload file.
 
@@ -73,28 +60,28 @@ def profile(
     """
     from dpsim import codec
 
-    flags.writable(output, inputs=() if from_ is None else (from_,))
-    sources = flags.provided(torch_script=torch_script, torch_module=torch_module, torch=torch, from_=from_)
+    flags.writable(of.output, inputs=() if of.from_ is None else (of.from_,))
+    sources = flags.provided(torch_script=of.torch_script, torch_module=of.torch_module, torch=of.torch, from_=of.from_)
     of_model = of.values()
     local_batches = of_model.pop("local_batch", ())
     of_script = flags.provided(
-        arguments=arguments or None, devices=devices, steps=steps, script_may_write=script_may_write
+        arguments=arguments or None, devices=of.devices, steps=of.steps, script_may_write=of.script_may_write
     )
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")
     if not sources:
         _refuse(of_script, "without --torch-script", "name the script, or leave them out")
         workload = _of_model(of_model, local_batches)
-    elif from_ is not None:
+    elif of.from_ is not None:
         _refuse(of_model | of_script, "with --from", "leave them out: the trace says what it was recorded of")
-        workload = _of_trace(from_, local_batches)
+        workload = _of_trace(of.from_, local_batches)
     else:
         (source,) = map(_flag, sources)
         _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
-        script = "" if torch else flags.program(torch_script, torch_module)
-        workload = _of_script(script, torch or "", local_batches, of_script)
-    codec.write(output, workload)
-    _print(workload, output, json=json)
+        script = "" if of.torch else flags.program(of.torch_script, of.torch_module)
+        workload = _of_script(script, of.torch or "", local_batches, of_script)
+    codec.write(of.output, workload)
+    _print(workload, of.output, json=of.json)
 
 
 def _flag(name: str) -> str:

@@ -22,20 +22,25 @@ Examples:
 _KINDS = "a sweep, of bench allreduce, of reproduce or of a study of quality"
 
 
+class ReportFlags(flags.Flags):
+    """The flags of what is written and shown."""
+
+    output: Path | None = flags.flag("Folder for the report (the same folder).")
+    format: str | None = flags.flag(
+        "List of html, md (both the default), csv and parquet: all points, samples and events as tables."
+    )
+    json: flags.Json = False
+    verbose: flags.AllTables = False
+
+
+_DEFAULTS = ReportFlags.absent()
+
+
 def report(
     folder: Annotated[Path, Parameter(help=f"The folder of {_KINDS}.")],
     /,
     *,
-    output: Annotated[Path | None, Parameter(help="Folder for the report (the same folder).")] = None,
-    format: Annotated[
-        str | None,
-        Parameter(
-            name="--format",
-            help="List of html, md (both the default), csv and parquet: all points, samples and events as tables.",
-        ),
-    ] = None,
-    json: flags.Json = False,
-    verbose: flags.AllTables = False,
+    given: ReportFlags = _DEFAULTS,
 ) -> None:
     """Write a report again from its records; nothing is measured."""
     from dpsim.errors import ConfigError
@@ -45,8 +50,8 @@ def report(
     from dpsim.report.saved.write import check_tables, write_tables
     from dpsim.report.write import table_files
 
-    target = folder if output is None else output
-    pages, tables = _formats(format)
+    target = folder if given.output is None else given.output
+    pages, tables = _formats(given.format)
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}", allowed=f"the folder of {_KINDS}")
     flags.writable(target, folder=True)
@@ -56,18 +61,18 @@ def report(
     with locked(target):
         saved = load(folder)
         written = write_tables(target, saved, tables)
-        if not pages and not json:
+        if not pages and not given.json:
             print(f"tables: {', '.join(str(path) for path in written)}")
             return
         if isinstance(saved, SavedBench):
-            bench.show_record(saved.record, target, json=json, command="report", pages=pages)
+            bench.show_record(saved.record, target, json=given.json, command="report", pages=pages)
         elif isinstance(saved, SavedReproduction):
-            reproduce.show_record(saved.record, target, json=json, command="report", pages=pages)
+            reproduce.show_record(saved.record, target, json=given.json, command="report", pages=pages)
         elif isinstance(saved, SavedQuality):
-            _show_quality(saved, target, json=json, pages=pages)
+            _show_quality(saved, target, json=given.json, pages=pages)
         elif isinstance(saved, SavedSweep):
-            _show_sweep(saved, target, json=json, verbose=verbose, pages=pages)
-        if written and not json:
+            _show_sweep(saved, target, json=given.json, verbose=given.verbose, pages=pages)
+        if written and not given.json:
             print(f"tables: {', '.join(str(path) for path in written)}")
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from dpsim.cli import flags, show
 
@@ -34,31 +32,23 @@ class ReproduceFlags(
 ):
     """The flags of what is compared, and of the record."""
 
-    algorithm: Annotated[str | None, Parameter(help="all, or a list of dpsim's algorithms (auto).")] = None
-    overlap: Annotated[str | None, Parameter(help="all, or a list of off, inline, poll and thread (off).")] = None
-    batch_norm: Annotated[
-        str | None, Parameter(help="List of leaf, global and local (leaf); local is trained without leaves.")
-    ] = None
-    steps: Annotated[int | None, Parameter(help="Steps to train in each run (50).")] = None
-    leaves: Annotated[
-        int | None,
-        Parameter(help="Parts of a global batch whose gradients are added in a fixed order (8); 0: plain training."),
-    ] = None
-    accumulate: Annotated[str | None, Parameter(help="List of numbers of micro-batches a device and step (1).")] = None
+    algorithm: str | None = flags.flag("all, or a list of dpsim's algorithms (auto).")
+    overlap: str | None = flags.flag("all, or a list of off, inline, poll and thread (off).")
+    batch_norm: str | None = flags.flag("List of leaf, global and local (leaf); local is trained without leaves.")
+    steps: int | None = flags.flag("Steps to train in each run (50).")
+    leaves: int | None = flags.flag(
+        "Parts of a global batch whose gradients are added in a fixed order (8); 0: plain training."
+    )
+    accumulate: str | None = flags.flag("List of numbers of micro-batches a device and step (1).")
     learning_rate: flags.LearningRate = None
-    against: Annotated[
-        Path | None, Parameter(help="Compare with the record in this folder, from an earlier dpsim reproduce.")
-    ] = None
-    across_machines: Annotated[
-        bool,
-        Parameter(negative="", show_default=False, help="With --against: allow a record from another type of machine."),
-    ] = False
-    output: Annotated[Path | None, Parameter(help="Folder for the record with all digests, and the report.")] = None
-    strategy: Annotated[str | None, Parameter(help="all, or a list of data-parallel (the default) and zero1.")] = None
+    against: Path | None = flags.flag("Compare with the record in this folder, from an earlier dpsim reproduce.")
+    across_machines: bool = flags.flag("With --against: allow a record from another type of machine.", default=False)
+    output: Path | None = flags.flag("Folder for the record with all digests, and the report.")
+    strategy: str | None = flags.flag("all, or a list of data-parallel (the default) and zero1.")
     json: flags.Json = False
 
 
-_DEFAULTS = ReproduceFlags()
+_DEFAULTS = ReproduceFlags.absent()
 
 
 def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:

@@ -62,13 +62,12 @@ def group() -> App:
 class ThresholdFlags(SweepFlags, of="global_batch fusion_threshold_bytes... overlap"):
     """The flags of a sweep over the fusion threshold."""
 
-    overlap: Annotated[
-        str | None,
-        Parameter(help="auto: measure the predicted-best mode and one alternative; or all, off, inline, poll, thread."),
-    ] = None
+    overlap: str | None = flags.flag(
+        "auto: measure the predicted-best mode and one alternative; or all, off, inline, poll, thread."
+    )
 
 
-_THRESHOLD = ThresholdFlags()
+_THRESHOLD = ThresholdFlags.absent()
 
 
 def fusion_threshold(*, given: ThresholdFlags = _THRESHOLD) -> None:
@@ -92,7 +91,7 @@ class DevicesFlags(SweepFlags, of="global_batch fusion_threshold_bytes overlap b
     overlap: Overlap = None
 
 
-_DEVICES, _LEAVES = DevicesFlags(), flags.LeafFlags()
+_DEVICES, _LEAVES = DevicesFlags.absent(), flags.LeafFlags.absent()
 
 
 def devices(
@@ -138,12 +137,10 @@ class LocalBatchFlags(
 
     scaling: Scaling = None
     overlap: Overlap = None
-    target_loss: Annotated[
-        float | None, Parameter(help="Train to this loss on the training set too: how many steps, how much time?")
-    ] = None
+    target_loss: float | None = flags.flag("Train to this loss on the training set too: how many steps, how much time?")
 
 
-_LOCAL_BATCH = LocalBatchFlags()
+_LOCAL_BATCH = LocalBatchFlags.absent()
 
 
 def local_batch(*, given: LocalBatchFlags = _LOCAL_BATCH) -> None:
@@ -169,25 +166,19 @@ def local_batch(*, given: LocalBatchFlags = _LOCAL_BATCH) -> None:
 class BatchNormFlags(SweepFlags, of="norms local_batch... global_batch... scaling overlap"):
     """The flags of a sweep over batch norm."""
 
-    norms: Annotated[
-        str | None,
-        Parameter(
-            name="--batch-norm",
-            help="Norms to compare: batch norm's local, leaf, global; or none, group, instance, layer in its place.",
-        ),
-    ] = None
+    norms: str | None = flags.flag(
+        "Norms to compare: batch norm's local, leaf, global; or none, group, instance, layer in its place.",
+        name="--batch-norm",
+    )
     scaling: Scaling = None
-    overlap: Annotated[
-        str | None, Parameter(help="auto: measure the predicted-best mode; or off, inline, poll, thread.")
-    ] = None
-    seeds: Annotated[
-        int | None,
-        Parameter(help="Also train from so many seeds (10 or more; 0: train nothing): what do small batches do?"),
-    ] = None
-    epochs: Annotated[int | None, Parameter(help="Epochs of these trainings (8).")] = None
+    overlap: str | None = flags.flag("auto: measure the predicted-best mode; or off, inline, poll, thread.")
+    seeds: int | None = flags.flag(
+        "Also train from so many seeds (10 or more; 0: train nothing): what do small batches do?"
+    )
+    epochs: int | None = flags.flag("Epochs of these trainings (8).")
 
 
-_BATCH_NORM = BatchNormFlags()
+_BATCH_NORM = BatchNormFlags.absent()
 
 
 def batch_norm(*, given: BatchNormFlags = _BATCH_NORM) -> None:
@@ -220,7 +211,7 @@ class FileFlags(SweepFlags, of="global_batch"):
     """The flags of a sweep that a file declares."""
 
 
-_FILE = FileFlags()
+_FILE = FileFlags.absent()
 
 
 def _of_file(

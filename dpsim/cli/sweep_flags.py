@@ -21,19 +21,12 @@ class SweepFlags(
 ):
     """The flags that every sweep has."""
 
-    budget: Annotated[
-        str | None,
-        Parameter(
-            help="Time to spend on measuring, like 60s; 6 rounds are measured in any case. Profile and calibration "
-            "get as much, 2 to 12s for each computation, and twice that where the machine is not steady."
-        ),
-    ] = None
-    experiment: Annotated[
-        Path | None, Parameter(help="A file (.toml) that declares an experiment; flags override it.")
-    ] = None
-    output: Annotated[Path | None, Parameter(help="Folder of the report [reports/NAME, or the next that is free].")] = (
-        None
+    budget: str | None = flags.flag(
+        "Time to spend on measuring, like 60s; 6 rounds are measured in any case. Profile and calibration "
+        "get as much, 2 to 12s for each computation, and twice that where the machine is not steady."
     )
+    experiment: Path | None = flags.flag("A file (.toml) that declares an experiment; flags override it.")
+    output: Path | None = flags.flag("Folder of the report [reports/NAME, or the next that is free].")
     json: flags.Json = False
     verbose: flags.AllTables = False
 

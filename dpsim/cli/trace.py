@@ -23,8 +23,14 @@ Examples:
 class PointFlags(flags.Flags, of="network devices local_batch batch_norm fusion_threshold_bytes overlap"):
     """The flags that choose a point of a sweep."""
 
+    source: Literal["measured", "predicted", "both"] = flags.flag(
+        "Which timeline to export; both are shown one above the other.", default="both"
+    )
+    output: Path = flags.flag("The trace file to write.", default=Path("trace.json"))
+    json: flags.Json = False
 
-_ANY = PointFlags()
+
+_ANY = PointFlags.absent()
 
 
 def trace(
@@ -32,12 +38,6 @@ def trace(
     /,
     *,
     point: PointFlags = _ANY,
-    source: Annotated[
-        Literal["measured", "predicted", "both"],
-        Parameter(help="Which timeline to export; both are shown one above the other."),
-    ] = "both",
-    output: Annotated[Path, Parameter(help="The trace file to write.")] = Path("trace.json"),
-    json: flags.Json = False,
 ) -> None:
     """Export a step of a sweep as a Chrome trace, for Perfetto (ui.perfetto.dev).
 
@@ -47,25 +47,25 @@ def trace(
     from dpsim.report.trace import write_trace
     from dpsim.timeline import Timeline
 
-    flags.writable(output, inputs=(folder / "results.json", folder / "predictions.json"))
+    flags.writable(point.output, inputs=(folder / "results.json", folder / "predictions.json"))
     conditions = point.values()
     if "devices" in conditions:
         conditions["devices"] = conditions.pop("layout") or str(conditions["devices"])
     points: list[MeasuredPoint | PredictedPoint] = []
     _check_sweep(folder)
-    if source != "predicted":
+    if point.source != "predicted":
         points += [p for p in read_results(folder / "results.json").points if p.timeline is not None]
-    if source != "measured":
+    if point.source != "measured":
         points += [p for p in read_predictions(folder / "predictions.json").points if p.timeline is not None]
     setting = _first(points, conditions)
     timelines = [p.timeline for p in points if p.setting == setting and p.timeline is not None]
-    write_trace(output, [Timeline.from_record(timeline) for timeline in timelines])
-    if json:
-        summary = {"trace": str(output), "timelines": [timeline.source for timeline in timelines]}
+    write_trace(point.output, [Timeline.from_record(timeline) for timeline in timelines])
+    if point.json:
+        summary = {"trace": str(point.output), "timelines": [timeline.source for timeline in timelines]}
         show.print_json("trace", [_point(setting)], summary)
         return
     print(f"{' and '.join(timeline.source for timeline in timelines)}: {_describe(setting)}")
-    print(f"trace file: {output}; open it at https://ui.perfetto.dev")
+    print(f"trace file: {point.output}; open it at https://ui.perfetto.dev")
 
 
 def _check_sweep(folder: Path) -> None:
