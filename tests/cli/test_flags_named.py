@@ -22,7 +22,6 @@ OTHERS = frozenset(
         "--layers",
         "--library",
         "--lr",
-        "--no-build-isolation",
         "--no-deps",
         "--oversubscribe",
         "--parsable",

@@ -11,13 +11,12 @@ import torch
 from mpi4py import MPI
 from torch import distributed
 
-from dpsim import codec
 from dpsim.comm.networks import transport
-from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.harness.torch_ddp.calibrate_on_ranks import ReducedMemory, StreamTable, at_once
 from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.machine import Network
 from dpsim.progress import Progress
+from dpsim.study.rows import Rows
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, Reduction
 from dpsim.torch_ddp.timed import disconnect
 
@@ -69,13 +68,13 @@ def streamed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) ->
     )
     link: Any = ReducedMemory(reduction)
     load: Any = LateLoad(comm.rank)
-    table = StreamTable(comm, link, task, load)
-    stop = StopRule(least_rounds=1, most_s=0.0)
-    for current in rounds(stop, suffice=lambda: True, comm=comm):
-        table.visit(current)
-    cost = table.result()
-    lengths = [at_once(size, task.max_bytes) for size in cost.sizes_bytes]
-    return dict(codec.to_builtins(cost)) | {"at_once": lengths, "lag_s": LAG_S}
+    rows = Rows()
+    table = StreamTable(comm, link, task, load, rows)
+    table.visit(0, counted=True)
+    times = {each.part: max(each.value) for each in rows.series()}
+    if comm.rank:
+        return None
+    return {"time_s": times, "at_once": {size: at_once(size, task.max_bytes) for size in table.sizes}, "lag_s": LAG_S}
 
 
 def _by(reduction: Reduction, rank: int) -> dict[str, Any]:
