@@ -33,7 +33,7 @@ Command = Annotated[str, Parameter(name="COMMAND", help="The command to run, aft
 
 
 class JobFlags(flags.Flags):
-    """What a scheduler is asked for; the fields of ``BatchJob`` with the same names."""
+    """Flags for what a scheduler is asked for; the fields of ``BatchJob`` with the same names."""
 
     devices: Annotated[str, Parameter(help="Number of ranks: 8 on one node, or 2x4 on 2 nodes with 4 ranks each.")] = (
         "1"
@@ -53,7 +53,7 @@ DryRun = Annotated[
 
 
 def group(dpsim_commands: Sequence[str]) -> App:
-    """``dpsim launch`` with its commands. ``dpsim_commands`` are the commands that a job may run."""
+    """Return ``dpsim launch`` with its commands. ``dpsim_commands`` are the commands that a job may run."""
     app = flags.group("launch", "Run a script or a command on ranks, here or through a scheduler.", EXAMPLES)
 
     @app.command(help_epilogue=_LOCAL_EXAMPLES)

@@ -21,7 +21,7 @@ from dpsim.errors import ConfigError, unknown
 
 
 def as_dpsim_error(app: App, error: CycloptsError, arguments: Sequence[str]) -> ConfigError:
-    """A parsing error of ``arguments`` as a ``ConfigError``."""
+    """Return a parsing error of ``arguments`` as a ``ConfigError``."""
     if isinstance(error.__cause__, ConfigError):
         return error.__cause__
     words = list(error.command_chain or ())
@@ -38,13 +38,10 @@ def as_dpsim_error(app: App, error: CycloptsError, arguments: Sequence[str]) -> 
             return _unknown_flag(given, error.argument_collection, remedy)
         case CoercionError() if error.token is not None and error.argument is not None:
             given = error.token.keyword or error.argument.name
-            return ConfigError(f"{given} is {error.token.value!r}", allowed=_kind(error.target_type), remedy=remedy)
+            return ConfigError(f"{given} is {error.token.value!r}", allowed=_allowed(error.target_type), remedy=remedy)
         case MissingArgumentError(keyword="--torch-script"):
-            allowed, module = (
-                "the path of a Python script",
-                "name a module, which python -m would run, by --torch-module",
-            )
-            return ConfigError("--torch-script has no value", allowed=allowed, remedy=module)
+            remedy = "name a module, which python -m would run, by --torch-module"
+            return ConfigError("--torch-script has no value", allowed="the path of a Python script", remedy=remedy)
         case MissingArgumentError() if error.argument is not None:
             given = error.keyword or error.argument.name
             lack = "has no value" if error.keyword else "is missing"
@@ -57,7 +54,7 @@ def as_dpsim_error(app: App, error: CycloptsError, arguments: Sequence[str]) -> 
 
 
 def _misspelt_flag(app: App, words: Iterable[str], arguments: Sequence[str], remedy: str) -> ConfigError | None:
-    """The error for the first unknown flag in ``arguments``: where a flag is missing, it may be that flag, misspelt."""
+    """Return the error for the first unknown flag: where a flag is missing, it may be that flag, misspelt."""
     command = app
     for word in words:
         command = command[word]
@@ -71,7 +68,7 @@ def _misspelt_flag(app: App, words: Iterable[str], arguments: Sequence[str], rem
 
 
 def _unknown_flag(given: str, arguments: ArgumentCollection, remedy: str) -> ConfigError:
-    """The error for a flag that is none of these; where a script takes arguments, it may be one of those."""
+    """Return the error for a flag that is none of these; where a script takes arguments, it may be one of those."""
     flag = given.split("=", 1)[0]
     error = unknown("flag", flag, [*_flags(arguments), "--help"], remedy=remedy)
     if not any("ARGUMENTS" in argument.names for argument in arguments):
@@ -84,11 +81,8 @@ def _flags(arguments: ArgumentCollection) -> list[str]:
     return sorted(name for argument in arguments for name in argument.names if name.startswith("--"))
 
 
-def _kind(target: object) -> str:
-    """The values that a flag takes, in words."""
+def _allowed(target: object) -> str:
     if get_origin(target) is Literal:
         return ", ".join(str(word) for word in get_args(target))
-    for kind, words in ((int, "a whole number"), (float, "a number"), (bool, "no value: it is a switch")):
-        if target is kind:
-            return words
-    return ""
+    words = ((int, "a whole number"), (float, "a number"), (bool, "no value: it is a switch"))
+    return next((allowed for kind, allowed in words if target is kind), "")

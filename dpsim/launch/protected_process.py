@@ -67,7 +67,7 @@ def in_namespace(discarded: Sequence[str], writable: Sequence[str], memory: str)
 
 
 def _unshared() -> bool:
-    """Enter a mount namespace; whether without a user namespace, which maps this user alone. Raises ``OSError``."""
+    """Enter a mount namespace; returns whether without a user namespace, which maps this user alone."""
     if _libc.unshare(_CLONE_NEWNS) == 0:
         return True
     user, group = os.getuid(), os.getgid()
@@ -79,13 +79,13 @@ def _unshared() -> bool:
 
 
 def _inside_overlay(path: str, overlaid: dict[str, bool]) -> bool:
-    """Whether the folder that was mounted last above ``path`` is an overlay, which holds ``path`` too."""
+    """Return whether the folder that was mounted last above ``path`` is an overlay, which holds ``path`` too."""
     above = [folder for folder in overlaid if path.startswith(f"{folder}/")]
     return bool(above) and overlaid[max(above, key=len)]
 
 
 def _overlay(lower: str, path: str, layer: str, *, is_user: bool) -> None:
-    """Mount an overlay over ``path`` that keeps what is written in the folder ``layer``. Raises ``OSError``."""
+    """Mount an overlay over ``path`` that keeps what is written in the folder ``layer``."""
     shown = os.stat(lower)
     os.mkdir(layer)
     for folder in (upper := f"{layer}/upper", work := f"{layer}/work"):
@@ -110,13 +110,9 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
 
 def _set_read_only(path: str, value: int, *, recursive: bool = False) -> None:
     attributes = struct.pack("4Q", value * _MOUNT_ATTR_RDONLY, (1 - value) * _MOUNT_ATTR_RDONLY, 0, 0)
-    flags = recursive * _AT_RECURSIVE
-    _check(
-        _libc.syscall(
-            _MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, attributes, ctypes.c_size_t(len(attributes))
-        ),
-        path,
-    )
+    size = ctypes.c_size_t(len(attributes))
+    call = (_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), recursive * _AT_RECURSIVE, attributes, size)
+    _check(_libc.syscall(*call), path)
 
 
 def by_landlock(discarded: Sequence[str], writable: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dpsim.errors import ConfigError
 from dpsim.launch import protected_process
@@ -20,7 +20,7 @@ MODES = ("namespace", "landlock")
 """What keeps a script from the files, the better first."""
 
 _TEMPORARY = ("/dev", "/dev/shm", "/proc", "/tmp", "/var/tmp")
-_OF_THE_KERNEL = ("/dev", "/proc", "/sys")
+_KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
 _CACHES = (
     "XDG_CACHE_HOME",
     "TORCH_HOME",
@@ -33,19 +33,18 @@ _CACHES = (
 """Environment variables that name folders of caches, which go on being written as ~/.cache does."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Protection:
+class Protection(NamedTuple):
     """The folders in which a script sees what it writes, and nobody else does; and more that are written as ever.
 
-    Beside them it can write in temporary folders and in caches, and nowhere else.
+    Apart from them it can write in temporary folders and in caches, and nowhere else.
     """
 
     discarded: tuple[str, ...]
     writable: tuple[str, ...] = ()
 
 
-def of_script(script: str, arguments: Sequence[str], *writable: str) -> Protection:
-    """The protection of a script's folder, the working directory, the home and the folders that ``arguments`` name.
+def script_protection(script: str, arguments: Sequence[str], *writable: str) -> Protection:
+    """Protect a script's folder, the working directory, the home and the folders that ``arguments`` name.
 
     Of a path that does not exist this is the nearest folder above it that does. ``script`` may be empty. ``writable``
     are folders that the script's processes may change.
@@ -53,12 +52,11 @@ def of_script(script: str, arguments: Sequence[str], *writable: str) -> Protecti
     named = [word for argument in arguments for word in (argument, argument.partition("=")[2]) if word]
     files = [Path(script), Path(script).resolve()] if script else []
     folders = [_home(), Path.cwd(), *(file.parent for file in files), *map(_existing_folder, named)]
-    discarded = [folder for folder in _resolved(folders) if not folder.startswith(_OF_THE_KERNEL)]
-    return Protection(discarded=tuple(discarded), writable=writable)
+    return Protection(tuple(path for path in _resolved(folders) if not path.startswith(_KERNEL_FOLDERS)), writable)
 
 
 def protected(command: Sequence[str], protection: Protection, folder: Path) -> list[str]:
-    """The command that runs ``command`` under ``protection``; ``folder`` is its scratch folder, which it can write.
+    """Return the command that runs ``command`` under ``protection``. It can write its scratch folder, ``folder``.
 
     Raises ``ConfigError``.
     """
@@ -73,8 +71,10 @@ def protected(command: Sequence[str], protection: Protection, folder: Path) -> l
     memory.mkdir()
     caches = [_home() / ".cache", *(Path(os.environ[name]) for name in _CACHES if os.environ.get(name))]
     writable = [*map(Path, _TEMPORARY), Path(tempfile.gettempdir()), *caches, *map(Path, protection.writable), folder]
-    inside = _command(allowed, protection.discarded, _resolved(writable), str(memory), command)
-    return [*WITHOUT_TERMINAL_SIGNALS, *inside]
+    return [
+        *WITHOUT_TERMINAL_SIGNALS,
+        *_command(allowed, protection.discarded, _resolved(writable), str(memory), command),
+    ]
 
 
 def _command(
@@ -85,25 +85,24 @@ def _command(
 
 
 def _resolved(folders: Iterable[Path]) -> tuple[str, ...]:
-    """The real paths of those folders that exist, but for the root of the file system."""
+    """Return the real paths of those folders that exist, but for the root of the file system."""
     paths = {os.path.realpath(folder) for folder in folders if os.path.isdir(folder)}
     return tuple(sorted(paths - {"/"}))
 
 
 def _home() -> Path:
-    """The user's home; a folder that does not exist where there is none."""
     return Path(os.path.expanduser("~"))
 
 
 def _existing_folder(path: str) -> Path:
-    """The nearest folder at or above a path. Words that are no path give the working directory."""
+    """Return the nearest folder at or above a path. Words that are no path give the working directory."""
     given = Path(path).absolute()
     return next((folder for folder in (given, *given.parents) if os.path.isdir(folder)), Path("/"))
 
 
 @functools.cache
 def mode(modes: tuple[str, ...]) -> str | None:
-    """The first mode that the kernel allows this user; None without one."""
+    """Return the first mode that the kernel allows this user; None without one."""
     for each in modes:
         command = _command(each, (), (), "", ("true",))
         if subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0:

@@ -15,7 +15,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.launch import scratch
 from dpsim.launch.child_process import child
-from dpsim.launch.protection import of_script, protected
+from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.user_script import check_program
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
@@ -47,7 +47,7 @@ def _profile(request: ScriptRequest) -> Workload:
         codec.write(paths[0], request)
         command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)]
         if not request.script_may_write:
-            command = protected(command, of_script(request.script, request.arguments), folder)
+            command = protected(command, script_protection(request.script, request.arguments), folder)
         with child(command, env=_environment(request.devices, folder), stdout=_STDERR) as process:
             code = process.wait()
         if not paths[1].exists():

@@ -14,7 +14,7 @@ import pytest
 
 from dpsim.errors import ConfigError
 from dpsim.launch import protection
-from dpsim.launch.protection import of_script, protected
+from dpsim.launch.protection import protected, script_protection
 
 PREAMBLE = """
 import ctypes, logging, mmap, multiprocessing, os, shutil, sqlite3, subprocess, sys, time, zipfile
@@ -90,7 +90,9 @@ def ran(text: str, kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if kind:
         monkeypatch.setattr(protection, "MODES", (kind.split()[0],))
         try:
-            command = protected(command, of_script(str(script), command[-1:]), Path(tempfile.mkdtemp(dir=folder)))
+            command = protected(
+                command, script_protection(str(script), command[-1:]), Path(tempfile.mkdtemp(dir=folder))
+            )
         except ConfigError:
             pytest.skip(f"this system has no {kind}")
     drop = without_privileges if kind == USER_NAMESPACE else None
@@ -140,13 +142,13 @@ def test_temporary_folders_and_caches_are_written_and_the_rest_is_named(kind: st
 def test_folders_that_arguments_name_are_found(files: Path) -> None:
     arguments = ("--out", "../given/new/run.pt", f"--best={files}/beside/best.pt", "--log=/dev/null", "--lr", "0.1", "")
     names = ("work", "home", "given", "beside")
-    assert of_script("train.py", arguments).discarded == tuple(sorted(str(files / name) for name in names))
+    assert script_protection("train.py", arguments).discarded == tuple(sorted(str(files / name) for name in names))
 
 
 def test_where_nothing_protects_the_script_the_user_has_to_agree(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protection, "MODES", ())
     with pytest.raises(ConfigError, match="--script-may-write"):
-        protected(["true"], of_script("train.py", ()), files)
+        protected(["true"], script_protection("train.py", ()), files)
 
 
 @pytest.mark.parametrize("kind", [NAMESPACE, LANDLOCK])

@@ -24,7 +24,7 @@ from dpsim.harness.torch_ddp.predict import predicted
 from dpsim.harness.torch_ddp.ready import ready_errors
 from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.launch.jobs import check_launcher, on_ranks
-from dpsim.launch.protection import of_script
+from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
@@ -190,7 +190,7 @@ def _measured_on(
     with scratch("ddp") as meeting:
         protection = None
         if not script_may_write:
-            protection = of_script(experiment.script, experiment.arguments, str(meeting), str(path.parent))
+            protection = script_protection(experiment.script, experiment.arguments, str(meeting), str(path.parent))
         task = MeasureTask(
             settings=settings + own_settings(settings) * bool(experiment.other_runtimes),
             script=experiment.script if is_module(experiment.script) else str(Path(experiment.script).absolute()),
