@@ -61,7 +61,7 @@ def verified(secret: str, role: str, challenge: str, line: bytes) -> Any:
 
 
 class Lines:
-    """Lines that arrive at a file, each of which ``handle_line`` gets; from a ``rank``'s connection, or from others."""
+    """Lines that arrive at a file: ``handle_line`` gets each. ``rank`` is set where a rank has sent them."""
 
     rank: int | None = None
 
