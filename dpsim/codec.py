@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import functools
 import hashlib
 import json
 import math
@@ -30,6 +31,8 @@ _REMEDIES = {
     "machine": "make it again if it is cut off; from a log of nccl-tests, OSU or IMB: dpsim calibrate --from FILE"
 }
 """What to do about a file that is no JSON, where it may be one of another kind."""
+_PLAIN, _INFINITE = {bool, int, float, str}, (math.inf, -math.inf)
+_fields = functools.cache(msgspec.structs.fields)
 _COLUMN = re.compile(r"\[\n[^][{}]*\]")
 """An array without others inside. A line break in JSON is never within a text."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -47,7 +50,7 @@ def _no_inf(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _no_inf(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_no_inf(v) for v in value]
+        return [v if type(v) in _PLAIN and v not in _INFINITE and v == v else _no_inf(v) for v in value]
     return value
 
 
@@ -96,7 +99,7 @@ def _without_defaults(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         config = value.__struct_config__
         essential = {} if config.tag is None else {str(config.tag_field): config.tag}
-        for field in msgspec.structs.fields(value):
+        for field in _fields(type(value)):
             present = getattr(value, field.name)
             default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
             if default is msgspec.NODEFAULT or present != default:
@@ -105,7 +108,7 @@ def _without_defaults(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_defaults(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_defaults(each) for each in value]
+        return [each if type(each) in _PLAIN else _without_defaults(each) for each in value]
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import math
@@ -91,5 +92,12 @@ def _read() -> NDArray[np.float64]:
             allowed=f"the file that comes with dpsim, of SHA-256 {_SHA256}",
             remedy="install dpsim again, or use a synthetic data set",
         )
+    return _parsed(data)
+
+
+@functools.lru_cache(maxsize=1)
+def _parsed(data: bytes) -> NDArray[np.float64]:
     text = gzip.decompress(data).decode("ascii")
-    return np.array(text.replace("\n", ",").rstrip(",").split(","), np.float64).reshape(1797, 65)
+    table = np.fromstring(text.replace("\n", ",").rstrip(","), np.float64, sep=",").reshape(1797, 65)
+    table.flags.writeable = False
+    return table

@@ -29,6 +29,16 @@ def test_digits_are_these_pictures_in_this_order_split_in_this_way() -> None:
     assert sha == "bd7a8b9bfaf09682861e2752537c7a0818f87c3b997bbfa3fb5199dde1d7635b"
 
 
+def test_digits_that_are_changed_after_they_were_loaded_do_not_change_those_loaded_next() -> None:
+    first = load_dataset("digits")
+    before = [part.copy() for part in (first.train_x, first.train_y, first.test_x, first.test_y)]
+    for part in (first.train_x, first.train_y, first.test_x, first.test_y):
+        part[...] = 0
+    again = load_dataset("digits")
+    for part, expected in zip((again.train_x, again.train_y, again.test_x, again.test_y), before, strict=True):
+        assert np.array_equal(part, expected)
+
+
 def test_digits_have_about_zero_mean_and_unit_range() -> None:
     digits = load_dataset("digits")
     assert digits.input_shape == (8, 8, 1) and digits.classes == 10
