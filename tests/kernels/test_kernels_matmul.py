@@ -18,7 +18,9 @@ from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.implementations import CANDIDATES
 
-extent = st.integers(1, 70)
+rows = st.integers(1, 70)
+extent = st.sampled_from([1, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65])
+"""Inputs and outputs: whole vectors, one element more and one less. Each other remainder compiles kernels of its own."""
 dtypes = st.sampled_from(["float32", "float64"])
 
 
@@ -31,7 +33,7 @@ def empty(*shape: int, dtype: str) -> NDArray[Any]:
 
 
 @settings(max_examples=60)
-@given(extent, extent, extent, dtypes, st.integers(0, 2**32))
+@given(rows, extent, extent, dtypes, st.integers(0, 2**32))
 def test_the_three_products_of_a_dense_layer(m: int, k: int, n: int, dtype: str, seed: int) -> None:
     x, w, g = drawn(seed, (m, k), dtype), drawn(seed + 1, (k, n), dtype), drawn(seed + 2, (m, n), dtype)
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == "float32" else {"rtol": 1e-11, "atol": 1e-11}
@@ -84,7 +86,7 @@ def test_a_samples_bits_do_not_depend_on_its_batch(m: int, k: int, n: int, seed:
 
 
 @settings(max_examples=40)
-@given(extent, st.integers(1, 600), st.integers(1, 120), dtypes, st.integers(0, 2**32))
+@given(rows, st.integers(1, 600), st.one_of(extent, st.sampled_from([96, 97, 111, 120])), dtypes, st.integers(0, 2**32))
 def test_neither_packing_nor_streaming_the_weights_changes_a_bit(m: int, k: int, n: int, dtype: str, seed: int) -> None:
     x, w = drawn(seed, (m, k), dtype), drawn(seed + 1, (k, n), dtype)
     matmul.product(x, w, plain := empty(m, n, dtype=dtype))

@@ -109,7 +109,10 @@ def test_a_stranger_who_says_nothing_or_little_is_sent_away_in_time(
 
 def test_of_200_silent_strangers_the_oldest_are_sent_away_and_a_rank_comes_through(listener: Listener) -> None:
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(connected(listener)) for _ in range(200)]
+        strangers = []
+        for _ in range(200):
+            strangers.append(stack.enter_context(connected(listener)))
+            assert strangers[-1].recv(1)  # of the challenge: no more connect than are accepted
         assert stack.enter_context(contextlib.closing(connect(0, listener.environment))).request == REQUEST
         assert all(closed(stranger) for stranger in strangers[:180])
 
