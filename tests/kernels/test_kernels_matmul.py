@@ -20,7 +20,7 @@ from dpsim.nn.implementations import CANDIDATES
 
 rows = st.integers(1, 70)
 extent = st.sampled_from([1, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65])
-"""Inputs and outputs: whole vectors, one element more and one less. Each other remainder compiles kernels of its own."""
+"""Inputs and outputs: whole vectors, one element more, one less. Each other remainder compiles kernels of its own."""
 dtypes = st.sampled_from(["float32", "float64"])
 
 
