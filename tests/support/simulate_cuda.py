@@ -10,6 +10,7 @@ import json
 import sys
 
 import cuda_cases as cases
+from quick_simulator import short_turns
 
 from dpsim.kernels.allreduce import registry
 
@@ -34,4 +35,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with short_turns():
+        main()

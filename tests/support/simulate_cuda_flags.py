@@ -17,6 +17,7 @@ from typing import Any
 
 import cuda_cases as cases
 import numpy as np
+from quick_simulator import short_turns
 
 from dpsim.errors import CommunicationError
 from dpsim.kernels.allreduce import registry
@@ -45,7 +46,6 @@ def calls(rounds: int, ranks: int) -> list[tuple[registry.Version, cases.Memory]
 
 def run_rank(rank: int, flags: list[Any], todo: list[tuple[registry.Version, cases.Memory]]) -> None:
     """The launches of one rank, one after another, with pauses of its own."""
-    sys.setswitchinterval(1e-5)  # the simulator polls its threads
     delays = random.Random(rank)
     for version, memory in todo:
         options = memory.options() | {"rank": rank, "mode": "flags", "flags": flags}
@@ -75,7 +75,6 @@ def run_watched(
     version: registry.Version, memory: cases.Memory, flags: list[Any], rank: int, watch: Watch, present: Any
 ) -> float:
     """One allreduce of a rank, begun together with all but the last; how many seconds it took."""
-    sys.setswitchinterval(1e-5)
     options = memory.options() | {"rank": rank, "mode": "flags", "flags": flags, "watch": watch}
     launch = version.make(memory.arrays, memory.case.slots, **options)
     present[rank] = 1
@@ -116,9 +115,10 @@ def without_the_last(version: registry.Version, ranks: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "missing":
-        versions = {version.name: version for version in registry.versions("cuda")}
-        tried = [(name, 3) for name in versions] + [("two-shot", 2), ("ring", 4)]
-        print(json.dumps([without_the_last(versions[name], ranks) for name, ranks in tried]))
-    else:
-        print(json.dumps({ranks: wrong_at(ranks, int(sys.argv[1])) for ranks in (1, 2, 3, 4)}))
+    with short_turns():
+        if sys.argv[1] == "missing":
+            versions = {version.name: version for version in registry.versions("cuda")}
+            tried = [(name, 3) for name in versions] + [("two-shot", 2), ("ring", 4)]
+            print(json.dumps([without_the_last(versions[name], ranks) for name, ranks in tried]))
+        else:
+            print(json.dumps({ranks: wrong_at(ranks, int(sys.argv[1])) for ranks in (1, 2, 3, 4)}))

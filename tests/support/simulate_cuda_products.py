@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from quick_simulator import short_turns
 
 from dpsim.comm.cuda.memory import DeviceMemory
 from dpsim.kernels.allreduce.reference import from_bfloat16, round_to_bfloat16
@@ -73,7 +74,8 @@ if __name__ == "__main__":
     from dpsim.comm.cuda.simulator import SimulatedDevice
 
     simulated = DeviceMemory(SimulatedDevice())
-    differing = [wrong_codes(*case, simulated) for case in encodings()]
-    differing += [wrong_product(*case, simulated) for case in products()]
+    with short_turns():
+        differing = [wrong_codes(*case, simulated) for case in encodings()]
+        differing += [wrong_product(*case, simulated) for case in products()]
     counts = {"encodings": len(list(encodings())), "products": len(list(products()))}
     print(json.dumps(counts | {"wrong": [text for text in differing if text is not None]}))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from quick_simulator import short_turns
 
 from dpsim.kernels import update_cuda
 from dpsim.memory import HOST, HostMemory
@@ -112,4 +113,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with short_turns():
+        main()
