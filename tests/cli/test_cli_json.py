@@ -98,7 +98,7 @@ def test_trace(dpsim: Dpsim, folder: Path) -> None:
 
 
 def test_one_device_has_no_threshold_and_the_trace_is_of_the_fastest_setting(dpsim: Dpsim, folder: Path) -> None:
-    points = _object(dpsim, "report", folder)["points"]
+    points = _object(dpsim, "report", folder, "--format", "csv")["points"]
     assert {p["fusion_threshold_bytes"] for p in points if p["devices"] == 1} == {None}
     (traced,) = _object(dpsim, "trace", folder, "--output", folder / "trace.json")["points"]
     measured = {(p["network"], p["fusion_threshold_bytes"], p["overlap"]): p["measured_step_s"] for p in points}

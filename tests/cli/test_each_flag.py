@@ -85,6 +85,7 @@ OF_COMMAND = {
     "calibrate --out-of-place": f"--from {LOG.parent}/nccl.json",
     "calibrate --line-rate": f"25gbit --from {LOG}",
     "report --format": "csv",
+    "report --json": "--format csv",
     "trace --local-batch": "256",
     "sweep fusion-threshold --experiment": f"{EXPERIMENTS}/sweeps/fusion_threshold.toml",
     "sweep devices --experiment": f"{EXPERIMENTS}/sweeps/devices.toml",

@@ -22,7 +22,7 @@ from dpsim.plan import Plan
 from dpsim.replica import Array, Batch, Replica, Slot
 from dpsim.runtime.micro_batches import own_slots, plan_micro_batches, plan_partial_sums, slot_sums
 
-DEVICES = (1, 2, 3, 4, 5, 8)
+DEVICES = (1, 2, 3, 5, 8)
 SGD, ADAMW = Sgd(learning_rate=0.05, momentum=0.9, weight_decay=0.01), AdamW(learning_rate=0.01)
 PICTURES, ROWS = "synthetic:6x5x2,classes=3,train=70,test=10", "synthetic:10x10x4,classes=5,train=70,test=10"
 

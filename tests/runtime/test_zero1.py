@@ -101,28 +101,35 @@ def test_the_message_before_the_update_has_the_size_that_the_schedule_states(dev
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4])
-@pytest.mark.parametrize("slots", [1, 2])
-def test_a_rank_allocates_optimizer_state_for_its_shard_alone(devices: int, slots: int, on_ranks: OnRanks) -> None:
-    optimizer = OPTIMIZERS["sgd" if slots == 1 else "adamw"]
-    one = case("memory", optimizer=optimizer, fusion_threshold_bytes=float("inf")) | {"model": "mlp:64,64"}
-    (outcome,) = on_ranks("ranks_zero1:digests", {"cases": [one], "steps": 1}, devices=devices)
-    whole, shards = outcome["bytes"]
-    assert len({*whole}) == 1
-    line = 4 * LINE * slots
-    assert all(abs(own - whole[0] / devices) <= line for own in shards), (whole, shards)
-    assert sum(shards) <= whole[0] + devices * line
+def test_a_rank_allocates_optimizer_state_for_its_shard_alone(devices: int, on_ranks: OnRanks) -> None:
+    slots = {"sgd": 1, "adamw": 2}
+    large = {"model": "mlp:64,64"}
+    every = [case(name, optimizer=OPTIMIZERS[name], fusion_threshold_bytes=float("inf")) | large for name in slots]
+    outcomes = on_ranks("ranks_zero1:digests", {"cases": every, "steps": 1}, devices=devices)
+    for (name, count), outcome in zip(slots.items(), outcomes, strict=True):
+        whole, shards = outcome["bytes"]
+        assert len({*whole}) == 1
+        line = 4 * LINE * count
+        assert all(abs(own - whole[0] / devices) <= line for own in shards), (name, whole, shards)
+        assert sum(shards) <= whole[0] + devices * line
 
 
-@pytest.mark.parametrize(
-    ("overlap", "network"), [("off", "node"), ("inline", PACED), ("poll", PACED), ("thread", "node")]
-)
-def test_a_nan_on_one_rank_changes_parameters_on_none(overlap: str, network: str, on_ranks: OnRanks) -> None:
-    algorithm = "auto" if network == "node" else "ring"
-    one = case("nan", overlap=overlap, strategy="zero1", network=network, algorithm=algorithm)
-    outcome = on_ranks("ranks_zero1:not_finite", one, devices=3)
-    assert outcome["unchanged"] == [True] * 3
-    assert "the loss is nan in step 3" in outcome["messages"][-1]
-    assert all("in step 3" in message for message in outcome["messages"])
+def test_a_nan_on_one_rank_changes_parameters_on_none(on_ranks: OnRanks) -> None:
+    ways = [("off", "node"), ("inline", PACED), ("poll", PACED), ("thread", "node")]
+    every = [
+        case(
+            overlap,
+            overlap=overlap,
+            strategy="zero1",
+            network=network,
+            algorithm="auto" if network == "node" else "ring",
+        )
+        for overlap, network in ways
+    ]
+    for one, outcome in zip(every, on_ranks("ranks_zero1:not_finite", every, devices=3), strict=True):
+        assert outcome["unchanged"] == [True] * 3, one["name"]
+        assert "the loss is nan in step 3" in outcome["messages"][-1], one["name"]
+        assert all("in step 3" in message for message in outcome["messages"]), one["name"]
 
 
 @pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4))])
