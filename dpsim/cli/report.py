@@ -17,7 +17,8 @@ EXAMPLES = """\
 Examples:
   dpsim report reports/fusion-threshold
   dpsim report reports/fusion-threshold --json
-  dpsim report reports/fusion-threshold --format csv,parquet"""
+  dpsim report reports/fusion-threshold --format csv,parquet
+  dpsim report reports/fusion-threshold --check"""
 
 _KINDS = "a sweep, of bench allreduce, of reproduce or of a study of quality"
 
@@ -31,6 +32,11 @@ class ReportFlags(flags.Flags):
     )
     json: flags.Json = False
     verbose: flags.AllTables = False
+    check: bool = flags.flag(
+        "Write nothing; compute both predictions of a sweep again from what was profiled and calibrated alone, and "
+        "compare their SHA-256 with those that are stated. The exit code is 1 where they differ.",
+        default=False,
+    )
 
 
 _DEFAULTS = ReportFlags.absent()
@@ -54,6 +60,9 @@ def report(
     pages, tables = _formats(given.format)
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}", allowed=f"the folder of {_KINDS}")
+    if given.check:
+        _check(folder, json=given.json)
+        return
     flags.writable(target, folder=True)
     check_tables(tables)
     for file in table_files(target, tables):
@@ -86,6 +95,28 @@ def _formats(text: str | None) -> tuple[list[str], list[str]]:
         if each not in (*PAGES, *TABLE_FORMATS):
             raise unknown("format", each, (*PAGES, *TABLE_FORMATS))
     return [each for each in PAGES if each in formats], [each for each in TABLE_FORMATS if each in formats]
+
+
+def _check(folder: Path, *, json: bool) -> None:
+    from dpsim.harness.sweep.check import check
+
+    checked = check(folder)
+    same = all(each.same for each in checked)
+    if json:
+        rows = [{"what": each.what, "stated_sha256": each.stated, "computed_sha256": each.computed} for each in checked]
+        show.print_json("report", rows, {"identical": same})
+    else:
+        for each in checked:
+            stated = "" if each.same else f", but {each.stated or 'no hash'} is stated"
+            print(f"{each.what}: {each.computed}{stated}")
+        print(
+            "Both predictions follow from inputs.json, which holds no measured sample."
+            if same
+            else "The files of this folder do not belong together, or another version of dpsim, or of a library that "
+            "rounds otherwise, wrote them."
+        )
+    if not same:
+        raise SystemExit(1)
 
 
 def _show_sweep(saved: SavedSweep, folder: Path, *, json: bool, verbose: bool, pages: Sequence[str]) -> None:

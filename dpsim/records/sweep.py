@@ -191,7 +191,8 @@ class Results(Noun, frozen=True):
     """Everything that was measured in a sweep, tied to the predictions by their SHA-256.
 
     ``other_points`` are those of the experiment's other runtimes; each has the plan of one of ``points``, and none was
-    predicted.
+    predicted. ``inputs_sha256`` is the digest of what was profiled and calibrated in turns with the samples (empty:
+    nothing was).
     """
 
     experiment: Experiment
@@ -205,6 +206,7 @@ class Results(Noun, frozen=True):
     warnings: tuple[str, ...] = ()
     schema: str = RESULTS_SCHEMA
     other_points: tuple[MeasuredPoint, ...] = ()
+    inputs_sha256: str = ""
 
 
 def read_experiment(path: Path | str) -> Experiment:

@@ -127,15 +127,20 @@ def _spread(steps_s: Sequence[Floats]) -> tuple[float, ...]:
 
 
 def profiled_slowdowns(config: ProfileConfig, rows: Rows, profile: int = 0) -> tuple[ComputeSlowdown, ...]:
-    """Return how much longer each of several devices computes than one alone, from visits made back to back."""
+    """Return how much longer each of several devices computes than one alone: the ratio of their median steps.
+
+    So one device's median step times the factor is the median step of several, as measured steps are summed up. The
+    uncertainty is that of the ratios of visits made back to back.
+    """
     measured: dict[int, list[tuple[float, ComputeSlowdown]]] = {}
     for devices, batch in config.cases:
         if devices > 1:
             alone = ProfiledBatch(devices=1, local_batch=batch, profile=profile)
             together = ProfiledBatch(devices=devices, local_batch=batch, profile=profile)
-            alone_s = rows.visit_medians(alone, STEP_S)
-            of_devices = slowdown(devices, alone_s, rows.visit_medians(together, STEP_S))
-            measured.setdefault(devices, []).append((float(np.median(alone_s)), of_devices))
+            of_visits = slowdown(devices, rows.visit_medians(alone, STEP_S), rows.visit_medians(together, STEP_S))
+            alone_s, together_s = (float(np.median(rows.values(case, STEP_S))) for case in (alone, together))
+            factor = max(together_s / alone_s, LEAST_SLOWDOWN)
+            measured.setdefault(devices, []).append((alone_s, msgspec.structs.replace(of_visits, factor=factor)))
     return tuple(joined_slowdown(of_devices) for of_devices in measured.values())
 
 

@@ -15,6 +15,8 @@ from dpsim.errors import FileFormatError
 Floats = NDArray[np.float64]
 
 
+TICK_DIGITS = 9
+"""Decimals of a time in seconds that is kept: the clock has nanoseconds."""
 LEAST_VISITS = 6
 """Fewer visits than these say too little of a median."""
 
@@ -93,7 +95,7 @@ class Rows:
         visits, kept = self._series.setdefault((subject, quantity, part), ([], []))
         for value in values:
             visits.append(visit)
-            kept.append(float(value))
+            kept.append(round(float(value), TICK_DIGITS))
 
     def measuring_begins(self) -> None:
         """Note that whatever was kept so far was taken before the first measured sample."""

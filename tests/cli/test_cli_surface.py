@@ -40,7 +40,7 @@ SURFACE = {
     " --leaves --target-loss --convergence --output --json",
     "measure": "ARGUMENTS --torch-script --torch-module --workload --machine --devices --bucket-cap --local-batch"
     " --communication --network --runtime --predict-only --script-may-write --budget --seed --output --json",
-    "report": "FOLDER --output --format --json --verbose",
+    "report": "FOLDER --output --format --json --verbose --check",
     "compare": "RUNS --label --output --json",
     "trace": "FOLDER --network --devices --local-batch --batch-norm --fusion-threshold --overlap --source --output"
     " --json",

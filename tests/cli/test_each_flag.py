@@ -101,6 +101,7 @@ OF_COMMAND = {
 """What follows a flag of one command."""
 OWN_TESTS = {
     *("train --resume", "train --hostfile", "reproduce --against", "bench allreduce --peer-env", "sweep --experiment"),
+    "report --check",
     *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),
     *("profile --torch", "profile --from", "profile --devices", "profile --steps", "profile --script-may-write"),
 }

@@ -14,16 +14,17 @@ import pytest
 from interrupted import killed_once_it_exists
 
 from dpsim import codec
+from dpsim.cli import app
 from dpsim.errors import ConfigError
-from dpsim.harness.sweep.experiment import needed_for, predict_experiment
+from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples
-from dpsim.harness.sweep.sweep import blind_predictions, sweep
+from dpsim.harness.sweep.sweep import sweep
 from dpsim.lowering.fusion import fuse
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
-from dpsim.study.inputs import Inputs, prepared
+from dpsim.study.inputs import Inputs
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = ("node", "paced:50us,1gbit")
@@ -69,20 +70,40 @@ def test_all_files_are_there_and_no_samples_are_left_over(done: Done) -> None:
 
 
 def test_both_predictions_follow_from_what_was_profiled_and_calibrated_alone(done: Done) -> None:
-    """The file of inputs holds no measured sample: whatever was measured, the predictions would be the same."""
     inputs = codec.read(done.folder / "inputs.json", Inputs, "inputs", INPUTS_SCHEMA)
     assert inputs.beforehand_until <= read_results(done.folder / "results.json").measured_from
     assert any(len(series.value) > series.beforehand > 0 for series in inputs.rows)
-    predictions = read_predictions(done.folder / "predictions.json")
-    needed = needed_for(predictions.experiment, predictions.environment)
-    again = predict_experiment(predictions.experiment, prepared(needed.settings, inputs.early()), needed.environment)
-    blind = blind_predictions(predictions, inputs)
-    for name, made in (("predictions.json", again), ("blind.json", blind)):
-        saved = read_predictions(done.folder / name)
-        assert codec.to_json(msgspec.structs.replace(made, predicted_at="")) == codec.to_json(
-            msgspec.structs.replace(saved, predicted_at="")
-        )
-    assert {point.setting for point in blind.points} == {point.setting for point in predictions.points}
+    assert [each.what for each in check(done.folder)] == ["inputs", "predictions made beforehand", "blind predictions"]
+    assert all(each.same for each in check(done.folder))
+
+
+def test_other_measured_samples_change_no_prediction(done: Done, tmp_path: Path) -> None:
+    folder = shutil.copytree(done.folder, tmp_path / "copy")
+    results = read_results(folder / "results.json")
+    slower = [msgspec.structs.replace(p, step_s=tuple(3 * s for s in p.step_s)) for p in results.points]
+    codec.write(folder / "results.json", msgspec.structs.replace(results, points=tuple(slower)))
+    assert all(each.same for each in check(folder))
+
+
+def test_a_profiled_time_that_was_edited_is_found(
+    done: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(done.folder, tmp_path / "copy")
+    inputs = codec.read(folder / "inputs.json", Inputs, "inputs", INPUTS_SCHEMA)
+    longer = [msgspec.structs.replace(each, value=tuple(2 * s for s in each.value)) for each in inputs.rows]
+    codec.write(folder / "inputs.json", msgspec.structs.replace(inputs, rows=tuple(longer)))
+    assert not any(each.same for each in check(folder))
+    with pytest.raises(SystemExit, match="1"):
+        app.run(["report", str(folder), "--check"])
+    assert capsys.readouterr().out.count("is stated") == 3
+    codec.write(folder / "inputs.json", msgspec.structs.replace(inputs, bare=()))
+    assert app.run(["report", str(folder), "--check"]) == 2
+    assert "does not hold what the experiment" in capsys.readouterr().err
+
+
+def test_without_inputs_there_is_nothing_to_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["report", str(tmp_path), "--check", "--json"]) == 2
+    assert "it has no inputs.json" in capsys.readouterr().err
 
 
 def test_the_prediction_came_first_and_is_the_one_that_was_hashed(done: Done) -> None:

@@ -241,6 +241,7 @@ def _run(
         measured_until=stamp(),
         points=samples.points,
         recording_s_per_event=samples.recording_s_per_event,
+        inputs_sha256=codec.digest(samples.inputs),
     )
     return results, samples.inputs
 

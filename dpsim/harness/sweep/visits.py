@@ -19,6 +19,7 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.study.inputs import Inputs
+from dpsim.study.rows import TICK_DIGITS
 
 WARM_UP_ROUNDS = 2
 """Rounds that do not count: caches, buffers made when first used, the first access to every page."""
@@ -44,7 +45,7 @@ class SettingSamples:
     def add(self, values: Mapping[str, float], logged_s: Mapping[str, float] = MappingProxyType({})) -> None:
         """Keep a step: its values by their fields of ``MeasuredPoint``, and what DDP logged of it."""
         for name, value in values.items():
-            self._by_step[name].append(value)
+            self._by_step[name].append(value if name == "losses" else round(value, TICK_DIGITS))
         for name, value in logged_s.items():
             self._logged_s.setdefault(name, []).append(value)
 
