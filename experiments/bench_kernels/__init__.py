@@ -1,1 +1,0 @@
-"""How fast each implementation of an operation is, beside PyTorch's where that is installed."""
