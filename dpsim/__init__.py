@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a 
     from dpsim.optimizer import Sgd as Sgd
     from dpsim.plan import Plan as Plan
     from dpsim.records.sweep import Experiment as Experiment
-    from dpsim.records.sweep import TrainResult as TrainResult
+    from dpsim.records.train import TrainResult as TrainResult
     from dpsim.replica import Batch as Batch
     from dpsim.replica import BatchSums as BatchSums
     from dpsim.replica import LayerSpec as LayerSpec
@@ -52,7 +52,8 @@ _HOMES = {
     "dpsim.nn": ("FunctionReplica", "build_model"),
     "dpsim.optimizer": ("AdamW", "Lars", "Sgd"),
     "dpsim.plan": ("Plan",),
-    "dpsim.records.sweep": ("Experiment", "TrainResult"),
+    "dpsim.records.sweep": ("Experiment",),
+    "dpsim.records.train": ("TrainResult",),
     "dpsim.replica": ("Batch", "BatchSums", "LayerSpec", "Replica", "StepEvents"),
     "dpsim.runtime.checkpoints": ("Checkpoints",),
     "dpsim.runtime.fit": ("Callback", "Epoch", "OnRank"),

@@ -21,7 +21,7 @@ from dpsim.runtime import fit as loop
 from dpsim.runtime.trainer import Trainer
 
 if TYPE_CHECKING:
-    from dpsim.records.sweep import TrainResult
+    from dpsim.records.train import TrainResult
     from dpsim.runtime.fit import Callback
 
 _PLAN_FIELDS = [name for name in Plan.__struct_fields__ if name != "devices"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -189,6 +189,7 @@ trains, and ``local_batch`` for weak scaling."""
 
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 def setting_of(row: Row) -> Setting:
@@ -201,6 +202,18 @@ def setting_of(row: Row) -> Setting:
     fields = dict(row)
     model, network = fields.pop("model", "mlp:64x20"), fields.pop("network", NODE)
     compute, runtime = fields.pop("compute", "real"), fields.pop("runtime", "dpsim")
+    plan = _plan_fields(fields, str(network))
+    plain = {"plan": plan, "model": model, "network": network, "compute": compute, "runtime": runtime}
+    return _converted(plain, Setting, "a setting")
+
+
+def plan_of(row: Row, network: str = NODE) -> Plan:
+    """Return the plan of a row of a grid that has a plan's fields alone, as ``setting_of`` reads it."""
+    return _converted(_plan_fields(row, network), Plan, "a plan")
+
+
+def _plan_fields(row: Row, network: str) -> dict[str, Any]:
+    fields = dict(row)
     devices, layout = parse_devices(fields.pop("devices", 1))
     if (local_batch := fields.pop("local_batch", None)) is not None:
         if "global_batch" in fields:
@@ -214,18 +227,20 @@ def setting_of(row: Row) -> Setting:
     if fields.get("overlap") in OVERLAP_CHOICES:
         fields["overlap"] = "off"
     if fields.get("algorithm") is None:
-        fields["algorithm"] = Network.parse(str(network)).default_algorithm(fields.get("wire_dtype"))
+        fields["algorithm"] = Network.parse(network).default_algorithm(fields.get("wire_dtype"))
     if fields.get("batch_norm") is None:
         leaves = fields.get("leaves", 0)
         fields["batch_norm"] = Plan.default_batch_norm(leaves if isinstance(leaves, int) else 0)
-    plain = {"plan": fields | {"devices": devices, "layout": layout or fields.get("layout", "")}}
+    return fields | {"devices": devices, "layout": layout or fields.get("layout", "")}
+
+
+def _converted(plain: dict[str, Any], kind: type[T], what: str) -> T:
     try:
-        rest = {"model": model, "network": network, "compute": compute, "runtime": runtime}
-        return msgspec.convert(plain | rest, Setting)
+        return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):
             raise error.__cause__ from error
-        raise ConfigError(f"a setting with a wrong value: {error}", allowed="the fields of dpsim.Plan") from error
+        raise ConfigError(f"{what} with a wrong value: {error}", allowed="the fields of dpsim.Plan") from error
 
 
 def threshold_bytes(value: Any) -> Any:

@@ -15,12 +15,11 @@ from dpsim.errors import ConfigError
 from dpsim.fields import Decides, deciding, declared, shared
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.related import _trains
-from dpsim.harness.train.config import TrainConfig
 from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
 from dpsim.records.reproduce import Configuration, Reproduction
 from dpsim.records.sweep import Experiment
-from dpsim.records.train import TrainRecord
+from dpsim.records.train import RECORDED, TrainConfig, TrainRecord, deciding_fields
 from dpsim.setting import FIELDS, Setting
 from dpsim.study.inputs import calibration_kind, profile_kind
 
@@ -82,8 +81,8 @@ def test_identities_change_with_the_fields_that_decide_them_and_with_no_other(na
 @pytest.mark.parametrize("name", Plan.__struct_fields__)
 def test_a_configuration_of_training_passes_every_field_on_to_its_plan(name: str) -> None:
     fields = {"devices": 4, "layout": "2x2"} if name == "layout" else {name: OTHER[name]}
-    config = TrainConfig(**fields)
-    assert getattr(config.plan(), name) == fields[name]
+    config = TrainConfig.of(**fields)
+    assert getattr(config.plan, name) == fields[name]
 
 
 @pytest.mark.parametrize("name", [name for name in Plan.__struct_fields__ if name not in ("devices", "layout")])
@@ -98,8 +97,8 @@ def test_a_reproduction_trains_with_every_field(name: str) -> None:
 
 
 def test_the_saved_result_of_a_training_identifies_the_training() -> None:
-    decisive = deciding(Decides.BITS | Decides.SHARES | Decides.ORDER, TrainConfig, Plan, Setting)
-    assert set(decisive) - set(TrainRecord.__struct_fields__) == {"selection", "backend"}  # see ``libraries`` there
+    decisive = deciding_fields(Decides.BITS | Decides.SHARES | Decides.ORDER)
+    assert {*decisive} - {*RECORDED, *TrainRecord.__struct_fields__} == {"selection", "backend"}  # see ``libraries``
 
 
 @pytest.mark.parametrize("name", Plan.__struct_fields__)

@@ -93,11 +93,10 @@ class Flags:
 def known_fields() -> dict[str, Field]:
     """Return the declarations of all fields that flags may set."""
     from dpsim.fields import fields
-    from dpsim.harness.train.config import TrainConfig
-    from dpsim.plan import Plan
+    from dpsim.records.train import TrainConfig
     from dpsim.setting import FIELDS, Setting
 
-    return fields(TrainConfig, Plan, Setting) | FIELDS
+    return fields(TrainConfig, Setting) | FIELDS
 
 
 def flag_of(name: str) -> str:

@@ -68,7 +68,7 @@ def group(dpsim_commands: Sequence[str]) -> App:
         """
         from dpsim.launch import hosts
         from dpsim.launch.user_script import run_script
-        from dpsim.runtime.stall import check_stall_after
+        from dpsim.records.checks import check_stall_after
 
         _check_is_script(command, devices, dpsim_commands)
         if stall_after is not None:

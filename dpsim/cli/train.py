@@ -11,8 +11,7 @@ from cyclopts import Parameter
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
-    from dpsim.harness.train.config import TrainConfig
-    from dpsim.records.sweep import TrainResult
+    from dpsim.records.train import TrainConfig, TrainResult
 
 EXAMPLES = """\
 Examples:
@@ -83,15 +82,12 @@ def train(
     from dpsim.harness.train.resume import configured
     from dpsim.launch import hosts
     from dpsim.learning_rate import parse_decay
-    from dpsim.machine import Network
-    from dpsim.records.train import identity
+    from dpsim.records.train import recorded
 
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
     fields = run.values() | leaves.values()
     fields |= flags.provided(checkpoint=None if checkpoint is None else str(checkpoint), stall_after_s=stall_after)
-    if "algorithm" not in fields and "network" in fields:
-        fields["algorithm"] = Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype"))
     decay = None if schedule is None else parse_decay(schedule)
     rate = flags.provided(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
     settings = flags.provided(**asdict(optimizer))
@@ -99,11 +95,10 @@ def train(
         config = configured(resume, fields, settings.pop("optimizer", None), settings, rate, progress)
         result = harness.train(config, progress)
     if output is not None:
-        record = {"schema": show.SCHEMA, "command": "train"} | identity(config) | codec.to_builtins(result)
-        codec.write(output, record)
+        codec.write(output, recorded(config, result))
     if json:
         summary = codec.to_builtins(result)
-        point = codec.to_builtins(config) | _UNUSED | {"losses": summary.pop("losses", [])}
+        point = codec.to_builtins(config.fields) | _UNUSED | {"losses": summary.pop("losses", [])}
         show.print_json("train", [point], summary)
     else:
         _print(config, result)
@@ -119,15 +114,14 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
     from dpsim.fusion_rules import FUSION_RULES
     from dpsim.units import format_duration, format_size
 
+    plan = config.plan
+    print(f"{config.model} on {config.dataset}, {show.count_devices(plan.devices)}, global batch {plan.global_batch},")
+    fusion = f"fusion rule {plan.fusion_rule}"
+    if FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is not None:
+        fusion += f" at {format_size(plan.threshold_bytes)}"
     print(
-        f"{config.model} on {config.dataset}, {show.count_devices(config.devices)}, global batch {config.global_batch},"
-    )
-    optimizer, fusion = config.optimizer, f"fusion rule {config.fusion_rule}"
-    if FUSION_RULES.find(config.fusion_rule).default_threshold_bytes is not None:
-        fusion += f" at {format_size(config.plan().threshold_bytes)}"
-    print(
-        f"seed {config.seed}, {fusion}, algorithm {config.algorithm}, overlap {config.overlap}, "
-        f"{type(optimizer).__name__} at learning rate {optimizer.learning_rate:g}"
+        f"seed {config.seed}, {fusion}, algorithm {plan.algorithm}, overlap {config.fields['overlap']}, "
+        f"{type(plan.optimizer).__name__} at learning rate {plan.optimizer.learning_rate:g}"
     )
     test_loss = "" if result.test_loss is None else f"test loss {result.test_loss:.4g}, "
     print(f"test accuracy {result.test_accuracy:.2%}, {test_loss}final loss {result.final_loss:.4g}")
@@ -136,10 +130,10 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
         print(f"{run}, all of them trained before")
     else:
         print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} per step, {run}")
-    if config.strategy != "data-parallel":
-        print(f"strategy {config.strategy}: {format_size(result.optimizer_state_bytes)} of optimizer state a device")
-    if config.compute_dtype != "float32":
-        print(f"operands of products and convolutions in {config.compute_dtype}, sums and parameters in float32")
+    if plan.strategy != "data-parallel":
+        print(f"strategy {plan.strategy}: {format_size(result.optimizer_state_bytes)} of optimizer state a device")
+    if plan.compute_dtype != "float32":
+        print(f"operands of products and convolutions in {plan.compute_dtype}, sums and parameters in float32")
     if result.gpus:
         shared = f", shared by {result.devices} ranks" if result.gpus < result.devices else ""
         path = f"; gradients: {result.gpu_path}" if result.gpu_path else ""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.errors import ConfigError
 from dpsim.nn.layer import Buffers, leaf_ranges, slot_parts, tree_sum
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, BatchSums, DeferredSums, Leaves, Slot
@@ -38,9 +37,3 @@ def softmax_cross_entropy(
         sums[leaf] = losses_b[start:stop].sum(dtype=np.float64)
     slots = [tree_sum(of_slot) for of_slot in slot_parts(sums, extra_slots)]
     return ops.sums(slots, correct, len(labels_b)), grad_bC
-
-
-def check_label_smoothing(value: float) -> None:
-    """Raises ``ConfigError`` for a label smoothing outside [0, 1)."""
-    if not 0 <= value < 1:
-        raise ConfigError(f"label smoothing is {value}", allowed="0 (none) or more, and less than 1; often 0.1")

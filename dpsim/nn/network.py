@@ -21,9 +21,10 @@ from dpsim.nn.diagnosis import is_finite, leaf_difference, nonfinite_forward, no
 from dpsim.nn.implementations import Timing, committed
 from dpsim.nn.layer import Buffers, Layer, slot_parts, tree_sum
 from dpsim.nn.layers import ReLU
-from dpsim.nn.losses import check_label_smoothing, softmax_cross_entropy
+from dpsim.nn.losses import softmax_cross_entropy
 from dpsim.nn.ops import Ops
 from dpsim.nn.residual import Join
+from dpsim.records.checks import check_label_smoothing
 from dpsim.replica import (
     Array,
     Batch,

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
-from dpsim.records.sweep import TrainResult
+from dpsim.records.train import TrainResult
 from dpsim.runtime import rank_status
 from dpsim.runtime.checkpoint import CheckpointFolder, NotWritten, check_unused, checkpoints, newest
 from dpsim.runtime.fit import Callback, Epoch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpsim.records.sweep import TrainResult
+from dpsim.records.train import TrainResult
 from dpsim.runtime import rank_status
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dpsim.comm.clock import now
-from dpsim.errors import ConfigError
 from dpsim.runtime import rank_status
 from dpsim.runtime.rank_status import Board, Entry
 
@@ -33,14 +31,6 @@ class Labels(NamedTuple):
 
     buckets: Sequence[Sequence[str]]
     operations: Sequence[str]
-
-
-def check_stall_after(stall_after_s: float) -> None:
-    """Raises ``ConfigError`` unless the time is a number of seconds >= 0, or infinity; 0 and infinity mean never."""
-    if math.isnan(stall_after_s) or stall_after_s < 0:
-        raise ConfigError(
-            f"stall-after is {stall_after_s:g} s", allowed="seconds, 0 or more; 0 and inf: stalls are not reported"
-        )
 
 
 class StallWatch:

@@ -31,6 +31,7 @@ from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
+from dpsim.records.checks import check_stall_after
 from dpsim.replica import Batch, BatchSums, Capabilities, Replica, TunableReplica
 from dpsim.runtime import rank_status
 from dpsim.runtime.arena import Tensors, gathered
@@ -39,7 +40,7 @@ from dpsim.runtime.describe import describe
 from dpsim.runtime.device_leaves import check_leaves, described, fix_libraries_on_all
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
-from dpsim.runtime.stall import StallWatch, check_stall_after
+from dpsim.runtime.stall import StallWatch
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
 

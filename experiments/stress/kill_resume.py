@@ -18,19 +18,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import psutil
 
 from dpsim import codec
 from dpsim.experiments.stress.running import GONE_WITHIN_S, is_running
 from dpsim.experiments.stress.tally import Outcome, Part, main
-from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import configured
 from dpsim.harness.train.train import train
 from dpsim.launch.jobs import JobFailed, on_ranks
 from dpsim.learning_rate import Cosine, RateSchedule, Step
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.progress import Progress
+from dpsim.records.train import TrainConfig
 from dpsim.runtime.checkpoint import checkpoints
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ _COMMON: dict[str, Any] = {
     "checkpoint": "unused",
 }
 TRAININGS = (
-    TrainConfig(
+    TrainConfig.of(
         model="mlp:9,8,dropout=0.2",
         global_batch=20,
         optimizer=AdamW(),
@@ -53,7 +52,7 @@ TRAININGS = (
         checkpoint_every=3,
         **_COMMON,
     ),
-    TrainConfig(
+    TrainConfig.of(
         model="cnn:4,6",
         batch_norm="leaf",
         global_batch=20,
@@ -62,7 +61,7 @@ TRAININGS = (
         rate_schedule=RateSchedule(decay=Step(milestones=(3.0,))),
         **_COMMON,
     ),
-    TrainConfig(
+    TrainConfig.of(
         model="cnn:4",
         batch_norm="global",
         global_batch=13,
@@ -70,7 +69,7 @@ TRAININGS = (
         checkpoint_every=5,
         **_COMMON,
     ),
-    TrainConfig(
+    TrainConfig.of(
         model="cnn:4,norm=group,dropout=0.3",
         global_batch=9,
         optimizer=Sgd(weight_decay=0.01),
@@ -185,7 +184,7 @@ def kill_round(number: int, expected: Result, seed: int, folder: Path) -> Outcom
     """Train once, killed once or twice; wrong where it leaves something or does not end as ``expected``."""
     moments, became, wrong = random.Random(f"{seed} {number}"), list[str](), ""
     training = TRAININGS[number % len(TRAININGS)]
-    config = msgspec.structs.replace(training, checkpoint=str(folder), **_drawn(moments))
+    config = training.changed(checkpoint=str(folder), **_drawn(moments))
     kills, result = moments.choice((1, 1, 2)), None
     while result is None:
         aim = moments.choice((0, moments.randint(1, training.steps or 1)))
@@ -216,7 +215,7 @@ def _drawn(moments: random.Random) -> dict[str, Any]:
 def _by_hand(config: TrainConfig, moments: random.Random, folder: Path) -> TrainConfig:
     """Return the run with other settings, resumed from its last checkpoint, or begun anew while there is none."""
     if not checkpoints(folder):
-        return msgspec.structs.replace(config, **_drawn(moments))
+        return config.changed(**_drawn(moments))
     return configured(folder, _drawn(moments), None, {}, {}, lambda _: None)
 
 

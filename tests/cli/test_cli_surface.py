@@ -11,7 +11,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import app, flags
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.harness.train.config import TrainConfig
+from dpsim.records.train import TrainConfig
 from dpsim.registry import load
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -119,12 +119,13 @@ def test_a_list_of_networks_is_split_where_a_network_ends(text: str, expected: t
 
 
 def test_the_help_of_train_states_the_defaults_that_are_in_force(dpsim: Dpsim) -> None:
-    config = TrainConfig()
+    config = TrainConfig.of()
+    plan = config.plan
     text = " ".join(dpsim("train", "--help")[1].split())
-    batch, seed = config.global_batch, config.seed
-    assert f"model {config.model} on {config.dataset}, {config.devices} device, global batch {batch}, 20 epochs" in text
-    assert f"seed {seed}, fusion rule {config.fusion_rule} with a threshold of 32 KiB, overlap {config.overlap}" in text
-    assert config.plan().threshold_bytes == 32 * 1024 and config.total_steps(1) == 20
+    batch, seed = plan.global_batch, config.seed
+    assert f"model {config.model} on {config.dataset}, {plan.devices} device, global batch {batch}, 20 epochs" in text
+    assert f"seed {seed}, fusion rule {plan.fusion_rule} with a threshold of 32 KiB, overlap {plan.overlap}" in text
+    assert plan.threshold_bytes == 32 * 1024 and config.total_steps(1) == 20
 
 
 def test_help_names_every_registered_algorithm_and_rule(dpsim: Dpsim) -> None:

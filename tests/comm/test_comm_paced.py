@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.harness.train.config import TrainConfig
+from dpsim.records.train import TrainConfig
 
 NETWORK, LATENCY_S, BANDWIDTH = "paced:200us,200mbit", 200e-6, 25e6
 SMALL, LONG = 8, 125_000  # bytes; the long one is 5 ms on the link
@@ -80,7 +80,7 @@ def test_the_link_is_kept_beside_a_backward(on_ranks: OnRanks) -> None:
 
 def test_training_with_mpis_own_allreduce_is_refused_on_an_emulated_network(dpsim: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="hides its messages"):
-        TrainConfig(devices=2, network=NETWORK, algorithm="mpi")
+        TrainConfig.of(devices=2, network=NETWORK, algorithm="mpi")
     code, _, said = dpsim("train", "--devices", 2, "--network", NETWORK, "--algorithm", "mpi", "--model", "mlp:8")
     assert code == 2
     assert "hides its messages" in said and "ring" in said

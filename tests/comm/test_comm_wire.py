@@ -19,7 +19,6 @@ from dpsim.comm.compression import Compression, compression
 from dpsim.comm.transport import Array
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
-from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.train import train
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
@@ -27,6 +26,7 @@ from dpsim.plan import Plan
 from dpsim.predict import alpha_beta, collective_cost
 from dpsim.predict.cost import overlapped_curve
 from dpsim.predict.points import default_algorithm
+from dpsim.records.train import TrainConfig
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative error of one rounding of a normal number."""
@@ -267,7 +267,7 @@ def test_16_bits_between_processes_round_as_documented_under_every_mechanism(dev
 def test_training_with_16_bits_on_the_wire_reaches_the_same_accuracy() -> None:
     results = {
         wire_dtype: train(
-            TrainConfig(model="cnn", devices=2, epochs=4, algorithm="direct", wire_dtype=wire_dtype), lambda _: None
+            TrainConfig.of(model="cnn", devices=2, epochs=4, algorithm="direct", wire_dtype=wire_dtype), lambda _: None
         )
         for wire_dtype in (None, *SIXTEEN_BITS)
     }

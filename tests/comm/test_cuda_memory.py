@@ -12,9 +12,9 @@ from dpsim.comm.cuda.available import open_device, why_no_gpu
 from dpsim.comm.cuda.memory import DeviceMemory
 from dpsim.errors import ConfigError
 from dpsim.harness.measurement.environment import environment
-from dpsim.harness.train.config import TrainConfig
 from dpsim.memory import HOST, Memory, aligned_bytes
 from dpsim.processor import LAYERS_VARIABLE
+from dpsim.records.train import TrainConfig
 
 WHERE = ["host", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
 
@@ -145,9 +145,9 @@ def test_a_variable_leaves_the_kernels_of_layers_out(where: str, monkeypatch: py
 
 def test_another_word_in_that_variable_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAYERS_VARIABLE, "numpy")
-    assert TrainConfig().backend == "cpu"
+    assert TrainConfig.of().backend == "cpu"
     with pytest.raises(ConfigError, match="DPSIM_GPU_LAYERS=numpy") as error:
-        TrainConfig(backend="cuda")
+        TrainConfig.of(backend="cuda")
     assert "allowed: cupy" in str(error.value) and "unset DPSIM_GPU_LAYERS" in str(error.value)
 
 

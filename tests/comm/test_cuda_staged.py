@@ -15,9 +15,9 @@ from python_path import extended_path
 
 from dpsim.comm.cuda.reproducible import REQUIRED
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.harness.train.config import TrainConfig
 from dpsim.launch import jobs
 from dpsim.processor import LAYERS_VARIABLE
+from dpsim.records.train import TrainConfig
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 RANKS = [2, 3, 4]
@@ -141,9 +141,9 @@ def test_what_one_rank_lacks_is_refused_by_all(ranks: int) -> None:
 
 
 def test_nccl_is_an_algorithm_of_gpus() -> None:
-    assert TrainConfig(algorithm="nccl", backend="cuda").algorithm == "nccl"
+    assert TrainConfig.of(algorithm="nccl", backend="cuda").plan.algorithm == "nccl"
     with pytest.raises(ConfigError, match="'nccl' runs only with --backend cuda"):
-        TrainConfig(algorithm="nccl")
+        TrainConfig.of(algorithm="nccl")
 
 
 def test_a_group_of_messages_is_ended_where_one_of_them_is_refused() -> None:

@@ -22,7 +22,6 @@ from dpsim.data import load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError, DpsimError, FileFormatError, printable
 from dpsim.harness.finding import Finding
-from dpsim.harness.train.config import TrainConfig
 from dpsim.imports import ImportConfig, import_machine
 from dpsim.launch import failure_report
 from dpsim.launch.failure_report import JobState
@@ -30,6 +29,7 @@ from dpsim.launch.hosts import read_hostfile
 from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.records import bench
+from dpsim.records.train import TrainConfig
 from dpsim.report.page import markdown_cell
 from dpsim.runtime import checkpoint
 from dpsim.units import parse_duration
@@ -110,10 +110,10 @@ def test_a_line_of_spaces_in_a_benchmarks_output_is_read_once(tmp_path: Path) ->
         lambda: load_dataset("synthetic:" + "9" * 5000 + "x4x3"),
         lambda: parse_devices("9" * 5000),
         lambda: parse_devices("2x" + "9" * 5000),
-        lambda: TrainConfig(leaves=99_999_999),
-        lambda: TrainConfig(seed=-1),
+        lambda: TrainConfig.of(leaves=99_999_999),
+        lambda: TrainConfig.of(seed=-1),
         lambda: parse_duration("1." + " " * 300_000 + "x"),
-        lambda: TrainConfig(seed=2**64),
+        lambda: TrainConfig.of(seed=2**64),
         lambda: check_batch(10, 11),
     ],
 )

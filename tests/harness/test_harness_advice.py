@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from dpsim.cli import show
-from dpsim.harness.train.advice import batch_norm_warning
-from dpsim.harness.train.config import TrainConfig
+from dpsim.harness.train.on_ranks import batch_norm_warning
 from dpsim.harness.train.train import train
 from dpsim.nn import build_model
 from dpsim.plan import Plan
+from dpsim.records.train import TrainConfig
 from dpsim.replica import LayerSpec
 
 
@@ -47,7 +47,7 @@ def test_models_without_batch_norm_are_not_warned_of(model: str) -> None:
 def test_train_says_it_once_before_it_trains() -> None:
     messages: list[str] = []
     data = "synthetic:4x4x1,classes=2,train=16,test=4"
-    train(TrainConfig(model="cnn:4", dataset=data, devices=2, global_batch=8, steps=4), messages.append)
+    train(TrainConfig.of(model="cnn:4", dataset=data, devices=2, global_batch=8, steps=4), messages.append)
     assert [line.split(":")[0] for line in messages] == ["warning", "epoch 1", "epoch 2"]
     assert "1 batch-norm layer takes its statistics from 4 samples (8 samples a step over 2 devices)" in messages[0]
 

@@ -14,10 +14,10 @@ from nn_setup import Recorder, batch_for, bound
 
 from dpsim.errors import ConfigError
 from dpsim.harness import models
-from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import changed_model, run_of, stored
 from dpsim.nn import build_model
 from dpsim.plan import Plan
+from dpsim.records.train import TrainConfig
 from dpsim.replica import Batch, Capabilities
 from dpsim.runtime.checkpoint import Checkpoint, Header
 from dpsim.study.profile import ProfileConfig, profile
@@ -214,14 +214,14 @@ def test_every_command_explains_a_model_that_cannot_be_used(
 
 
 def test_a_checkpoint_knows_the_source_of_the_model(own: str) -> None:
-    config, model = TrainConfig(model=own), models.load(own, SHAPE, CLASSES)
+    config, model = TrainConfig.of(model=own), models.load(own, SHAPE, CLASSES)
     header = Header(
         step=1,
         epoch=0,
         batch=1,
         seed=0,
         training_samples=9,
-        plan=config.plan(),
+        plan=config.plan,
         run=run_of(config, model.source_digest),
     )
     checkpoint = Checkpoint(header=header, tensors={})

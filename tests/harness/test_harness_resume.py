@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from dpsim import codec
-from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import check_same_training, resumed, run_of
 from dpsim.harness.train.train import TrainResult, train
 from dpsim.learning_rate import Cosine, RateSchedule, Step
 from dpsim.optimizer import AdamW
+from dpsim.records.train import TrainConfig
 from dpsim.runtime.checkpoint import checkpoints
 
 Dpsim = Callable[..., tuple[int, str, str]]
-RUN = TrainConfig(
+RUN = TrainConfig.of(
     model="cnn:3,4",
     dataset="synthetic:6x5x2,classes=3,train=25,test=6",
     devices=2,
@@ -59,7 +59,7 @@ def folder(written: Path, tmp_path: Path) -> Path:
 
 
 def _with(**changes: Any) -> TrainConfig:
-    return TrainConfig(**({name: getattr(RUN, name) for name in RUN.__struct_fields__} | changes))
+    return RUN.changed(**changes)
 
 
 def test_resume_alone_is_enough_to_end_a_run_as_if_it_had_not_been_stopped(
@@ -109,7 +109,7 @@ def test_a_run_goes_on_longer_elsewhere_and_on_other_devices(folder: Path, tmp_p
     assert [step for step, _ in checkpoints(other)] == [12, 13]
     messages: list[str] = []
     config = resumed(other, messages.append)
-    assert (config.devices, config.fusion_rule, config.steps, config.checkpoint) == (3, "one", 13, str(other))
+    assert (config.plan.devices, config.plan.fusion_rule, config.steps, config.checkpoint) == (3, "one", 13, str(other))
     assert messages == []
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.train import train
-from dpsim.records.sweep import TrainResult
+from dpsim.records.train import TrainConfig, TrainResult
 from dpsim.study.inputs import Needed, declared
 
 SMALL = {"model": "mlp:16", "dataset": "digits", "global_batch": 64, "steps": 30}
@@ -23,7 +22,7 @@ def quiet(_: str) -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[int, TrainResult]:
-    return {devices: train(TrainConfig(**SMALL, devices=devices), quiet) for devices in (1, 2)}  # type: ignore[arg-type]
+    return {devices: train(TrainConfig.of(**SMALL, devices=devices), quiet) for devices in (1, 2)}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -43,9 +42,9 @@ def test_images_a_second_count_the_images_that_were_there() -> None:
     """Of 20 samples a batch of 20 has all, and batches of 16 are 16 and 4 in turn."""
     small = {"model": "mlp:4", "dataset": "synthetic:2x2x1,classes=2,train=20,test=4"}
     for global_batch, full in ((20, 20), (16, 16)):
-        result = train(TrainConfig(**small, global_batch=global_batch, steps=6), quiet)  # type: ignore[arg-type]
+        result = train(TrainConfig.of(**small, global_batch=global_batch, steps=6), quiet)  # type: ignore[arg-type]
         assert result.images_per_s == pytest.approx(full / result.step_s)
-    assert train(TrainConfig(**small, global_batch=16, steps=1), quiet).images_per_s == 0  # type: ignore[arg-type]
+    assert train(TrainConfig.of(**small, global_batch=16, steps=1), quiet).images_per_s == 0  # type: ignore[arg-type]
 
 
 def test_two_devices_learn_what_one_does(results: dict[int, TrainResult]) -> None:
@@ -56,7 +55,7 @@ def test_two_devices_learn_what_one_does(results: dict[int, TrainResult]) -> Non
 def test_progress_names_the_epoch_its_loss_and_the_steps() -> None:
     messages: list[str] = []
     train(
-        TrainConfig(model="mlp:4", dataset="synthetic:2x2x1,classes=2,train=20,test=4", global_batch=8, epochs=2),
+        TrainConfig.of(model="mlp:4", dataset="synthetic:2x2x1,classes=2,train=20,test=4", global_batch=8, epochs=2),
         messages.append,
     )
     assert [line.split(":")[0] for line in messages] == ["epoch 1", "epoch 2"]
@@ -65,7 +64,7 @@ def test_progress_names_the_epoch_its_loss_and_the_steps() -> None:
 
 def test_label_smoothing_reaches_the_ranks() -> None:
     small = {"model": "mlp:4", "dataset": "synthetic:2x2x1,classes=2,train=20,test=4", "steps": 1, "global_batch": 20}
-    plain, smoothed = (train(TrainConfig(**small, label_smoothing=e), quiet) for e in (0.0, 0.5))  # type: ignore[arg-type]
+    plain, smoothed = (train(TrainConfig.of(**small, label_smoothing=e), quiet) for e in (0.0, 0.5))  # type: ignore[arg-type]
     assert plain.losses != smoothed.losses and plain.digest != smoothed.digest
 
 
@@ -73,7 +72,7 @@ def test_label_smoothing_reaches_the_ranks() -> None:
 def test_mg_wfbp_and_auto_overlap_measure_first_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpsim.study.inputs._MOST_S", 2.0)
     messages: list[str] = []
-    config = TrainConfig(
+    config = TrainConfig.of(
         model="mlp:4",
         dataset="synthetic:2x2x1,classes=2,train=20,test=4",
         devices=2,
@@ -96,14 +95,14 @@ def test_accumulation_is_profiled_at_what_a_device_computes_at_once(monkeypatch:
 
     monkeypatch.setattr("dpsim.study.inputs.on_ranks", on_ranks)
     with pytest.raises(ConfigError, match="enough"):
-        train(TrainConfig(model="mlp:4", devices=2, global_batch=64, accumulate=4, overlap="auto"), quiet)
+        train(TrainConfig.of(model="mlp:4", devices=2, global_batch=64, accumulate=4, overlap="auto"), quiet)
     profiles = declared(codec.decode(asked[0], Needed, "task")).profiles
     assert [profile.local_batches for profile in profiles.values()] == [(8,)]
 
 
 def test_more_devices_than_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot feed 4 devices"):
-        TrainConfig(model="mlp:4", devices=4, global_batch=3)
+        TrainConfig.of(model="mlp:4", devices=4, global_batch=3)
 
 
 @pytest.mark.parametrize(
@@ -121,5 +120,5 @@ def test_more_devices_than_samples_are_refused() -> None:
 )
 def test_a_mistake_is_refused_before_anything_starts(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TrainConfig(**given)  # type: ignore[arg-type]
+        TrainConfig.of(**given)  # type: ignore[arg-type]
     assert message in str(caught.value)

@@ -17,7 +17,6 @@ from dpsim.harness.quality.study import CONVERGENCE, results, study_quality
 from dpsim.harness.quality.task import cases, gap_cases, share, steps_cases
 from dpsim.harness.quality.training import bound_copy, open_training
 from dpsim.harness.quality.training import train as train_case
-from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.train import train
 from dpsim.progress import no_progress
 from dpsim.records.quality import (
@@ -34,6 +33,7 @@ from dpsim.records.quality import (
     read_study,
 )
 from dpsim.records.quality_results import median
+from dpsim.records.train import TrainConfig
 from dpsim.report.quality.content import answers
 from dpsim.report.quality.write import write_quality_report
 
@@ -88,11 +88,11 @@ def test_the_committed_report_meets_its_targets_and_damage_is_refused() -> None:
 @pytest.mark.parametrize("devices", [2, 4])
 def test_leaves_of_one_rank_train_as_so_many_devices_with_local_statistics(devices: int) -> None:
     common = {"model": "cnn:4,8", "global_batch": 16, "steps": 6, "network": "node"}
-    ranks = train(TrainConfig(devices=devices, batch_norm="local", **common), no_progress)
-    leaves = train(TrainConfig(devices=1, leaves=devices, batch_norm="leaf", **common), no_progress)
+    ranks = train(TrainConfig.of(devices=devices, batch_norm="local", **common), no_progress)
+    leaves = train(TrainConfig.of(devices=1, leaves=devices, batch_norm="leaf", **common), no_progress)
     assert leaves.losses == pytest.approx(ranks.losses, rel=1e-5)
     assert leaves.test_loss == pytest.approx(ranks.test_loss, rel=1e-3)
-    other = train(TrainConfig(devices=1, leaves=8, batch_norm="leaf", **common), no_progress)
+    other = train(TrainConfig.of(devices=1, leaves=8, batch_norm="leaf", **common), no_progress)
     assert other.losses != pytest.approx(ranks.losses, rel=1e-3)  # so the comparison can tell them apart
 
 

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from dpsim import codec
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.harness.train.config import TrainConfig
 from dpsim.harness.train.resume import check_same_training, run_of, survivors
 from dpsim.harness.train.train import train
 from dpsim.launch import rank_info
@@ -21,6 +19,7 @@ from dpsim.launch.jobs import JobFailed
 from dpsim.learning_rate import Cosine, RateSchedule, learning_rate
 from dpsim.optimizer import AdamW, Optimizer, Sgd
 from dpsim.plan import Plan
+from dpsim.records.train import TrainConfig
 from dpsim.runtime.checkpoint import Checkpoint, CheckpointFolder, Header
 
 OnRanks = Callable[..., Any]
@@ -96,11 +95,11 @@ def test_a_run_whose_ranks_are_killed_ends_in_the_same_bits(python: Python) -> N
     assert "1  2 killed after a checkpoint\n" in done.stdout
 
 
-CONFIG = TrainConfig(model="mlp:4", global_batch=32, devices=3, leaves=8, checkpoint="run", elastic=True)
+CONFIG = TrainConfig.of(model="mlp:4", global_batch=32, devices=3, leaves=8, checkpoint="run", elastic=True)
 
 
 def with_changes(**changes: Any) -> TrainConfig:
-    return msgspec.structs.replace(CONFIG, **changes)
+    return CONFIG.changed(**changes)
 
 
 def test_who_was_killed_and_how_it_goes_on_is_told_in_one_line_until_one_device_is_killed(
@@ -144,10 +143,11 @@ def test_survivors_are_of_no_known_nodes_and_go_on_from_the_newest_checkpoint_or
     folder, before = tmp_path / "run", write(tmp_path / "before", 4)
     config = with_changes(devices=4, layout="2x2", algorithm="hierarchical", checkpoint=str(folder), resume=str(before))
     left, step = survivors(config, 1)
-    assert (left.devices, left.layout, left.algorithm, left.resume, step) == (3, "", "auto", str(before), 4)
+    plan = left.plan
+    assert (plan.devices, plan.layout, plan.algorithm, left.resume, step) == (3, "", "auto", str(before), 4)
     path = write(folder, 7)
     left, step = survivors(left, 9)
-    assert (left.devices, left.resume, step) == (1, str(path), 7)
+    assert (left.plan.devices, left.resume, step) == (1, str(path), 7)
     assert survivors(with_changes(checkpoint=str(tmp_path / "none")), 1)[0].resume is None
 
 

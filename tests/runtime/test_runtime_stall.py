@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.harness.train.config import TrainConfig
+from dpsim.records.train import TrainConfig
 from dpsim.runtime import rank_status
 from dpsim.runtime.rank_status import Entry, RankStatus
 from dpsim.runtime.stall import Labels, ranks, stalled
@@ -122,4 +122,4 @@ def test_a_note_counts_only_for_what_it_was_taken_from() -> None:
 @pytest.mark.parametrize("stall_after_s", [-1.0, math.nan])
 def test_a_time_that_is_none_is_a_mistake(stall_after_s: float) -> None:
     with pytest.raises(ConfigError, match="stall-after is"):
-        TrainConfig(stall_after_s=stall_after_s)
+        TrainConfig.of(stall_after_s=stall_after_s)

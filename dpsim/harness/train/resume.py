@@ -1,4 +1,4 @@
-"""Resuming a run from its checkpoints: its configuration, and which fields of it may change."""
+"""Resuming a run from its checkpoints: its configuration, and which fields of it may change; what its ranks get."""
 
 from __future__ import annotations
 
@@ -9,21 +9,44 @@ from typing import Any
 import msgspec
 
 from dpsim import codec
+from dpsim.codec import Noun
 from dpsim.errors import ConfigError
-from dpsim.fields import Decides, deciding
+from dpsim.fields import Decides
 from dpsim.harness.models import Model
-from dpsim.harness.train.config import TrainConfig
 from dpsim.learning_rate import Cosine
-from dpsim.machine import Network
 from dpsim.optimizer import changed
 from dpsim.plan import Plan
 from dpsim.progress import Progress
+from dpsim.records.train import TrainConfig, deciding_fields
 from dpsim.runtime.checkpoint import Checkpoint, checkpoints, newest, read
-from dpsim.setting import Setting
+from dpsim.workload import Workload
 
 _FORMER = {"workload", "link_alpha_s", "link_beta_s_per_byte"}
 """Fields of earlier versions, which checkpoints still have."""
 _MODEL_DIGEST = "model_digest"
+_DEPENDENT = (
+    ("fusion_rule", "fusion_threshold_bytes"),
+    ("epochs", "steps"),
+    ("steps", "epochs"),
+    ("devices", "selection"),
+    ("network", "algorithm"),
+)
+"""Fields of which a new value of the first makes the old one of the second invalid."""
+
+
+class Costs(Noun, frozen=True):
+    """What a fusion rule that needs costs is given: the profiled workload, and alpha-beta of an allreduce."""
+
+    workload: Workload
+    alpha_s: float
+    beta_s_per_byte: float
+
+
+class TrainTask(Noun, frozen=True):
+    """What the ranks of a training are given: its configuration, and the costs that were measured for it."""
+
+    config: TrainConfig
+    costs: Costs | None = None
 
 
 def configured(
@@ -40,23 +63,17 @@ def configured(
     those of the rate schedule. Raises ``ConfigError``, also if the resumed run would become another training, and
     ``FileFormatError`` if there is no checkpoint.
     """
-    base = TrainConfig() if folder is None else resumed(folder, progress)
-    fields = dict(chosen)
-    if folder is not None:  # a new value of the first field makes the old one of the second invalid
-        for changed_field, dependent in (
-            ("fusion_rule", "fusion_threshold_bytes"),
-            ("epochs", "steps"),
-            ("steps", "epochs"),
-            ("devices", "selection"),
-        ):
-            if changed_field in chosen:
-                fields.setdefault(dependent, None)
-    config = msgspec.structs.replace(
-        base,
-        optimizer=changed(base.optimizer, optimizer, settings),
-        rate_schedule=msgspec.structs.replace(base.rate_schedule, **rate),
-        **fields,
-    )
+    base = TrainConfig.of() if folder is None else resumed(folder, progress)
+    fields = dict(chosen) | {
+        "optimizer": changed(base.plan.optimizer, optimizer, settings),
+        "rate_schedule": msgspec.structs.replace(base.rate_schedule, **rate),
+    }
+    for changed_field, dependent in _DEPENDENT:
+        if changed_field in chosen and (folder is not None or dependent == "algorithm"):
+            fields.setdefault(dependent, None)
+    if fields.get("leaves", base.plan.leaves) != base.plan.leaves:
+        fields.setdefault("batch_norm", None)
+    config = base.changed(**fields)
     if folder is not None:
         check_same_training(base, config)
     return config
@@ -76,13 +93,16 @@ def resumed(folder: Path, progress: Progress) -> TrainConfig:
 
 def stored(checkpoint: Checkpoint) -> TrainConfig:
     """The configuration that a checkpoint was written under. Raises ``FileFormatError``."""
-    fields = {name: value for name, value in checkpoint.header.run.items() if name not in {*_FORMER, _MODEL_DIGEST}}
-    return codec.decode(fields, TrainConfig, "run in the checkpoint")
+    run = {name: value for name, value in checkpoint.header.run.items() if name not in {*_FORMER, _MODEL_DIGEST}}
+    plan = {name: run.pop(name) for name in Plan.__struct_fields__ if name in run}
+    if plan.get("batch_norm") is None:
+        plan["batch_norm"] = Plan.default_batch_norm(bool(plan.get("leaves")))
+    return codec.decode({"plan": plan} | run, TrainConfig, "run in the checkpoint")
 
 
 def run_of(config: TrainConfig, model_digest: str = "") -> dict[str, Any]:
     """What a checkpoint keeps of a run: its configuration, not elastic, and the digest of a user's own model."""
-    fields = dict(codec.to_builtins(msgspec.structs.replace(config, elastic=False)))
+    fields = dict(codec.to_builtins(config.fields | {"elastic": False, "overlap": config.plan.overlap}))
     return fields | ({_MODEL_DIGEST: model_digest} if model_digest else {})
 
 
@@ -96,13 +116,12 @@ def changed_model(checkpoint: Checkpoint, model: Model) -> str | None:
 
 def check_same_training(before: TrainConfig, config: TrainConfig) -> None:
     """Raises ``ConfigError`` if a field that decides what is trained differs from the checkpoint's."""
-    names = [*deciding(Decides.BITS, TrainConfig, Plan, Setting)]
+    names = [*deciding_fields(Decides.BITS)]
     if isinstance(config.rate_schedule.decay, Cosine):
         names += ["epochs", "steps"]  # a cosine's rate depends on the end of the run in every step
+    there, here = before.fields, config.fields
     differing = [
-        f"{name} is {getattr(before, name)} in the checkpoint, {getattr(config, name)} here"
-        for name in names
-        if getattr(before, name) != getattr(config, name)
+        f"{name} is {there[name]} in the checkpoint, {here[name]} here" for name in names if there[name] != here[name]
     ]
     if differing:
         raise ConfigError(
@@ -119,19 +138,17 @@ def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
     none. The other ranks may be on any nodes, so their layout is flat. Raises ``FileFormatError`` if no checkpoint is
     valid.
     """
-    folder, resume, step, algorithm = Path(str(config.checkpoint)), config.resume, 0, config.algorithm
+    folder, resume, step = Path(str(config.checkpoint)), config.resume, 0
     if checkpoints(folder):
         path, checkpoint, _ = newest(folder)
         resume, step = str(path), checkpoint.header.step
     elif resume is not None:
         step = read(Path(resume)).header.step
-    if algorithm == "hierarchical":
-        algorithm = Network.parse(config.network).default_algorithm(config.wire_dtype)
-    smaller = msgspec.structs.replace(
-        config,
-        devices=max(config.devices - lost, 1),
+    plan = config.plan
+    smaller = config.changed(
+        devices=max(plan.devices - lost, 1),
         layout="",
-        algorithm=algorithm,
+        algorithm=None if plan.algorithm == "hierarchical" else plan.algorithm,
         selection=None,
         resume=resume,
     )

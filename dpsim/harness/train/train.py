@@ -12,15 +12,13 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.harness.measurement.environment import environment
-from dpsim.harness.train.config import TrainConfig
-from dpsim.harness.train.resume import survivors
-from dpsim.harness.train.task import Costs, TrainTask
+from dpsim.harness.train.resume import Costs, TrainTask, survivors
 from dpsim.launch.jobs import JobFailed, on_ranks
 from dpsim.launch.rank_info import job
 from dpsim.predict import choose_overlap
 from dpsim.predict.cost import nearest_line
 from dpsim.progress import Progress
-from dpsim.records.sweep import TrainResult
+from dpsim.records.train import TrainConfig, TrainResult
 from dpsim.runtime.checkpoint import check_unused, wait_until_free
 from dpsim.setting import Setting
 from dpsim.study.calibration import MECHANISMS
@@ -52,13 +50,13 @@ def train(config: TrainConfig, progress: Progress) -> TrainResult:
             result = on_ranks(
                 "dpsim.harness.train.on_ranks:train_on_ranks",
                 codec.to_builtins(TrainTask(config=config, costs=costs)),
-                devices=config.devices,
+                devices=config.plan.devices,
                 progress=progress,
                 pin=True,
                 watch=config.elastic,
             )
         except JobFailed as failed:
-            if not (config.elastic and failed.lost) or config.devices == 1:
+            if not (config.elastic and failed.lost) or config.plan.devices == 1:
                 raise
             config = _survivors(config, failed, progress)
         else:
@@ -70,20 +68,22 @@ def _survivors(config: TrainConfig, failed: JobFailed, progress: Progress) -> Tr
     wait_until_free(Path(str(config.checkpoint)), _TEARDOWN_S)
     smaller, step = survivors(config, failed.lost)
     start = f"from step {step}" if step else "from the beginning"
-    progress(f"warning: {failed.given}; going on {start} on {smaller.devices} device{'s' * (smaller.devices != 1)}")
+    devices = smaller.plan.devices
+    progress(f"warning: {failed.given}; going on {start} on {devices} device{'s' * (devices != 1)}")
     return smaller
 
 
 def _measured(config: TrainConfig, progress: Progress) -> tuple[TrainConfig, Costs | None]:
     """The configuration with overlap ``auto`` decided, and the costs, if either needs a measurement."""
-    if config.overlap != "auto" and not FUSION_RULES.find(config.fusion_rule).needs_costs:
+    plan = config.plan
+    if not config.chooses_overlap and not FUSION_RULES.find(plan.fusion_rule).needs_costs:
         return config, None
-    if config.devices == 1:
-        return msgspec.structs.replace(config, overlap=config.plan().overlap), None
-    plain = ALGORITHMS.find(config.algorithm).sixteen_bits  # others send 16 bits only in leaves: measure them without
-    plan = config.plan() if plain else msgspec.structs.replace(config.plan(), wire_dtype=None)
+    if plan.devices == 1:
+        return msgspec.structs.replace(config, chooses_overlap=False), None
+    plain = ALGORITHMS.find(plan.algorithm).sixteen_bits  # others send 16 bits only in leaves: measure them without
+    profiled = plan if plain else msgspec.structs.replace(plan, wire_dtype=None)
     needed = Needed(
-        settings=(Setting(plan=plan, model=config.model, network=config.network),),
+        settings=(Setting(plan=profiled, model=config.model, network=config.network),),
         environment=environment(),
         dataset=config.dataset,
         seed=config.seed,
@@ -91,11 +91,11 @@ def _measured(config: TrainConfig, progress: Progress) -> tuple[TrainConfig, Cos
         seconds=seconds_of_kind(math.inf),
     )
     prepared = prepare(needed, progress)
-    workload, machine, overlap = prepared.workloads[0], prepared.machines[0], str(config.overlap)
-    if overlap == "auto":
-        overlap, steps = choose_overlap(workload, machine, [config.plan()])
+    workload, machine, overlap = prepared.workloads[0], prepared.machines[0], str(plan.overlap)
+    if config.chooses_overlap:
+        overlap, steps = choose_overlap(workload, machine, [plan])
         predicted = ", ".join(f"{name} {step_s * 1e3:.2f} ms" for name, step_s in steps.items())
         progress(f"overlap {overlap}, from the predicted steps: {predicted}")
-    alpha_s, beta = nearest_line(machine, config.plan().collective)
-    config = msgspec.structs.replace(config, overlap=overlap, selection=machine.selected(config.devices))
+    alpha_s, beta = nearest_line(machine, plan.collective)
+    config = config.changed(overlap=overlap, selection=machine.selected(plan.devices))
     return config, Costs(workload=workload, alpha_s=alpha_s, beta_s_per_byte=beta)

@@ -17,5 +17,6 @@ def panel(axis: Axes, record: TrainRecord) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.tick_params(labelsize=8.5)
     axis.set_xlabel("step", fontsize=8.5)
-    where = f"{record.model} on {record.dataset}, {counted(record.devices, 'device')}"
-    heading(axis, where, f"mean training loss of a step, global batch {record.global_batch}")
+    of = record.training
+    where = f"{of['model']} on {of['dataset']}, {counted(record.devices, 'device')}"
+    heading(axis, where, f"mean training loss of a step, global batch {of['global_batch']}")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dpsim.codec import to_builtins
 from dpsim.records.train import TrainRecord
 from dpsim.report.saved.result import SavedResult
 from dpsim.report.words import counted
@@ -28,16 +27,16 @@ class SavedTraining(SavedResult):
     def title(self) -> str:
         """What was trained, and how well."""
         record = self.record
+        of = record.training
         loss = "" if record.test_loss is None else f", test loss {record.test_loss:.4g}"
         return (
-            f"training of {record.model} on {record.dataset}, {counted(record.devices, 'device')}, "
+            f"training of {of['model']} on {of['dataset']}, {counted(record.devices, 'device')}, "
             f"{counted(record.steps, 'step')}: test accuracy {record.test_accuracy:.2%}{loss}"
         )
 
     def points(self) -> list[dict[str, Any]]:
         """Return the point: the training and its result, under the names of ``--json``."""
-        point: dict[str, Any] = to_builtins(self.record)
-        return [{name: value for name, value in point.items() if name not in ("schema", "command", "losses")}]
+        return [self.record.point]
 
     def samples(self) -> pd.DataFrame:
         """Return a row for each step, with its loss. The file keeps the median step alone, not each step's time."""
