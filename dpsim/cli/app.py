@@ -12,22 +12,7 @@ from types import FrameType
 from cyclopts import App, CycloptsError
 
 from dpsim import installation
-from dpsim.cli import (
-    bench,
-    calibrate,
-    compare,
-    doctor,
-    launch,
-    machine,
-    measure,
-    predict,
-    profile,
-    report,
-    reproduce,
-    sweep,
-    trace,
-    train,
-)
+from dpsim.cli import commands
 from dpsim.cli.mistakes import as_dpsim_error
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.launch import jobs, rank_info, rank_process
@@ -52,20 +37,11 @@ def build() -> App:
         help_epilogue=_EXAMPLES,
         suppress_keyboard_interrupt=False,
     )
-    app.command(doctor.doctor, help_epilogue=doctor.EXAMPLES)
-    app.command(train.train, help_epilogue=train.EXAMPLES)
-    app.command(reproduce.reproduce, help_epilogue=reproduce.EXAMPLES)
-    app.command(profile.profile, help_epilogue=profile.EXAMPLES)
-    app.command(calibrate.calibrate, help_epilogue=calibrate.EXAMPLES)
-    app.command(predict.predict, help_epilogue=predict.EXAMPLES)
-    app.command(measure.measure, help_epilogue=measure.EXAMPLES)
-    app.command(report.report, help_epilogue=report.EXAMPLES)
-    app.command(compare.compare, help_epilogue=compare.EXAMPLES)
-    app.command(trace.trace, help_epilogue=trace.EXAMPLES)
-    app.command(sweep.group())
-    app.command(bench.group())
-    app.command(machine.group())
-    app.command(launch.group([name for name in app if not name.startswith("-")]))
+    for module in commands.modules():
+        if hasattr(module, "group"):
+            app.command(module.group())
+        else:
+            app.command(getattr(module, module.__name__.rpartition(".")[2]), help_epilogue=module.EXAMPLES)
     app.register_install_completion_command(help="Install completion for your shell.", help_epilogue="")
     return app
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from dpsim.cli import flags
+from dpsim.cli import commands, flags
 from dpsim.errors import ConfigError, unknown
 
 EXAMPLES = """\
@@ -52,8 +52,8 @@ DryRun = Annotated[
 ]
 
 
-def group(dpsim_commands: Sequence[str]) -> App:
-    """Return ``dpsim launch`` with its commands. ``dpsim_commands`` are the commands that a job may run."""
+def group() -> App:
+    """Return ``dpsim launch`` with its commands."""
     app = flags.group("launch", "Run a script or a command on ranks, here or through a scheduler.", EXAMPLES)
 
     @app.command(help_epilogue=_LOCAL_EXAMPLES)
@@ -70,7 +70,7 @@ def group(dpsim_commands: Sequence[str]) -> App:
         from dpsim.launch.user_script import run_script
         from dpsim.records.checks import check_stall_after
 
-        _check_is_script(command, devices, dpsim_commands)
+        _check_is_script(command, devices)
         if stall_after is not None:
             check_stall_after(stall_after)
         with hosts.hostfile(hostfile):
@@ -79,24 +79,24 @@ def group(dpsim_commands: Sequence[str]) -> App:
     @app.command(help_epilogue=_SLURM_EXAMPLES)
     def slurm(*command: Command, job: JobFlags = _DEFAULTS, dry_run: DryRun = False) -> None:
         """Submit a Slurm job that runs a dpsim command or a Python script on ranks."""
-        _submit("slurm", command, job, dpsim_commands, dry_run=dry_run)
+        _submit("slurm", command, job, dry_run=dry_run)
 
     @app.command(help_epilogue=_PBS_EXAMPLES)
     def pbs(*command: Command, job: JobFlags = _DEFAULTS, dry_run: DryRun = False) -> None:
         """Submit a PBS job that runs a dpsim command or a Python script on ranks."""
-        _submit("pbs", command, job, dpsim_commands, dry_run=dry_run)
+        _submit("pbs", command, job, dry_run=dry_run)
 
     return app
 
 
-def _check_is_script(command: Sequence[str], devices: int, dpsim_commands: Sequence[str]) -> None:
+def _check_is_script(command: Sequence[str], devices: int) -> None:
     if not command:
         raise ConfigError(
             "there is no script to run",
             allowed="a Python script after --",
             remedy=f"dpsim launch local --devices {devices} -- train.py",
         )
-    if command[0] in dpsim_commands:
+    if command[0] in commands.names():
         raise ConfigError(
             f"{command[0]!r} is a dpsim command",
             allowed="a Python script",
@@ -108,15 +108,14 @@ def _submit(
     scheduler: Literal["slurm", "pbs"],
     command: tuple[str, ...],
     flags: JobFlags,
-    dpsim_commands: Sequence[str],
     *,
     dry_run: bool,
 ) -> None:
     from dpsim.launch.job_script import BatchJob, job_script, submit
 
     job = BatchJob(scheduler=scheduler, command=command, **asdict(flags))
-    if not job.runs_script and command[0] not in dpsim_commands:
-        raise unknown("command", command[0], [*dpsim_commands, "a Python script"])
+    if not job.runs_script and command[0] not in commands.names():
+        raise unknown("command", command[0], [*commands.names(), "a Python script"])
     if dry_run:
         print(job_script(job), end="")
     else:

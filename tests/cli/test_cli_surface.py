@@ -1,11 +1,12 @@
-"""The commands and flags of the command line, pinned: a change here is a change for every user."""
+"""The command line: every help page has examples and is shown at once; what its values mean."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from cyclopts import App
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import app, flags
@@ -16,68 +17,17 @@ from dpsim.registry import load
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 Dpsim = Callable[..., tuple[int, str, str]]
-RUN = (
-    "--model --dataset --devices --global-batch --fusion-rule --fusion-threshold --algorithm --overlap --network --seed"
-    " --wire-dtype"
-)
-COMPUTE = "--compute --compute-dtype"
-JOB = "--devices --cpus --time --name --output --account --queue --partition --dry-run"
-SURFACE = {
-    "doctor": "--json --propose --tune --verbose",
-    "train": f"{RUN} --accumulate --cycle --steps --epochs --learning-rate --momentum --weight-decay --output --json"
-    " --optimizer --nesterov --schedule --warmup-epochs --reference-batch --checkpoint --checkpoint-every --resume"
-    " --stall-after --label-smoothing --hostfile --backend --reproducible --leaves --batch-norm --elastic --strategy"
-    " --trust-coefficient --compute-dtype",
-    "reproduce": "--model --dataset --devices --fusion-threshold --algorithm --overlap --batch-norm --steps --leaves"
-    " --global-batch --accumulate --optimizer --learning-rate --seed --against --across-machines --output --json"
-    " --wire-dtype --strategy --compute-dtype",
-    "profile": "ARGUMENTS --model --dataset --local-batch --seed --optimizer --torch-script --torch-module --torch"
-    " --from --devices --steps --script-may-write --output --json --compute-dtype",
-    "calibrate": "--network --devices --algorithm --overlap --model --dataset --local-batch --budget --output --json"
-    " --wire-dtype --strategy --from --format --out-of-place --line-rate --verbose",
-    "predict": "--workload --machine --devices --global-batch --local-batch --accumulate --fusion-rule"
-    " --fusion-threshold --cycle --algorithm --overlap --batch-norm --wire-dtype --strategy --optimizer --reproducible"
-    " --leaves --target-loss --convergence --output --json",
-    "measure": "ARGUMENTS --torch-script --torch-module --workload --machine --devices --bucket-cap --local-batch"
-    " --communication --network --runtime --predict-only --script-may-write --budget --seed --output --json",
-    "report": "FOLDER --output --format --json --verbose --check",
-    "compare": "RUNS --label --output --json",
-    "trace": "FOLDER --network --devices --local-batch --batch-norm --fusion-threshold --overlap --source --output"
-    " --json",
-    "bench allreduce": "--devices --min --max --factor --algorithm --dtype --backend --peers --peer-env --budget"
-    " --output --json --plot --seed",
-    "machine show": "FILE --plot --json",
-    "machine compare": "FILES --plot --json",
-    "machine merge": "FILES --output --json",
-    "launch local": "COMMAND --devices --hostfile --stall-after",
-    "launch slurm": f"COMMAND {JOB}",
-    "launch pbs": f"COMMAND {JOB}",
-    "sweep fusion-threshold": f"{RUN} {COMPUTE} --budget --experiment --output --json --verbose",
-    "sweep devices": f"{RUN} {COMPUTE} --batch-norm --reproducible --leaves --scaling --local-batch --steps --budget"
-    " --experiment --output --json --verbose",
-    "sweep local-batch": f"{RUN} {COMPUTE} --batch-norm --scaling --local-batch --target-loss --budget --experiment"
-    " --output --json --verbose",
-    "sweep batch-norm": f"{RUN} {COMPUTE} --batch-norm --scaling --local-batch --seeds --epochs --budget --experiment"
-    " --output --json --verbose".replace(" --fusion-threshold", ""),
-}
 
 
-def test_commands_and_flags() -> None:
-    application = app.build()
-    commands = {name for name in application if not name.startswith("-")} - {"sweep", "bench", "launch", "machine"}
-    for group in ("sweep", "bench", "launch", "machine"):
-        commands |= {f"{group} {name}" for name in application[group] if not name.startswith("-")}
-    assert commands == set(SURFACE)
-    for command, expected in SURFACE.items():
-        actual = application
-        for word in command.split():
-            actual = actual[word]
-        names = {name for argument in actual.assemble_argument_collection() for name in argument.names}
-        names.discard("*")  # a class of flags
-        assert names == set(expected.split()), command
+def commands(application: App, words: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the application, each group of commands and each command, by its words; help.txt pins their flags."""
+    yield " ".join(words)
+    for word in application:
+        if not word.startswith("-"):
+            yield from commands(application[word], (*words, word))
 
 
-@pytest.mark.parametrize("command", ["", "sweep", "bench", "launch", "machine", *SURFACE])
+@pytest.mark.parametrize("command", [*commands(app.build())])
 def test_help_has_examples(command: str, dpsim: Dpsim) -> None:
     code, out, err = dpsim(*command.split(), "--help")
     assert (code, err) == (0, "")
