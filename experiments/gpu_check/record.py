@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -67,31 +68,27 @@ BFLOAT16_SPEED = "speed of an MLP in bfloat16 over PyTorch's autocast"
 BESIDE_PYTORCH = (MLP_SPEED, PICTURE_SPEED, ACTIVATION_BYTES, BFLOAT16_SPEED)
 
 
+Row = dict[str, Any]
+"""A point or a claim: see ``point`` and ``Target.claim``."""
+
+
 class Target(NamedTuple):
     """A ratio that is wanted. Of speeds it is the other's time over dpsim's own, else dpsim's own over the other's."""
 
     better: Literal["at least", "at most"]
     ratio: float
 
-    def of_training(self, training: Training) -> Claim:
+    def of_training(self, training: Training) -> Row:
         """Return the claim on the ratio of medians."""
         own, other = statistics.median(training.own), statistics.median(training.other)
         measured = other / own if self.better == "at least" else own / other
         return self.claim(training.name, 1, 0, training.setting, measured)
 
-    def claim(self, name: str, devices: int, size_bytes: int, algorithm: str, measured: float) -> Claim:
-        """Return the target beside what was measured."""
+    def claim(self, name: str, devices: int, size_bytes: int, algorithm: str, measured: float) -> Row:
+        """Return the target beside what was measured. Of a training the algorithm is its setting, and the size 0."""
         met = measured >= self.ratio if self.better == "at least" else measured <= self.ratio
-        return Claim(
-            name=name,
-            devices=devices,
-            size_bytes=size_bytes,
-            algorithm=algorithm,
-            better=self.better,
-            target=self.ratio,
-            measured=measured,
-            met=met,
-        )
+        place = {"name": name, "devices": devices, "size_bytes": size_bytes, "algorithm": algorithm}
+        return place | {"better": self.better, "target": self.ratio, "measured": measured, "met": met}
 
 
 LARGE, SMALL = Target("at least", 0.85), Target("at most", 1.5)
@@ -105,46 +102,6 @@ TARGETS = {
     REPRODUCIBLE: Target("at most", 1.25),
 }
 """In the order in which they are measured: what takes the least time comes first."""
-
-
-class Point(Noun, frozen=True):
-    """One size of one algorithm under the field names of ``dpsim bench allreduce``, and where it ran.
-
-    ``fraction_of_bound``: 2nS bytes over the bandwidth of the copies beside it, over the time; None where ranks have
-    memories of their own.
-    """
-
-    size_bytes: int
-    devices: int
-    algorithm: str
-    in_place: bool
-    cached: bool
-    time_s: float
-    p50_s: float
-    p99_s: float
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float
-    fraction_of_bound: float | None
-    wrong: int
-    mode: Mode
-    processes: int
-    empty_launch_s: float | None
-
-
-class Claim(Noun, frozen=True):
-    """A target and what was measured. ``better``: whether the measured number should be at least or at most it.
-
-    Of a training ``algorithm`` is its setting, and ``size_bytes`` 0.
-    """
-
-    name: str
-    devices: int
-    size_bytes: int
-    algorithm: str
-    better: Literal["at least", "at most"]
-    target: float
-    measured: float
-    met: bool
 
 
 class Gpus(Noun, frozen=True):
@@ -205,8 +162,8 @@ class GpuCheck(Noun, frozen=True, kw_only=True):
     gpus: Gpus
     tests: Tests
     samples: tuple[Samples, ...]
-    points: tuple[Point, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    points: tuple[Row, ...] = ()
+    claims: tuple[Row, ...] = ()
     summary: Summary
     probes: tuple[Probe, ...] = ()
     trainings: tuple[Training, ...] = ()
@@ -219,44 +176,47 @@ def kept(times_s: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(time_s, 10) for time_s in times_s)
 
 
-def point(of: Samples) -> Point:
-    """Return the numbers of one size: medians; busbw as nccl-tests has it, algbw 2(n-1)/n."""
+def point(of: Samples) -> Row:
+    """Return the medians of one size under the field names of ``dpsim bench allreduce``, and where it ran.
+
+    busbw is as nccl-tests has it, algbw 2(n-1)/n. ``fraction_of_bound``: 2nS bytes over the bandwidth of the copies
+    beside it, over the time; None where ranks have memories of their own.
+    """
     time_s = statistics.median(of.samples_s)
     algbw = of.size_bytes / time_s
-    return Point(
-        size_bytes=of.size_bytes,
-        devices=of.devices,
-        algorithm=of.algorithm,
-        in_place=True,
-        cached=False,
-        time_s=time_s,
-        p50_s=time_s,
-        p99_s=float(np.percentile(of.samples_s, 99)),
-        algbw_bytes_per_s=algbw,
-        busbw_bytes_per_s=algbw * 2 * (of.devices - 1) / of.devices,
-        fraction_of_bound=statistics.median(of.copy_s) / time_s if of.copy_s else None,
-        wrong=of.wrong,
-        mode=of.mode,
-        processes=of.processes,
-        empty_launch_s=statistics.median(of.empty_s) if of.empty_s else None,
-    )
+    return {
+        "size_bytes": of.size_bytes,
+        "devices": of.devices,
+        "algorithm": of.algorithm,
+        "in_place": True,
+        "cached": False,
+        "time_s": time_s,
+        "p50_s": time_s,
+        "p99_s": float(np.percentile(of.samples_s, 99)),
+        "algbw_bytes_per_s": algbw,
+        "busbw_bytes_per_s": algbw * 2 * (of.devices - 1) / of.devices,
+        "fraction_of_bound": statistics.median(of.copy_s) / time_s if of.copy_s else None,
+        "wrong": of.wrong,
+        "mode": of.mode,
+        "processes": of.processes,
+        "empty_launch_s": statistics.median(of.empty_s) if of.empty_s else None,
+    }
 
 
-def claims(points: Iterable[Point]) -> Iterator[Claim]:
+def claims(points: Iterable[Row]) -> Iterator[Row]:
     """Yield the targets for logical devices of one GPU, each with its fastest algorithm that is right to the bit."""
-    fastest: dict[tuple[int, int], Point] = {}
+    fastest: dict[tuple[int, int], Row] = {}
     for candidate in points:
-        key = (candidate.devices, candidate.size_bytes)
-        if candidate.fraction_of_bound is None or candidate.wrong:
-            continue
-        if key not in fastest or candidate.time_s < fastest[key].time_s:
-            fastest[key] = candidate
+        key = (candidate["devices"], candidate["size_bytes"])
+        if candidate["fraction_of_bound"] is not None and not candidate["wrong"]:
+            fastest[key] = min(fastest.get(key, candidate), candidate, key=itemgetter("time_s"))
     for (devices, size_bytes), best in sorted(fastest.items()):
-        where = (devices, size_bytes, best.algorithm)
-        if size_bytes >= LARGE_BYTES and best.fraction_of_bound is not None:
-            yield LARGE.claim("fraction of the bound", *where, best.fraction_of_bound)
-        elif size_bytes <= SMALL_BYTES and best.empty_launch_s is not None:
-            yield SMALL.claim("time over an empty cooperative launch", *where, best.time_s / best.empty_launch_s)
+        where = (devices, size_bytes, best["algorithm"])
+        if size_bytes >= LARGE_BYTES:
+            yield LARGE.claim("fraction of the bound", *where, best["fraction_of_bound"])
+        elif size_bytes <= SMALL_BYTES and best["empty_launch_s"] is not None:
+            over = best["time_s"] / best["empty_launch_s"]
+            yield SMALL.claim("time over an empty cooperative launch", *where, over)
 
 
 def derived(record: GpuCheck) -> GpuCheck:
@@ -267,8 +227,8 @@ def derived(record: GpuCheck) -> GpuCheck:
     summary = msgspec.structs.replace(
         record.summary,
         claims=len(targets),
-        claims_met=sum(claim.met for claim in targets),
-        wrong=sum(each.wrong for each in points),
+        claims_met=sum(claim["met"] for claim in targets),
+        wrong=sum(each["wrong"] for each in points),
     )
     return msgspec.structs.replace(record, points=points, claims=targets, summary=summary)
 
@@ -311,21 +271,23 @@ def table(record: GpuCheck) -> str:
         f"{'size':>9} {'devices':>7} {'mode':<10} {'algorithm':<16} {'time':>11} {'busbw':>11} {'of bound':>8}"
         f" {'wrong':>6}"
     )
-    groups: dict[tuple[str, int, int, int], list[Point]] = {}
+    groups: dict[tuple[int, int, int, str], list[Row]] = {}
     for row in record.points:
-        groups.setdefault((row.mode, row.processes, row.devices, row.size_bytes), []).append(row)
-    for (mode, _, devices, size_bytes), group in sorted(groups.items(), key=lambda each: each[0][1:]):
-        best = min(group, key=lambda row: row.time_s)
-        share = "" if best.fraction_of_bound is None else f"{best.fraction_of_bound:.0%}"
+        key = (row["processes"], row["devices"], row["size_bytes"], row["mode"])
+        groups.setdefault(key, []).append(row)
+    for (_, devices, size_bytes, mode), group in sorted(groups.items(), key=lambda each: each[0][:3]):
+        best = min(group, key=itemgetter("time_s"))
+        share = "" if best["fraction_of_bound"] is None else f"{best['fraction_of_bound']:.0%}"
         lines.append(
-            f"{format_size(size_bytes):>9} {devices:>7} {mode:<10} {best.algorithm:<16} {best.time_s * 1e6:>8.2f} us"
-            f" {best.busbw_bytes_per_s / 1e9:>6.1f} GB/s {share:>8} {sum(p.wrong for p in group):>6}"
+            f"{format_size(size_bytes):>9} {devices:>7} {mode:<10} {best['algorithm']:<16} "
+            f"{best['time_s'] * 1e6:>8.2f} us {best['busbw_bytes_per_s'] / 1e9:>6.1f} GB/s {share:>8} "
+            f"{sum(each['wrong'] for each in group):>6}"
         )
     for claim in record.claims:
-        where = f", {claim.devices} devices of {format_size(claim.size_bytes)}" if claim.size_bytes else ""
+        where = f", {claim['devices']} devices of {format_size(claim['size_bytes'])}" if claim["size_bytes"] else ""
         lines.append(
-            f"{'met   ' if claim.met else 'MISSED'} {claim.name}{where} ({claim.algorithm}): {claim.measured:.2f},"
-            f" {claim.better} {claim.target:g}"
+            f"{'met   ' if claim['met'] else 'MISSED'} {claim['name']}{where} ({claim['algorithm']}): "
+            f"{claim['measured']:.2f}, {claim['better']} {claim['target']:g}"
         )
     summary = record.summary
     lines += [f"left out: {reason}" for reason in summary.left_out] + [f"FAILED: {reason}" for reason in summary.failed]

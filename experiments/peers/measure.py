@@ -12,22 +12,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.experiments.peers.agreement import loss_error, require_agreement
+from dpsim.experiments.peers.result import SystemResult, Tried
 from dpsim.experiments.peers.setting import (
     OWN,
     Change,
     PeerComparison,
     Setting,
-    SystemResult,
-    TriedSetting,
     Work,
+    changed,
     choices,
     first_setting,
     shown,
@@ -47,23 +45,16 @@ _LEAST_ROUNDS, _TIMED_S, _NARROW = 10, 100.0, 0.02
 _SCREENING_ROUNDS, _SEARCH_ROUNDS = 2, 3
 _BEHIND = 1.1
 """A setting whose step takes longer than the best one's by this factor after the screening rounds leaves the search."""
-_JOB_FIELDS = ("pin", "thread_level")
-"""Fields of a setting that are decided when its ranks start."""
 
 
-def require_torch(systems: tuple[str, ...]) -> None:
-    """Raise ``ConfigError`` where a peer takes part and PyTorch is not installed."""
-    if set(systems) != {OWN} and importlib.util.find_spec("torch") is None:
+def measure(comparison: PeerComparison, progress: Progress) -> list[SystemResult]:
+    """Run the comparison. Raises ``ConfigError`` without PyTorch, ``DpsimError`` where a peer trains differently."""
+    if set(comparison.systems) != {OWN} and importlib.util.find_spec("torch") is None:
         raise ConfigError(
             f"PyTorch is not installed in {sys.executable}, and it is what dpsim is compared with",
             allowed="any recent version; a build for CPUs is enough",
             remedy="pip install torch, or compare nothing: --systems dpsim",
         )
-
-
-def measure(comparison: PeerComparison, progress: Progress) -> list[SystemResult]:
-    """Run the comparison. Raises ``ConfigError`` without PyTorch, ``DpsimError`` where a peer trains differently."""
-    require_torch(comparison.systems)
     if rank_info.job() is not None:
         raise ConfigError(
             "the peers were started inside an MPI job", allowed="an ordinary process: every system starts its own ranks"
@@ -74,7 +65,7 @@ def measure(comparison: PeerComparison, progress: Progress) -> list[SystemResult
             for work in comparison.works()
             for system in comparison.systems_for(work)
         ]
-        return _timed(comparison, best, progress)
+        return timed(comparison, best, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,18 +101,19 @@ class _Trainings(contextlib.ExitStack):
         super().__init__()
         self._most_steps = comparison.steps
         self._folder = self.enter_context(scratch("peers"))
-        self._jobs: dict[Any, resident_job.Job] = {}
+        self._jobs: dict[object, resident_job.Job] = {}
         self._numbers = itertools.count()
         self._reference_losses: dict[int, list[float]] = {}
 
     def build(self, system: str, work: Work, setting: Setting) -> Training:
         """Build a training, and check it against dpsim's first one. Raises ``DpsimError``."""
-        job, number = self._job(system, work, setting), next(self._numbers)
+        values, number = dict(setting), next(self._numbers)
+        job = self._job(system, work, values.get("thread_level"), pin=values.get("pin", True))
         replies = job.ask(
             {
                 "do": "build",
                 "training": number,
-                "setting": codec.to_builtins(setting),
+                "setting": values,
                 "save": work.devices not in self._reference_losses,
                 "reference": str(self._folder / f"reference-{work.devices}.npz"),
             }
@@ -133,13 +125,13 @@ class _Trainings(contextlib.ExitStack):
         require_agreement(f"{system} on {work.devices} ranks ({shown(setting)})", work.kind, errors, error)
         return Training(job=job, number=number, errors=(max(errors.values()), error), most_steps=self._most_steps)
 
-    def _job(self, system: str, work: Work, setting: Setting) -> resident_job.Job:
-        plain = codec.to_builtins(setting)
-        key = (system, work.devices, *(plain.get(name) for name in _JOB_FIELDS))
+    def _job(self, system: str, work: Work, thread_level: str | None, *, pin: bool) -> resident_job.Job:
+        key = (system, work.devices, thread_level, pin)
         if key not in self._jobs:
             folder = self._folder / f"job-{len(self._jobs)}"
             folder.mkdir()
-            self._jobs[key] = start_job(system, work, folder, setting.environment, pin=setting.pin)
+            environment = {} if thread_level is None else {"MPI4PY_RC_THREAD_LEVEL": thread_level}
+            self._jobs[key] = start_job(system, work, folder, environment, pin=pin)
             self.callback(self._jobs[key].close)
         return self._jobs[key]
 
@@ -178,16 +170,7 @@ def _best_setting(
         return least_times_s(visits, seed=seed, turn=next(searches))
 
     best, tried = search(first_setting(system), choices(system, work), measure_in_turn, lambda s: built.pop(s).drop())
-    gradient_error, loss = training(best).errors
-    result = SystemResult(
-        system=system,
-        devices=work.devices,
-        setting=best,
-        gradient_error=gradient_error,
-        loss_error=loss,
-        tried=tuple(tried),
-    )
-    return result, built[best]
+    return SystemResult(system, work.devices, best, *training(best).errors, tuple(tried)), built[best]
 
 
 def search(
@@ -195,16 +178,16 @@ def search(
     dimensions: list[list[Change]],
     measure_in_turn: Callable[[list[Setting]], list[float]],
     drop: Callable[[Setting], None],
-) -> tuple[Setting, list[TriedSetting]]:
+) -> tuple[Setting, list[Tried]]:
     """Return the best setting, by one choice after another: in each, the best so far against each change of it.
 
     ``measure_in_turn`` returns the step times of some settings; ``drop`` is called with those that lost.
     """
-    best, tried = first, []
+    best, tried = first, list[Tried]()
     for number, changes in enumerate(dimensions):
-        candidates = list(dict.fromkeys([best, *(msgspec.structs.replace(best, **change) for change in changes)]))
+        candidates = list(dict.fromkeys([best, *(changed(best, change) for change in changes)]))
         times_s = measure_in_turn(candidates)
-        tried += [TriedSetting(setting=s, step_s=t, choice=number) for s, t in zip(candidates, times_s, strict=True)]
+        tried += zip(candidates, times_s, itertools.repeat(number))
         best = candidates[times_s.index(min(times_s))]
         for setting in candidates:
             if setting != best:
@@ -229,7 +212,7 @@ def least_times_s(visits: Mapping[Setting, Callable[[], float]], *, seed: int = 
     return list(least_s.values())
 
 
-def _timed(
+def timed(
     comparison: PeerComparison, best: Sequence[tuple[SystemResult, Training]], progress: Progress
 ) -> list[SystemResult]:
     """Return the results with the steps of all rounds; the first round only warms up. One rank never communicates."""
@@ -248,16 +231,10 @@ def _timed(
             if result.system != OWN
         )
 
-    stop = StopRule(
-        least_rounds=min(_LEAST_ROUNDS, comparison.rounds),
-        most_rounds=comparison.rounds,
-        most_s=_TIMED_S,
-        whole_rounds=True,
-    )
+    least = min(_LEAST_ROUNDS, comparison.rounds)
+    stop = StopRule(least_rounds=least, most_rounds=comparison.rounds, most_s=_TIMED_S, whole_rounds=True)
     step_s = in_turns(visits, stop, suffice=narrow, seed=comparison.seed, report=progress)
     return [
-        msgspec.structs.replace(
-            result, step_s=tuple(step_s[index, True]), alone_step_s=tuple(step_s.get((index, False), ()))
-        )
+        result._replace(step_s=tuple(step_s[index, True]), alone_step_s=tuple(step_s.get((index, False), ())))
         for index, (result, _) in enumerate(best)
     ]

@@ -5,15 +5,32 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpsim import codec
-from dpsim.experiments.peers.setting import OWN, PeerComparison, SystemResult, shown
+from dpsim.experiments.peers.setting import OWN, PeerComparison, Setting, shown
 from dpsim.harness.measurement.statistics import median_interval, median_ratio
 from dpsim.report.table import Column
 from dpsim.units import format_duration
 
 Point = dict[str, Any]
+Tried = tuple[Setting, float, int]
+"""A setting, the least median step of its visits, and the choice in which it took turns with others."""
+
+
+class SystemResult(NamedTuple):
+    """One system on one device count: its best setting, and a median step a round with and without communication.
+
+    ``gradient_error`` and ``loss_error`` are its differences from dpsim's first setting.
+    """
+
+    system: str
+    devices: int
+    setting: Setting
+    gradient_error: float
+    loss_error: float
+    tried: tuple[Tried, ...]
+    step_s: tuple[float, ...] = ()
+    alone_step_s: tuple[float, ...] = ()
 
 
 def points(comparison: PeerComparison, results: Sequence[SystemResult]) -> list[Point]:
@@ -21,56 +38,43 @@ def points(comparison: PeerComparison, results: Sequence[SystemResult]) -> list[
 
     ``images_per_s_ratio`` is dpsim's images/s over this system's in the same rounds, above 1 where dpsim is faster.
     """
-    own = {result.devices: result for result in results if result.system == OWN}
+    own = {result.devices: result.step_s for result in results if result.system == OWN}
     return [_point(comparison, result, own[result.devices]) for result in results]
 
 
-def _point(comparison: PeerComparison, result: SystemResult, own: SystemResult) -> Point:
-    step = median_interval(result.step_s)
-    point: Point = {
+def _point(comparison: PeerComparison, result: SystemResult, own_step_s: Sequence[float]) -> Point:
+    step, batch = median_interval(result.step_s), result.devices * comparison.local_batch
+    alone_s = statistics.median(result.alone_step_s) if result.alone_step_s else None
+    ratio = None if result.system == OWN else median_ratio(result.step_s, own_step_s)
+    return {
         "system": result.system,
         "devices": result.devices,
         "model": comparison.model,
-        "global_batch": result.devices * comparison.local_batch,
+        "global_batch": batch,
         "local_batch": comparison.local_batch,
-        "images_per_s": result.devices * comparison.local_batch / step.median,
+        "images_per_s": batch / step.median,
         "measured_step_s": step.median,
         "measured_low_s": step.low,
         "measured_high_s": step.high,
-        "step_without_communication_s": None,
-        "exposed_communication_s": 0.0,
-        "images_per_s_ratio": None,
-        "images_per_s_ratio_low": None,
-        "images_per_s_ratio_high": None,
+        "step_without_communication_s": alone_s,
+        "exposed_communication_s": 0.0 if alone_s is None else step.median - alone_s,
+        "images_per_s_ratio": ratio and ratio.median,
+        "images_per_s_ratio_low": ratio and ratio.low,
+        "images_per_s_ratio_high": ratio and ratio.high,
         "gradient_error": result.gradient_error,
         "loss_error": result.loss_error,
-        "setting": codec.to_builtins(result.setting),
-        "tried": codec.to_builtins(result.tried),
+        "setting": dict(result.setting),
+        "tried": [{"setting": dict(each), "step_s": step_s, "choice": choice} for each, step_s, choice in result.tried],
         "rounds_step_s": list(result.step_s),
         "rounds_step_without_communication_s": list(result.alone_step_s),
     }
-    if result.alone_step_s:
-        alone_s = statistics.median(result.alone_step_s)
-        point["step_without_communication_s"] = alone_s
-        point["exposed_communication_s"] = step.median - alone_s
-    if result.system != OWN:
-        ratio = median_ratio(result.step_s, own.step_s)
-        point["images_per_s_ratio"] = ratio.median
-        point["images_per_s_ratio_low"], point["images_per_s_ratio_high"] = ratio.low, ratio.high
-    return point
 
 
 def summary(points: Sequence[Point]) -> dict[str, Any]:
     """Return ratios by system and device count, and dpsim's ratio to the fastest peer of each device count."""
     peers = [point for point in points if point["system"] != OWN]
-    ratios = {
-        f"{point['system']}-{point['devices']}": {
-            "ratio": point["images_per_s_ratio"],
-            "low": point["images_per_s_ratio_low"],
-            "high": point["images_per_s_ratio_high"],
-        }
-        for point in peers
-    }
+    names = {"ratio": "images_per_s_ratio", "low": "images_per_s_ratio_low", "high": "images_per_s_ratio_high"}
+    ratios = {f"{p['system']}-{p['devices']}": {key: p[name] for key, name in names.items()} for p in peers}
     fastest = {str(p["devices"]): p for p in sorted(peers, key=itemgetter("images_per_s"))}
     best = {
         devices: {"system": fastest[devices]["system"], "ratio": fastest[devices]["images_per_s_ratio"]}
@@ -102,7 +106,7 @@ COLUMNS: tuple[Column[Point], ...] = (
 def notes(results: Sequence[SystemResult]) -> list[str]:
     """Return the setting with which each system was timed, and how many were tried."""
     return [
-        f"{result.system} on {result.devices}: best of {max(1, len({t.setting for t in result.tried}))} settings"
-        f" ({shown(result.setting)})"
+        f"{result.system} on {result.devices}: best of {max(1, len({setting for setting, _, _ in result.tried}))}"
+        f" settings ({shown(result.setting)})"
         for result in results
     ]

@@ -1,12 +1,14 @@
-"""A comparison: what is trained, by which systems, which settings of each are tried; and what a system comes to."""
+"""What is compared: the training, the systems that do it, and the settings among which each one's best is sought."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.optimizer import Sgd
@@ -21,26 +23,65 @@ SYSTEMS = (OWN, "ddp-gloo", "ddp-mpi", ONE_RANK)
 _STEPS_PER_EPOCH = 16
 
 CLASSES = 10
+OPTIMIZER = Sgd(learning_rate=0.001, momentum=0.9, weight_decay=1e-3)
 _SHAPES = {"mlp": (28, 28, 1), "resnet20": (32, 32, 3)}
 _FORMS = "mlp (784-2048-2048-2048-10), with other widths mlp:512,256, or resnet20"
 _MLP = "mlp:2048,2048,2048"
 
+Change = dict[str, Any]
+Setting = tuple[tuple[str, Any], ...]
+"""How a system runs, as names and values. Those of dpsim, ``type`` apart, are fields of ``Plan``; its ranks are pinned.
+
+Those of PyTorch: ``bucket_cap_mb`` and ``bucket_view`` are DDP's arguments. ``allreduce`` is ``none`` on a single rank
+without DDP, ``gloo``, or by MPI from a communication hook: ``hook`` blocks in it, ``started`` starts an Iallreduce in
+it and waits after backward, ``after`` reduces each bucket after backward. The last two need ``bucket_view``: without it
+DDP copies the buckets before they are reduced.
+"""
+_OWN_FIRST: Change = {
+    "type": "dpsim",
+    "fusion_threshold_bytes": 2.0**20,
+    "overlap": "off",
+    "algorithm": "auto",
+}
+_TORCH_FIRST: Change = {
+    "type": "torch",
+    "allreduce": "none",
+    "memory_format": "contiguous",
+    "optimizer": "foreach",
+    "bucket_view": False,
+    "bucket_cap_mb": 25,
+    "thread_level": "multiple",
+    "pin": True,
+}
+_ALLREDUCES = {ONE_RANK: "none", "ddp-gloo": "gloo", "ddp-mpi": "hook"}
+_OWN_CHOICES: list[list[Change]] = [
+    [{"overlap": "poll"}, {"overlap": "inline"}, {"fusion_threshold_bytes": math.inf}],
+    [{"fusion_threshold_bytes": 8 * 2.0**20}, {"fusion_threshold_bytes": 32_768.0}],
+    [{"algorithm": "mpi"}],
+]
+_DDP_CHOICES: list[list[Change]] = [
+    [{"bucket_view": True}],
+    [{"bucket_cap_mb": 1}, {"bucket_cap_mb": 100}],
+    [{"pin": False}],
+]
+_MPI_CHOICES: list[list[Change]] = [
+    [{"allreduce": kind, "bucket_view": True} for kind in ("started", "after")],
+    [{"thread_level": "single"}],
+]
+
 
 class Work(Noun, frozen=True):
-    """The training that every system does: model, ranks, samples a rank, optimizer. The same batches everywhere."""
+    """The training that every system does: model, ranks, samples a rank. The same batches everywhere."""
 
     model: str
     devices: int
     local_batch: int = 64
-    optimizer: Sgd = Sgd(learning_rate=0.001, momentum=0.9, weight_decay=1e-3)
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in _SHAPES or (":" in self.model and self.kind != "mlp"):
             raise unknown("model", self.model, _SHAPES, remedy=f"write {_FORMS}")
-        for name, value in (("devices", self.devices), ("local batch", self.local_batch)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}", allowed="1 or more")
+        at_least_one({"devices": self.devices, "local batch": self.local_batch})
 
     @property
     def kind(self) -> str:
@@ -69,62 +110,11 @@ class Work(Noun, frozen=True):
     def alone(self) -> Work:
         return msgspec.structs.replace(self, devices=1)
 
-
-class OwnSetting(Noun, frozen=True, tag="dpsim"):
-    """How dpsim runs, with the fields of ``Plan``. Its ranks are pinned to cores, as ``dpsim train`` pins them."""
-
-    fusion_threshold_bytes: float = 2.0**20
-    overlap: Literal["off", "inline", "poll", "thread"] = "off"
-    algorithm: Literal["auto", "mpi"] = "auto"
-
-    @property
-    def pin(self) -> bool:
-        return True
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {}
-
-    def plan(self, work: Work) -> Plan:
-        return Plan(
-            devices=work.devices,
-            global_batch=work.global_batch,
-            optimizer=work.optimizer,
-            overlap=self.overlap,
-            fusion_threshold_bytes=self.fusion_threshold_bytes,
-            algorithm=self.algorithm,
-        )
-
-
-class TorchSetting(Noun, frozen=True, tag="torch"):
-    """How PyTorch runs. The defaults are its own; ``bucket_cap_mb`` and ``bucket_view`` are DDP's arguments.
-
-    ``allreduce`` is ``none`` on a single rank without DDP, ``gloo``, or by MPI from a communication hook: ``hook``
-    blocks in it, ``started`` starts an Iallreduce in it and waits after backward, ``after`` reduces each bucket after
-    backward. The last two need ``bucket_view``: without it DDP copies the buckets before they are reduced.
-    """
-
-    allreduce: Literal["none", "gloo", "hook", "started", "after"]
-    memory_format: Literal["contiguous", "channels-last"] = "contiguous"
-    optimizer: Literal["foreach", "fused"] = "foreach"
-    bucket_view: bool = False
-    bucket_cap_mb: int = 25
-    thread_level: Literal["multiple", "single"] = "multiple"
-    pin: bool = True
-
-    def __post_init__(self) -> None:
-        if self.allreduce in ("started", "after") and not self.bucket_view:
-            raise ConfigError(
-                f"allreduce {self.allreduce!r} without bucket_view", allowed="bucket_view = true, or another allreduce"
-            )
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"MPI4PY_RC_THREAD_LEVEL": self.thread_level}
-
-
-Setting = OwnSetting | TorchSetting
-Change = dict[str, Any]
+    def plan(self, setting: Change) -> Plan:
+        """Return the plan of dpsim with a setting. Raises ``DpsimError``."""
+        plain = Plan(devices=self.devices, global_batch=self.global_batch, optimizer=OPTIMIZER)
+        changes = {name: value for name, value in setting.items() if name != "type"}
+        return codec.decode(codec.to_builtins(plain) | changes, Plan, "setting")
 
 
 class PeerComparison(Noun, frozen=True):
@@ -147,9 +137,7 @@ class PeerComparison(Noun, frozen=True):
                 raise unknown("system", system, SYSTEMS)
         if OWN not in self.systems:
             raise ConfigError(f"systems {list(self.systems)}", allowed="dpsim and others: all are compared with it")
-        for name, value in (("rounds", self.rounds), ("steps", self.steps)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}", allowed="1 or more")
+        at_least_one({"rounds": self.rounds, "steps": self.steps})
         if len(set(self.devices)) != len(self.devices) or len(set(self.systems)) != len(self.systems):
             raise ConfigError("a device count or a system is named twice", allowed="different ones")
         self.works()
@@ -165,71 +153,39 @@ class PeerComparison(Noun, frozen=True):
         return [OWN, *(name for name in self.systems if name != OWN and (name == ONE_RANK) == alone)]
 
 
-class TriedSetting(Noun, frozen=True):
-    """A setting, and the least median step of its visits, made in turn with those of the same ``choice``."""
+def at_least_one(counts: Mapping[str, int]) -> None:
+    """Raise ``ConfigError`` for a count below one."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigError(f"{name} is {count}", allowed="1 or more")
 
-    setting: Setting
-    step_s: float
-    choice: int
 
-
-class SystemResult(Noun, frozen=True):
-    """One system on one device count: its best setting, and a median step a round with and without communication.
-
-    ``gradient_error`` and ``loss_error`` are its differences from dpsim's first setting.
-    """
-
-    system: str
-    devices: int
-    setting: Setting
-    gradient_error: float
-    loss_error: float
-    tried: tuple[TriedSetting, ...]
-    step_s: tuple[float, ...] = ()
-    alone_step_s: tuple[float, ...] = ()
+def changed(setting: Setting, change: Change) -> Setting:
+    """Return a setting with other values."""
+    return tuple((dict(setting) | change).items())
 
 
 def first_setting(system: str) -> Setting:
-    """Return where the search for a system's best setting begins."""
-    if system == OWN:
-        return OwnSetting()
-    kinds: dict[str, Literal["none", "gloo", "hook"]] = {ONE_RANK: "none", "ddp-gloo": "gloo", "ddp-mpi": "hook"}
-    if system not in kinds:
-        raise unknown("system", system, SYSTEMS)
-    return TorchSetting(allreduce=kinds[system])
+    """Return where the search for a system's best setting begins: for PyTorch, its own defaults."""
+    return tuple((_OWN_FIRST if system == OWN else _TORCH_FIRST | {"allreduce": _ALLREDUCES[system]}).items())
 
 
 def choices(system: str, work: Work) -> list[list[Change]]:
     """Return the choices of the search, each a list of changes; the best setting so far is always a candidate, too."""
     if system == OWN:
-        if work.devices == 1:
-            return []
-        return [
-            [{"overlap": "poll"}, {"overlap": "inline"}, {"fusion_threshold_bytes": math.inf}],
-            [{"fusion_threshold_bytes": 8 * 2.0**20}, {"fusion_threshold_bytes": 32_768.0}],
-            [{"algorithm": "mpi"}],
-        ]
-    formats: list[Change] = [{"memory_format": "channels-last"}] if work.kind == "resnet20" else []
-    dimensions = [formats, [{"optimizer": "fused"}]]
-    if system == ONE_RANK:
-        return [choice for choice in dimensions if choice]
-    dimensions += [[{"bucket_view": True}], [{"bucket_cap_mb": 1}, {"bucket_cap_mb": 100}], [{"pin": False}]]
-    if system == "ddp-mpi":
-        reductions = [{"allreduce": kind, "bucket_view": True} for kind in ("started", "after")]
-        dimensions = [*dimensions, reductions, [{"thread_level": "single"}]]
-    return [choice for choice in dimensions if choice]
+        return [] if work.devices == 1 else _OWN_CHOICES
+    formats: list[list[Change]] = [[{"memory_format": "channels-last"}]] if work.kind == "resnet20" else []
+    of_ddp = [] if system == ONE_RANK else _DDP_CHOICES
+    return [*formats, [{"optimizer": "fused"}], *of_ddp, *(_MPI_CHOICES if system == "ddp-mpi" else ())]
 
 
 def shown(setting: Setting) -> str:
-    """Return a setting's fields as text, without those that have no effect on its system."""
-    values = msgspec.structs.asdict(setting)
-    plain = {name: value for name, value in values.items() if name != "allreduce" or value not in ("none", "gloo")}
-    if isinstance(setting, TorchSetting) and setting.allreduce in ("none", "gloo"):
-        del plain["thread_level"]
-    if isinstance(setting, TorchSetting) and setting.allreduce == "none":
-        for name in ("bucket_view", "bucket_cap_mb", "pin"):
-            del plain[name]
-    return ", ".join(f"{name} {_text(value)}" for name, value in plain.items())
+    """Return a setting as text, without what has no effect on its system."""
+    without = {
+        "none": ("type", "allreduce", "thread_level", "bucket_view", "bucket_cap_mb", "pin"),
+        "gloo": ("type", "allreduce", "thread_level"),
+    }.get(dict(setting).get("allreduce", ""), ("type",))
+    return ", ".join(f"{name} {_text(value)}" for name, value in setting if name not in without)
 
 
 def _text(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dpsim.data import epoch_batches, load_dataset, shard
 from dpsim.experiments.peers.agreement import from_torch, match, to_torch
-from dpsim.experiments.peers.setting import CLASSES, TorchSetting, Work
+from dpsim.experiments.peers.setting import CLASSES, OPTIMIZER, Change, Work
 from dpsim.nn import build_model
 from dpsim.replica import Array
 
@@ -98,74 +97,57 @@ def join_group(comm: MPI.Intracomm, folder: Path) -> None:
 
 
 class TorchTraining:
-    """One model on all ranks, and a second one that trains on each rank without communication (``no_sync``).
+    """A model with its optimizer, batches and, on several ranks, DDP.
 
-    The weights of the second one diverge from rank to rank, because it never communicates.
+    Without communication (``no_sync``) its weights diverge from rank to rank.
     """
 
-    def __init__(self, comm: MPI.Intracomm, work: Work, setting: TorchSetting) -> None:
-        self._comm, self._work = comm, work
-        self._make = functools.partial(_Replica, comm, work, setting)
-        self._together = self._make()
-        self._alone: _Replica | None = None
-        self._losses: list[Any] = []
-
-    def step(self, *, communicate: bool) -> None:
-        if communicate:
-            self._losses.append(self._together.step())
-            return
-        if self._alone is None:
-            self._alone = self._make()
-        with self._alone.model.no_sync() if self._comm.size > 1 else contextlib.nullcontext():
-            self._losses.append(self._alone.step())
-
-    def loss_sums(self) -> list[float]:
-        losses, self._losses = self._losses, []
-        return [float(loss) * self._work.local_batch for loss in losses]
-
-    def gradients(self) -> dict[str, Array]:
-        return self._together.gradients()
-
-    def close(self) -> None: ...
-
-
-class _Replica:
-    """A model with its optimizer, batches and, on several ranks, DDP."""
-
-    def __init__(self, comm: MPI.Intracomm, work: Work, setting: TorchSetting) -> None:
+    def __init__(self, comm: MPI.Intracomm, work: Work, setting: Change, *, communicate: bool) -> None:
+        channels_last = setting["memory_format"] == "channels-last"
         bare, self._names = build(work)
-        if setting.memory_format == "channels-last":
+        if channels_last:
             bare = bare.to(memory_format=torch.channels_last)
-        self._bare, self.model = bare, bare
+        self._bare, self._model, self._work = bare, bare, work
         self._finish: Callable[[], object] = list
         self._scale = 1.0
+        self._apart: Callable[[], Any] = contextlib.nullcontext
         if comm.size > 1:
-            self.model = DistributedDataParallel(
-                bare, gradient_as_bucket_view=setting.bucket_view, bucket_cap_mb=setting.bucket_cap_mb, **_LOCAL_BUFFERS
-            )
-            if setting.allreduce != "gloo":
+            caps = {"gradient_as_bucket_view": setting["bucket_view"], "bucket_cap_mb": setting["bucket_cap_mb"]}
+            self._model = DistributedDataParallel(bare, **caps, **_LOCAL_BUFFERS)
+            if setting["allreduce"] != "gloo":
                 self._scale = 1.0 / comm.size  # MPI adds; gloo's DDP divides by itself
-                self._finish = _reduce_by_mpi(self.model, comm, setting.allreduce)
-        sgd, kind = work.optimizer, {setting.optimizer: True}
+                self._finish = _reduce_by_mpi(self._model, comm, setting["allreduce"])
+            if not communicate:
+                self._apart = self._model.no_sync
         self._optimizer = torch.optim.SGD(
-            bare.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay, **kind
+            bare.parameters(),
+            lr=OPTIMIZER.learning_rate,
+            momentum=OPTIMIZER.momentum,
+            weight_decay=OPTIMIZER.weight_decay,
+            **{setting["optimizer"]: True},
         )
         self._loss = torch.nn.CrossEntropyLoss()
-        self._batches = _batches(work, comm.rank, channels_last=setting.memory_format == "channels-last")
+        self._batches = _batches(work, comm.rank, channels_last=channels_last)
 
     def step(self) -> Any:
-        """Make one optimizer update; the mean loss of this rank's samples, still a tensor."""
+        """Make one optimizer update; return the mean loss of this rank's samples, still a tensor."""
         x, labels = next(self._batches)
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(self.model(x), labels)
-        (loss * self._scale if self._scale != 1.0 else loss).backward()
+        with self._apart():
+            loss = self._loss(self._model(x), labels)
+            (loss * self._scale if self._scale != 1.0 else loss).backward()
         self._finish()
         self._optimizer.step()
         return loss.detach()
 
+    def loss_sum(self, loss: Any) -> float:
+        return float(loss) * self._work.local_batch
+
     def gradients(self) -> dict[str, Array]:
         """Return the last step's gradients, means over the global batch, by dpsim's names and in its layout."""
         return {self._names[name]: from_torch(value.grad.numpy()) for name, value in self._bare.named_parameters()}
+
+    def close(self) -> None: ...
 
 
 def _batches(work: Work, rank: int, *, channels_last: bool) -> Iterator[tuple[Any, Any]]:

@@ -303,7 +303,7 @@ def test_a_figure_that_crashes_or_hangs_costs_no_more_than_itself(journal: Journ
         figure_s=5.0,
     )
     assert actual.trainings == (FIGURE,)
-    assert [(claim.name, claim.measured, claim.met) for claim in actual.claims] == [(r.MLP_SPEED, 0.95, True)]
+    assert [(claim["name"], claim["measured"], claim["met"]) for claim in actual.claims] == [(r.MLP_SPEED, 0.95, True)]
     assert actual.summary.left_out == (f"{r.ACTIVATION_BYTES}: no PyTorch",)
     assert actual.summary.failed == (
         f"{r.MLP_SPEED}: TypeError: no such argument of cupy.py",

@@ -77,7 +77,7 @@ def test_targets_are_those_of_speed_at_least_and_of_cost_at_most(
 ) -> None:
     taken = r.Training(name=name, setting="a", unit="s", own=(own,), other=(other,))
     claim = r.TARGETS[name].of_training(taken)
-    assert (claim.measured, claim.met) == (pytest.approx(measured), met)
+    assert (claim["measured"], claim["met"]) == (pytest.approx(measured), met)
 
 
 def test_both_take_turns_and_the_first_round_does_not_count() -> None:
