@@ -7,8 +7,8 @@ MPI library and of gloo takes. On more ranks than cores: never slower than mpich
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dpsim.experiments import command
 from dpsim.harness.bench.result import result
@@ -28,9 +28,8 @@ MPI_TARGETS = (
 LARGE_BYTES, OF_BOUND, OVER_GLOO, CROWDED_DEVICES = 64 * MIB, 0.85, 8.0, 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """What should be reached at a size, and what was measured: None for nothing. ``peer``: the system compared with."""
+class Target(NamedTuple):
+    """What should be at least ``least`` at a size, and what was measured: None for nothing."""
 
     what: str
     size_bytes: int
@@ -47,28 +46,24 @@ def targets(benchmark: BenchResult) -> Iterator[Target]:
     """Yield every target at every size that was measured."""
     devices = benchmark.points[0].devices if benchmark.points else 0
     for size in benchmark.sizes:
+        peers = {ratio.peer: ratio for ratio in reversed(size.peers)}
         if devices >= CROWDED_DEVICES:
-            yield _over(size, "over mpich", _peer(size, "mpich"), 1.0)
+            yield _over("mpich", size, peers.get("mpich"), 1.0)
             continue
         for low, high, least in MPI_TARGETS:
             if low <= size.size_bytes <= high:
-                yield _over(size, "over the best MPI", size.best_mpi, least)
+                yield _over("the best MPI", size, size.best_mpi, least)
         if size.size_bytes == LARGE_BYTES:
-            yield _over(size, "over gloo", _peer(size, "gloo"), OVER_GLOO)
-            yield Target(
-                what="of the bound", size_bytes=size.size_bytes, least=OF_BOUND, measured=size.default_fraction
-            )
+            yield _over("gloo", size, peers.get("gloo"), OVER_GLOO)
+            yield Target("of the bound", size.size_bytes, OF_BOUND, size.default_fraction)
 
 
-def _peer(size: BenchSize, name: str) -> Ratio | None:
-    return next((ratio for ratio in size.peers if ratio.peer == name), None)
-
-
-def _over(size: BenchSize, what: str, ratio: Ratio | None, least: float) -> Target:
-    peer = "" if ratio is None else f"{ratio.system}, {ratio.low:.2f} to {ratio.high:.2f}"
-    return Target(
-        what=what, size_bytes=size.size_bytes, least=least, measured=ratio.ratio if ratio else None, peer=peer
-    )
+def _over(peer: str, size: BenchSize, ratio: Ratio | None, least: float) -> Target:
+    """Return the target of a peer's time over the default algorithm's."""
+    if ratio is None:
+        return Target(f"over {peer}", size.size_bytes, least, None)
+    shown = f" ({ratio.system}, {ratio.low:.2f} to {ratio.high:.2f})"
+    return Target(f"over {peer}", size.size_bytes, least, ratio.ratio, shown)
 
 
 def main() -> int:
@@ -82,9 +77,8 @@ def main() -> int:
         for target in reached:
             state = "not measured" if target.measured is None else f"{target.measured:.2f}"
             verdict = "met   " if target.met else "MISSED"
-            peer = f" ({target.peer})" if target.peer else ""
             least = f"at least {target.least:g}"
-            print(f"{verdict} {format_size(target.size_bytes):>8} {target.what:<18} {state}, {least}{peer}")
+            print(f"{verdict} {format_size(target.size_bytes):>8} {target.what:<18} {state}, {least}{target.peer}")
         return 0 if all(target.met for target in reached) else 1
 
     return command.ended("allreduce_targets", run)

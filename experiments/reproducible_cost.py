@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.experiments import command
-from dpsim.experiments.step_algorithms import PlansInTurn, step_times_of
+from dpsim.experiments.step_algorithms import step_times
 from dpsim.experiments.turns import ratio_lines
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.statistics import Interval, median_ratio
@@ -126,8 +126,7 @@ def cases() -> tuple[Case, ...]:
 
 def measure(case: Case, seconds: float) -> Measured:
     """Measure a case on pinned ranks. Raises ``DpsimError``."""
-    compared = PlansInTurn(model=case.model, dataset=case.dataset, plans=case.plans(), seconds=seconds)
-    return Measured(case=case, step_s=step_times_of(compared))
+    return Measured(case=case, step_s=step_times(case.model, case.dataset, case.plans(), seconds))
 
 
 def lines(measured: Measured) -> Iterator[str]:

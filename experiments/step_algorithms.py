@@ -6,13 +6,13 @@ turn do not count. It prints medians and ratios to the first algorithm, which ru
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.codec import Noun
 from dpsim.data import load_dataset
 from dpsim.experiments import command
 from dpsim.experiments.turns import in_turns, ratio_lines
@@ -29,20 +29,15 @@ from dpsim.units import parse_size
 _VISIT_S = 0.3
 
 
-class PlansInTurn(Noun, frozen=True):
-    """The same training under several plans, by name, and how long they take turns. All have as many devices."""
+def step_times(model: str, dataset: str, plans: Mapping[str, Plan], seconds: float) -> dict[str, tuple[float, ...]]:
+    """Return the median step of each round in seconds, by plan, measured on pinned ranks. Raises ``DpsimError``.
 
-    model: str
-    dataset: str
-    plans: dict[str, Plan]
-    seconds: float
-
-
-def step_times_of(compared: PlansInTurn) -> dict[str, tuple[float, ...]]:
-    """Return the median step of each round in seconds, by plan, measured on pinned ranks. Raises ``DpsimError``."""
-    devices = next(iter(compared.plans.values())).devices
+    All plans have as many devices, and take turns for ``seconds``.
+    """
+    devices = next(iter(plans.values())).devices
+    argument = {"model": model, "dataset": dataset, "plans": codec.to_builtins(plans), "seconds": seconds}
     task = "dpsim.experiments.step_algorithms:measure_on_ranks"
-    taken: dict[str, list[float]] = on_ranks(task, codec.to_builtins(compared), devices=devices, pin=True)
+    taken: dict[str, list[float]] = on_ranks(task, argument, devices=devices, pin=True)
     return {name: tuple(steps_s) for name, steps_s in taken.items()}
 
 
@@ -52,11 +47,13 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     A visit has two steps that do not count and one to six that do. A step lasts from the slowest rank's end to the
     next one's.
     """
-    compared = codec.decode(argument, PlansInTurn, "plans to compare")
-    dataset = load_dataset(compared.dataset)
+    plans = {name: codec.decode(plain, Plan, "plan") for name, plain in argument["plans"].items()}
+    dataset = load_dataset(argument["dataset"])
     trainers = {
-        name: Trainer(build_model(compared.model, dataset.input_shape, dataset.classes), dataset, plan, comm, Network())
-        for name, plan in compared.plans.items()
+        name: Trainer(
+            build_model(argument["model"], dataset.input_shape, dataset.classes), dataset, plan, comm, Network()
+        )
+        for name, plan in plans.items()
     }
     first = next(iter(trainers.values()))
     first.step()
@@ -69,7 +66,7 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
         return float(np.median(step_times_s(comm.allgather(ends_s))))
 
     visits = {name: lambda trainer=trainer: visit(trainer) for name, trainer in trainers.items()}
-    step_s = in_turns(visits, StopRule(least_rounds=LEAST_ROUNDS, most_s=compared.seconds), comm=comm)
+    step_s = in_turns(visits, StopRule(least_rounds=LEAST_ROUNDS, most_s=argument["seconds"]), comm=comm)
     for trainer in trainers.values():
         trainer.close()
     return step_s
@@ -97,8 +94,7 @@ def main() -> int:
             )
             for name in (*given.algorithm, f"{first}'")
         }
-        compared = PlansInTurn(model=given.model, dataset=given.dataset, plans=plans, seconds=given.seconds)
-        step_s = step_times_of(compared)
+        step_s = step_times(given.model, given.dataset, plans, given.seconds)
         print(f"{given.model} on {given.devices} ranks, {len(step_s[first])} rounds, over {first}")
         print("\n".join(ratio_lines(step_s, first, {})))
 

@@ -14,7 +14,7 @@ from dpsim.experiments import command, emulation, waiting
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import EMULATION, WAITING, derive, run_sweeps
 from dpsim.experiments.accuracy.page import into
-from dpsim.experiments.accuracy.quality import study
+from dpsim.experiments.quality.__main__ import measured
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
             if not (folder / WAITING).exists():
                 codec.write(folder / WAITING, waiting.measure(waiting.CASES, progress))
             run_sweeps(declared, folder / "sweeps", progress)
-            study(folder / "quality", progress, quick=given.quick)
+            measured("quick" if given.quick else "full", folder / "quality", progress)
         derived = derive(folder, declared)
         if derived is None:
             options.error(f"{folder} has no finished sweep")

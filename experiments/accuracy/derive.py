@@ -5,17 +5,17 @@ from __future__ import annotations
 import lzma
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import DpsimError, FileFormatError
 from dpsim.experiments import emulation, waiting
-from dpsim.experiments.accuracy.lines import emulation_line, lines, waiting_line
-from dpsim.experiments.accuracy.page import FIGURE, content, markdown, note, summary, write_page
-from dpsim.experiments.accuracy.quality import quality_lines
+from dpsim.experiments.accuracy.lines import emulation_line, lines, quality_lines, waiting_line
+from dpsim.experiments.accuracy.page import FIGURE, markdown, note, summary, write_page
 from dpsim.harness.measurement.environment import environment
+from dpsim.harness.quality.study import read_results
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.sweep import measure
 from dpsim.progress import Progress
@@ -84,8 +84,7 @@ def read(path: Path) -> Swept:
     return codec.decode(raw, Swept, "record of a sweep")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Derived:
+class Derived(NamedTuple):
     """What was derived: the table and its short form as Markdown.
 
     Where sweeps have finished also what the page says, and the files written for it.
@@ -93,8 +92,8 @@ class Derived:
 
     table: str
     summary: str
-    content: Content | None
-    written: tuple[Path, ...]
+    content: Content | None = None
+    written: Sequence[Path] = ()
 
 
 def derive(folder: Path, experiments: Sequence[Experiment]) -> Derived | None:
@@ -109,22 +108,15 @@ def derive(folder: Path, experiments: Sequence[Experiment]) -> Derived | None:
         measured.append(emulation_line(record))
     if (path := folder / WAITING).exists():
         measured.append(waiting_line(codec.read(path, waiting.WaitingRecord, "record of waiting", waiting.SCHEMA)))
-    measured += quality_lines(folder / "quality")
+    if (quality := read_results(folder / "quality")) is not None:
+        measured += quality_lines(quality)
     if not measured:
         return None
-    progress = f"; {len(comparisons)} of {len(experiments)} sweeps have finished"
-    processor = _processor(comparisons)
-    table = markdown(measured, processor, progress)
-    picture = f"![Predicted against measured step time]({FIGURE}.svg)\n\n" if comparisons else ""
-    short = summary(measured)
-    codec.write_text(folder / "report.md", f"# How right the predictions are\n\n{picture}{short}\n\n{table}\n")
-    if not comparisons:
-        return Derived(table=table, summary=short, content=None, written=())
-    of_page = comparisons, measured, processor, note(measured, processor, progress)
-    return Derived(table=table, summary=short, content=content(*of_page), written=tuple(write_page(folder, *of_page)))
-
-
-def _processor(comparisons: dict[str, Comparison]) -> str:
-    """Return the processors on which the sweeps ran."""
     calibrated = {point.calibrated_on.split(",")[0] for each in comparisons.values() for point in each.points}
-    return " and ".join(sorted(calibrated - {""})) or environment().processor
+    processor = " and ".join(sorted(calibrated - {""})) or environment().processor
+    text = note(measured, processor, f"; {len(comparisons)} of {len(experiments)} sweeps have finished")
+    table, short = markdown(measured, text), summary(measured)
+    picture = f"![Predicted against measured step time]({FIGURE}.svg)\n\n" if comparisons else ""
+    codec.write_text(folder / "report.md", f"# How right the predictions are\n\n{picture}{short}\n\n{table}\n")
+    page = write_page(folder, comparisons, measured, processor, text) if comparisons else ()
+    return Derived(table, short, *page)

@@ -1,7 +1,8 @@
-"""The lines of the table of accuracy: one for each number that is promised, from the comparisons of all sweeps."""
+"""The lines of the table of accuracy: one for each number that is promised, from all that was measured."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,9 +18,11 @@ from dpsim.machine import NODE
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.records.coverage import StratumCoverage
+from dpsim.records.quality_results import QualityResults
 
-_STEP = "median error of the step"
+STEP = "median error of the step"
 _MOST_ERROR, _MOST_NORM_ERROR = 0.06, 0.1
+_PREDICTED = "predicted"
 Comparisons = Mapping[str, Comparison]
 
 
@@ -48,8 +51,13 @@ class _Panel(NamedTuple):
     comparison: Comparison
     points: list[ComparedPoint]
 
+    @property
+    def group(self) -> Any:
+        """Return what was derived of the group; None for one of a single point."""
+        return next((group for group in self.comparison.groups if group.name == self.points[0].group), None)
 
-def at_most(most: float, value: float) -> dict[str, Any]:
+
+def _at_most(most: float, value: float) -> dict[str, Any]:
     """Return the fields of a line whose value should be no more than ``most``."""
     return {"value": value, "target": f"{most:.0%} or less", "met": value <= most}
 
@@ -61,8 +69,8 @@ def stratum(point: ComparedPoint) -> str:
     return f"{network}, {point.devices} device{'s' if point.devices > 1 else ''}{emulated}"
 
 
-def lines(comparisons: Comparisons) -> tuple[Line, ...]:
-    """Return all lines that can be derived from the comparisons, by name."""
+def lines(comparisons: Comparisons) -> Iterator[Line]:
+    """Yield all lines that can be derived from the comparisons, by name."""
     panels: dict[str, list[_Panel]] = {}
     for name, comparison in comparisons.items():
         if comparison.experiment.question not in ("local-batch", "fusion-threshold"):
@@ -79,76 +87,61 @@ def lines(comparisons: Comparisons) -> tuple[Line, ...]:
         for point in covered_points(panel.points, panel.sweep, where)
     ]
     coverages = {coverage.stratum: coverage for coverage in coverage_by_stratum(covered)}
-    of_strata = [
-        line for where in sorted(panels) for line in _stratum_lines(where, panels[where], coverages.get(where))
-    ]
-    return (*of_strata, *_norm_lines(comparisons))
+    for where in sorted(panels):
+        yield from _stratum_lines(where, panels[where], coverages.get(where))
+    yield from _norm_lines(comparisons)
 
 
 def _stratum_lines(where: str, panels: Sequence[_Panel], coverage: StratumCoverage | None) -> Iterator[Line]:
     points = [point for panel in panels for point in panel.points]
     sweeps = len({panel.sweep for panel in panels})
-    yield from _error_lines(where, points, sweeps, _MOST_ERROR, percentile=True)
+    line = functools.partial(Line, where=where, calibrations=sweeps)
+    yield _step_line(where, points, [point for point in points if point.null_step_s], sweeps, _MOST_ERROR)
+    percentile = float(np.percentile(np.abs([point.error for point in points]), 90))
+    yield line(quantity="90th percentile", **_at_most(0.15, percentile), points=len(points))
     yield _shape_line(where, panels, sweeps)
-    regrets = [
-        (group.regret, len(panel.comparison.members(group)))
-        for panel in panels
-        for group in panel.comparison.groups
-        if group.name == panel.points[0].group
-    ]
-    if regrets:
-        yield Line(
-            where=where,
+    if grouped := [panel for panel in panels if panel.group is not None]:
+        regrets = [panel.group.regret for panel in grouped]
+        yield line(
             quantity="mean regret of the predicted best",
-            **at_most(0.03, float(np.mean([regret for regret, _ in regrets]))),
-            points=sum(count for _, count in regrets),
-            calibrations=sweeps,
-            note=f"{len(regrets)} panels, worst {max(regret for regret, _ in regrets):.1%}",
+            **_at_most(0.03, float(np.mean(regrets))),
+            points=sum(len(panel.comparison.members(panel.group)) for panel in grouped),
+            note=f"{len(regrets)} panels, worst {max(regrets):.1%}",
         )
-    if coverage is not None:
-        yield from _interval_lines(where, coverage)
-
-
-def _error_lines(
-    where: str, points: Sequence[ComparedPoint], sweeps: int, most: float, *, percentile: bool
-) -> Iterator[Line]:
-    """Yield the errors of the step against the best null that knows no measurement."""
-    errors = np.abs([point.error for point in points])
-    with_null = [point for point in points if point.null_step_s] if percentile else points
-    counts: dict[str, Any] = {"points": len(points), "calibrations": sweeps}
-    yield Line(
-        where=where,
-        quantity=_STEP,
-        **at_most(most, float(np.median(errors))),
-        **counts,
-        null=step_score(with_null).null_median_abs_error if with_null else None,
-        noise=_median(point.noise for point in points),
-    )
-    if percentile:
-        yield Line(where=where, quantity="90th percentile", **at_most(0.15, float(np.percentile(errors, 90))), **counts)
-
-
-def _interval_lines(where: str, coverage: StratumCoverage) -> Iterator[Line]:
-    counts: dict[str, Any] = {"points": coverage.points, "calibrations": coverage.calibrations}
-    yield Line(
-        where=where,
+    if coverage is None:
+        return
+    line = functools.partial(Line, where=where, points=coverage.points, calibrations=coverage.calibrations)
+    yield line(
         quantity="coverage of the 90% interval",
         value=coverage.coverage,
         target="80 to 97%",
         met=0.8 <= coverage.coverage <= 0.97,
-        **counts,
         note=f"{coverage.coverage_low:.0%} to {coverage.coverage_high:.0%} by resampled calibrations, half width "
         f"{coverage.median_width:.1%}",
     )
-    yield Line(
-        where=where,
+    yield line(
         quantity="interval score",
         value=coverage.interval_score,
         target="below that of a constant width",
         met=coverage.interval_score < coverage.constant_score,
-        **counts,
         null=coverage.constant_score,
         note=f"the best constant half width is {coverage.constant_width:.1%}",
+    )
+
+
+def _step_line(
+    where: str, points: Sequence[ComparedPoint], with_null: Sequence[ComparedPoint], sweeps: int, most: float
+) -> Line:
+    """Return the error of the step against the best null that knows no measurement."""
+    noises = [p.noise for p in points if p.noise is not None and math.isfinite(p.noise)]
+    return Line(
+        where=where,
+        quantity=STEP,
+        **_at_most(most, _median(abs(point.error) for point in points)),
+        points=len(points),
+        calibrations=sweeps,
+        null=step_score(with_null).null_median_abs_error if with_null else None,
+        noise=_median(noises) if noises else None,
     )
 
 
@@ -157,8 +150,7 @@ def _shape_line(where: str, panels: Sequence[_Panel], sweeps: int) -> Line:
     distinguishing = [
         [point for point in panel.points if point.null_step_s]
         for panel in panels
-        for group in panel.comparison.groups
-        if group.name == panel.points[0].group and group.shape_counts
+        if panel.group is not None and panel.group.shape_counts
     ]
     score = shape_score(distinguishing)
     skill = None if score is None else score.skill
@@ -183,8 +175,7 @@ def _norm_lines(comparisons: Comparisons) -> Iterator[Line]:
     points = [point for each in members for point in each.scored if point.devices > 1]
     if not points:
         return
-    where, sweeps = "batch norm", len(members)
-    yield from _error_lines(where, points, sweeps, _MOST_NORM_ERROR, percentile=False)
+    yield _step_line("batch norm", points, points, len(members), _MOST_NORM_ERROR)
     added = []
     for comparison in members:
         for group in comparison.groups:
@@ -195,11 +186,11 @@ def _norm_lines(comparisons: Comparisons) -> Iterator[Line]:
                 added.append(abs(predicted / (whole.measured_step_s / local.measured_step_s) - 1))
     if added:
         yield Line(
-            where=where,
+            where="batch norm",
             quantity="error of step with global over local",
-            **at_most(_MOST_NORM_ERROR, float(np.median(added))),
+            **_at_most(_MOST_NORM_ERROR, _median(added)),
             points=len(added),
-            calibrations=sweeps,
+            calibrations=len(members),
         )
 
 
@@ -209,7 +200,7 @@ def emulation_line(record: EmulationRecord) -> Line:
     return Line(
         where="emulated link, 2 devices",
         quantity="replayed step over real step",
-        **at_most(0.03, float(np.median(np.abs(changes)))),
+        **_at_most(0.03, _median(map(abs, changes))),
         points=sum(len(each.real_s) for each in record.replayed),
         calibrations=len(changes),
         note="cases: " + ", ".join(f"{change:+.1%}" for change in changes),
@@ -221,7 +212,7 @@ def waiting_line(record: WaitingRecord) -> Line:
     return Line(
         where="emulated link, emulated computation",
         quantity="waiting for the slowest device",
-        value=float(np.median([abs(each.error) for each in record.cases])),
+        value=_median(abs(each.error) for each in record.cases),
         points=sum(len(each.drawn_s) for each in record.cases),
         calibrations=len(record.cases),
         null=1.0,
@@ -230,6 +221,46 @@ def waiting_line(record: WaitingRecord) -> Line:
     )
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return float(np.median(known)) if known else None
+def quality_lines(results: QualityResults) -> Iterator[Line]:
+    """Yield the lines of a finished study of the quality of training."""
+    gaps = [result.errors for result in results.gap if result.errors]
+    if gaps:
+        errors = {name: [error for each in gaps for error in each[name]] for name in gaps[0]}
+        errors = {name: errors[name] for name in (_PREDICTED, "no gap", "linear interpolation in log b")}
+        yield _quality_line("gap of batch norm at held-out batches", errors, 0.25, len(gaps))
+    if drifts := [error for result in results.divergence for error in result.errors()]:
+        rows = [error for result in results.divergence for error in result.errors("independent_rows")]
+        errors = {_PREDICTED: drifts, "independent rows": rows}
+        yield _quality_line("divergence of statistics at every batch norm", errors, 0.2, len(results.divergence))
+    for outside, most in ((False, 0.1), (True, 0.2)):
+        errors = {}
+        for of_model in results.steps_to_target:
+            chosen = {p.global_batch for p in of_model.points if p.held_out and p.outside == outside and p.median}
+            for index, batch in enumerate(of_model.predicted.batches):
+                for name, values in of_model.errors.items() if batch in chosen else ():
+                    errors.setdefault(name, []).append(values[index])
+        if errors:
+            where = "one octave outside the fitted batches" if outside else "inside the fitted batches"
+            yield _quality_line(f"steps to a target loss, {where}", errors, most, len(results.steps_to_target))
+
+
+def _quality_line(quantity: str, errors: Mapping[str, Sequence[float]], most: float, studies: int) -> Line:
+    """Return the line of the predicted ones of these errors, beside the best null among the others."""
+    medians = {name: _median(values) for name, values in errors.items()}
+    value = medians.pop(_PREDICTED)
+    best = min(medians, key=lambda name: medians[name])
+    return Line(
+        where="quality",
+        quantity=quantity,
+        value=value,
+        target=f"{most:.0%} or less, below the nulls",
+        met=value <= most and value < medians[best],
+        points=len(errors[_PREDICTED]),
+        calibrations=studies,
+        null=medians[best],
+        note=f"worst {max(errors[_PREDICTED]):.1%}; best null: {best}",
+    )
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))

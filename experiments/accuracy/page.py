@@ -10,7 +10,7 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.experiments.accuracy.lines import Line
+from dpsim.experiments.accuracy.lines import STEP, Line
 from dpsim.machine import NODE
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.content import Card, Content, Tile
@@ -20,32 +20,33 @@ from dpsim.report.write import ReportFigure, write_content
 
 FIGURE = "predicted_against_measured"
 BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
-_STEP = "median error of the step"
 _SHORT = {
-    _STEP: "median error",
+    STEP: "median error",
     "mean regret of the predicted best": "following the prediction costs",
     "coverage": "inside the 90 % interval",
 }
 _NUMBERS = ("skill on the shape", "interval score")
+_COLUMNS: tuple[Column[Line], ...] = (
+    Column(head="what", cell=lambda line: line.quantity, left=True),
+    Column(head="measured", cell=lambda line: number(line, line.value)),
+    Column(head="target", cell=lambda line: line.target, left=True),
+    Column(head="met", cell=lambda line: {None: "", True: "yes", False: "no"}[line.met], left=True),
+    Column(head="best null", cell=lambda line: number(line, line.null)),
+    Column(head="points", cell=lambda line: str(line.points)),
+    Column(head="sweeps", cell=lambda line: str(line.calibrations)),
+)
 
 
-def markdown(lines: Sequence[Line], processor: str, finished: str = "") -> str:
-    """Return a table with a row for each line; equal places stand once. ``finished``: of how many sweeps it is."""
+def markdown(lines: Sequence[Line], note: str) -> str:
+    """Return a table with a row for each line; equal places stand once."""
     rows = ["| where | what | measured | target | met | best null | points |", "|---|---|---|---|---|---|---|"]
     for where, members in itertools.groupby(lines, lambda line: line.where):
         for row, line in enumerate(members):
-            met = "" if line.met is None else "yes" if line.met else "**no**"
-            cells = [
-                "" if row else where,
-                line.quantity + (f" ({line.note})" if line.note else ""),
-                number(line, line.value),
-                line.target,
-                met,
-                number(line, line.null),
-                f"{line.points} of {line.calibrations}",
-            ]
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*rows, "", note(lines, processor, finished)])
+            what, measured, target, met, null, points, sweeps = (column.cell(line) for column in _COLUMNS)
+            what += f" ({line.note})" if line.note else ""
+            cells = ("" if row else where, what, measured, target, "**no**" if met == "no" else met, null)
+            rows.append(f"| {' | '.join(cells)} | {points} of {sweeps} |")
+    return "\n".join([*rows, "", note])
 
 
 def summary(lines: Sequence[Line]) -> str:
@@ -55,13 +56,13 @@ def summary(lines: Sequence[Line]) -> str:
         of_quantity = {line.quantity.partition(" of the 90%")[0]: line for line in members}
         if "coverage" in of_quantity and not where.startswith("emulated link, 1 device"):
             cells = [number(line, line.value) if (line := of_quantity.get(key)) else "-" for key in _SHORT]
-            guess = number(of_quantity[_STEP], of_quantity[_STEP].null)
+            guess = number(of_quantity[STEP], of_quantity[STEP].null)
             rows.append(f"| {' | '.join([where, *cells, guess])} |")
     return "\n".join(rows)
 
 
 def note(lines: Sequence[Line], processor: str, finished: str = "") -> str:
-    """Return what the columns of the table mean, and where it was measured."""
+    """Return what the columns mean, and where it was measured; ``finished``: of how many sweeps it is."""
     noises = [line.noise for line in lines if line.noise is not None]
     noise = (
         f" Two runs of one setting differ by {min(noises):.1%} to {max(noises):.1%} (medians by place)."
@@ -104,8 +105,11 @@ def points_by_environment(comparisons: Mapping[str, Comparison]) -> dict[str, li
 
 def write_page(
     folder: Path, comparisons: Mapping[str, Comparison], lines: Sequence[Line], processor: str, note: str
-) -> list[Path]:
-    """Write ``index.html`` and the picture, also in dark colours; returns the paths. Raises ``ConfigError``."""
+) -> tuple[Content, list[Path]]:
+    """Write ``index.html`` and the picture, also in dark colours; returns what the page says, and the paths.
+
+    Raises ``ConfigError``.
+    """
     from dpsim.report.figures import agreement
     from dpsim.report.figures.style import save_dark
 
@@ -119,41 +123,23 @@ def write_page(
         wide=agreement.draw(by_environment),
         narrow=agreement.draw(by_environment, narrow=True),
     )
-    shown = content(comparisons, lines, processor, note)
-    written = write_content(folder, shown, [figure], ("html",))
-    save_dark(figure.wide, dark := folder / f"{FIGURE}-dark.svg")
-    return [*written, dark]
-
-
-def content(comparisons: Mapping[str, Comparison], lines: Sequence[Line], processor: str, note: str) -> Content:
-    """Return what the page says."""
-    by_environment = points_by_environment(comparisons)
     every = [point for points in by_environment.values() for point in points]
-    columns: tuple[Column[Line], ...] = (
-        Column(head="what", cell=lambda line: line.quantity, left=True),
-        Column(head="measured", cell=lambda line: number(line, line.value)),
-        Column(head="target", cell=lambda line: line.target, left=True),
-        Column(head="met", cell=lambda line: "" if line.met is None else "yes" if line.met else "no", left=True),
-        Column(head="best null", cell=lambda line: number(line, line.null)),
-        Column(head="points", cell=lambda line: str(line.points)),
-        Column(head="sweeps", cell=lambda line: str(line.calibrations)),
-    )
-    return Content(
+    shown = Content(
         name="accuracy",
         heading="How right the predictions are",
         question="How far from the measured step times are those that were predicted before, and do the stated "
         "intervals hold them?",
         answers=(
-            f"Half of all predictions are within {percent(_median_error(every))} of the measured step; "
-            f"{_inside(every):.0%} of the {counted(len(every), 'measured step')} lie inside their predicted 90% "
+            f"Half of all predictions are within {_median_error(every)} of the measured step; "
+            f"{_inside(every)} of the {counted(len(every), 'measured step')} lie inside their predicted 90% "
             f"intervals ({counted(len(comparisons), 'sweep')}, each with its own profile and calibration).",
         ),
         cards=tuple(
             Card(
                 title=where,
                 tiles=(
-                    Tile(value=percent(_median_error(points)), label="median error of the step time"),
-                    Tile(value=f"{_inside(points):.0%}", label="of the measured steps inside the 90% interval"),
+                    Tile(value=_median_error(points), label="median error of the step time"),
+                    Tile(value=_inside(points), label="of the measured steps inside the 90% interval"),
                     Tile(value=str(len(points)), label="settings, each predicted and measured"),
                 ),
             )
@@ -162,7 +148,7 @@ def content(comparisons: Mapping[str, Comparison], lines: Sequence[Line], proces
         tables=(
             table(
                 title="What is promised, and what was reached",
-                columns=columns,
+                columns=_COLUMNS,
                 sections={
                     where: [line for line in lines if line.where == where]
                     for where in dict.fromkeys(line.where for line in lines)
@@ -179,12 +165,15 @@ def content(comparisons: Mapping[str, Comparison], lines: Sequence[Line], proces
         facts=(("processor", processor), ("sweeps", str(len(comparisons)))),
         environment=(),
     )
+    written = write_content(folder, shown, [figure], ("html",))
+    save_dark(figure.wide, dark := folder / f"{FIGURE}-dark.svg")
+    return shown, [*written, dark]
 
 
-def _median_error(points: Sequence[ComparedPoint]) -> float:
-    return float(np.median([abs(point.error) for point in points]))
+def _median_error(points: Sequence[ComparedPoint]) -> str:
+    return percent(float(np.median([abs(point.error) for point in points])))
 
 
-def _inside(points: Sequence[ComparedPoint]) -> float:
+def _inside(points: Sequence[ComparedPoint]) -> str:
     """Return the share of measured steps inside their predicted intervals."""
-    return float(np.mean([p.predicted_low_s <= p.measured_step_s <= p.predicted_high_s for p in points]))
+    return f"{np.mean([p.predicted_low_s <= p.measured_step_s <= p.predicted_high_s for p in points]):.0%}"

@@ -9,12 +9,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpsim.dtypes import COMPUTE_DTYPES
+from dpsim.dtypes import COMPUTE_DTYPES, ComputeDtype
 from dpsim.experiments import command
 from dpsim.harness.quality.study import study_quality
+from dpsim.progress import Progress
 from dpsim.records.quality import read_study
+from dpsim.records.quality_results import QualityResults
 from dpsim.report.quality.content import answers
 from dpsim.report.quality.write import write_quality_report
+
+
+def measured(
+    study: str | Path, folder: Path, progress: Progress, compute_dtype: ComputeDtype | None = None
+) -> QualityResults:
+    """Run a study in a folder, or go on with it, and write its report. Raises ``DpsimError``.
+
+    ``study`` is a file, or ``quick`` or ``full``; ``compute_dtype`` goes before what it declares.
+    """
+    declared = read_study(study if isinstance(study, Path) else Path(__file__).with_name(f"{study}.toml"))
+    results = study_quality(
+        declared if compute_dtype is None else declared.multiplied_in(compute_dtype), folder, progress
+    )
+    write_quality_report(folder, results)
+    return results
 
 
 def main() -> int:
@@ -28,14 +45,10 @@ def main() -> int:
         help="round the operands of products and convolutions to this in all trainings, whatever the study declares",
     )
     given = options.parse_args()
-    declared = given.study or Path(__file__).parent / ("quick.toml" if given.quick else "full.toml")
+    study = given.study or ("quick" if given.quick else "full")
 
     def run() -> None:
-        study = read_study(declared)
-        if given.compute_dtype is not None:
-            study = study.multiplied_in(given.compute_dtype)
-        results = study_quality(study, given.output, command.tell)
-        write_quality_report(given.output, results)
+        results = measured(study, given.output, command.tell, given.compute_dtype)
         print("\n".join(answers(results)))
         print(f"report: {given.output / 'report.md'}")
 

@@ -10,12 +10,9 @@ mutation. Exits with 0 if every mutation was caught. Takes 15 minutes.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +21,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from dpsim.experiments import command
+from dpsim.launch import child_process
 
 ROOT = Path(__file__).resolve().parents[2]
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
@@ -50,8 +51,7 @@ class Mutation:
         return Mutation(**vars(self) | {"text": rename(self.text), "replacement": rename(self.replacement)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The verdict on a mutation, ``caught`` or why it was not; ``detail`` names the failed test, or says more."""
 
     verdict: str
@@ -89,7 +89,7 @@ def try_mutation(tree: Path, mutation: Mutation, limit_s: float) -> Outcome:
     """Break a checkout, run its tests until one fails, and mend it again."""
     where = occurrences(tree, mutation.text)
     if len(where) != 1:
-        return Outcome(verdict="place not found", detail=f"the text occurs {len(where)} times: {mutation.text}")
+        return Outcome("place not found", f"the text occurs {len(where)} times: {mutation.text}")
     ((path, match),) = where
     source = path.read_text(encoding="utf-8")
     path.write_text(source[: match.start()] + mutation.replacement + source[match.end() :], encoding="utf-8")
@@ -101,9 +101,7 @@ def try_mutation(tree: Path, mutation: Mutation, limit_s: float) -> Outcome:
         return outcome
     without = run_tests(tree, [outcome.detail], limit_s)
     if without.verdict != "not caught":
-        return Outcome(
-            verdict="not caught", detail=f"without the mutation, too, {outcome.detail} fails: {without.detail}"
-        )
+        return Outcome("not caught", f"without the mutation, too, {outcome.detail} fails: {without.detail}")
     return outcome
 
 
@@ -118,42 +116,29 @@ def _first_failure(tree: Path, tests: Sequence[str], limit_s: float) -> Outcome:
 
 def run_tests(tree: Path, arguments: Sequence[str], limit_s: float) -> Outcome:
     """Run pytest in a checkout, on that checkout's package, up to the first failure."""
-    command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-rfE", "--tb=no", "--no-header", *arguments]
+    pytest = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-rfE", "--tb=no", "--no-header", *arguments]
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTEST_ADDOPTS", "DPSIM_CACHE_DIR")
     }
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # byte code is taken for that of any file of the same second and size
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        command,
-        cwd=tree,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
     try:
-        output, _ = process.communicate(timeout=limit_s)
+        done = child_process.run(pytest, timeout_s=limit_s, env=environment, cwd=tree)
     except subprocess.TimeoutExpired:
-        return Outcome(verdict="not caught", detail=f"the tests {' '.join(arguments)} took more than {limit_s:.0f} s")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        return Outcome("not caught", f"the tests {' '.join(arguments)} took more than {limit_s:.0f} s")
+    output = done.stdout + done.stderr
     failed = _FAILED.search(output)
     if failed is not None:
-        return Outcome(verdict="caught", detail=failed[1])
-    if process.returncode in _NOTHING_FAILED:
-        return Outcome(verdict="not caught")
-    return Outcome(verdict="does not run", detail=" ".join(output.split())[-500:])
+        return Outcome("caught", failed[1])
+    if done.returncode in _NOTHING_FAILED:
+        return Outcome("not caught")
+    return Outcome("does not run", " ".join(output.split())[-500:])
 
 
 def copy_checkout(root: Path, tree: Path) -> None:
     """Copy the files that Git knows or does not ignore, as they are now."""
-    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    git = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(git, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         if (root / name).is_symlink() or (root / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -161,24 +146,23 @@ def copy_checkout(root: Path, tree: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dpsim.experiments.stress.mutations",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    """Try mutations and print what became of each; 1 where one was not caught."""
+    options = command.parser("stress.mutations", __doc__)
+    options.add_argument("--only", nargs="+", metavar="NAME", help="try these mutations alone")
+    options.add_argument(
+        "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="identifiers with another name now"
     )
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="try these mutations alone")
-    parser.add_argument("--renamed", nargs="+", default=[], metavar="OLD=NEW", help="identifiers with another name now")
-    parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for each run of tests")
-    parser.add_argument("--list", action="store_true", help="name the mutations, and run nothing")
-    arguments = parser.parse_args()
+    options.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for each run of tests")
+    options.add_argument("--list", action="store_true", help="name the mutations, and run nothing")
+    given = options.parse_args()
     names = dict(
-        pair.split("=", 1) if "=" in pair else parser.error(f"{pair}: write OLD=NEW") for pair in arguments.renamed
+        pair.split("=", 1) if "=" in pair else options.error(f"{pair}: write OLD=NEW") for pair in given.renamed
     )
     mutations = {mutation.name: mutation.renamed(names) for mutation in read_mutations()}
-    if unknown := sorted({*(arguments.only or ())} - mutations.keys()):
-        parser.error(f"no mutation is named {', '.join(unknown)}; --list names them all")
-    chosen = [mutations[name] for name in arguments.only or mutations]
-    if arguments.list:
+    if unknown := sorted({*(given.only or ())} - mutations.keys()):
+        options.error(f"no mutation is named {', '.join(unknown)}; --list names them all")
+    chosen = [mutations[name] for name in given.only or mutations]
+    if given.list:
         print("\n".join(f"{mutation.name}: {mutation.broken}" for mutation in chosen))
         return 0
     caught = 0
@@ -186,7 +170,7 @@ def main() -> int:
         copy_checkout(ROOT, Path(folder))
         for mutation in chosen:
             begin_s = time.monotonic()
-            outcome = try_mutation(Path(folder), mutation, arguments.limit)
+            outcome = try_mutation(Path(folder), mutation, given.limit)
             caught += outcome.verdict == "caught"
             took_s = time.monotonic() - begin_s
             print(f"{outcome.verdict:16}{mutation.name:36}{took_s:5.0f} s  {outcome.detail}", flush=True)

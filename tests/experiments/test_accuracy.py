@@ -13,7 +13,7 @@ from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import SUFFIX, finished, keep, run_sweeps
 from dpsim.experiments.accuracy.lines import Line, lines
-from dpsim.experiments.accuracy.page import BEGIN, END, FIGURE, into, markdown, points_by_environment, write_page
+from dpsim.experiments.accuracy.page import BEGIN, END, FIGURE, into, markdown, note, points_by_environment, write_page
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.questions import completed
 from dpsim.records.comparison import Comparison
@@ -49,7 +49,7 @@ def of(measured: tuple[Line, ...], where: str, quantity: str) -> Line:
 
 
 def test_lines_hold_errors_coverage_and_shape_of_each_place() -> None:
-    right, wrong = lines({"a": compared(), "b": compared()}), lines({"a": compared(2.0), "b": compared(2.0)})
+    right, wrong = (tuple(lines({"a": compared(by), "b": compared(by)})) for by in (1.0, 2.0))
     place = "this machine, 2 devices"
     assert {line.where for line in right} == {
         f"{network}, {devices}"
@@ -75,7 +75,7 @@ def test_lines_hold_errors_coverage_and_shape_of_each_place() -> None:
 
 
 def test_the_table_is_put_between_the_marks(tmp_path: Path) -> None:
-    table = markdown(lines({"a": compared()}), "a processor")
+    table = markdown([*lines({"a": compared()})], note([], "a processor"))
     assert "| this machine, 2 devices | median error of the step |" in table and "a processor" in table
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
@@ -111,7 +111,7 @@ def test_the_page_has_every_point_with_its_interval_and_says_how_many_intervals_
     comparisons = {"a": right, "b": wrong}
     points = [point for where in points_by_environment(comparisons).values() for point in where]
     assert len(points) == len(right.scored) + len(wrong.scored)
-    write_page(tmp_path, comparisons, lines(comparisons), "a processor", "a note")
+    write_page(tmp_path, comparisons, [*lines(comparisons)], "a processor", "a note")
     assert {path.name for path in tmp_path.iterdir()} == {
         "index.html", f"{FIGURE}.png", f"{FIGURE}.svg", f"{FIGURE}-dark.svg"
     }  # fmt: skip
