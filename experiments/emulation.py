@@ -11,6 +11,7 @@ import functools
 import gc
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,10 +23,11 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
+from dpsim.experiments import cases as cases_record
 from dpsim.experiments import command
+from dpsim.experiments.cases import Measured, Record, Samples
 from dpsim.experiments.turns import in_turns
 from dpsim.harness import models
-from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.loop import StopRule
 from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
@@ -33,7 +35,6 @@ from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.plan import Overlap, Plan
 from dpsim.progress import Progress
-from dpsim.records.sweep import Environment
 from dpsim.runtime.describe import describe
 from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.recorder import exposed_s
@@ -42,7 +43,8 @@ from dpsim.runtime.trainer import Trainer
 from dpsim.study.runners.profile import computing_times
 from dpsim.workload import Workload
 
-SCHEMA = "dpsim.emulation/1"
+SCHEMA = "dpsim.emulation/2"
+_SAMPLES = ("real_s", "replayed_s", "real_exposed_s", "replayed_exposed_s")
 _STEPS = 8
 _LINK = "paced:1ms,200mbit"
 
@@ -58,28 +60,13 @@ class Case(Noun, frozen=True):
     rounds: int = 22
 
 
-class Replayed(Noun, frozen=True):
-    """Seconds of each real step, of the step replayed from it, and the exposed communication of both."""
-
-    case: Case
-    real_s: tuple[float, ...]
-    replayed_s: tuple[float, ...]
-    real_exposed_s: tuple[float, ...]
-    replayed_exposed_s: tuple[float, ...]
-
-    @property
-    def change(self) -> float:
-        """Return median replayed step / median real step - 1."""
-        return float(np.median(self.replayed_s) / np.median(self.real_s)) - 1
+Replayed = Measured[Case]
+"""Seconds of each real step, of the step replayed from it, and the exposed communication of both: ``_SAMPLES``."""
 
 
-class EmulationRecord(Noun, frozen=True):
-    """All cases, with every sample."""
-
-    environment: Environment
-    measured_until: str
-    replayed: tuple[Replayed, ...]
-    schema: str = SCHEMA
+def change(of: Replayed) -> float:
+    """Return median replayed step / median real step - 1."""
+    return float(np.median(of.samples["replayed_s"]) / np.median(of.samples["real_s"])) - 1
 
 
 _OVERLAPS: tuple[Overlap, ...] = ("off", "thread", "poll")
@@ -89,19 +76,25 @@ CASES = tuple(
 )
 
 
-def measure(cases: Sequence[Case], progress: Progress) -> EmulationRecord:
+def measure(cases: Sequence[Case], progress: Progress) -> Record[Case]:
     """Measure each case in a job of two pinned ranks."""
-    replayed = []
-    for case in cases:
+
+    def of_case(case: Case) -> Samples:
         progress(f"{case.model}, overlap {case.overlap}, threshold {case.fusion_threshold_bytes:g}")
-        argument = dict(codec.to_builtins(case))
-        plain = on_ranks("dpsim.experiments.emulation:replay_on_ranks", argument, devices=2, pin=True)
-        replayed.append(codec.decode(plain, Replayed, "replayed steps"))
-    return EmulationRecord(environment=environment(), measured_until=stamp(), replayed=tuple(replayed))
+        task = "dpsim.experiments.emulation:replay_on_ranks"
+        return dict(on_ranks(task, dict(codec.to_builtins(case)), devices=2, pin=True))
+
+    return cases_record.measure(SCHEMA, cases, of_case)
 
 
-def replay_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Measure one ``Case``; rank 0 returns a ``Replayed`` (plain values)."""
+def read(path: Path) -> Record[Case]:
+    """Read a record. Raises ``FileFormatError``."""
+    record: Record[Case] = cases_record.read(path, Record[Case], "record of emulation", SCHEMA, _SAMPLES)
+    return record
+
+
+def replay_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
+    """Return the samples of one ``Case``, on rank 0."""
     case = codec.decode(argument, Case, "case")
     data = load_dataset("digits")
     plan = Plan(
@@ -138,14 +131,14 @@ def replay_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progr
     real.close()
     emulated.close()
     if seen is None:
-        return None
+        return {}
     taken_s, waited_s = np.moveaxis(np.array(seen), -1, 0)  # [rank, visit, real or replayed, step]
-    columns: dict[str, tuple[float, ...]] = {}
+    samples: dict[str, list[float]] = {}
     for index, name in enumerate(("real", "replayed")):
         visits = (step_times_s(ends_s) for ends_s in taken_s[:, :, index].swapaxes(0, 1))
-        columns[f"{name}_s"] = tuple(itertools.chain.from_iterable(visits))
-        columns[f"{name}_exposed_s"] = tuple(waited_s[:, :, index, WARM_UP_STEPS:].min(axis=0).ravel().tolist())
-    return dict(codec.to_builtins(Replayed(case=case, **columns)))
+        samples[f"{name}_s"] = [*itertools.chain.from_iterable(visits)]
+        samples[f"{name}_exposed_s"] = waited_s[:, :, index, WARM_UP_STEPS:].min(axis=0).ravel().tolist()
+    return samples
 
 
 def _times(before: StepOutcome, outcome: StepOutcome, trainer: Trainer) -> NDArray[np.float64]:
@@ -170,17 +163,17 @@ def _workload(bare: Workload, row: NDArray[np.float64]) -> Workload:
     return msgspec.structs.replace(bare, layers=layers, update_s=float(row[-2]), overhead_s=float(row[-1]))
 
 
-def lines(record: EmulationRecord) -> list[str]:
+def lines(record: Record[Case]) -> list[str]:
     """Return a line for each case: both steps, their ratio with its 95 % interval, and exposed communication."""
     text = []
-    for each in record.replayed:
-        ratio = median_interval([again / real for real, again in zip(each.real_s, each.replayed_s, strict=True)])
-        exposed = (1e3 * float(np.median(values)) for values in (each.real_exposed_s, each.replayed_exposed_s))
+    for each in record.measured:
+        real_s, again_s, real_exposed_s, again_exposed_s = (each.samples[name] for name in _SAMPLES)
+        ratio = median_interval([again / real for real, again in zip(real_s, again_s, strict=True)])
         text.append(
             f"{each.case.model}, overlap {each.case.overlap}, threshold {each.case.fusion_threshold_bytes:g}, "
-            f"{each.case.network}: real {1e3 * float(np.median(each.real_s)):.2f} ms, replayed {each.change:+.1%} "
-            f"(paired: {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}); "
-            "exposed {:.2f} and {:.2f} ms".format(*exposed)
+            f"{each.case.network}: real {1e3 * np.median(real_s):.2f} ms, replayed {change(each):+.1%} "
+            f"(paired: {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}); exposed {1e3 * np.median(real_exposed_s):.2f} "
+            f"and {1e3 * np.median(again_exposed_s):.2f} ms"
         )
     return text
 

@@ -7,7 +7,7 @@ order. It prints medians, ratios to the plain step with 95 % intervals, and the 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +16,19 @@ from matplotlib.figure import Figure
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.experiments import cases as cases_record
 from dpsim.experiments import command
+from dpsim.experiments.cases import Measured, Record, Samples
 from dpsim.experiments.step_algorithms import step_times
 from dpsim.experiments.turns import ratio_lines
-from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.harness.measurement.statistics import Interval, median_ratio
 from dpsim.plan import BatchNormMode, Plan
-from dpsim.records.sweep import Environment
 from dpsim.report.content import Content, environment_facts
 from dpsim.report.figures.style import MUTED, RULE, labels_at_right, panels, styled
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import counted
 from dpsim.report.write import ReportFigure, write_content
 
-RECORD, SCHEMA = "cost.json", "dpsim.reproducible-cost/1"
+RECORD, SCHEMA = "cost.json", "dpsim.reproducible-cost/2"
 PLAIN, AGAIN = "plain", "plain again"
 _MLP = "mlp:2048,2048,2048"
 _COLOURS = ("#0071b1", "#d45d00", "#009e73")
@@ -88,25 +87,8 @@ class Case(Noun, frozen=True):
         }
 
 
-class Measured(Noun, frozen=True):
-    """A case, and seconds of a step of ``plain``, ``plain again`` and each mode, one number a round."""
-
-    case: Case
-    step_s: dict[str, tuple[float, ...]]
-
-    def ratio(self, name: str) -> Interval:
-        """Return a mode's step over the plain one's. The ratio of ``plain again`` is the noise."""
-        return median_ratio(self.step_s[name], self.step_s[PLAIN])
-
-
-class CostRecord(Noun, frozen=True):
-    """All cases of one run."""
-
-    environment: Environment
-    measured_from: str
-    measured_until: str
-    measured: tuple[Measured, ...]
-    schema: str = SCHEMA
+Cost = Measured[Case]
+"""A case, and seconds of a step of ``plain``, ``plain again`` and each mode, one number a round."""
 
 
 def cases() -> tuple[Case, ...]:
@@ -124,24 +106,31 @@ def cases() -> tuple[Case, ...]:
     return tuple(cases)
 
 
-def measure(case: Case, seconds: float) -> Measured:
-    """Measure a case on pinned ranks. Raises ``DpsimError``."""
-    return Measured(case=case, step_s=step_times(case.model, case.dataset, case.plans(), seconds))
+def measure(chosen: Sequence[Case], seconds: float, done: Callable[[Cost], object]) -> Record[Case]:
+    """Measure cases on pinned ranks, each for ``seconds``. Raises ``DpsimError``."""
+
+    def of_case(case: Case) -> Samples:
+        return step_times(case.model, case.dataset, case.plans(), seconds)
+
+    return cases_record.measure(SCHEMA, chosen, of_case, done)
 
 
-def lines(measured: Measured) -> Iterator[str]:
+def lines(measured: Cost) -> Iterator[str]:
     """Yield a case as lines of text for the terminal."""
     case = measured.case
-    yield f"{case.title}, {counted(case.devices, 'device')}, {len(measured.step_s[PLAIN])} rounds"
-    yield from ratio_lines(measured.step_s, PLAIN, case.limits)
+    yield f"{case.title}, {counted(case.devices, 'device')}, {len(measured.samples[PLAIN])} rounds"
+    yield from ratio_lines(measured.samples, PLAIN, case.limits)
 
 
-def read(folder: Path) -> CostRecord:
+def read(folder: Path) -> Record[Case]:
     """Read the record in a folder. Raises ``FileFormatError``."""
-    return codec.read(folder / RECORD, CostRecord, "record of reproducible_cost", SCHEMA)
+    record: Record[Case] = cases_record.read(
+        folder / RECORD, Record[Case], "record of reproducible_cost", SCHEMA, (PLAIN, AGAIN)
+    )
+    return record
 
 
-def write_report(folder: Path, record: CostRecord) -> list[Path]:
+def write_report(folder: Path, record: Record[Case]) -> list[Path]:
     """Write the page, the Markdown and the figure of the curve over the batch. Raises ``ConfigError``."""
     figures = []
     if curves := _curves(record):
@@ -155,7 +144,7 @@ def write_report(folder: Path, record: CostRecord) -> list[Path]:
     return write_content(folder, content(record), figures)
 
 
-def content(record: CostRecord) -> Content:
+def content(record: Record[Case]) -> Content:
     """Return what the report of the costs says."""
     return Content(
         name="cost of reproducible training",
@@ -171,11 +160,11 @@ def content(record: CostRecord) -> Content:
     )
 
 
-def _answers(record: CostRecord) -> Iterator[str]:
+def _answers(record: Record[Case]) -> Iterator[str]:
     for measured in record.measured:
         case = measured.case
         for name, limit in case.limits.items():
-            over, noise = measured.ratio(name), measured.ratio(AGAIN)
+            over, noise = measured.ratio(name, PLAIN), measured.ratio(AGAIN, PLAIN)
             yield (
                 f"{case.title}, {counted(case.devices, 'device')}: {over.median - 1:+.1%} with {name} "
                 f"({over.low - 1:+.1%} to {over.high - 1:+.1%}; plain against plain {noise.median - 1:+.1%}), "
@@ -183,18 +172,18 @@ def _answers(record: CostRecord) -> Iterator[str]:
             )
 
 
-def _table(record: CostRecord) -> Table:
-    sections: dict[str, list[tuple[Measured, str]]] = {}
+def _table(record: Record[Case]) -> Table:
+    sections: dict[str, list[tuple[Cost, str]]] = {}
     for measured in record.measured:
         case = measured.case
         rows = sections.setdefault(f"{case.model} on {case.dataset}, {counted(case.devices, 'device')}", [])
-        rows += [(measured, name) for name in measured.step_s]
+        rows += [(measured, name) for name in measured.samples]
 
-    def interval(row: tuple[Measured, str]) -> str:
-        over = row[0].ratio(row[1])
+    def interval(row: tuple[Cost, str]) -> str:
+        over = row[0].ratio(row[1], PLAIN)
         return f"{over.low:.3f} to {over.high:.3f}"
 
-    def limit(row: tuple[Measured, str]) -> str:
+    def limit(row: tuple[Cost, str]) -> str:
         limits = row[0].case.limits
         return f"{limits[row[1]]:.2f}" if row[1] in limits else ""
 
@@ -203,18 +192,18 @@ def _table(record: CostRecord) -> Table:
         columns=(
             Column(head="B", cell=lambda row: str(row[0].case.global_batch)),
             Column(head="mode", cell=lambda row: row[1], left=True),
-            Column(head="step", cell=lambda row: f"{np.median(row[0].step_s[row[1]]) * 1e3:.2f} ms"),
-            Column(head="over plain", cell=lambda row: f"{row[0].ratio(row[1]).median:.3f}"),
+            Column(head="step", cell=lambda row: f"{np.median(row[0].samples[row[1]]) * 1e3:.2f} ms"),
+            Column(head="over plain", cell=lambda row: f"{row[0].ratio(row[1], PLAIN).median:.3f}"),
             Column(head="95 %", cell=interval, left=True, dispensable=1),
             Column(head="limit", cell=limit),
-            Column(head="rounds", cell=lambda row: str(len(row[0].step_s[row[1]])), dispensable=2),
+            Column(head="rounds", cell=lambda row: str(len(row[0].samples[row[1]])), dispensable=2),
         ),
         sections=sections,
         note="Plain: batch norm local, gradients summed rank after rank; medians.",
     )
 
 
-def _curves(record: CostRecord) -> list[Measured]:
+def _curves(record: Record[Case]) -> list[Cost]:
     """Return the cases of the first model with several batches."""
     batches: dict[str, set[int]] = {}
     for measured in record.measured:
@@ -223,7 +212,7 @@ def _curves(record: CostRecord) -> list[Measured]:
     return [measured for measured in record.measured if measured.case.model in several[:1]]
 
 
-def _figure(curves: Sequence[Measured], *, narrow: bool = False) -> Figure:
+def _figure(curves: Sequence[Cost], *, narrow: bool = False) -> Figure:
     counts = sorted({measured.case.devices for measured in curves})
 
     def make() -> Figure:
@@ -236,14 +225,14 @@ def _figure(curves: Sequence[Measured], *, narrow: bool = False) -> Figure:
     return styled(make)
 
 
-def _panel(axis: Axes, title: str, curve: Sequence[Measured]) -> None:
+def _panel(axis: Axes, title: str, curve: Sequence[Cost]) -> None:
     batches = [measured.case.global_batch for measured in curve]
     axis.set_xscale("log", base=2)
     axis.grid(axis="y", color=RULE, linewidth=0.6)
     axis.axhline(1.0, color=MUTED, linewidth=0.8)
     labels = []
     for mode, colour in zip(curve[0].case.modes, _COLOURS, strict=False):
-        ratios = [measured.ratio(mode.name) for measured in curve]
+        ratios = [measured.ratio(mode.name, PLAIN) for measured in curve]
         medians = [ratio.median for ratio in ratios]
         bars = [[ratio.median - ratio.low for ratio in ratios], [ratio.high - ratio.median for ratio in ratios]]
         axis.errorbar(batches, medians, yerr=bars, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=2)
@@ -276,13 +265,7 @@ def main() -> int:
         options.error(f"no case fits; there are {', '.join(sorted({case.model for case in cases()}))}")
 
     def run() -> None:
-        begun, measured = stamp(), []
-        for case in selected:
-            measured.append(measure(case, given.seconds))
-            print("\n".join(lines(measured[-1])), flush=True)
-        record = CostRecord(
-            environment=environment(), measured_from=begun, measured_until=stamp(), measured=tuple(measured)
-        )
+        record = measure(selected, given.seconds, lambda measured: print("\n".join(lines(measured)), flush=True))
         if given.output is not None:
             codec.write(given.output / RECORD, record)
             written = write_report(given.output, record)

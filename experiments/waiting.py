@@ -13,6 +13,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -23,10 +24,11 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
+from dpsim.experiments import cases as cases_record
 from dpsim.experiments import command
+from dpsim.experiments.cases import Measured, Record, Samples
 from dpsim.experiments.turns import in_turns
 from dpsim.harness import models
-from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.loop import StopRule
 from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
 from dpsim.launch.jobs import on_ranks
@@ -34,13 +36,13 @@ from dpsim.machine import Link, Machine, Network
 from dpsim.plan import Plan
 from dpsim.predict.step import price, scheduled
 from dpsim.progress import Progress
-from dpsim.records.sweep import Environment
 from dpsim.runtime.describe import describe
 from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.trainer import Trainer
 from dpsim.workload import Workload
 
-SCHEMA = "dpsim.waiting/1"
+SCHEMA = "dpsim.waiting/2"
+_SAMPLES = ("equal_s", "drawn_s", "predicted_s", "lateness_s")
 _STEPS = 8
 _QUANTILES = 40
 _MODEL, _LINK = "mlp:16", "paced:50us,10gbit"
@@ -62,42 +64,28 @@ class Case(Noun, frozen=True):
     rounds: int = 24
 
 
-class Waiting(Noun, frozen=True):
-    """Seconds of the steps of a case: ``equal_s`` where all ranks compute equally long, ``drawn_s`` with the spread.
+Waiting = Measured[Case]
+"""Seconds of the steps of a case: ``equal_s`` where all ranks compute equally long, ``drawn_s`` with the spread.
 
-    ``predicted_s`` is the predicted ``waiting_for_slowest_s``, ``lateness_s`` by how much ranks missed their moments
-    (the median).
-    """
-
-    case: Case
-    equal_s: tuple[float, ...]
-    drawn_s: tuple[float, ...]
-    predicted_s: float
-    lateness_s: float
-
-    @property
-    def measured(self) -> float:
-        """Return mean step with the spread / mean step without it - 1."""
-        return statistics.fmean(self.drawn_s) / statistics.fmean(self.equal_s) - 1
-
-    @property
-    def predicted(self) -> float:
-        """Return the predicted waiting over the mean step without the spread."""
-        return self.predicted_s / statistics.fmean(self.equal_s)
-
-    @property
-    def error(self) -> float:
-        """Return predicted / measured waiting - 1."""
-        return self.predicted / self.measured - 1 if self.measured > 0 else math.inf
+``predicted_s`` is the predicted ``waiting_for_slowest_s``, ``lateness_s`` by how much ranks missed their moments (the
+median): one number each.
+"""
 
 
-class WaitingRecord(Noun, frozen=True):
-    """All cases, with every sample."""
+def measured_share(of: Waiting) -> float:
+    """Return mean step with the spread / mean step without it - 1."""
+    return statistics.fmean(of.samples["drawn_s"]) / statistics.fmean(of.samples["equal_s"]) - 1
 
-    environment: Environment
-    measured_until: str
-    cases: tuple[Waiting, ...]
-    schema: str = SCHEMA
+
+def predicted_share(of: Waiting) -> float:
+    """Return the predicted waiting over the mean step without the spread."""
+    return of.samples["predicted_s"][0] / statistics.fmean(of.samples["equal_s"])
+
+
+def error(of: Waiting) -> float:
+    """Return predicted / measured waiting - 1."""
+    measured = measured_share(of)
+    return predicted_share(of) / measured - 1 if measured > 0 else math.inf
 
 
 _SHAPES: tuple[Shape, ...] = ("normal", "exponential")
@@ -135,19 +123,25 @@ def predicted_s(workload: Workload, case: Case) -> float:
     return price(schedule, machine).prediction.waiting_for_slowest_s
 
 
-def measure(cases: Sequence[Case], progress: Progress) -> WaitingRecord:
+def measure(cases: Sequence[Case], progress: Progress) -> Record[Case]:
     """Measure each case in a job of its own. Raises ``DpsimError``."""
-    measured = []
-    for case in cases:
+
+    def of_case(case: Case) -> Samples:
         progress(f"{case.devices} ranks, {case.shape} spread of {case.deviation:.0%}")
-        argument = dict(codec.to_builtins(case))
-        plain = on_ranks("dpsim.experiments.waiting:wait_on_ranks", argument, devices=case.devices)
-        measured.append(codec.decode(plain, Waiting, "waiting"))
-    return WaitingRecord(environment=environment(), measured_until=stamp(), cases=tuple(measured))
+        task = "dpsim.experiments.waiting:wait_on_ranks"
+        return dict(on_ranks(task, dict(codec.to_builtins(case)), devices=case.devices))
+
+    return cases_record.measure(SCHEMA, cases, of_case)
 
 
-def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Measure one ``Case``; rank 0 returns a ``Waiting`` (plain values)."""
+def read(path: Path) -> Record[Case]:
+    """Read a record. Raises ``FileFormatError``."""
+    record: Record[Case] = cases_record.read(path, Record[Case], "record of waiting", SCHEMA, _SAMPLES)
+    return record
+
+
+def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
+    """Return the samples of one ``Case``."""
     case = codec.decode(argument, Case, "case")
     data, network = load_dataset("digits"), Network.parse(_LINK)
     replicas = []
@@ -171,28 +165,24 @@ def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progres
 
     stop = StopRule(least_rounds=case.rounds, most_rounds=case.rounds)
     samples = in_turns({0: lambda: visit(0), 1: lambda: visit(1)}, stop, comm=comm)
-    equal_s, drawn_s = (tuple(itertools.chain.from_iterable(samples[index])) for index in (0, 1))
     for trainer in trainers:
         trainer.close()
-    if comm.rank:
-        return None
-    measured = Waiting(
-        case=case,
-        equal_s=equal_s,
-        drawn_s=drawn_s,
-        predicted_s=predicted_s(workload, case),
-        lateness_s=statistics.median(late_s),
-    )
-    return dict(codec.to_builtins(measured))
+    return {
+        "equal_s": [*itertools.chain.from_iterable(samples[0])],
+        "drawn_s": [*itertools.chain.from_iterable(samples[1])],
+        "predicted_s": [predicted_s(workload, case)],
+        "lateness_s": [statistics.median(late_s)],
+    }
 
 
-def lines(record: WaitingRecord) -> list[str]:
+def lines(record: Record[Case]) -> list[str]:
     """Return a line for each case: what waiting adds to the step, predicted and measured."""
     return [
         f"{each.case.devices} ranks, {each.case.shape} spread of {each.case.deviation:.0%}: predicted "
-        f"{each.predicted:+.1%}, measured {each.measured:+.1%} of {1e3 * statistics.fmean(each.equal_s):.1f} ms"
-        f" ({len(each.drawn_s)} steps each, moments missed by {1e3 * each.lateness_s:.2f} ms)"
-        for each in record.cases
+        f"{predicted_share(each):+.1%}, measured {measured_share(each):+.1%} of "
+        f"{1e3 * statistics.fmean(each.samples['equal_s']):.1f} ms ({len(each.samples['drawn_s'])} steps each, "
+        f"moments missed by {1e3 * each.samples['lateness_s'][0]:.2f} ms)"
+        for each in record.measured
     ]
 
 

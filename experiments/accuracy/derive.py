@@ -104,10 +104,9 @@ def derive(folder: Path, experiments: Sequence[Experiment]) -> Derived | None:
     comparisons = dict(finished(experiments, folder / "sweeps"))
     measured = [*lines(comparisons)]
     if (path := folder / EMULATION).exists():
-        record = codec.read(path, emulation.EmulationRecord, "record of emulation", emulation.SCHEMA)
-        measured.append(emulation_line(record))
+        measured.append(emulation_line(emulation.read(path)))
     if (path := folder / WAITING).exists():
-        measured.append(waiting_line(codec.read(path, waiting.WaitingRecord, "record of waiting", waiting.SCHEMA)))
+        measured.append(waiting_line(waiting.read(path)))
     if (quality := read_results(folder / "quality")) is not None:
         measured += quality_lines(quality)
     if not measured:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpsim.codec import Noun
-from dpsim.experiments.emulation import EmulationRecord
-from dpsim.experiments.waiting import WaitingRecord
+from dpsim.experiments import emulation, waiting
+from dpsim.experiments.cases import Record
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.scores import shape_score, step_score
 from dpsim.machine import NODE
@@ -194,30 +194,31 @@ def _norm_lines(comparisons: Comparisons) -> Iterator[Line]:
         )
 
 
-def emulation_line(record: EmulationRecord) -> Line:
+def emulation_line(record: Record[emulation.Case]) -> Line:
     """Return what emulated computation changes in a step of two ranks that replays the times of real ones."""
-    changes = [each.change for each in record.replayed]
+    changes = [emulation.change(each) for each in record.measured]
     return Line(
         where="emulated link, 2 devices",
         quantity="replayed step over real step",
         **_at_most(0.03, _median(map(abs, changes))),
-        points=sum(len(each.real_s) for each in record.replayed),
+        points=sum(len(each.samples["real_s"]) for each in record.measured),
         calibrations=len(changes),
         note="cases: " + ", ".join(f"{change:+.1%}" for change in changes),
     )
 
 
-def waiting_line(record: WaitingRecord) -> Line:
+def waiting_line(record: Record[waiting.Case]) -> Line:
     """Return what waiting for the slowest rank adds to a step, predicted against measured."""
+    shares = ((e.case.devices, waiting.predicted_share(e), waiting.measured_share(e)) for e in record.measured)
     return Line(
         where="emulated link, emulated computation",
         quantity="waiting for the slowest device",
-        value=_median(abs(each.error) for each in record.cases),
-        points=sum(len(each.drawn_s) for each in record.cases),
-        calibrations=len(record.cases),
+        value=_median(abs(waiting.error(each)) for each in record.measured),
+        points=sum(len(each.samples["drawn_s"]) for each in record.measured),
+        calibrations=len(record.measured),
         null=1.0,
         note="predicted and measured share of the step: "
-        + ", ".join(f"{e.case.devices} devices {e.predicted:.1%} and {e.measured:.1%}" for e in record.cases),
+        + ", ".join(f"{devices} devices {predicted:.1%} and {measured:.1%}" for devices, predicted, measured in shares),
     )
 
 

@@ -12,21 +12,22 @@ from report_factory import ENVIRONMENT, sweep
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.experiments.cases import Measured, Record
 from dpsim.experiments.reports_page import committed, write_reports
-from dpsim.experiments.reproducible_cost import AGAIN, PLAIN, RECORD, Case, CostRecord, Measured, Mode, content
+from dpsim.experiments.reproducible_cost import AGAIN, PLAIN, RECORD, SCHEMA, Case, Mode, content
 from dpsim.harness.load import load_sweep
 from dpsim.report.sweep.summary import verdicts
 
 
-def costs() -> CostRecord:
+def costs() -> Record[Case]:
     mode = Mode(leaves=8)
     cases = [
         Case(model="cnn:4", dataset="digits", devices=1, global_batch=batch, modes=(mode,), limit=1.1)
         for batch in (16, 32)
     ]
     step_s = {PLAIN: (0.010, 0.011, 0.012), mode.name: (0.011, 0.012, 0.013), AGAIN: (0.010, 0.012, 0.011)}
-    measured = tuple(Measured(case=case, step_s=step_s) for case in cases)
-    return CostRecord(environment=ENVIRONMENT, measured_from="a", measured_until="b", measured=measured)
+    measured = tuple(Measured(case=case, samples=step_s) for case in cases)
+    return Record(environment=ENVIRONMENT, measured_from="a", measured_until="b", measured=measured, schema=SCHEMA)
 
 
 @pytest.fixture
