@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dpsim.experiments import command
 from dpsim.lowering.computation import ready_times
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
@@ -90,6 +91,7 @@ def _median_s(run: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    command.parser("bench_predict", __doc__).parse_args()
     workload, bench = resnet50(), machine()
     print(f"{len(workload.tensors)} tensors, {len(workload.layers)} layers, {PLANS} plans, medians of {REPEATS} runs")
     for rule, overlap in (("tarantella", "off"), ("tarantella", "thread"), ("ddp", "thread"), ("mg-wfbp", "thread")):

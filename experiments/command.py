@@ -14,6 +14,8 @@ from dpsim.errors import DpsimError
 from dpsim.progress import Progress
 
 Record = TypeVar("Record", bound=Noun)
+ROOT = Path(__file__).resolve().parents[1]
+"""The checkout."""
 _END = "<!-- end -->"
 
 

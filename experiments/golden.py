@@ -32,11 +32,11 @@ from pathlib import Path
 
 from dpsim.errors import DpsimError
 from dpsim.experiments import command
+from dpsim.experiments.command import ROOT
 from dpsim.experiments.turns import in_turns
 from dpsim.harness.measurement.loop import StopRule
 from dpsim.harness.measurement.statistics import median_ratio
 
-ROOT = Path(__file__).resolve().parents[1]
 HELP = ROOT / "tests/cli/help.txt"
 TOLERANCE = 1e-12
 SPEED_ROUNDS = 9

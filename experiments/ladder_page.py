@@ -5,9 +5,7 @@ What is measured in it comes from the committed report, ``reports/allreduce``.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from dpsim.experiments.command import rewrite, with_parts
+from dpsim.experiments.command import ROOT, rewrite, with_parts
 from dpsim.harness.bench.result import result
 from dpsim.kernels.allreduce.registry import Version, versions
 from dpsim.kernels.allreduce.tree import slots
@@ -15,7 +13,6 @@ from dpsim.records import bench
 from dpsim.report.words import percent
 from dpsim.units import format_size
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "allreduce.md"
 RECORD = ROOT / "reports" / "allreduce" / bench.RECORD
 BEGIN = "<!-- made by python -m dpsim.experiments.ladder_page -->\n"

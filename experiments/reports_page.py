@@ -18,6 +18,7 @@ from dpsim.experiments import command
 from dpsim.experiments import reproducible_cost as cost
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import derive
+from dpsim.experiments.command import ROOT
 from dpsim.harness.load import load
 from dpsim.report.bench import content as bench_content
 from dpsim.report.bench import write_bench_report
@@ -33,7 +34,6 @@ from dpsim.report.sweep.summary import verdicts
 from dpsim.report.sweep.write import write_report
 from dpsim.report.write import PAGES
 
-ROOT = Path(__file__).resolve().parents[1]
 ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE = "How right predictions are", "Sweeps", "The same bits", "The allreduce"
 SECTIONS = (ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE)
 

@@ -7,29 +7,39 @@ order. It prints medians, ratios to the plain step with 95 % intervals, and the 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.data import load_dataset
 from dpsim.experiments import cases as cases_record
 from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Samples
-from dpsim.experiments.step_algorithms import step_times
-from dpsim.experiments.turns import ratio_lines
+from dpsim.experiments.turns import in_turns, ratio_lines
+from dpsim.harness.measurement.loop import LEAST_ROUNDS, StopRule
+from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
+from dpsim.launch.jobs import on_ranks
+from dpsim.machine import Network
+from dpsim.nn import build_model
 from dpsim.plan import BatchNormMode, Plan
+from dpsim.progress import Progress
 from dpsim.report.content import Content, environment_facts
 from dpsim.report.figures.style import MUTED, RULE, labels_at_right, panels, styled
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import counted
 from dpsim.report.write import ReportFigure, write_content
+from dpsim.runtime.trainer import Trainer
 
 RECORD, SCHEMA = "cost.json", "dpsim.reproducible-cost/2"
 PLAIN, AGAIN = "plain", "plain again"
+_VISIT_S = 0.3
 _MLP = "mlp:2048,2048,2048"
 _COLOURS = ("#0071b1", "#d45d00", "#009e73")
 _RULES = (
@@ -113,6 +123,49 @@ def measure(chosen: Sequence[Case], seconds: float, done: Callable[[Cost], objec
         return step_times(case.model, case.dataset, case.plans(), seconds)
 
     return cases_record.measure(SCHEMA, chosen, of_case, done)
+
+
+def step_times(model: str, dataset: str, plans: Mapping[str, Plan], seconds: float) -> dict[str, tuple[float, ...]]:
+    """Return the median step of each round in seconds, by plan, measured on pinned ranks. Raises ``DpsimError``.
+
+    All plans have as many devices, and take turns for ``seconds``.
+    """
+    devices = next(iter(plans.values())).devices
+    argument = {"model": model, "dataset": dataset, "plans": codec.to_builtins(plans), "seconds": seconds}
+    task = "dpsim.experiments.reproducible_cost:measure_on_ranks"
+    taken: dict[str, list[float]] = on_ranks(task, argument, devices=devices, pin=True)
+    return {name: tuple(steps_s) for name, steps_s in taken.items()}
+
+
+def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
+    """Time the plans: the median step of each round in seconds, by name; every plan trains a replica of its own.
+
+    A visit has two steps that do not count and one to six that do. A step lasts from the slowest rank's end to the
+    next one's.
+    """
+    plans = {name: codec.decode(plain, Plan, "plan") for name, plain in argument["plans"].items()}
+    dataset = load_dataset(argument["dataset"])
+    trainers = {
+        name: Trainer(
+            build_model(argument["model"], dataset.input_shape, dataset.classes), dataset, plan, comm, Network()
+        )
+        for name, plan in plans.items()
+    }
+    first = next(iter(trainers.values()))
+    first.step()
+    marks = first.step().marks
+    counted = comm.bcast(max(1, min(COUNTED_STEPS, int(_VISIT_S / (marks.end_s - marks.begin_s)))))
+
+    def visit(trainer: Trainer) -> float:
+        comm.Barrier()
+        ends_s = [trainer.step().marks.end_s for _ in range(WARM_UP_STEPS + counted)]
+        return float(np.median(step_times_s(comm.allgather(ends_s))))
+
+    visits = {name: lambda trainer=trainer: visit(trainer) for name, trainer in trainers.items()}
+    step_s = in_turns(visits, StopRule(least_rounds=LEAST_ROUNDS, most_s=argument["seconds"]), comm=comm)
+    for trainer in trainers.values():
+        trainer.close()
+    return step_s
 
 
 def lines(measured: Cost) -> Iterator[str]:

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from dpsim.columns import UNITS, AnyColumn
 from dpsim.constraints import ALL_CONSTRAINTS
-from dpsim.experiments.command import rewrite, with_parts
+from dpsim.experiments.command import ROOT, rewrite, with_parts
 from dpsim.harness.load import load
 from dpsim.records.columns import FRAMES
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results.md"
 BEGIN = "<!-- {part}: made by python -m dpsim.experiments.results_page -->\n"
 EXAMPLE = "reports/example"

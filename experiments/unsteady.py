@@ -8,7 +8,6 @@ What is measured under it is of an emulated machine and belongs in no report. It
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import subprocess
@@ -17,6 +16,7 @@ import sys
 import numpy as np
 
 from dpsim.comm.clock import now, sharpen_sleep, sleep_until
+from dpsim.experiments import command
 
 _PERIOD_S = 500e-6
 _SHORTEST_S, _LONGEST_S = 0.2, 1.0
@@ -52,30 +52,28 @@ def _take(busy_s: float, end_s: float) -> None:
 
 def main() -> int:
     """Run a command beside the disturbance; its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m dpsim.experiments.unsteady", description=__doc__)
-    parser.add_argument("--slowdown", type=float, default=1.45, help="how much slower a core is while it is slow")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("command", nargs="+")
-    arguments = parser.parse_args()
+    options = command.parser("unsteady", __doc__)
+    options.add_argument("--slowdown", type=float, default=1.45, help="how much slower a core is while it is slow")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("command", nargs="+")
+    given = options.parse_args()
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, _REAL_TIME)
     except PermissionError:
-        print(
+        command.tell(
             "unsteady: this user may not ask for real-time priority; allowed: root, or a limit on rtprio above 0; "
-            "raise it with ulimit -r 1",
-            file=sys.stderr,
+            "raise it with ulimit -r 1"
         )
         return 2
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    cores = sorted(os.sched_getaffinity(0))
     disturbers = [
-        multiprocessing.Process(target=disturb, args=(core, arguments.slowdown, arguments.seed), daemon=True)
-        for core in cores
+        multiprocessing.Process(target=disturb, args=(core, given.slowdown, given.seed), daemon=True)
+        for core in sorted(os.sched_getaffinity(0))
     ]
     for process in disturbers:
         process.start()
     try:
-        return subprocess.run(arguments.command, check=False).returncode
+        return subprocess.run(given.command, check=False).returncode
     finally:
         for process in disturbers:
             process.kill()

@@ -9,7 +9,6 @@ measured; after ``seconds`` the rest is left out.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,9 @@ def meet(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[
 def kernels(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[str, Any]:
     """Time every version at ``sizes_bytes``, ``samples`` each; by which memory and mode; how many GPUs these are."""
     versions = [each.name for each in registry.versions("cuda") if each.name not in argument["without"]]
-    own, left_out = KernelRank(comm, {"dtype": _DTYPE, "algorithms": versions}), list[str]()
+    own = KernelRank(comm, {"dtype": _DTYPE, "algorithms": versions})
     access = own.access
-    for size_bytes in _sizes(comm, argument, f"{access.mode} over {access.mapping} memory", tell, left_out):
-        _keep(comm, argument, _timed(own, size_bytes, argument["samples"], access.mode))
-    own.close()
+    left_out = _measured(own, argument, access.mode, f"{access.mode} over {access.mapping} memory", tell)
     gpus = len(set(comm.allgather(own.device.identity)))
     return {"way": access.mapping, "mode": access.mode, "gpus": gpus, "left_out": left_out}
 
@@ -51,30 +48,25 @@ def nccl(comm: MPI.Intracomm, argument: dict[str, Any], tell: Progress) -> dict[
     missing = comm.bcast(nccl_missing())
     if missing:
         return {"left_out": [f"NCCL between {comm.size} processes: {missing}"]}
-    library, left_out = NcclRank(comm, {"dtype": _DTYPE, "algorithms": []}), list[str]()
-    for size_bytes in _sizes(comm, argument, "NCCL", tell, left_out):
-        _keep(comm, argument, _timed(library, size_bytes, argument["samples"], "nccl"))
-    library.close()
-    return {"left_out": left_out}
+    library = NcclRank(comm, {"dtype": _DTYPE, "algorithms": []})
+    return {"left_out": _measured(library, argument, "nccl", "NCCL", tell)}
 
 
-def _sizes(
-    comm: MPI.Intracomm, argument: dict[str, Any], how: str, tell: Progress, left_out: list[str]
-) -> Iterator[int]:
-    """Yield the sizes for which rank 0's time suffices; the others are left out. Collective."""
+def _measured(gpu: GpuRank, argument: dict[str, Any], mode: Mode, how: str, tell: Progress) -> list[str]:
+    """Keep the samples of the sizes for which rank 0's time suffices; returns what is left out. Collective."""
+    comm, left_out = gpu.comm, list[str]()
     deadline_s = time.monotonic() + argument["seconds"]
     for size_bytes in argument["sizes_bytes"]:
         where = f"{comm.size} processes of {size_bytes} bytes, {how}"
         if comm.bcast(time.monotonic() > deadline_s):
             left_out.append(f"{where}: no time left")
-        else:
-            tell(where)
-            yield size_bytes
-
-
-def _keep(comm: MPI.Intracomm, argument: dict[str, Any], samples: list[Samples]) -> None:
-    if comm.rank == 0:
-        keep(Path(argument["results"]), samples)
+            continue
+        tell(where)
+        samples = _timed(gpu, size_bytes, argument["samples"], mode)
+        if comm.rank == 0:
+            keep(Path(argument["results"]), samples)
+    gpu.close()
+    return left_out
 
 
 def _timed(gpu: GpuRank, size_bytes: int, samples: int, mode: Mode) -> list[Samples]:

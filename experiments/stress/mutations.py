@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpsim.experiments import command
+from dpsim.experiments.command import ROOT
 from dpsim.launch import child_process
 
-ROOT = Path(__file__).resolve().parents[2]
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
 _NOTHING_FAILED = (0, 5)
 """Exit codes of pytest: all tests passed, or none was selected."""

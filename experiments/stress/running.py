@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.resources
 import os
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from dpsim.experiments.command import ROOT
 from dpsim.launch import scratch, scratch_keeper
 
-ROOT = Path(str(importlib.resources.files("dpsim"))).resolve().parent
 NOTES = ("notes.txt", "data/best.pt", "reports/index.html")
 """Files that no command has to do with, though dpsim writes some of these names elsewhere."""
 GONE_WITHIN_S = 10.0

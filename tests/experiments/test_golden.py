@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from dpsim.experiments import golden
+from dpsim.experiments import command, golden
 from dpsim.experiments.reports_page import write_reports
 from dpsim.report.figures import style
 
@@ -45,7 +45,7 @@ def test_committed_reports_are_drawn_again_as_they_are(
 ) -> None:
     monkeypatch.setattr(style, "_svg", lambda figure: "<svg></svg>\n")
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
-    committed = golden.ROOT / "reports" / name
+    committed = command.ROOT / "reports" / name
     shutil.copytree(committed, tmp_path / name, ignore=shutil.ignore_patterns("*.html", "*.md", "*.png", "*.svg"))
     write_reports(tmp_path, [tmp_path / name])
     drawn = golden.pages(tmp_path / name, figures=False)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import psutil
 
+from dpsim.experiments.command import ROOT
 from dpsim.experiments.stress.hostile.damage import damaged
 from dpsim.experiments.stress.hostile.readers import HANG_S, IDLE_S, MEMORY_BYTES
-from dpsim.experiments.stress.running import ROOT, Run
+from dpsim.experiments.stress.running import Run
 from dpsim.experiments.stress.tally import Outcome
 
 _LOOK_S = 0.02
@@ -133,8 +134,7 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
     prepared(run.folder)
     words = _command(moments)
     if number % 4 == 0:
-        path = moments.choice(sorted(path for path in run.folder.rglob("*") if path.is_file()))
-        path.write_bytes(damaged(path.read_bytes(), moments))
+        _damage_a_file(run.folder, moments)
         words = list(moments.choice(_COMMANDS))
     run.start(["dpsim", *words])
     wrong = _watched(run.process)

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import psutil
 
+from dpsim.experiments.command import ROOT
 from dpsim.experiments.stress.hostile.killed_commands import COMMANDS, TURNS, Command, prepare
-from dpsim.experiments.stress.running import GONE_WITHIN_S, ROOT, Run
+from dpsim.experiments.stress.running import GONE_WITHIN_S, Run
 from dpsim.experiments.stress.tally import Outcome
 from dpsim.harness.bench import turns
 from dpsim.launch import scratch_keeper

@@ -25,8 +25,8 @@ from dpsim.choices import Choice, Choices, Problem
 from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
+from dpsim.experiments.command import ROOT
 from dpsim.experiments.stress.hostile.damage import damaged
-from dpsim.experiments.stress.running import ROOT
 from dpsim.experiments.stress.tally import Outcome
 from dpsim.harness.bench.result import result
 from dpsim.harness.compare.ratios import compare_runs
