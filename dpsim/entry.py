@@ -11,7 +11,7 @@ from dpsim.progress import Progress, no_progress
 if TYPE_CHECKING:
     from dpsim.machine import Machine
     from dpsim.records.sweep import Experiment
-    from dpsim.report.saved import SavedSweep
+    from dpsim.report.saved import SavedResult
     from dpsim.workload import Workload
 
 
@@ -25,7 +25,7 @@ def read_machine(path: Path | str) -> Machine:
     return machine.read(path)
 
 
-def sweep(experiment: Experiment | Path | str, folder: Path | str, progress: Progress = no_progress) -> SavedSweep:
+def sweep(experiment: Experiment | Path | str, folder: Path | str, progress: Progress = no_progress) -> SavedResult:
     """Run a sweep into ``folder``, or continue it where it stopped, and return its result.
 
     ``experiment`` is the file that declares it, or the experiment itself. Raises ``ConfigError`` and

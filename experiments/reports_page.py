@@ -9,8 +9,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dpsim.codec import write_text
 from dpsim.errors import ConfigError
@@ -21,20 +22,21 @@ from dpsim.experiments.accuracy.derive import derive
 from dpsim.experiments.command import ROOT
 from dpsim.harness.load import load
 from dpsim.report.bench import content as bench_content
-from dpsim.report.bench import write_bench_report
 from dpsim.report.content import Content
 from dpsim.report.page import ListedReport, list_page
 from dpsim.report.quality.content import content as quality_content
-from dpsim.report.quality.write import write_quality_report
 from dpsim.report.reproduce.content import content as reproduce_content
-from dpsim.report.reproduce.write import write_reproduce_report
-from dpsim.report.saved import SavedBench, SavedQuality, SavedReproduction, SavedSweep
 from dpsim.report.sweep.content import REPORTS
 from dpsim.report.sweep.summary import verdicts
-from dpsim.report.sweep.write import write_report
 from dpsim.report.write import PAGES
 
 ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE = "How right predictions are", "Sweeps", "The same bits", "The allreduce"
+CONTENTS: Mapping[str, tuple[str, Callable[[Any], Content]]] = {
+    "bench": (ALLREDUCE, bench_content),
+    "reproduce": (SAME_BITS, reproduce_content),
+    "quality": (ACCURACY, quality_content),
+}
+"""The section of reports of each kind of result but sweeps, and what such a report says."""
 SECTIONS = (ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE)
 
 
@@ -78,19 +80,14 @@ def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
     if (folder / cost.RECORD).is_file():
         costs = cost.read(folder)
         return SAME_BITS, listed(cost.content(costs), cost.write_report(folder, costs))
-    match load(folder):
-        case SavedSweep() as saved:
-            compared = saved.comparison
-            written = write_report(folder, saved.predictions, saved.results, compared, saved.drift)
-            question = REPORTS[compared.experiment.question].question(compared)
-            return SWEEPS, _listed(root, folder, (folder.name, question, next(verdicts(compared))), written)
-        case SavedBench(record=benched, result=result):
-            return ALLREDUCE, listed(bench_content(benched, result), write_bench_report(folder, benched, result))
-        case SavedReproduction(record=record):
-            return SAME_BITS, listed(reproduce_content(record), write_reproduce_report(folder, record))
-        case SavedQuality(results=results):
-            return ACCURACY, listed(quality_content(results), write_quality_report(folder, results))
-    raise ConfigError(f"{folder} has a report that is not drawn from a record")
+    saved = load(folder)
+    written = saved.declared.report.write(folder, saved.data, tuple(PAGES))
+    if saved.kind == "sweep":
+        compared = saved.data.comparison
+        question = REPORTS[compared.experiment.question].question(compared)
+        return SWEEPS, _listed(root, folder, (folder.name, question, next(verdicts(compared))), written)
+    section, content = CONTENTS[saved.kind]
+    return section, listed(content(saved.data), written)
 
 
 def _listed(root: Path, folder: Path, texts: tuple[str, str, str], written: Iterable[Path]) -> ListedReport:

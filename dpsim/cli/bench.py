@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cyclopts import App
 
 from dpsim.algorithms import Backend
 from dpsim.cli import flags, show
-
-if TYPE_CHECKING:
-    from dpsim.records.bench import BenchRecord
-    from dpsim.records.bench_result import BenchResult
 
 EXAMPLES = """\
 Examples:
@@ -78,8 +72,11 @@ def allreduce(
     from dpsim import codec
     from dpsim.folder_lock import locked
     from dpsim.harness.bench.measure import measure
+    from dpsim.harness.bench.result import result as result_of
+    from dpsim.harness.load import KINDS
     from dpsim.records.bench import RECORD, AllreduceBench
     from dpsim.report.bench import check_plot, write_plot
+    from dpsim.report.saved import SavedResult
 
     flags.writable(given.output, folder=True)
     flags.writable(given.plot, flag="--plot")
@@ -102,32 +99,11 @@ def allreduce(
             record = measure(AllreduceBench(**fields), progress)
         if given.output is not None:
             codec.write(given.output / RECORD, record)
-        result = show_record(record, given.output, json=given.json, command="bench allreduce")
+        result = result_of(record)
+        show.result(SavedResult(KINDS["bench"], result), given.output, json=given.json, command="bench allreduce")
     if given.plot is not None:
         write_plot(given.plot, result)
     return 1 if result.wrong else 0
-
-
-def show_record(
-    record: BenchRecord, folder: Path | None, *, json: bool, command: str, pages: Sequence[str] = ("html", "md")
-) -> BenchResult:
-    """Print the result of a record, and write the ``pages`` of its report into ``folder`` if there is one."""
-    from dpsim.harness.bench.result import result as result_of
-    from dpsim.report.bench import for_terminal, points_json, summary_json, systems, write_bench_report
-    from dpsim.report.write import PAGES
-
-    result = result_of(record)
-    if folder is not None and pages:
-        write_bench_report(folder, record, result, pages)
-    if json:
-        show.print_json(command, points_json(result), summary_json(result))
-    else:
-        for name, description in systems(record):
-            print(f"# {name}: {description}")
-        show.rich(for_terminal(result))
-        if folder is not None and pages:
-            print(f"report: {folder / PAGES[pages[0]]}")
-    return result
 
 
 def _size(flag: str, text: str | None) -> int | None:

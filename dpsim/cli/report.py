@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import bench, flags, reproduce, show
-
-if TYPE_CHECKING:
-    from dpsim.report.saved import SavedQuality, SavedSweep
+from dpsim.cli import flags, show
 
 EXAMPLES = """\
 Examples:
@@ -52,8 +48,7 @@ def report(
     from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
     from dpsim.harness.load import load
-    from dpsim.report.saved import SavedBench, SavedQuality, SavedReproduction, SavedSweep
-    from dpsim.report.saved.write import check_tables, write_tables
+    from dpsim.report.saved import check_tables, write_tables
     from dpsim.report.write import table_files
 
     target = folder if given.output is None else given.output
@@ -73,14 +68,7 @@ def report(
         if not pages and not given.json:
             print(f"tables: {', '.join(str(path) for path in written)}")
             return
-        if isinstance(saved, SavedBench):
-            bench.show_record(saved.record, target, json=given.json, command="report", pages=pages)
-        elif isinstance(saved, SavedReproduction):
-            reproduce.show_record(saved.record, target, json=given.json, command="report", pages=pages)
-        elif isinstance(saved, SavedQuality):
-            _show_quality(saved, target, json=given.json, pages=pages)
-        elif isinstance(saved, SavedSweep):
-            _show_sweep(saved, target, json=given.json, verbose=given.verbose, pages=pages)
+        show.result(saved, target, json=given.json, command="report", pages=pages, verbose=given.verbose)
         if written and not given.json:
             print(f"tables: {', '.join(str(path) for path in written)}")
 
@@ -117,37 +105,3 @@ def _check(folder: Path, *, json: bool) -> None:
         )
     if not same:
         raise SystemExit(1)
-
-
-def _show_sweep(saved: SavedSweep, folder: Path, *, json: bool, verbose: bool, pages: Sequence[str]) -> None:
-    from dpsim.report.sweep.content import for_terminal
-    from dpsim.report.sweep.result import summary_json
-    from dpsim.report.sweep.summary import Summary
-    from dpsim.report.sweep.write import write_report
-    from dpsim.report.write import PAGES
-
-    if pages:
-        write_report(folder, saved.predictions, saved.results, saved.comparison, saved.drift, pages)
-    if json:
-        show.print_json("report", saved.points(), summary_json(saved.comparison))
-        return
-    if verbose:
-        show.rich(for_terminal(saved.comparison))
-    show.rich(Summary(comparison=saved.comparison, folder=folder, page=PAGES[pages[0]]))
-
-
-def _show_quality(saved: SavedQuality, folder: Path, *, json: bool, pages: Sequence[str]) -> None:
-    from dpsim.report.quality.content import content
-    from dpsim.report.quality.write import write_quality_report
-    from dpsim.report.terminal import TerminalReport
-    from dpsim.report.write import PAGES
-
-    if pages:
-        write_quality_report(folder, saved.results, pages)
-    if json:
-        show.print_json("report", saved.points(), {"title": saved.title})
-        return
-    shown = content(saved.results)
-    show.rich(TerminalReport(tables=shown.tables, warnings=shown.warnings, answers=shown.answers))
-    if pages:
-        print(f"report: {folder / PAGES[pages[0]]}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
-    from dpsim.records.reproduce import ReproduceRecord
+    pass
 
 EXAMPLES = """\
 Examples:
@@ -21,7 +20,6 @@ Examples:
 
 _ALL = "all"
 _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "strategies"}
-_MOST_SHOWN = 40
 
 
 class ReproduceFlags(
@@ -62,11 +60,13 @@ def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:
     from dpsim import codec
     from dpsim.algorithms import RUNNABLE, algorithms_in
     from dpsim.folder_lock import locked
+    from dpsim.harness.load import KINDS
     from dpsim.harness.reproduce.against import check_comparable, compare_with_saved
     from dpsim.harness.reproduce.measure import measure
     from dpsim.optimizer import changed
     from dpsim.plan import OVERLAPS, STRATEGIES
     from dpsim.records.reproduce import RECORD, Reproduction
+    from dpsim.report.saved import SavedResult
 
     against, output = given.against, given.output
     flags.writable(output, folder=True)
@@ -91,33 +91,5 @@ def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:
             record = compare_with_saved(record, saved, against)
         if output is not None:
             codec.write(output / RECORD, record)
-        show_record(record, output, json=given.json, command="reproduce")
+        show.result(SavedResult(KINDS["reproduce"], record), output, json=given.json, command="reproduce")
     return 0 if record.kept_promises else 1
-
-
-def show_record(
-    record: ReproduceRecord, folder: Path | None, *, json: bool, command: str, pages: Sequence[str] = ("html", "md")
-) -> None:
-    """Print the result of a record, and write the ``pages`` of its report into ``folder`` if there is one."""
-    from dpsim.report.reproduce.content import content
-    from dpsim.report.reproduce.result import points_json, summary_json
-    from dpsim.report.reproduce.tables import ALL_RUNS
-    from dpsim.report.reproduce.write import write_reproduce_report
-    from dpsim.report.terminal import TerminalReport
-    from dpsim.report.write import PAGES
-
-    if folder is not None and pages:
-        write_reproduce_report(folder, record, pages)
-    if json:
-        show.print_json(command, points_json(record), summary_json(record))
-        return
-    report, many = content(record), len(record.runs) > _MOST_SHOWN
-    tables = [table for table in report.tables if table.title != ALL_RUNS or not many]
-    show.rich(TerminalReport(tables=tables, warnings=report.warnings, answers=report.answers))
-    if many:
-        print(
-            f"each of the {len(record.runs)} runs: "
-            + ("see the report" if folder and pages else "use --output FOLDER or --json")
-        )
-    if folder is not None and pages:
-        print(f"report: {folder / PAGES[pages[0]]}")

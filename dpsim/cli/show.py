@@ -13,6 +13,9 @@ from dpsim.errors import printable
 from dpsim.progress import Progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dpsim.report.saved import SavedResult
     from dpsim.report.table import Column
 
 Row = TypeVar("Row")
@@ -63,6 +66,31 @@ def print_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mappi
     from dpsim import codec
 
     print(codec.to_json(json_object(command, points, summary)))
+
+
+def result(
+    saved: SavedResult,
+    folder: Path | None,
+    *,
+    json: bool,
+    command: str,
+    pages: Sequence[str] = ("html", "md"),
+    verbose: bool = False,
+) -> None:
+    """Write the ``pages`` of a result's report into ``folder``, if there is one, and print the result."""
+    from dpsim.report.write import PAGES
+
+    page = None if folder is None or not pages else folder / PAGES[pages[0]]
+    if folder is not None and page is not None:
+        saved.declared.report.write(folder, saved.data, pages)
+    if json:
+        print_json(command, saved.points(), saved.declared.report.summary(saved.data))
+        return
+    for shown in saved.declared.report.show(saved.data, page, verbose):
+        if isinstance(shown, str):
+            print(shown)
+        else:
+            rich(shown)
 
 
 def count_devices(number: int) -> str:

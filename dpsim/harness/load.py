@@ -1,4 +1,4 @@
-"""``load``: what dpsim wrote, as data."""
+"""``load``: what dpsim wrote, as data. ``KINDS`` declares every kind of result."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ from pathlib import Path
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.harness.bench.result import result
+from dpsim.harness.bench.result import result as bench_result
 from dpsim.harness.quality.study import read_results as read_study_results
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import read_drift
 from dpsim.harness.sweep.quality import read_quality
 from dpsim.harness.sweep.sweep import read_swept
 from dpsim.records import bench, quality, reproduce, train
+from dpsim.records.quality_results import QualityResults
 from dpsim.records.sweep import PREDICTIONS_SCHEMA, RESULTS_SCHEMA
-from dpsim.report.saved import (
-    SavedBench,
-    SavedQuality,
-    SavedReproduction,
-    SavedResult,
-    SavedSweep,
-    SavedTraining,
-)
+from dpsim.report import bench as bench_report
+from dpsim.report import training
+from dpsim.report.quality import saved as quality_report
+from dpsim.report.reproduce import result as reproduce_report
+from dpsim.report.saved import ResultKind, SavedResult
+from dpsim.report.sweep import saved as sweep_report
 
 _PREDICTIONS, _RESULTS = "predictions.json", "results.json"
-_OF_SWEEPS = {schema.partition("/")[0] for schema in (PREDICTIONS_SCHEMA, RESULTS_SCHEMA)}
 _ALLOWED = (
     "the folder of a sweep, of bench allreduce, of reproduce or of a study of quality, the record in it, or a file of "
     "train --output"
@@ -39,60 +37,51 @@ def load(path: Path | str) -> SavedResult:
     Raises ``ConfigError`` where it is something else, ``FileFormatError`` where it is damaged.
     """
     path = Path(path)
-    if path.is_dir():
-        return _folder(path)
     if not path.exists():
         raise ConfigError(f"there is no file or folder {path}", allowed=_ALLOWED)
-    raw = codec.read_raw(path, "result")
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    if isinstance(schema, str) and schema.partition("/")[0] in _OF_SWEEPS:
-        return load_sweep(path.parent)
-    if schema == bench.SCHEMA:
-        return _bench(path)
-    if schema == reproduce.SCHEMA:
-        return SavedReproduction(record=reproduce.read(path))
-    if schema == quality.SCHEMA:
-        return _quality(path.parent)
-    if schema == train.SCHEMA and "points" not in raw and raw.get("command") == "train":
-        return SavedTraining(record=train.read(path))
-    if schema == train.SCHEMA:
-        raise ConfigError(
-            f"{path} is what dpsim {raw.get('command')} prints with --json, or writes with --output",
-            allowed=_ALLOWED,
-            remedy="it is one JSON object, with its rows in 'points' and what holds for all in 'summary': read it with"
-            " json.load",
-        )
-    raise ConfigError(f"{path} is not a result of dpsim: its schema is {schema!r}", allowed=_ALLOWED)
+    if path.is_dir():
+        kind, path = _kind_of_folder(path)
+    else:
+        kind = _kind_of_file(path)
+    return SavedResult(kind, kind.read(path))
 
 
-def _folder(folder: Path) -> SavedResult:
-    if (folder / bench.RECORD).is_file():
-        return _bench(folder / bench.RECORD)
-    if (folder / reproduce.RECORD).is_file():
-        return SavedReproduction(record=reproduce.read(folder))
-    if (folder / _PREDICTIONS).is_file() or (folder / _RESULTS).is_file():
-        return load_sweep(folder)
-    if (folder / quality.RECORD).is_file():
-        return _quality(folder)
+def _kind_of_folder(folder: Path) -> tuple[ResultKind, Path]:
+    """Return the kind of result in a folder, and the file that tells it."""
+    for kind in KINDS.values():
+        for name in kind.files:
+            if (folder / name).is_file():
+                return kind, folder / name
     names = sorted(path.name for path in folder.iterdir())
     inside = f"it has {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}" if names else "it is empty"
     raise ConfigError(f"the folder {folder} holds no result of dpsim: {inside}", allowed=_ALLOWED)
 
 
-def _bench(path: Path) -> SavedBench:
-    record = bench.read(path)
-    return SavedBench(record=record, result=result(record))
+def _kind_of_file(path: Path) -> ResultKind:
+    raw = codec.read_raw(path, "result")
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    form = str(schema).partition("/")[0]
+    for kind in KINDS.values():
+        # of sweeps every version is taken, so that their reader can say which version reads it
+        if schema in kind.schemas or (kind is KINDS["sweep"] and form in [s.partition("/")[0] for s in kind.schemas]):
+            if kind.name != "train" or ("points" not in raw and raw.get("command") == "train"):
+                return kind
+            raise ConfigError(
+                f"{path} is what dpsim {raw.get('command')} prints with --json, or writes with --output",
+                allowed=_ALLOWED,
+                remedy="it is one JSON object, with its rows in 'points' and what holds for all in 'summary': read it "
+                "with json.load",
+            )
+    raise ConfigError(f"{path} is not a result of dpsim: its schema is {schema!r}", allowed=_ALLOWED)
 
 
-def _quality(folder: Path) -> SavedQuality:
-    results = read_study_results(folder)
-    if results is None:
-        raise ConfigError(f"{folder} has no {quality.RECORD}", allowed=_ALLOWED)
-    return SavedQuality(results=results)
-
-
-def load_sweep(folder: Path) -> SavedSweep:
+def load_sweep(folder: Path) -> SavedResult:
     """Read the records in the folder of a sweep, and compare them. Raises ``ConfigError`` and ``FileFormatError``."""
+    return SavedResult(KINDS["sweep"], _read_sweep(folder / _RESULTS))
+
+
+def _read_sweep(path: Path) -> sweep_report.SweepData:
+    folder = path.parent
     if not (folder / _RESULTS).exists():
         raise ConfigError(
             f"the sweep in {folder} is unfinished: it has no {_RESULTS} yet",
@@ -103,4 +92,42 @@ def load_sweep(folder: Path) -> SavedSweep:
     predictions, results = swept.predictions, swept.results
     drift = read_drift(predictions, folder)
     comparison = compare(predictions, results, drift, read_quality(predictions.experiment, folder), swept.blind)
-    return SavedSweep(predictions=predictions, results=results, comparison=comparison, drift=drift)
+    return sweep_report.SweepData(predictions, results, comparison, drift)
+
+
+def _read_quality(path: Path) -> QualityResults:
+    results = read_study_results(path.parent)
+    if results is None:
+        raise ConfigError(f"{path.parent} has no {quality.RECORD}", allowed=_ALLOWED)
+    return results
+
+
+_DECLARED = (
+    ResultKind(
+        name="bench",
+        files=(bench.RECORD,),
+        schemas=(bench.SCHEMA,),
+        read=lambda path: bench_result(bench.read(path)),
+        report=bench_report,
+    ),
+    ResultKind(
+        name="reproduce",
+        files=(reproduce.RECORD,),
+        schemas=(reproduce.SCHEMA,),
+        read=reproduce.read,
+        report=reproduce_report,
+    ),
+    ResultKind(
+        name="sweep",
+        files=(_PREDICTIONS, _RESULTS),
+        schemas=(PREDICTIONS_SCHEMA, RESULTS_SCHEMA),
+        read=_read_sweep,
+        report=sweep_report,
+    ),
+    ResultKind(
+        name="quality", files=(quality.RECORD,), schemas=(quality.SCHEMA,), read=_read_quality, report=quality_report
+    ),
+    ResultKind(name="train", schemas=(train.SCHEMA,), read=train.read, report=training),
+)
+KINDS = {kind.name: kind for kind in _DECLARED}
+"""The kinds of results by name. A folder is of the first of which it has a file."""

@@ -148,6 +148,7 @@ class BenchSize(Noun, frozen=True):
 class BenchResult(Noun, frozen=True):
     """The result of a benchmark, in ascending order of size."""
 
+    record: BenchRecord
     points: tuple[BenchPoint, ...]
     sizes: tuple[BenchSize, ...]
     rounds: int

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
 
 from dpsim.codec import to_builtins
 from dpsim.errors import ConfigError
 from dpsim.records.bench import BETWEEN, OWN, BenchRecord
 from dpsim.records.bench_result import BenchPoint, BenchResult, BenchSize
 from dpsim.report.content import Content, Facts, ReportWarning, environment_facts
+from dpsim.report.saved import Samples
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
-from dpsim.report.words import devices_name, percent
+from dpsim.report.words import counted, devices_name, percent
 from dpsim.report.write import PAGES, ReportFigure, write_content
 from dpsim.units import format_size
 from dpsim.user_code import is_function
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NOISY = 0.1
 PLOTS = (".png", ".svg")
@@ -72,9 +79,9 @@ _RULES = {"cpu": _CPU, "cuda": _CUDA}
 """How a benchmark measures on each backend."""
 
 
-def content(record: BenchRecord, result: BenchResult) -> Content:
+def content(result: BenchResult) -> Content:
     """Return what the report of a benchmark says."""
-    bench = record.bench
+    bench = result.record.bench
     where = SIMULATOR if result.simulated else bench.backend
     name = f"allreduce of {bench.dtype} on {devices_name(bench.devices)}, {where}"
     return Content(
@@ -87,17 +94,8 @@ def content(record: BenchRecord, result: BenchResult) -> Content:
         question="How close does each allreduce come to what memory allows, and how does dpsim compare with other "
         "libraries?",
         tables=(sizes_table(result), bound_table(result), points_table(result)),
-        facts=_facts(record, result),
-        environment=environment_facts(record.environment),
-    )
-
-
-def for_terminal(result: BenchResult) -> TerminalReport:
-    """Return what ``rich.print`` shows of a benchmark: everything that was timed, and dpsim against its peers."""
-    return TerminalReport(
-        tables=(points_table(result), sizes_table(result)),
-        warnings=tuple(warnings(result)),
-        answers=tuple(answers(result)),
+        facts=_facts(result),
+        environment=environment_facts(result.record.environment),
     )
 
 
@@ -296,8 +294,8 @@ def _share(part: float | None) -> str:
     return "" if part is None else percent(part)
 
 
-def _facts(record: BenchRecord, result: BenchResult) -> Facts:
-    sizes = record.bench.sizes()
+def _facts(result: BenchResult) -> Facts:
+    record, sizes = result.record, result.record.bench.sizes()
     noise = max((size.noise or 0.0 for size in result.sizes), default=0.0)
     calls = sum(point.samples for point in result.points)
     return (
@@ -309,31 +307,72 @@ def _facts(record: BenchRecord, result: BenchResult) -> Facts:
     )
 
 
-def points_json(result: BenchResult) -> list[dict[str, Any]]:
+def title(result: BenchResult) -> str:
+    """Return what was timed, where and when."""
+    bench, peers = result.record.bench, dict.fromkeys(system.peer for system in result.record.systems)
+    return (
+        f"benchmark of the allreduce on {bench.devices} devices, {bench.dtype}, backend {bench.backend}: "
+        f"{counted(len(result.points), 'point')} of {', '.join(peers)}, measured from {result.record.measured_from}"
+    )
+
+
+def points(result: BenchResult) -> list[dict[str, Any]]:
     """Return the points of ``--json``."""
     return [to_builtins(point.values()) for point in result.points]
 
 
-def summary_json(result: BenchResult) -> dict[str, Any]:
+def summary(result: BenchResult) -> dict[str, Any]:
     """Return the summary of ``--json``."""
-    names = ("sizes", "rounds", "wrong", "simulated")
-    return {name: to_builtins(getattr(result, name)) for name in names}
+    return {name: to_builtins(getattr(result, name)) for name in ("sizes", "rounds", "wrong", "simulated")}
 
 
-def write_bench_report(
-    folder: Path, record: BenchRecord, result: BenchResult, pages: Collection[str] = tuple(PAGES)
-) -> list[Path]:
+def samples(result: BenchResult) -> Samples:
+    """Return each call that was timed: what was called, its round, and its time in seconds."""
+    bench, peers = result.record.bench, {system.name: system.peer for system in result.record.systems}
+    timed = [series for series in result.record.series if series.rounds_ns]
+    rows = [
+        to_builtins(msgspec.structs.replace(series, rounds_ns=()))
+        | {"devices": bench.devices, "dtype": bench.dtype, "peer": peers[series.system]}
+        for series in timed
+    ]
+    calls = [
+        (number, step, call_ns)
+        for series in timed
+        for number, calls in enumerate(series.rounds_ns)
+        for step, call_ns in enumerate(calls)
+    ]
+    rounds, steps, calls_ns = np.array(calls, np.int64).reshape(-1, 3).T
+    values = {"round": rounds, "step": steps, "time_s": calls_ns * 1e-9}
+    return rows, [sum(map(len, series.rounds_ns)) for series in timed], values
+
+
+def panel(result: BenchResult, *, peers: bool = False) -> Callable[[Axes], None]:
+    """Return the figure of bus bandwidths: of dpsim's algorithms, or of its default and its ``peers``."""
+    from dpsim.report.figures import bandwidth
+
+    return lambda axis: bandwidth.panel(axis, result, own=not peers)
+
+
+def write(folder: Path, result: BenchResult, pages: Collection[str] = tuple(PAGES)) -> list[Path]:
     """Write ``index.html``, ``report.md`` and the figure; returns the paths. Raises ``ConfigError``."""
     from dpsim.report.figures import bandwidth
 
-    figure = ReportFigure(
-        name="bandwidth",
-        title="Bus bandwidth",
-        caption=_CAPTION,
-        wide=bandwidth.draw(result),
-        narrow=bandwidth.draw(result, narrow=True),
+    wide, narrow = bandwidth.draw(result), bandwidth.draw(result, narrow=True)
+    figure = ReportFigure(name="bandwidth", title="Bus bandwidth", caption=_CAPTION, wide=wide, narrow=narrow)
+    return write_content(folder, content(result), [figure], pages)
+
+
+def show(result: BenchResult, page: Path | None, _: bool) -> Iterator[Any]:
+    """Yield the systems, everything that was timed, and dpsim against its peers."""
+    for name, description in systems(result.record):
+        yield f"# {name}: {description}"
+    yield TerminalReport(
+        tables=(points_table(result), sizes_table(result)),
+        warnings=tuple(warnings(result)),
+        answers=tuple(answers(result)),
     )
-    return write_content(folder, content(record, result), [figure], pages)
+    if page is not None:
+        yield f"report: {page}"
 
 
 def check_plot(path: Path | None) -> None:

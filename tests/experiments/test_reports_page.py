@@ -51,7 +51,7 @@ def test_reports_are_drawn_again_and_listed_with_question_verdict_and_figure(rep
     assert links == ["thresholds/index.html", "thresholds/step_time.svg", "bits/cost/index.html", "bits/cost/cost.svg"]
     assert all((reports / link).is_file() for link in links)
     cost = content(costs())
-    verdict = next(verdicts(load_sweep(folders[1]).comparison))
+    verdict = next(verdicts(load_sweep(folders[1]).data.comparison))
     for expected in (cost.heading, cost.question, cost.answers[0], verdict):
         assert expected in text
     assert text.index("Sweeps") < text.index("The same bits") and "The allreduce" not in text

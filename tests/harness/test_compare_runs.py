@@ -29,7 +29,7 @@ from dpsim.harness.sweep.compare import compare
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.run_comparison import RunComparison
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
-from dpsim.report.saved import SavedBench, SavedSweep
+from dpsim.report.sweep.saved import SweepData
 
 Records = tuple[Predictions, Results]
 PUBLISHED = Path(__file__).parents[2] / "reports"
@@ -54,8 +54,7 @@ def changed(records: Records, factor: float = 1.0, **experiment: object) -> Reco
 
 def run_of(records: Records, label: str) -> MeasuredRun:
     predictions, results = records
-    saved = SavedSweep(predictions=predictions, results=results, comparison=compare(predictions, results))
-    return sweep_run(saved, label, "")
+    return sweep_run(SweepData(predictions, results, compare(predictions, results)), label, "")
 
 
 def compared(*sweeps: Records) -> RunComparison:
@@ -246,7 +245,7 @@ def bench(factor: float, seed: int, *, wrong: int = 0) -> MeasuredRun:
         measured_from="2025-01-01T10:00:00Z",
         measured_until="2025-01-01T10:01:00Z",
     )
-    return bench_run(SavedBench(record=record, result=result(record)), f"factor {factor:g}", "")
+    return bench_run(result(record), f"factor {factor:g}", "")
 
 
 def test_benchmarks_are_compared_by_size_and_algorithm() -> None:

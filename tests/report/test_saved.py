@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ from report_factory import sweep
 from dpsim import codec, entry
 from dpsim.columns import UNITS, AnyColumn, column
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
-from dpsim.harness.load import load
+from dpsim.harness.load import KINDS, load
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.columns import FRAMES
-from dpsim.records.sweep import read_predictions
+from dpsim.records.sweep import Predictions, Results, read_predictions
 from dpsim.report.frames import table
-from dpsim.report.saved import SavedBench, SavedReproduction, SavedResult, SavedSweep
-from dpsim.report.saved.write import write_tables
+from dpsim.report.saved import SavedResult, write_tables
+from dpsim.report.sweep.saved import SweepData
 
 Dpsim = Callable[..., tuple[int, str, str]]
 REPORTS = Path(__file__).parents[2] / "reports"
@@ -88,6 +89,11 @@ def figures_are_closed() -> Iterator[None]:
     matplotlib.use("Agg")
     yield
     pyplot.close("all")
+
+
+def saved_sweep(predictions: Predictions, results: Results) -> SavedResult:
+    """A sweep whose records are not in a folder."""
+    return SavedResult(KINDS["sweep"], SweepData(predictions, results, compare(predictions, results)))
 
 
 def flat(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +267,7 @@ def test_the_samples_of_a_benchmark_give_the_percentiles_of_its_points() -> None
 
 def test_the_timeline_of_a_sweep_has_every_event_measured_and_predicted() -> None:
     predictions, results = sweep(networks=("node",))
-    result = SavedSweep(predictions=predictions, results=results, comparison=compare(predictions, results))
+    result = saved_sweep(predictions, results)
     frame = result.timeline()
     kept = [p.timeline for p in (*results.points, *predictions.points) if p.timeline is not None]
     assert len(frame) == sum(len(timeline.step) for timeline in kept)
@@ -308,13 +314,12 @@ def test_a_plot_is_drawn_on_new_axes_or_on_those_that_are_given(saved: SavedResu
 
 def test_a_plot_of_a_sweep_is_of_the_network_that_is_asked_for() -> None:
     result = load(REPORTS / "example")
-    assert isinstance(result, SavedSweep)
     paced = "paced:50us,1gbit"
     assert paced in result.plot(network=paced, devices=2).get_title(loc="left")
     assert "node" in result.plot().get_title(loc="left")
     for wrong, text in (({"network": "wifi"}, "network 'wifi' was not swept"), ({"devices": 3}, "devices 3 was not")):
         with pytest.raises(ConfigError, match=text):
-            result.plot(**wrong)  # type: ignore[arg-type]
+            result.plot(**wrong)
 
 
 def test_a_file_of_a_sweep_loads_its_folder() -> None:
@@ -452,7 +457,7 @@ def test_a_users_own_table_is_not_overwritten(dpsim: Dpsim, tmp_path: Path) -> N
 def test_parquet_without_its_library_is_refused_before_anything_is_written(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpsim.report.saved.write.find_spec", lambda name: None)
+    monkeypatch.setattr("dpsim.report.saved.find_spec", lambda name: None)
     code, _, err = dpsim("report", REPORTS / "devices", "--output", tmp_path / "new", "--format", "csv,parquet")
     assert code == 2 and "pyarrow, which is not installed" in err and "dpsim[parquet]" in err
     assert not (tmp_path / "new").exists()
@@ -463,15 +468,16 @@ def test_a_number_out_of_range_is_refused_and_results_without_samples_are_empty_
     first = results.points[0]
     far = msgspec.structs.replace(first, round=(2**64, *first.round[1:]))
     damaged = msgspec.structs.replace(results, points=(far, *results.points[1:]))
-    result = SavedSweep(predictions=predictions, results=damaged, comparison=compare(predictions, damaged))
+    result = saved_sweep(predictions, damaged)
     with pytest.raises(FileFormatError, match="a number out of range"):
         result.samples()
     bench, reproduction = load(REPORTS / "allreduce" / "devices-8"), load(REPORTS / "reproducibility" / "plain")
-    assert isinstance(bench, SavedBench) and isinstance(reproduction, SavedReproduction)
-    untimed = tuple(msgspec.structs.replace(series, rounds_ns=()) for series in bench.record.series)
+    record = bench.data.record
+    untimed = tuple(msgspec.structs.replace(series, rounds_ns=()) for series in record.series)
+    bare = msgspec.structs.replace(record, series=untimed)
     without = (
-        SavedBench(record=msgspec.structs.replace(bench.record, series=untimed), result=bench.result),
-        SavedReproduction(record=msgspec.structs.replace(reproduction.record, runs=())),
+        replace(bench, data=msgspec.structs.replace(bench.data, record=bare)),
+        replace(reproduction, data=msgspec.structs.replace(reproduction.data, runs=())),
     )
     for empty in without:
         samples = empty.samples()
@@ -484,7 +490,7 @@ def test_an_earlier_record_without_losses_has_them_missing() -> None:
     predictions, results = sweep(networks=("node",), timelines=False)
     bare = [msgspec.structs.replace(point, losses=()) for point in results.points]
     old = msgspec.structs.replace(results, points=tuple(bare))
-    result = SavedSweep(predictions=predictions, results=old, comparison=compare(predictions, old))
+    result = saved_sweep(predictions, old)
     samples = result.samples()
     assert samples["loss"].isna().all() and samples["step_s"].notna().all()
     assert len(result.timeline()) == 0 and list(result.timeline().columns) == [

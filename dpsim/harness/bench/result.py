@@ -21,6 +21,7 @@ def result(record: BenchRecord) -> BenchResult:
     every = _points(record)
     fresh = [point for point in every if not point.cached]
     return BenchResult(
+        record=record,
         points=tuple(p for p in every if p.algorithm not in REFERENCES and not p.series.repeat),
         sizes=tuple(_size(size, [p for p in fresh if p.size_bytes == size]) for size in record.bench.sizes()),
         rounds=max((len(series.rounds_ns) for series in record.series), default=0),

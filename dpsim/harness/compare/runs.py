@@ -16,10 +16,11 @@ from dpsim.codec import Noun
 from dpsim.errors import FileFormatError
 from dpsim.harness.load import load
 from dpsim.records.bench import BenchRecord, Series
+from dpsim.records.bench_result import BenchResult
 from dpsim.records.comparison import ComparedPoint
 from dpsim.records.run_comparison import ComparedRun, SettingValue
 from dpsim.records.sweep import Results
-from dpsim.report.saved import SavedBench, SavedSweep
+from dpsim.report.sweep.saved import SweepData
 from dpsim.setting import FIELDS
 
 Floats = NDArray[np.float64]
@@ -94,15 +95,15 @@ class MeasuredRun:
 def read_run(path: Path, label: str) -> MeasuredRun:
     """Read a run from its folder, or from the record in it. Raises ``ConfigError`` and ``FileFormatError``."""
     saved = load(path)
-    if isinstance(saved, SavedSweep):
-        return sweep_run(saved, label, str(path if path.is_dir() else path.parent))
-    if isinstance(saved, SavedBench):
-        return bench_run(saved, label, str(path))
+    if saved.kind == "sweep":
+        return sweep_run(saved.data, label, str(path if path.is_dir() else path.parent))
+    if saved.kind == "bench":
+        return bench_run(saved.data, label, str(path))
     reason, remedy = _REFUSED.get(saved.kind, ("no record that can be compared", ""))
     raise FileFormatError(f"{path} is {reason}", allowed=_KINDS, remedy=remedy)
 
 
-def sweep_run(saved: SavedSweep, label: str, path: str) -> MeasuredRun:
+def sweep_run(saved: SweepData, label: str, path: str) -> MeasuredRun:
     """Return the run of a sweep, with the samples of each setting as the sweep's own report uses them."""
     points, experiment = saved.comparison.points, saved.results.experiment
     index = {number: i for i, number in enumerate(sorted({n for run in saved.results.points for n in run.round}))}
@@ -135,17 +136,17 @@ def sweep_run(saved: SavedSweep, label: str, path: str) -> MeasuredRun:
     )
 
 
-def bench_run(saved: SavedBench, label: str, path: str) -> MeasuredRun:
+def bench_run(result: BenchResult, label: str, path: str) -> MeasuredRun:
     """Return the run of a benchmark: a setting is an algorithm of a system at a size.
 
     What has no times, or times of a simulator, is unusable.
     """
-    record = saved.record
-    noise = {size.size_bytes: size.noise for size in saved.result.sizes}
+    record = result.record
+    noise = {size.size_bytes: size.noise for size in result.sizes}
     series = {_series_key(each): each for each in record.series if not each.repeat}
     settings: dict[SettingFields, MeasuredSetting] = {}
     unusable: dict[SettingFields, str] = {}
-    for point in saved.result.points:
+    for point in result.points:
         setting = (("backend", record.bench.backend), *((name, getattr(point, name)) for name in _BENCH))
         if point.time_s is None or point.time_low_s is None or point.time_high_s is None:
             unusable[setting] = f"it has no times in {label}: its sums were wrong, or it was not timed"
@@ -166,7 +167,7 @@ def bench_run(saved: SavedBench, label: str, path: str) -> MeasuredRun:
         kind="bench allreduce",
         run=_described(record, label, path, declared, len(settings)),
         settings=settings,
-        rounds=saved.result.rounds,
+        rounds=result.rounds,
         unusable=unusable,
     )
 

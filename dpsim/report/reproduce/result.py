@@ -1,14 +1,37 @@
-"""A reproduction for programs: one flat record for each run, and a summary."""
+"""A reproduction as data: a point for each run, the losses of its steps, a summary, a figure, and a terminal's text."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dpsim.codec import to_builtins
+from dpsim.errors import ConfigError
 from dpsim.records.reproduce import ReproduceRecord, Run
+from dpsim.report.reproduce.content import content
+from dpsim.report.reproduce.tables import ALL_RUNS
+from dpsim.report.saved import Samples
+from dpsim.report.terminal import TerminalReport
+from dpsim.report.words import counted
+from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, write_content
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_SHOWN = 40
 
 
-def points_json(record: ReproduceRecord) -> list[dict[str, Any]]:
+def title(record: ReproduceRecord) -> str:
+    """Return what was trained, in how many configurations, and when."""
+    of, runs = record.reproduction, counted(len(record.runs), "run")
+    results = counted(len(record.trajectories), "different result")
+    return f"reproducibility of {of.model} on {of.dataset}: {runs}, {results}, measured from {record.measured_from}"
+
+
+def points(record: ReproduceRecord) -> list[dict[str, Any]]:
     """Return every run: its configuration and digests, where it first differs from one device, and its drift."""
     return [_point(record, run) for run in record.runs]
 
@@ -32,7 +55,7 @@ def _point(record: ReproduceRecord, run: Run) -> dict[str, Any]:
     }
 
 
-def summary_json(record: ReproduceRecord) -> dict[str, Any]:
+def summary(record: ReproduceRecord) -> dict[str, Any]:
     """Return the summary; ``identical`` says whether all promises were kept (``None``: nothing was promised)."""
     promised = any(run.configuration.promised for run in record.runs)
     saved = record.saved_comparison
@@ -48,3 +71,50 @@ def summary_json(record: ReproduceRecord) -> dict[str, Any]:
         "predictions_sha256": record.predictions_sha256,
         "against": None if saved is None else to_builtins(saved),
     }
+
+
+def samples(record: ReproduceRecord) -> Samples:
+    """Return each step of each run: its configuration and its loss. Runs are not timed."""
+    losses = [record.trajectories[run.trajectory].losses for run in record.runs]
+    values = {
+        "step": [step for each in losses for step in range(1, len(each) + 1)],
+        "loss": np.array([loss for each in losses for loss in each], np.float64),
+    }
+    return [to_builtins(run.configuration) for run in record.runs], [len(each) for each in losses], values
+
+
+def panel(record: ReproduceRecord) -> Callable[[Axes], None]:
+    """Return the figure of the drift from one device. Raises ``ConfigError`` where there is none."""
+    from dpsim.report.figures import drift
+
+    shown = drift.panels_of(record)
+    if not shown:
+        raise ConfigError(
+            "no drift was measured: every configuration is promised to have the bits of one device",
+            allowed="a figure of a record with configurations that drift",
+            remedy="look at .frame(), whose column identical says which have the same bits",
+        )
+    return lambda axis: drift.panel(axis, shown[0])
+
+
+def write(folder: Path, record: ReproduceRecord, pages: Collection[str] = tuple(PAGES)) -> list[Path]:
+    """Write the page, the Markdown and, where drift was measured, its figure. Raises ``ConfigError``."""
+    from dpsim.report.figures import drift
+
+    figures = []
+    if drift.panels_of(record):
+        wide, narrow = drift.draw(record), drift.draw(record, narrow=True)
+        figures.append(ReportFigure(name="drift", title="Drift", caption=DRIFT_CAPTION, wide=wide, narrow=narrow))
+    return write_content(folder, content(record), figures, pages)
+
+
+def show(record: ReproduceRecord, page: Path | None, _: bool) -> Iterator[Any]:
+    """Yield the tables, warnings and answers; of many runs without the table of each."""
+    report, many = content(record), len(record.runs) > _MOST_SHOWN
+    tables = [table for table in report.tables if table.title != ALL_RUNS or not many]
+    yield TerminalReport(tables=tables, warnings=report.warnings, answers=report.answers)
+    if many:
+        where = "use --output FOLDER or --json" if page is None else "see the report"
+        yield f"each of the {len(record.runs)} runs: {where}"
+    if page is not None:
+        yield f"report: {page}"

@@ -1,0 +1,159 @@
+"""A sweep as data: its samples, its timelines, its main figure, and what a terminal shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dpsim.errors import ConfigError
+from dpsim.records.columns.sweep import run_values
+from dpsim.records.comparison import Comparison
+from dpsim.records.reproduce import ReproduceRecord
+from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
+from dpsim.report.saved import Samples
+from dpsim.report.sweep.result import points_json, summary_json
+from dpsim.report.words import counted
+from dpsim.schedule import KINDS, LANE_NAMES
+from dpsim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class SweepData(NamedTuple):
+    """The records of a sweep, and what follows from them: ``dpsim.harness.sweep.compare.compare`` of them."""
+
+    predictions: Predictions
+    results: Results
+    comparison: Comparison
+    drift: ReproduceRecord | None = None
+
+
+def title(data: SweepData) -> str:
+    """Return what was swept, where and when."""
+    points = data.comparison.points
+    devices = sorted({point.devices for point in points})
+    networks = dict.fromkeys(point.network for point in points)
+    models = " and ".join(dict.fromkeys(each.name for each in data.predictions.workloads))
+    return (
+        f"sweep of {models} on {', '.join(map(str, devices))} devices, network "
+        f"{' and '.join(networks)}: {counted(len(points), 'point')}, measured from {data.results.measured_from}"
+    )
+
+
+def points(data: SweepData) -> list[dict[str, Any]]:
+    """Return the points as ``--json`` prints them."""
+    return points_json(data.comparison)
+
+
+def summary(data: SweepData) -> dict[str, Any]:
+    """Return the summary of ``--json``."""
+    return summary_json(data.comparison)
+
+
+def samples(data: SweepData) -> Samples:
+    """Return each measured step: its setting, its round, and its times in seconds."""
+    runs = data.results.points
+    lengths = [len(run.step_s) for run in runs]
+    values = {
+        "round": [number for run in runs for number in run.round],
+        "step": _joined([range(length) for length in lengths], np.int64),
+        "step_s": _joined([run.step_s for run in runs]),
+        "exposed_communication_s": _joined([run.exposed_communication_s for run in runs]),
+        "loss": _joined([_filled(run.losses, len(run.step_s)) for run in runs]),
+    }
+    return [run_values(run.setting) for run in runs], lengths, values
+
+
+def timeline(data: SweepData) -> Samples:
+    """Return each event of the timelines that were kept, measured and predicted."""
+    points: list[MeasuredPoint | PredictedPoint] = [*data.results.points, *data.predictions.points]
+    kept = [(point.setting, Timeline.from_record(point.timeline)) for point in points if point.timeline is not None]
+    rows = [
+        run_values(setting) | {name: getattr(events, name) for name in ("source", "emulated_network", "clock")}
+        for setting, events in kept
+    ]
+    timelines = [events for _, events in kept]
+    whole = ("step", "rank", "size_bytes")
+    values: dict[str, Any] = {
+        name: _joined([getattr(each, name) for each in timelines], np.int64 if name in whole else np.float64)
+        for name in (*whole, "start_s", "end_s")
+    }
+    asked = [np.full(len(each.step), np.nan) if each.asked_s is None else each.asked_s for each in timelines]
+    values["asked_s"] = _joined(asked)
+    values["lane"] = [LANE_NAMES[lane] for each in timelines for lane in each.lane]
+    values["operation"] = [each.operations[number] for each in timelines for number in each.operation]
+    values["kind"] = [KINDS[kind] for each in timelines for kind in each.kind]
+    return rows, [len(each.step) for each in timelines], values
+
+
+def panel(data: SweepData, *, network: str | None = None, devices: int | None = None) -> Callable[[Axes], None]:
+    """Return the main figure of the report: step time against the fusion threshold, speedup against the number of
+    devices, or the samples per second of each setting.
+
+    It is drawn for one ``network`` (the first that was swept), and unless devices are compared for one number of
+    ``devices`` (the largest). Raises ``ConfigError`` for one that was not swept.
+    """
+    from dpsim.report.figures import settings, speedup, step_time
+
+    comparison = data.comparison
+    network = _chosen("network", network, [group.network for group in comparison.groups])
+    members = [group for group in comparison.groups if group.network == network]
+    question = comparison.experiment.question
+    if question == "devices":
+        if devices is not None:
+            raise ConfigError(
+                f"devices={devices} for the speedup, which is drawn against the number of devices",
+                allowed="network",
+            )
+        return lambda axis: speedup.panel(axis, comparison, members[0])
+    if question == "settings":
+        of_devices = [group for group in members if devices in (None, group.devices)]
+        _chosen("devices", devices, [group.devices for group in members])
+        return lambda axis: settings.panel(axis, comparison, of_devices[0])
+    devices = _chosen("devices", devices, sorted((group.devices for group in members), reverse=True))
+    panels = step_time.groups(comparison)
+    points = next(p for p in panels if (p[0].network, p[0].devices) == (network, devices))
+    return lambda axis: step_time.panel(axis, points)
+
+
+def write(folder: Path, data: SweepData, pages: Collection[str]) -> list[Path]:
+    """Write the report; returns the paths. Raises ``ConfigError``."""
+    from dpsim.report.sweep.write import write_report
+
+    return write_report(folder, data.predictions, data.results, data.comparison, data.drift, pages)
+
+
+def show(data: SweepData, page: Path | None, verbose: bool) -> Iterator[Any]:
+    """Yield the summary of a sweep, and before it with ``verbose`` all tables."""
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.summary import Summary
+
+    if verbose:
+        yield for_terminal(data.comparison)
+    if page is not None:
+        yield Summary(comparison=data.comparison, folder=page.parent, page=page.name)
+
+
+def _joined(parts: Sequence[Any], dtype: Any = np.float64) -> Any:
+    """Return the parts one after the other as one array."""
+    return np.concatenate([np.asarray(part, dtype) for part in parts]) if parts else np.empty(0, dtype)
+
+
+def _filled(values: Sequence[float], length: int) -> Sequence[float]:
+    """Return the values, or where a record of an earlier version has none as many that are missing."""
+    return values if len(values) == length else [np.nan] * length
+
+
+def _chosen(name: str, given: Any, allowed: Sequence[Any]) -> Any:
+    """Return what was given, or else the first that is allowed. Raises ``ConfigError``."""
+    if not allowed:
+        raise ConfigError("the sweep ran on one device alone", allowed="a figure of a sweep on 2 devices or more")
+    if given is None:
+        return allowed[0]
+    if given not in allowed:
+        raise ConfigError(f"{name} {given!r} was not swept", allowed=", ".join(map(str, dict.fromkeys(allowed))))
+    return given
