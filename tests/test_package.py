@@ -88,7 +88,7 @@ def test_a_rank_that_measures_loads_no_scipy(task: str, python: Python) -> None:
 
 
 def test_the_rank_that_gives_ddps_ranks_their_turns_loads_no_torch(python: Python) -> None:
-    assert "torch" not in _loaded(python, "dpsim.harness.torch_ddp.measure_on_ranks")
+    assert "torch" not in _loaded(python, "dpsim.study.runners.script")
 
 
 def test_what_needs_torch_is_marked_so_that_make_test_torch_selects_it() -> None:

@@ -50,8 +50,8 @@ class ScriptFlags(
     predict_only: bool = flags.flag("Print and write the predictions, and measure later.", default=False)
     script_may_write: flags.ScriptMayWrite = None
     budget: str | None = flags.flag(
-        "Time for which DDP trains, like 60s (45s); 6 rounds in any case. Profiles and calibration before "
-        "it take one to three times as long, which is announced."
+        "Time for which DDP trains, in turns with profiles and calibrations, like 60s (45s); 6 rounds in any case. "
+        "First rounds before it take 10 to 20 s for each way to communicate on each network."
     )
     output: Path | None = flags.flag("Folder of the report [reports/ddp-NAME].")
     json: flags.Json = False
@@ -59,7 +59,7 @@ class ScriptFlags(
 
 _DEFAULTS = ScriptFlags.absent()
 _LISTS = {"local_batch": "local_batches", "network": "networks"}
-"""The fields of ``DdpConfig`` that hold several values of a setting's field."""
+"""What ``script_experiment`` calls several values of a setting's field."""
 
 
 def measure(
@@ -68,14 +68,15 @@ def measure(
 ) -> None:
     """Predict and measure your own PyTorch script under DDP, unchanged.
 
-    Every setting is predicted from a one-process profile and a calibration of
+    Every setting is predicted from one-process profiles and a calibration of
     the allreduces alone. Then real DDP trains on local ranks, all settings in
-    turn. After an interruption the same command goes on where it stopped.
+    turns with more of both, from which it is predicted once more, blind.
+    After an interruption the same command goes on where it stopped.
     """
     from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.harness.torch_ddp import measure as harness
-    from dpsim.harness.torch_ddp.experiment import DdpConfig
+    from dpsim.harness.torch_ddp.experiment import script_experiment
     from dpsim.launch.user_script import is_module
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.result import points_json, summary_json
@@ -84,8 +85,8 @@ def measure(
     fields = given.values()
     fields.pop("runtime", None)  # here a list, read below
     plural = {_LISTS[name]: fields.pop(name) for name in _LISTS if name in fields}
-    config = DdpConfig(
-        script=script,
+    experiment = script_experiment(
+        script,
         arguments=arguments,
         **(fields | plural),
         **flags.provided(
@@ -94,7 +95,6 @@ def measure(
             communication=flags.listed("--communication", given.communication, str),
             runtimes=flags.listed("--runtime", given.runtime, str),
             budget_s=flags.budget(given.budget),
-            script_may_write=given.script_may_write,
         ),
     )
     folder = given.output or Path("reports") / f"ddp-{script if is_module(script) else Path(script).stem}"
@@ -102,12 +102,13 @@ def measure(
     known = harness.Known(
         workload=None if given.workload is None else workloads.read(given.workload),
         machine=None if given.machine is None else machines.read(given.machine),
+        script_may_write=bool(given.script_may_write),
     )
     with show.progress() as progress:
         if given.predict_only:
-            predictions = harness.predict(config, known, folder, progress)
+            predictions = harness.predict(experiment, known, folder, progress)
         else:
-            measured = harness.measure(config, known, folder, progress)
+            measured = harness.measure(experiment, known, folder, progress)
     if given.predict_only:
         _print_predictions(predictions, folder, json=given.json)
         return

@@ -14,7 +14,7 @@ from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective, CollectiveKind, parse_devices
-from dpsim.constraints import check, possible
+from dpsim.constraints import LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.measurement.environment import environment, stamp
@@ -53,6 +53,7 @@ class CalibrateConfig(Noun, frozen=True):
     ``compute_dtype`` is that of the model's operands. With ``strategy`` zero1 the reduce-scatters and all-gathers are
     measured beside the allreduces, where an algorithm has them. With ``sums`` ordered sums are measured too, as global
     batch norm needs them. ``slowdown``: how much longer several devices compute is measured too, with the stand-in.
+    With another ``runtime`` the allreduces are those that PyTorch's DDP starts.
     """
 
     network: str = "node"
@@ -70,6 +71,7 @@ class CalibrateConfig(Noun, frozen=True):
     sums: bool = False
     workload: Workload | None = None
     slowdown: bool = True
+    runtime: Runtime = "dpsim"
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)
@@ -78,7 +80,8 @@ class CalibrateConfig(Noun, frozen=True):
             if len(set(values)) != len(values):
                 raise ConfigError(f"{what} is {list(values)}", allowed="different values")
         for algorithm in self.algorithms:
-            check("network", algorithm=algorithm, network=network)
+            if self.runtime not in LIBRARIES:
+                check("network", algorithm=algorithm, network=network)
             check(algorithm=algorithm, wire_dtype=self.wire_dtype, leaves=0)
             for devices, layout in self.layouts():
                 check(algorithm=algorithm, devices=devices, layout=layout)

@@ -30,6 +30,7 @@ from dpsim.setting import Setting
 from dpsim.study.calibration import CalibrateConfig, calibrated_machine
 from dpsim.study.profile import ProfileConfig, profiled_slowdowns, profiled_uncertainty, profiled_workload
 from dpsim.study.rows import Rows, Series
+from dpsim.study.script_profile import script_workload
 from dpsim.workload import Workload
 
 SCHEMA = "dpsim.inputs/1"
@@ -42,9 +43,12 @@ Indices = tuple[int, int]
 
 
 def profile_kind(setting: Setting) -> Kind:
-    """Return what tells two profiles apart: the computation. Leaves are slices of a global batch, so it has that."""
-    plan = setting.plan
-    return *setting.identity(Decides.COMPUTE_TIME), plan.global_batch if plan.leaves else 0
+    """Return what tells two profiles apart: the computation. Leaves are slices of a global batch, so it has that.
+
+    A script is profiled in turns with what is measured of it, so it also has a profile for each place.
+    """
+    plan, place = setting.plan, "" if setting.runtime == "dpsim" else setting.where
+    return *setting.identity(Decides.COMPUTE_TIME), plan.global_batch if plan.leaves else 0, place
 
 
 def calibration_kind(setting: Setting) -> Kind:
@@ -187,7 +191,7 @@ def prepared(settings: Sequence[Setting], inputs: Inputs) -> Prepared:
     rows, needed = Rows(inputs.rows), [(profile_kind(setting), calibration_kind(setting)) for setting in settings]
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kind for kind, _ in needed))}
     profiled = [
-        profiled_workload(config, bare, rows, number)
+        (profiled_workload if bare.ddp is None else script_workload)(config, bare, rows, number)
         for number, (config, bare) in enumerate(zip(inputs.profiles, inputs.bare, strict=True))
     ]
     real = dict.fromkeys(calibration_kind(setting) for setting in settings if not setting.emulated_compute)
@@ -236,7 +240,7 @@ def prepare(needed: Needed, progress: Progress) -> Prepared:
 
 def _machine(inputs: Inputs, rows: Rows, number: int) -> Machine:
     config = inputs.calibrations[number]
-    return calibrated_machine(
+    machine = calibrated_machine(
         config.network,
         config.collectives(number),
         rows,
@@ -244,6 +248,10 @@ def _machine(inputs: Inputs, rows: Rows, number: int) -> Machine:
         inputs.environment,
         inputs.measured_until,
     )
+    if config.runtime == "dpsim":
+        return machine
+    calibrated_on = f"{machine.calibrated_on}, {config.runtime}"
+    return msgspec.structs.replace(machine, calibrated_on=calibrated_on, source="dpsim measure")
 
 
 def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting]) -> Machine:

@@ -39,7 +39,9 @@ class ProfileConfig(Noun, frozen=True):
 
     ``concurrent`` holds pairs (devices, local batch) at which to measure how much slower the same computation is when
     so many devices of this machine compute at once. ``plan`` says how one device computes; its ``leaves`` count those
-    of the largest local batch, and a smaller one has its share of them. ``seconds`` bounds the measuring.
+    of the largest local batch, and a smaller one has its share of them. ``seconds`` bounds the measuring. Several
+    processes of a PyTorch script wait in each step for ``pause_s`` (by their number), as for an allreduce. Where the
+    times of a script's layers are given (``times_given``), only the steps of one and several processes are compared.
     """
 
     model: str = "cnn"
@@ -49,6 +51,8 @@ class ProfileConfig(Noun, frozen=True):
     seed: int = 0
     seconds: float = 4.0
     plan: Plan = Plan(devices=1, global_batch=1, fusion_rule="one")
+    pause_s: tuple[tuple[int, float], ...] = ()
+    times_given: bool = False
 
     def __post_init__(self) -> None:
         if not self.local_batches or min(self.local_batches) < 1:

@@ -97,6 +97,13 @@ class Rows:
             visits.append(visit)
             kept.append(round(float(value), TICK_DIGITS))
 
+    def join(self, series: Iterable[Series]) -> None:
+        """Keep the values that others took."""
+        for each in series:
+            visits, kept = self._series.setdefault((each.subject, each.quantity, each.part), ([], []))
+            visits += each.visit
+            kept += each.value
+
     def measuring_begins(self) -> None:
         """Note that whatever was kept so far was taken before the first measured sample."""
         self._beforehand = {key: len(values) for key, (_, values) in self._series.items()}

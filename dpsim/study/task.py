@@ -1,11 +1,16 @@
-"""``SweepTask``: what the ranks of a sweep are given."""
+"""What the ranks of a study are given."""
 
 from __future__ import annotations
 
 from dpsim.codec import Noun
 from dpsim.harness.sweep.samples import Samples
+from dpsim.machine import Machine
 from dpsim.records.sweep import Experiment, Predictions
-from dpsim.study.inputs import Needed
+from dpsim.setting import Setting
+from dpsim.study.inputs import Inputs, Needed
+from dpsim.study.rows import CalibratedCollective
+from dpsim.torch_ddp.request import ScriptRequest
+from dpsim.workload import Workload
 
 
 class SweepTask(Noun, frozen=True):
@@ -19,3 +24,53 @@ class SweepTask(Noun, frozen=True):
     folder: str
     predictions: Predictions | None = None
     before: Samples | None = None
+
+
+class ScriptTask(Noun, frozen=True):
+    """The visits of one place of an experiment with a script: to its profile and calibration, and to ``settings``.
+
+    ``place`` counts the places of ``inputs``, which are None where nothing is profiled or calibrated here. Without
+    ``before`` there are first rounds alone, of ``first_s`` or twice that; else the settings are measured for the
+    experiment's budget, and after every round the samples are saved to ``save_to``. Ranks of dpsim's own runtime wait
+    for the times of ``workload``, as ``machine`` slows them down. ``meeting`` is the folder in which all meet.
+    """
+
+    experiment: Experiment
+    inputs: Inputs | None
+    place: int
+    meeting: str
+    first_s: float = 0.0
+    settings: tuple[Setting, ...] = ()
+    before: Samples | None = None
+    save_to: str = ""
+    workload: Workload | None = None
+    machine: Machine | None = None
+
+    @property
+    def collectives(self) -> list[CalibratedCollective]:
+        """What is calibrated at this place."""
+        return [] if self.inputs is None else self.inputs.calibrations[self.place].collectives(self.place)
+
+    @property
+    def sets_local_batch(self) -> bool:
+        """Whether the batch of the script's data loaders is that of the setting."""
+        return "local_batch" in self.experiment.axes
+
+    def request(self, local_batch: int) -> ScriptRequest:
+        """Return how the script is profiled at a local batch."""
+        experiment = self.experiment
+        return ScriptRequest(
+            script=experiment.script,
+            arguments=experiment.arguments,
+            devices=max(map(int, experiment.values("devices"))),
+            local_batch=local_batch if self.sets_local_batch else None,
+        )
+
+    @property
+    def ranks(self) -> int:
+        """How many processes take part, the one that gives the turns included."""
+        several = 0
+        if self.inputs is not None:
+            profile, calibration = self.inputs.profiles[self.place], self.inputs.calibrations[self.place]
+            several = sum(devices for devices, _ in profile.cases) + calibration.layouts()[-1][0]
+        return 1 + several + sum(setting.plan.devices for setting in self.settings)

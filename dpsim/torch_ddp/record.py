@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter, sleep
 from typing import Any
@@ -40,14 +40,20 @@ def second_model(verb: str) -> Refused:
     )
 
 
+def enough(recorder: Recorder) -> None:
+    """End the script: it is recorded once. Raises ``EnoughSteps``."""
+    raise EnoughSteps
+
+
 class Recorder:
     """Records ``wanted`` synchronising steps of the one model that a script trains, after the warm-up.
 
-    Every synchronising backward is followed by a pause of ``pause_s``, in which the clock stands still.
+    Then it calls ``recorded``, which ends the script or asks for ``another`` record; the clock stands still meanwhile.
+    Every synchronising backward is followed by a pause of ``pause_s``, in which it stands still too.
     """
 
-    def __init__(self, wanted: int, pause_s: float = 0.0) -> None:
-        self.wanted, self._pause_s = wanted, pause_s
+    def __init__(self, wanted: int, recorded: Callable[[Recorder], None] = enough) -> None:
+        self.wanted, self.pause_s, self._recorded = wanted, 0.0, recorded
         self._pid = os.getpid()
         self.steps: list[RecordedStep] = []
         self.built = 0
@@ -71,6 +77,11 @@ class Recorder:
         self._modules_began: list[tuple[str, float]] = []
         self._iterator: Any = None
         self._hooks: list[Any] = []
+
+    def another(self, wanted: int, pause_s: float) -> None:
+        """Record so many steps anew, after another warm-up."""
+        self.wanted, self.pause_s, self._warmed_up = wanted, pause_s, 0
+        self.steps.clear()
 
     @property
     def complete(self) -> bool:
@@ -145,7 +156,7 @@ class Recorder:
                 self._step.synchronised = True
                 self.synchronised += 1
                 with CLOCK.stopped():
-                    sleep(self._pause_s)
+                    sleep(self.pause_s)
 
     def update_begins(self, optimizer: Any, *_: Any) -> None:
         self._update_began_s = self.now()
@@ -213,8 +224,10 @@ class Recorder:
                 self.steps.append(self._step)
         if self.complete:
             self._step = None
-            self._learn_about_the_input(local_batch)
-            raise EnoughSteps
+            with CLOCK.stopped():
+                if self.steps:
+                    self._learn_about_the_input(local_batch)
+                self._recorded(self)
         mode = None
         if self._warmed_up < self.warm_up:
             self._warmed_up += 1

@@ -19,8 +19,6 @@ class ScriptRequest(Noun, frozen=True):
     ``script`` is a path, or the name of a module that ``python -m`` would run. Instead of it there may be a
     ``function``, named as ``package.module:build_model``, which gives a ``torch.nn.Module`` to train.
     ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
-    ``pause_s`` is how long it waits after each backward that synchronises, as for an allreduce. The pause itself counts
-    for nothing, but a processor that has waited computes more slowly: its caches hold less, its clock has slowed down.
     With ``must_end`` a script is refused that trains on after dpsim has ended it, which no rank of a measurement may.
     Unless ``script_may_write`` no file of the user's changes (``dpsim.launch.protection``).
     """
@@ -31,7 +29,6 @@ class ScriptRequest(Noun, frozen=True):
     devices: int = 1
     steps: int = 15
     local_batch: int | None = None
-    pause_s: float = 0.0
     must_end: bool = False
     script_may_write: bool = False
 

@@ -59,7 +59,7 @@ def run(request: ScriptRequest, outcome_path: Path) -> Workload:
     act_as_rank(0, request.devices)
     process_group.answer_for(request.devices)
     take_over_spawn(0, request.devices)
-    recorder = Recorder(request.steps, request.pause_s)
+    recorder = Recorder(request.steps)
     install(recorder)
     too_few = set() if request.local_batch is None else replace_batch_size(request.local_batch)
     Ending.begun = _end_hard(os.getpid(), outcome_path, lambda: _recorded_workload(recorder, request, too_few), request)

@@ -21,7 +21,7 @@ def joined(workloads: Sequence[Workload]) -> Workload:
     first = ordered[0]
     batches = [workload.local_batches[0] for workload in ordered]
     for workload, batch in zip(ordered, batches, strict=True):
-        _check_same(first, workload, batch)
+        check_same(first, workload, batch)
     overhead_s, per_sample_s = overhead_line(batches, [workload.overhead_s for workload in ordered])
     layers = tuple(
         msgspec.structs.replace(
@@ -50,7 +50,7 @@ def joined(workloads: Sequence[Workload]) -> Workload:
     )
 
 
-def _check_same(first: Workload, other: Workload, batch: int) -> None:
+def check_same(first: Workload, other: Workload, batch: int) -> None:
     """Raises ``ConfigError`` unless both send the same gradients in the same order."""
     sent = [[(layer.name, layer.tensors) for layer in workload.layers] for workload in (first, other)]
     same_settings = first.ddp == other.ddp and first.input_workers == other.input_workers

@@ -23,12 +23,12 @@ from dpsim.torch_ddp.process_group import check_world_size, replace_everywhere
 from dpsim.torch_ddp.record import leading_extent, second_model
 from dpsim.torch_ddp.reductions import MpiReduction
 from dpsim.torch_ddp.training import Training
-from dpsim.torch_ddp.visit import LOGGED, Visit
+from dpsim.torch_ddp.visit import LOGGED, Turn, Visit
 
 _NANOSECOND_S = 1e-9
 
-TakeTurn = Callable[[Visit], int]
-"""Hands over what was done, waits for the next turn, and returns its steps; 0: there will be none."""
+TakeTurn = Callable[[Visit], Turn]
+"""Hands over what was done, waits for the next turn, and returns it."""
 
 
 class StepTimer:
@@ -82,7 +82,7 @@ class StepTimer:
             self._forget_reductions()
         if self._left == 0:
             visit.bucket_bytes = bucket_bytes(self.ddp)
-            self._left = self._take_turn(visit)
+            self._left = self._take_turn(visit).steps
             if not self._left:
                 raise EnoughSteps
             self._visit = Visit()

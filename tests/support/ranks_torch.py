@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import torch
 from mpi4py import MPI
 from torch import distributed
 
+from dpsim import codec
+from dpsim.collective import Collective
 from dpsim.comm.networks import transport
-from dpsim.harness.torch_ddp.calibrate_on_ranks import ReducedMemory, StreamTable, at_once
-from dpsim.harness.torch_ddp.task import CalibrationTask
 from dpsim.machine import Network
 from dpsim.progress import Progress
-from dpsim.study.rows import Rows
+from dpsim.study.calibration import CalibrateConfig
+from dpsim.study.rows import CalibratedCollective, Rows
+from dpsim.study.runners.reductions import ReducedMemory, StreamTable, at_once
+from dpsim.torch_ddp.in_turns import profile_in_turns
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, Reduction
+from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.torch_ddp.timed import disconnect
+from dpsim.torch_ddp.visit import CONTROL, Turn
 
 SIZES = (1, 5, 1000, 40_000)
 
@@ -56,25 +62,44 @@ class LateLoad:
 def streamed(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """The table of streams of allreduces that wait for a rank which is late."""
     reduction = MpiReduction(transport(comm, Network.parse("node")), "mpi", "inline")
-    task = CalibrationTask(
-        network="node",
-        runtime="torch-ddp-mpi",
-        algorithm="mpi",
-        overlap="inline",
-        devices=(comm.size,),
-        max_bytes=1024,
-        seconds=1.0,
-        folder="",
-    )
+    config = CalibrateConfig(algorithms=("mpi",), overlaps=(), max_bytes=1024, runtime="torch-ddp-mpi")
     link: Any = ReducedMemory(reduction)
     load: Any = LateLoad(comm.rank)
     rows = Rows()
-    table = StreamTable(comm, link, task, load, rows)
+    subject = CalibratedCollective(collective=Collective(algorithm="mpi", devices=comm.size))
+    table = StreamTable(load, link, config, group=comm, subject=subject, rows=rows)
     table.visit(0, counted=True)
     times = {each.part: max(each.value) for each in rows.series()}
     if comm.rank:
         return None
-    return {"time_s": times, "at_once": {size: at_once(size, task.max_bytes) for size in table.sizes}, "lag_s": LAG_S}
+    return {"time_s": times, "at_once": {size: at_once(size, config.max_bytes) for size in table.sizes}, "lag_s": LAG_S}
+
+
+def profiled(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
+    """What rank 0 gets of the other ranks, which profile a script in its turns: (steps, pause) of each."""
+    if comm.rank:
+        comm.Barrier()
+        group: Any = comm.Split(1, comm.rank)
+        profile_in_turns(group, ScriptRequest(script=argument["script"], devices=2), argument["folder"], 0)
+        return None
+    with Listener(str(Path(argument["folder"]) / CONTROL), "AF_UNIX", backlog=comm.size) as listener:
+        comm.Barrier()
+        comm.Split(0, comm.rank)
+        ranks: list[Any] = [listener.accept() for _ in range(comm.size - 1)]
+        for rank in ranks:
+            assert rank.recv() == 0 and rank.recv().profiled is None, "it waits at the first step"
+        seen: list[Any] = []
+        for steps, pause_s in argument["turns"]:
+            for rank in ranks:
+                rank.send(Turn(steps, pause_s))
+            begin_s = time.monotonic()
+            visits = [rank.recv() for rank in ranks]
+            seen.append([time.monotonic() - begin_s, [codec.to_builtins(visit.profiled) for visit in visits]])
+            if any(visit.ended for visit in visits):
+                return [*seen, "ended"]
+        for rank in ranks:
+            rank.send(Turn(0))
+        return seen
 
 
 def _by(reduction: Reduction, rank: int) -> dict[str, Any]:

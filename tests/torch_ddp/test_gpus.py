@@ -14,7 +14,7 @@ from dpsim import codec
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp import gpus
-from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
+from dpsim.harness.torch_ddp.experiment import completed, script_experiment
 from dpsim.launch import child_process
 from dpsim.lowering import lower
 from dpsim.machine import AllreduceCost, Machine
@@ -90,17 +90,17 @@ def test_synchronised_batch_norm_adds_two_sums_a_layer_to_the_prediction(dpsim: 
         steps_s.append(points[-1]["predicted_step_s"])
     added_s = steps_s[1] - steps_s[0]
     assert added_s >= 0.99 * (2 * LAYERS - 1) * SMALLEST_S, "each as long as an allreduce; the last beside the bucket"
-    config = DdpConfig(script=str(a_script(tmp_path)), communication=("nccl",), caps_bytes=(0.0,))
-    (setting,) = settings_of(experiment_of(config, a_workload(sync_batch_norm=True)).rows)
+    config = script_experiment(script=str(a_script(tmp_path)), communication=("nccl",), caps_bytes=(0.0,))
+    (setting,) = settings_of(completed(config, a_workload(sync_batch_norm=True)).rows)
     schedule = lower(a_workload(), setting.plan)
     assert setting.plan.batch_norm == "global"
     assert sum(schedule.bucket[schedule.lane == COMMUNICATION_LANE] < 0) == 2 * LAYERS
 
 
 def test_synchronised_batch_norm_is_refused_on_processors(tmp_path: Path) -> None:
-    config = DdpConfig(script=str(a_script(tmp_path)))
+    config = script_experiment(script=str(a_script(tmp_path)))
     with pytest.raises(ConfigError, match="SyncBatchNorm by gloo and mpi, where PyTorch has it for GPUs alone"):
-        experiment_of(config, a_workload(sync_batch_norm=True))
+        completed(config, a_workload(sync_batch_norm=True))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_without_gpus_a_measurement_is_refused_before_anything_runs(dpsim: Dpsim
     [(None, "--communication nccl without --machine"), (a_machine("ring"), "which has no times of it")],
 )
 def test_the_times_of_nccl_have_to_be_given(machine: Machine | None, given: str, tmp_path: Path) -> None:
-    config = DdpConfig(script=str(a_script(tmp_path)), communication=("nccl",))
+    config = script_experiment(script=str(a_script(tmp_path)), communication=("nccl",))
     with pytest.raises(ConfigError, match=given):
         gpus.predicted_by_nccl(config, a_workload(), machine, [].append)
 

@@ -20,15 +20,16 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.load import load
 from dpsim.harness.measurement.environment import environment
+from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.questions import compared, group_name
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
-from dpsim.harness.torch_ddp import predict as prediction
-from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of, telling_caps
+from dpsim.harness.torch_ddp import measure as harness
+from dpsim.harness.torch_ddp.experiment import completed, script_experiment, telling_caps
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Link, Machine
-from dpsim.records.sweep import read_predictions, read_results
+from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.setting import settings_of
 from dpsim.study.inputs import Prepared
 from dpsim.workload import Layer, Tensor, Workload
@@ -112,9 +113,9 @@ def a_script(folder: Path, text: str = "train()") -> Path:
     return script
 
 
-def write_predictions(folder: Path, config: DdpConfig, machine: Machine) -> None:
+def write_predictions(folder: Path, config: Experiment, machine: Machine) -> None:
     """Predictions of what is measured on one network in one way, so that the measurement begins at once."""
-    experiment = experiment_of(config, profiled())
+    experiment = completed(config, profiled())
     prepared = Prepared.for_all(settings_of(experiment.rows), profiled(), machine)
     folder.mkdir()
     codec.write(folder / "predictions.json", predict_experiment(experiment, prepared, environment()))
@@ -127,7 +128,7 @@ def measured(dpsim: Dpsim, script: Path, output: Path, *flags: str | Path) -> tu
 @pytest.mark.torch
 def test_predictions_have_intervals_and_a_verdict_for_each_number_of_devices(dpsim: Dpsim, tmp_path: Path) -> None:
     script, output, link = a_script(tmp_path), tmp_path / "report", "paced:1.5ms,1gbit"
-    config = DdpConfig(
+    config = script_experiment(
         script=str(script),
         devices=(1, 2, 4),
         communication=("mpi",),
@@ -148,21 +149,23 @@ def test_predictions_have_intervals_and_a_verdict_for_each_number_of_devices(dps
     assert all(best["speedup_low"] <= best["speedup"] <= best["speedup_high"] for best in summary["best"])
 
 
+@pytest.mark.torch
 def test_before_the_script_has_run_it_is_said_what_will_be_done_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two networks for MPI's hook and one for gloo; profiles of one process, and of two and of three at once."""
+    """Two networks for MPI's hook and one for gloo."""
 
     def profile(*_: Any) -> Any:
         raise InterruptedError
 
-    monkeypatch.setattr("dpsim.harness.torch_ddp.predict.profiled_on_cores", profile)
-    config = DdpConfig(script=str(a_script(tmp_path)), devices=(1, 2, 3), networks=("node", "paced:1ms,1gbit"))
+    monkeypatch.setattr(harness, "profile_script", profile)
+    config = script_experiment(script=str(a_script(tmp_path)), devices=(1, 2, 3), networks=("node", "paced:1ms,1gbit"))
     said: list[str] = []
     with pytest.raises(InterruptedError):
-        prediction.predicted(config, None, said.append)
-    assert said[0].startswith(f"at most {3 * (2 * 7 + 1)} settings: {1 + 3 * (1 + 3 * 2)} profiles of about 3 s and")
-    assert "3 calibrations of up to 20 s; then DDP trains for the budget of 45 s, or longer if 6 rounds" in said[0]
+        harness.predict(config, harness.Known(), tmp_path / "report", said.append)
+    assert said[0].startswith(f"at most {3 * (2 * 7 + 1)} settings: first 10 to 20 s of profiles and calibrations on")
+    assert "on each of 3 places, each after the script's start; then DDP trains in turns with them" in said[0]
+    assert "for the budget of 45 s, or longer if 6 rounds" in said[0]
 
 
 @pytest.mark.torch
@@ -174,8 +177,8 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     flags += ("--runtime", "torch-ddp,dpsim")
     code, _, err = measured(dpsim, script, output, *flags, "--predict-only")
     assert code == 0, err
-    assert "calibration and 4 more profiles will take about" in err and "for the budget of 1 s" in err
-    assert "calibrating the allreduces of torch-ddp-gloo on 2 devices, network node" in err
+    for where in ("node (torch-ddp-gloo)", "node (torch-ddp-mpi)", "paced:500us,100mbit (torch-ddp-mpi)"):
+        assert f"profiling and calibrating on {where}" in err
     written = (output / "predictions.json").read_bytes()
     assert not (output / "results.json").exists()
     code, out, err = measured(dpsim, script, output, *flags, "--json")
@@ -205,7 +208,8 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
         assert point.emulation is not None and len(point.step_s) >= 6 * 6 and not point.logged_s
     for predicted in predictions.points:
         assert predicted.buckets == buckets[predicted.setting.plan.threshold_bytes]
-    comparison = compare(predictions, results)
+    comparison = compare(predictions, results, blind=read_predictions(output / "blind.json"))
+    assert comparison.blind_predicted_at > results.measured_from and all(same.same for same in check(output))
     assert len(comparison.groups) == 3 and all(group.noise is not None for group in comparison.groups)
     shown = json.loads(out)
     assert {point["runtime"] for point in shown["points"]} == {"torch-ddp-gloo", "torch-ddp-mpi"}
@@ -243,7 +247,7 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
 @pytest.mark.timeout(600)
 def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_path: Path) -> None:
     folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
-    config = DdpConfig(
+    config = script_experiment(
         script=str(script), caps_bytes=(0.0, math.inf), networks=(link,), communication=("mpi",), budget_s=3.0
     )
     machine = Machine(
@@ -277,7 +281,7 @@ def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_p
 def test_ranks_read_the_checkpoint_that_one_of_them_writes_and_no_file_changes(dpsim: Dpsim, tmp_path: Path) -> None:
     script, output, checkpoint = a_script(tmp_path, CHECKPOINT), tmp_path / "report", tmp_path / "ck.pt"
     checkpoint.write_text("the best so far")
-    config = DdpConfig(script=str(script), caps_bytes=(math.inf,), communication=("gloo",), budget_s=1.0)
+    config = script_experiment(script=str(script), caps_bytes=(math.inf,), communication=("gloo",), budget_s=1.0)
     write_predictions(output, config, Machine(name="m", link=Link(latency_s=5e-4, bandwidth_bytes_per_s=1.25e7)))
     code, _, err = measured(dpsim, script, output, "--communication", "gloo", "--bucket-cap", "inf")
     assert code == 0, err
@@ -335,7 +339,7 @@ def test_a_script_that_cannot_be_measured_is_explained(
     text: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path
 ) -> None:
     script, output = a_script(tmp_path, text), tmp_path / "report"
-    config = DdpConfig(script=str(script), caps_bytes=(math.inf,), communication=("gloo",), budget_s=1.0)
+    config = script_experiment(script=str(script), caps_bytes=(math.inf,), communication=("gloo",), budget_s=1.0)
     write_predictions(output, config, Machine(name="m", link=Link(latency_s=5e-4, bandwidth_bytes_per_s=1.25e7)))
     code, out, err = measured(dpsim, script, output, "--communication", "gloo", "--bucket-cap", "inf")
     assert (code, out) == (2, "")
@@ -400,10 +404,10 @@ def test_caps_are_those_that_give_different_buckets() -> None:
 
 
 def test_the_grid_has_every_way_to_communicate_on_the_networks_that_have_it(tmp_path: Path) -> None:
-    config = DdpConfig(
+    config = script_experiment(
         script=str(a_script(tmp_path)), caps_bytes=(0.0, 1e6), networks=("node", "paced:1ms,100mbit"), arguments=("-x",)
     )
-    experiment = experiment_of(config, profiled())
+    experiment = completed(config, profiled())
     assert (experiment.values("local_batch"), experiment.arguments) == ((4,), ("-x",))
     assert [(case["runtime"], case["network"], case["overlap"]) for case in experiment.cases] == [
         ("torch-ddp-gloo", "node", "thread"),
@@ -423,7 +427,7 @@ def test_the_grid_has_every_way_to_communicate_on_the_networks_that_have_it(tmp_
 )
 def test_a_workload_that_the_rule_does_not_predict_is_refused(workload: Workload, given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=given):
-        experiment_of(DdpConfig(script=str(a_script(tmp_path))), workload)
+        completed(script_experiment(script=str(a_script(tmp_path))), workload)
 
 
 BATCHES = (8, 16, 32)
@@ -442,8 +446,8 @@ def profiled_at(batches: tuple[int, ...], cap: int | None = None) -> Workload:
 
 @pytest.mark.parametrize("cap", [None, 4096])
 def test_local_batches_alone_are_swept_with_the_cap_of_the_script(cap: int | None, tmp_path: Path) -> None:
-    config = DdpConfig(script=str(a_script(tmp_path)), local_batches=(32, 8, 16), devices=(2, 1))
-    experiment = experiment_of(config, profiled_at(BATCHES, cap))
+    config = script_experiment(script=str(a_script(tmp_path)), local_batches=(32, 8, 16), devices=(2, 1))
+    experiment = completed(config, profiled_at(BATCHES, cap))
     assert (experiment.question, experiment.weak) == ("local-batch", True)
     assert (experiment.values("local_batch"), experiment.values("devices")) == (BATCHES, (1, 2))
     plans = [setting.plan for setting in settings_of(experiment.rows)]
@@ -455,10 +459,10 @@ def test_local_batches_and_caps_are_compared_with_each_other_on_each_place_and_n
     tmp_path: Path,
 ) -> None:
     networks = ("node", "paced:1ms,100mbit")
-    config = DdpConfig(
+    config = script_experiment(
         script=str(a_script(tmp_path)), local_batches=BATCHES, caps_bytes=(0.0, 1e6), devices=(1, 2), networks=networks
     )
-    experiment = experiment_of(config, profiled_at(BATCHES))
+    experiment = completed(config, profiled_at(BATCHES))
     assert experiment.question == "settings" and {*compared(experiment)} == {"local_batch", "fusion_threshold_bytes"}
     groups = Counter(group_name(experiment, setting) for setting in settings_of(experiment.rows))
     assert groups == {
@@ -479,4 +483,4 @@ def test_local_batches_that_were_not_profiled_are_refused(
     local_batches: tuple[int, ...], workload: Workload, given: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=given):
-        experiment_of(DdpConfig(script=str(a_script(tmp_path)), local_batches=local_batches), workload)
+        completed(script_experiment(script=str(a_script(tmp_path)), local_batches=local_batches), workload)

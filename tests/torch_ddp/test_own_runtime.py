@@ -16,15 +16,15 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
-from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
+from dpsim.harness.torch_ddp.experiment import completed, script_experiment
 from dpsim.harness.torch_ddp.own_runtime import check_emulation, emulated_workload, own_settings
-from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.lowering import lower
 from dpsim.machine import ComputeSlowdown, Link, Machine
 from dpsim.plan import Plan
 from dpsim.report.sweep.content import answers, tables
 from dpsim.runtime.emulated import WorkloadReplica
 from dpsim.setting import Setting, setting_of, settings_of
+from dpsim.study.task import ScriptTask
 from dpsim.workload import Layer, Tensor, Workload
 
 LAYERS = 4
@@ -54,14 +54,14 @@ def machine(**changes: Any) -> Machine:
 def settings(folder: Path, devices: tuple[int, ...] = (1, 2)) -> tuple[Setting, ...]:
     script = folder / "four.py"
     script.touch()
-    config = DdpConfig(
+    config = script_experiment(
         script=str(script),
         devices=devices,
         caps_bytes=(0.0, 8192.0, float("inf")),
         networks=("node", PACED),
         runtimes=("torch-ddp", "dpsim"),
     )
-    experiment = experiment_of(config, workload())
+    experiment = completed(config, workload())
     assert experiment.other_runtimes == ("dpsim",)
     return settings_of(experiment.rows)
 
@@ -120,22 +120,18 @@ def test_its_steps_last_as_long_as_what_is_waited_for_and_send_the_same_buckets(
 ) -> None:
     setting = Setting(plan=_plan(devices), model="four", network=PACED, runtime="dpsim", compute="emulated")
     before = samples_before(tmp_path / "samples.json", sweep()[0], [].append)
-    task = MeasureTask(
+    task = ScriptTask(
+        experiment=msgspec.structs.replace(before.experiment, budget_s=0.0, interval=1.0, seed=0),
+        inputs=None,
+        place=0,
         settings=(setting,),
-        script="",
-        arguments=(),
-        seed=0,
-        budget_s=0.0,
-        interval=1.0,
-        folder=str(tmp_path),
+        meeting=str(tmp_path),
         before=before,
         save_to=str(tmp_path / "samples.json"),
         workload=workload(),
         machine=machine(),
     )
-    result = on_ranks(
-        "dpsim.harness.torch_ddp.measure_on_ranks:measure_on_ranks", codec.to_builtins(task), devices=task.ranks
-    )
+    result = on_ranks("dpsim.study.runners.script:script_on_ranks", codec.to_builtins(task), devices=task.ranks)
     samples = codec.decode(result, Samples, "samples")
     assert samples == codec.read(tmp_path / "samples.json", Samples, "samples", SAMPLES_SCHEMA)
     (point,) = samples.points

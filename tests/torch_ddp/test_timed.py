@@ -14,12 +14,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from torch import distributed  # noqa: E402
 
 from dpsim.errors import ConfigError  # noqa: E402
-from dpsim.harness.torch_ddp.measure_on_ranks import ScriptSetting  # noqa: E402
 from dpsim.plan import Plan  # noqa: E402
 from dpsim.setting import Setting  # noqa: E402
+from dpsim.study.runners.script import Processes, ScriptSetting  # noqa: E402
 from dpsim.torch_ddp import process_group, timed  # noqa: E402
 from dpsim.torch_ddp.endings import EnoughSteps, Refused  # noqa: E402
-from dpsim.torch_ddp.visit import Visit  # noqa: E402
+from dpsim.torch_ddp.visit import Turn, Visit  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -56,9 +56,9 @@ def turns(*steps: int) -> tuple[timed.TakeTurn, list[Visit]]:
     visits: list[Visit] = []
     left = iter((*steps, 0))
 
-    def take_turn(visit: Visit) -> int:
+    def take_turn(visit: Visit) -> Turn:
         visits.append(visit)
-        return next(left)
+        return Turn(next(left))
 
     return take_turn, visits
 
@@ -146,7 +146,9 @@ def test_communication_is_exposed_for_the_rank_that_waits_least(
 ) -> None:
     """Inside a hook where it waits there; by DDP's own times elsewhere."""
     plan = Plan(devices=2, global_batch=16, fusion_rule="ddp", algorithm="mpi", overlap="thread")
-    measured = ScriptSetting(Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi"), [], None)
+    measured = ScriptSetting(
+        Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi"), Processes(), None
+    )
     visits = [visited(*[8] * 5) for _ in in_a_hook_s]
     for visit, waited_s in zip(visits, in_a_hook_s, strict=True):
         visit.waited_s = [waited_s] * 5
@@ -158,11 +160,11 @@ def test_communication_is_exposed_for_the_rank_that_waits_least(
 def test_short_batches_at_the_end_of_an_epoch_do_not_count() -> None:
     plan = Plan(devices=2, global_batch=16, fusion_rule="ddp", algorithm="mpi", overlap="thread")
     setting = Setting(model="script", plan=plan, network="node", runtime="torch-ddp-mpi")
-    measured = ScriptSetting(setting, [], None)
+    measured = ScriptSetting(setting, Processes(), None)
     measured._add([visited(8, 8, 8, 3, 8)] * 2, number=0)
     assert measured.samples.step_s == [3.0, 5.0] and measured.ready_s == [[3.0]] * 2 + [[5.0]] * 2
     with pytest.raises(ConfigError, match="trains on 3 samples at once, and was profiled with 8"):
-        ScriptSetting(setting, [], None)._add([visited(*[3] * 5)] * 2, number=0)
+        ScriptSetting(setting, Processes(), None)._add([visited(*[3] * 5)] * 2, number=0)
 
 
 def test_a_second_model_is_refused() -> None:

@@ -25,9 +25,12 @@ _TWINS = 2
 
 
 def needed_for(experiment: Experiment, environment: Environment) -> Needed:
-    """Return what must be prepared: every setting, and one device at each batch, over which speedup is taken."""
+    """Return what must be prepared: every setting, and one device at each batch, over which speedup is taken.
+
+    Of a script that is every setting alone: it has its own data.
+    """
     settings = [setting_of(row) for row in experiment.rows]
-    samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
+    samples = 0 if experiment.script else len(load_dataset(experiment.dataset, experiment.seed).train_y)
     alone = {_alone(experiment, setting): None for setting in settings}
     overlaps = {*(experiment.values("overlap") or ("auto",))}
     return Needed(

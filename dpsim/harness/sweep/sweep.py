@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -90,11 +91,9 @@ def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -
     predictions = existing_predictions(folder, experiment)
     if predictions is None:
         progress(plan_text(experiment))
-    results, inputs = _run(experiment, predictions, folder, progress)
-    predictions = read_predictions(folder / "predictions.json")
-    codec.write(folder / "inputs.json", inputs)
-    codec.write(folder / "blind.json", blind_predictions(predictions, inputs))
-    codec.write(folder / "results.json", results)
+    current = environment()
+    samples = _run(experiment, predictions, current, folder, progress)
+    write_results(folder, current, [samples])
     (folder / "samples.json").unlink(missing_ok=True)
     return read_swept(folder)
 
@@ -204,11 +203,41 @@ def blind_predictions(predictions: Predictions, inputs: Inputs) -> Predictions:
     return predict_again(predictions, prepared(needed.settings, inputs.late()))
 
 
+def write_results(folder: Path, current: Environment, measured: Sequence[Samples]) -> None:
+    """Write the samples of all places as ``results.json``.
+
+    Before it what was profiled and calibrated in turns with them is written, and the blind predictions from that.
+    """
+    predictions, inputs = read_predictions(folder / "predictions.json"), measured[-1].inputs
+    if inputs is not None:
+        codec.write(folder / "inputs.json", inputs)
+        codec.write(folder / "blind.json", blind_predictions(predictions, inputs))
+    experiment, points = predictions.experiment, [point for samples in measured for point in samples.points]
+    others = [point for point in points if experiment.script and point.setting.runtime == "dpsim"]
+    results = Results(
+        experiment=experiment,
+        environment=current,
+        predictions_sha256=measured[0].predictions_sha256,
+        predicted_at=predictions.predicted_at,
+        measured_from=measured[0].measured_from,
+        measured_until=stamp(),
+        points=tuple(point for point in points if point not in others),
+        recording_s_per_event=measured[0].recording_s_per_event,
+        other_points=tuple(others),
+        inputs_sha256="" if inputs is None else codec.digest(inputs),
+    )
+    codec.write(folder / "results.json", results)
+
+
 def _run(
-    experiment: Experiment, predictions: Predictions | None, folder: Path, progress: Progress
-) -> tuple[Results, Inputs]:
+    experiment: Experiment,
+    predictions: Predictions | None,
+    current: Environment,
+    folder: Path,
+    progress: Progress,
+) -> Samples:
     """Profile, calibrate, predict and measure on ranks, or go on from the samples of an interrupted run."""
-    current, path = environment(), folder / "samples.json"
+    path = folder / "samples.json"
     before: Samples | None = None
     if predictions is not None and path.exists():
         before = samples_before(path, predictions, progress)
@@ -230,20 +259,7 @@ def _run(
         progress=progress,
         pin=True,
     )
-    samples = codec.decode(measured, Samples, "samples")
-    assert samples.inputs is not None
-    results = Results(
-        experiment=experiment,
-        environment=current,
-        predictions_sha256=samples.predictions_sha256,
-        predicted_at=read_predictions(folder / "predictions.json").predicted_at,
-        measured_from=samples.measured_from,
-        measured_until=stamp(),
-        points=samples.points,
-        recording_s_per_event=samples.recording_s_per_event,
-        inputs_sha256=codec.digest(samples.inputs),
-    )
-    return results, samples.inputs
+    return codec.decode(measured, Samples, "samples")
 
 
 def check_same_machine(predicted: Environment, current: Environment, folder: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from dpsim.codec import Noun
+from msgspec.structs import replace
+
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.sweep.grids import telling
@@ -19,201 +20,189 @@ from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
 from dpsim.workload import Workload
 
-Communication = Literal["gloo", "mpi", "nccl"]
-COMMUNICATIONS: tuple[Communication, ...] = ("gloo", "mpi", "nccl")
-ON_PROCESSORS: tuple[Communication, ...] = ("gloo", "mpi")
+COMMUNICATIONS = ("gloo", "mpi", "nccl")
+ON_PROCESSORS = ("gloo", "mpi")
 _DDP, _OWN_RUNTIME = "torch-ddp", "dpsim"
 """What --runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
 _RUNTIMES = (_DDP, _OWN_RUNTIME)
 _OWN_DATA = "its own data"
+_CAP, _BATCH = "fusion_threshold_bytes", "local_batch"
 MOST_CAPS = 7
 """How many bucket caps are measured where none are given."""
 
 
-class DdpConfig(Noun, frozen=True):
-    """What to measure of a script under DDP; ``script`` is its path, or the name of a module.
+def script_experiment(
+    script: str,
+    *,
+    devices: Sequence[int] = (2,),
+    caps_bytes: Sequence[float] = (),
+    local_batches: Sequence[int] = (),
+    communication: Sequence[str] = ON_PROCESSORS,
+    networks: Sequence[str] = (NODE,),
+    runtimes: Sequence[str] = (_DDP,),
+    **others: Any,
+) -> Experiment:
+    """Return what to measure of a script under DDP; ``script`` is its path, or the name of a module.
 
-    ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; empty: up to seven that give different buckets, or with
-    ``local_batches`` the script's own. ``local_batches`` replace the batch size of the script's data loaders; empty:
-    the script's own batch. ``communication`` says how DDP reduces: by ``gloo``, only on the network ``node``; by
-    ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for each rank, only on ``node``.
-    ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. Unless ``script_may_write`` no
-    file of the user's changes (``dpsim.launch.protection``).
+    ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; none: ``completed`` finds up to seven that give
+    different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace the batch size of the
+    script's data loaders; none: its own. ``communication`` says how DDP reduces: by ``gloo``, only on the network
+    ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for each rank, only
+    on ``node``. ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
+    fields of the experiment. Raises ``ConfigError``.
     """
-
-    script: str
-    arguments: tuple[str, ...] = ()
-    devices: tuple[int, ...] = (2,)
-    caps_bytes: tuple[float, ...] = ()
-    local_batches: tuple[int, ...] = ()
-    communication: tuple[str, ...] = ON_PROCESSORS
-    networks: tuple[str, ...] = (NODE,)
-    runtimes: tuple[str, ...] = (_DDP,)
-    budget_s: float = 45.0
-    seed: int = 0
-    script_may_write: bool = False
-
-    def __post_init__(self) -> None:
-        check_program(self.script)
-        for name in self.communication:
-            if name not in COMMUNICATIONS:
-                raise unknown("communication", name, COMMUNICATIONS)
-        for name in self.runtimes:
-            if name not in _RUNTIMES:
-                raise unknown("runtime", name, _RUNTIMES)
-        given = [name for name in ("caps_bytes", "local_batches") if getattr(self, name)]
-        for what in ("devices", "communication", "networks", "runtimes", *given):
-            check_distinct(what, getattr(self, what))
-        if len(self.local_batches) == 1:
-            raise ConfigError(
-                f"--local-batch {self.local_batches[0]}, with which there is nothing to compare",
-                allowed="two or more local batches, such as 8,16,32",
-                remedy="give more, or give the batch to the script itself, after --",
-            )
-        if max(self.devices, default=1) < 2 or min(self.devices) < 1:
-            raise ConfigError(
-                f"DDP on devices {', '.join(map(str, self.devices))}",
-                allowed="counts from 1 on, at least one of them above 1: one device communicates nothing",
-            )
-        if self.on_gpus and len(self.communication) > 1:
-            raise ConfigError(
-                f"--communication {','.join(self.communication)}: one script on GPUs and on processors",
-                allowed="nccl alone, or gloo and mpi",
-                remedy="measure the two apart, each into a folder of its own",
-            )
-        if not self.cases():
-            raise ConfigError(
-                f"{' and '.join(self.communication)} on {', '.join(self.networks)}, to which dpsim cannot hold its "
-                "messages",
-                allowed="gloo and nccl on node, mpi on any network",
-                remedy="add mpi to --communication, or node to --network",
-            )
-        self._check_runtimes()
-
-    def _check_runtimes(self) -> None:
-        """Raises ``ConfigError`` unless DDP is measured, and dpsim's runtime can do the same somewhere."""
-        if _DDP not in self.runtimes:
-            raise ConfigError(
-                f"--runtime {','.join(self.runtimes)}, without DDP itself",
-                allowed="torch-ddp, or torch-ddp,dpsim",
-                remedy="dpsim sweep measures dpsim's own runtime alone",
-            )
-        emulated = any(Network.parse(network).emulated for network in self.networks)
-        if _OWN_RUNTIME in self.runtimes and not ("mpi" in self.communication and emulated):
-            raise ConfigError(
-                f"--runtime dpsim with {' and '.join(self.communication)} on {', '.join(self.networks)}",
-                allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
-                "cores would be free on which DDP computes, and gloo is not one of dpsim's transports",
-                remedy="add a link such as --network paced:200us,1gbit",
-            )
-
-    @property
-    def most_devices(self) -> int:
-        return max(self.devices)
-
-    @property
-    def on_gpus(self) -> bool:
-        """Whether each rank has a GPU."""
-        return "nccl" in self.communication
-
-    def cases(self) -> tuple[dict[str, Any], ...]:
-        """A case for each way to communicate on each network, with its algorithm and when it communicates."""
-        cases: list[dict[str, Any]] = []
-        for name in self.communication:
-            for network in self.networks:
-                emulated = Network.parse(network).emulated
-                if name == "mpi":
-                    algorithm, overlap = ("ring", "thread") if emulated else ("mpi", "inline")
-                    cases.append(_case(network, "torch-ddp-mpi", algorithm, overlap))
-                elif not emulated:
-                    cases.append(_case(network, f"torch-ddp-{name}", name, "thread"))
-        return tuple(cases)
+    check_program(script)
+    for what, names, known in (("communication", communication, COMMUNICATIONS), ("runtime", runtimes, _RUNTIMES)):
+        for name in names:
+            if name not in known:
+                raise unknown(what, name, known)
+    axes: dict[str, tuple[Any, ...]] = {"devices": tuple(sorted(devices))}
+    lists: dict[str, Sequence[Any]] = {
+        "communication": communication,
+        "networks": networks,
+        "runtimes": runtimes,
+        "devices": devices,
+    }
+    for name, flag, values in ((_BATCH, "local_batches", local_batches), (_CAP, "caps_bytes", caps_bytes)):
+        if values:
+            lists[flag] = values
+            axes[name] = tuple(sorted(values))
+    for flag, values in lists.items():
+        check_distinct(flag, values)
+    if len(local_batches) == 1:
+        raise ConfigError(
+            f"--local-batch {local_batches[0]}, with which there is nothing to compare",
+            allowed="two or more local batches, such as 8,16,32",
+            remedy="give more, or give the batch to the script itself, after --",
+        )
+    if max(devices, default=1) < 2 or min(devices) < 1:
+        raise ConfigError(
+            f"DDP on devices {', '.join(map(str, devices))}",
+            allowed="counts from 1 on, at least one of them above 1: one device communicates nothing",
+        )
+    if "nccl" in communication and len(communication) > 1:
+        raise ConfigError(
+            f"--communication {','.join(communication)}: one script on GPUs and on processors",
+            allowed="nccl alone, or gloo and mpi",
+            remedy="measure the two apart, each into a folder of its own",
+        )
+    cases = [case for name in communication for network in networks if (case := _case(name, network))]
+    if not cases:
+        raise ConfigError(
+            f"{' and '.join(communication)} on {', '.join(networks)}, to which dpsim cannot hold its messages",
+            allowed="gloo and nccl on node, mpi on any network",
+            remedy="add mpi to --communication, or node to --network",
+        )
+    _check_runtimes(runtimes, communication, networks)
+    return Experiment(
+        name="ddp",
+        dataset=_OWN_DATA,
+        axes=axes,
+        cases=tuple(cases),
+        script=script,
+        other_runtimes=tuple(name for name in runtimes if name != _DDP),
+        **others,
+    )
 
 
-def _case(network: str, runtime: str, algorithm: str, overlap: str) -> dict[str, Any]:
-    return {"network": network, "runtime": runtime, "algorithm": algorithm, "overlap": overlap}
+def _case(communication: str, network: str) -> dict[str, Any]:
+    """The fields of a way to communicate on a network; none where there is no such way."""
+    emulated = Network.parse(network).emulated
+    if communication != "mpi" and emulated:
+        return {}
+    algorithm, overlap = (communication, "thread") if communication != "mpi" else ("mpi", "inline")
+    if emulated:
+        algorithm, overlap = "ring", "thread"
+    return {"network": network, "runtime": f"torch-ddp-{communication}", "algorithm": algorithm, "overlap": overlap}
 
 
-def experiment_of(config: DdpConfig, workload: Workload) -> Experiment:
-    """The grid of settings: every cap on every number of devices, by every way to communicate. Raises ``ConfigError``.
+def _check_runtimes(runtimes: Sequence[str], communication: Sequence[str], networks: Sequence[str]) -> None:
+    """Raises ``ConfigError`` unless DDP is measured, and dpsim's runtime can do the same somewhere."""
+    if _DDP not in runtimes:
+        raise ConfigError(
+            f"--runtime {','.join(runtimes)}, without DDP itself",
+            allowed="torch-ddp, or torch-ddp,dpsim",
+            remedy="dpsim sweep measures dpsim's own runtime alone",
+        )
+    emulated = any(Network.parse(network).emulated for network in networks)
+    if _OWN_RUNTIME in runtimes and not ("mpi" in communication and emulated):
+        raise ConfigError(
+            f"--runtime dpsim with {' and '.join(communication)} on {', '.join(networks)}",
+            allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
+            "cores would be free on which DDP computes, and gloo is not one of dpsim's transports",
+            remedy="add a link such as --network paced:200us,1gbit",
+        )
 
-    With several local batches the grid has them too. Otherwise the local batch is the one that the script was profiled
-    with, as is the accumulation.
+
+def on_gpus(experiment: Experiment) -> bool:
+    """Return whether each rank has a GPU."""
+    return "torch-ddp-nccl" in experiment.values("runtime")
+
+
+def most_devices(experiment: Experiment) -> int:
+    """Return the largest number of ranks of a setting."""
+    return max(map(int, experiment.values("devices")))
+
+
+def completed(experiment: Experiment, workload: Workload) -> Experiment:
+    """Fill in what the profile of the script decides: its batch, its accumulation, the bucket caps that matter.
+
+    Every cap is measured on every number of devices, by every way to communicate. Raises ``ConfigError``.
     """
     ddp = _predictable(workload)
-    if ddp.sync_batch_norm and not config.on_gpus:
+    if ddp.sync_batch_norm and not on_gpus(experiment):
+        ways = dict.fromkeys(str(name).removeprefix("torch-ddp-") for name in experiment.values("runtime"))
         raise ConfigError(
-            f"SyncBatchNorm by {' and '.join(config.communication)}, where PyTorch has it for GPUs alone",
+            f"SyncBatchNorm by {' and '.join(ways)}, where PyTorch has it for GPUs alone",
             allowed="--communication nccl, on a machine with a GPU for each rank",
             remedy="leave convert_sync_batchnorm out on processors",
         )
-    _check_batches(config, workload)
-    base, axes = _grid(config, workload, ddp)
-    question, compared = _asked(config)
-    experiment = Experiment(
-        name="ddp",
-        question=question,
-        compared=compared,
-        dataset=_OWN_DATA,
-        base=base,
-        axes=axes,
-        cases=config.cases(),
-        seed=config.seed,
-        budget_s=config.budget_s,
-        script=config.script,
-        arguments=config.arguments,
-        other_runtimes=tuple(name for name in config.runtimes if name != _DDP),
-    )
-    if experiment.other_runtimes:
-        check_emulation(workload)
-    settings_of(experiment.rows)
-    return experiment
-
-
-def _grid(config: DdpConfig, workload: Workload, ddp: DdpSettings) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
-    """The fields that have one value in all settings, and those with several: devices, local batches, caps."""
+    batches = tuple(map(int, experiment.values(_BATCH)))
+    _check_batches(batches, workload)
     base: dict[str, Any] = {
-        "model": Path(config.script).name,
+        "model": Path(experiment.script).name,
         "accumulate": ddp.accumulate,
         "fusion_rule": "ddp",
     }
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
-    axes: dict[str, tuple[Any, ...]] = {"devices": tuple(sorted(config.devices))}
-    caps: Sequence[float] = sorted(config.caps_bytes)
-    if config.local_batches:
-        axes["local_batch"] = tuple(sorted(config.local_batches))
-        caps = caps or [own for own in (ddp.bucket_cap_bytes,) if own is not None]
-    else:
-        base["local_batch"] = workload.local_batches[0]
+    caps: Sequence[float] = experiment.values(_CAP)
+    if not batches:
+        base[_BATCH] = workload.local_batches[0]
         caps = caps or telling_caps(workload)
-    if len(caps) > 1 or not config.local_batches:
-        axes["fusion_threshold_bytes"] = tuple(map(float, caps))
+    elif ddp.bucket_cap_bytes is not None:
+        caps = caps or (ddp.bucket_cap_bytes,)
+    axes = {name: values for name, values in experiment.axes.items() if name != _CAP}
+    if len(caps) > 1 or not batches:
+        axes[_CAP] = tuple(map(float, caps))
     elif caps:
-        base["fusion_threshold_bytes"] = float(caps[0])
-    return base, axes
+        base[_CAP] = float(caps[0])
+    question, compared = _asked(batches, experiment.values(_CAP))
+    if experiment.other_runtimes:
+        check_emulation(workload)
+    whole = replace(experiment, base=base, axes=axes, question=question, compared=compared)
+    settings_of(whole.rows)
+    return whole
 
 
-def _asked(config: DdpConfig) -> tuple[str, tuple[str, ...]]:
+def _asked(batches: Sequence[int], caps: Sequence[float]) -> tuple[str, tuple[str, ...]]:
     """The question that these settings answer, and the fields that are compared where the question leaves it open."""
-    if not config.local_batches:
+    if not batches:
         return "fusion-threshold", ()
-    if len(config.caps_bytes) < 2:
-        return "local-batch", ()
-    return "settings", ("fusion_threshold_bytes", "local_batch")
+    return ("local-batch", ()) if len(caps) < 2 else ("settings", (_CAP, _BATCH))
 
 
-def _check_batches(config: DdpConfig, workload: Workload) -> None:
+def _check_batches(batches: Sequence[int], workload: Workload) -> None:
     """Raises ``ConfigError`` unless the workload was profiled at the local batches that will be measured."""
     profiled = ",".join(map(str, workload.local_batches))
-    if config.local_batches and not {*config.local_batches} <= {*workload.local_batches}:
-        wanted = ",".join(map(str, sorted(config.local_batches)))
+    if batches and not {*batches} <= {*workload.local_batches}:
+        wanted = ",".join(map(str, batches))
         raise ConfigError(
             f"--local-batch {wanted}, where the workload was profiled at {profiled}",
             allowed="local batches that were profiled",
             remedy=f"profile it with --local-batch {wanted}, or leave --workload out",
         )
-    if not config.local_batches and len(workload.local_batches) > 1:
+    if not batches and len(workload.local_batches) > 1:
         raise ConfigError(
             f"a workload that was profiled at local batches {profiled}, none of which needs to be the script's own",
             allowed="a workload of the script's own batch",

@@ -8,11 +8,11 @@ import sys
 from dpsim.errors import ConfigError
 from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
+from dpsim.harness.torch_ddp.experiment import completed, most_devices
 from dpsim.launch import child_process
 from dpsim.machine import Machine
 from dpsim.progress import Progress
-from dpsim.records.sweep import Predictions
+from dpsim.records.sweep import Experiment, Predictions
 from dpsim.setting import settings_of
 from dpsim.study.inputs import Prepared
 from dpsim.torch_ddp.profile_script import profile_script
@@ -42,7 +42,7 @@ def check_gpus(ranks: int) -> None:
 
 
 def predicted_by_nccl(
-    config: DdpConfig, workload: Workload | None, machine: Machine | None, progress: Progress
+    declared: Experiment, workload: Workload | None, machine: Machine | None, progress: Progress
 ) -> Predictions:
     """Predict every setting from a profile on one GPU and from a machine with NCCL's allreduces.
 
@@ -57,9 +57,10 @@ def predicted_by_nccl(
         )
     if workload is None:
         check_gpus(1)
-        progress(f"profiling {config.script} as rank 0 of {config.most_devices} in one process")
-        request = ScriptRequest(script=config.script, arguments=config.arguments, devices=config.most_devices)
-        workload = profile_script(request, config.local_batches)
-    experiment = experiment_of(config, workload)
+        devices = most_devices(declared)
+        progress(f"profiling {declared.script} as rank 0 of {devices} in one process")
+        request = ScriptRequest(script=declared.script, arguments=declared.arguments, devices=devices)
+        workload = profile_script(request, declared.values("local_batch"))
+    experiment = completed(declared, workload)
     prepared = Prepared.for_all(settings_of(experiment.rows), workload, machine)
     return predict_experiment(experiment, prepared, environment())

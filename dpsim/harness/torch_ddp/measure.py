@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import psutil
+from msgspec.structs import replace
 
 from dpsim import codec
 from dpsim.errors import ConfigError
@@ -15,14 +16,14 @@ from dpsim.folder_lock import locked
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.experiment import needed_for, predict_experiment
 from dpsim.harness.sweep.samples import Samples, samples_before
-from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions
-from dpsim.harness.torch_ddp.experiment import DdpConfig, experiment_of
+from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, write_results
+from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.torch_ddp.own_runtime import own_settings
-from dpsim.harness.torch_ddp.predict import predicted
+from dpsim.harness.torch_ddp.places import inputs_for, settings_by_place
 from dpsim.harness.torch_ddp.ready import ready_errors
-from dpsim.harness.torch_ddp.task import MeasureTask
 from dpsim.launch.jobs import check_launcher, on_ranks
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
@@ -30,36 +31,45 @@ from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
-from dpsim.records.sweep import Predictions, Results, read_predictions, read_results
+from dpsim.records.sweep import Experiment, Predictions, read_predictions
 from dpsim.report.sweep.write import write_report
-from dpsim.torch_ddp.profile_script import check_torch
-from dpsim.units import format_size
+from dpsim.study.inputs import SCHEMA, Inputs, prepared
+from dpsim.study.task import ScriptTask
+from dpsim.torch_ddp.profile_script import check_torch, profile_script
+from dpsim.torch_ddp.request import ScriptRequest
+from dpsim.units import format_duration, format_size
 from dpsim.workload import Workload
 
 _SAVED = "samples"
 
 _PROCESS_BYTES = 2**28
 """What a process takes that has loaded PyTorch, without its model."""
+_FIRST_S, _LONG_BUDGET_S = 10.0, 40.0
+"""What the first rounds of a place take, or up to twice that, where the budget is at least the long one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known before the prediction: the profile of the script, and the machine if NCCL communicates."""
+    """What is known before the prediction: the profile of the script, and the machine if NCCL communicates.
+
+    Unless ``script_may_write`` the script changes no file of the user's (``dpsim.launch.protection``).
+    """
 
     workload: Workload | None = None
     machine: Machine | None = None
+    script_may_write: bool = False
 
 
-def predict(config: DdpConfig, known: Known, folder: Path, progress: Progress) -> Predictions:
-    """The predictions of a measurement, written into ``folder``; those that it holds already, if there are any.
+def predict(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> Predictions:
+    """The predictions made beforehand, written into ``folder``; those that it holds already, if there are any.
 
     Raises ``ConfigError``.
     """
     check_torch()
     check_launcher()
-    _check_machine(config, known)
+    _check_machine(experiment, known)
     with locked(folder):
-        return _predictions(config, known, folder, progress)
+        return _predictions(experiment, known, folder, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,29 +80,31 @@ class Measured:
     ready_errors: list[float]
 
 
-def measure(config: DdpConfig, known: Known, folder: Path, progress: Progress) -> Measured:
+def measure(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> Measured:
     """Predict, measure and compare; writes ``predictions.json`` first, then ``results.json`` and the report.
 
-    What the folder holds is not done again, and an interrupted measurement goes on. Raises ``ConfigError``.
+    Profile and calibration take turns with the samples, and at the end ``blind.json`` is made from their rows alone
+    (``inputs.json``), unless a machine was given. What the folder holds is not done again, and an interrupted
+    measurement goes on. Raises ``ConfigError``.
     """
     check_torch()
     check_launcher()
-    _check_machine(config, known)
-    if config.on_gpus:
-        check_gpus(config.most_devices)
+    _check_machine(experiment, known)
+    if on_gpus(experiment):
+        check_gpus(most_devices(experiment))
     with locked(folder):
-        predictions = _predictions(config, known, folder, progress)
-        path = folder / "results.json"
-        if path.exists():
+        predictions = _predictions(experiment, known, folder, progress)
+        if (folder / "results.json").exists():
             progress(f"{folder} holds this experiment already; nothing is measured again")
         else:
-            codec.write(path, _measured(predictions, folder, progress, script_may_write=config.script_may_write))
-            shutil.rmtree(folder / _SAVED, ignore_errors=True)
-        results = read_results(path)
-        comparison = compare(predictions, results)
+            _measure(predictions, folder, progress, script_may_write=known.script_may_write)
+        swept = read_swept(folder)
+        comparison = compare(swept.predictions, swept.results, blind=swept.blind)
         progress("writing the report")
-        write_report(folder, predictions, results, comparison)
-        return Measured(comparison=comparison, ready_errors=ready_errors(predictions, results))
+        write_report(folder, swept.predictions, swept.results, comparison)
+        return Measured(
+            comparison=comparison, ready_errors=ready_errors(swept.blind or swept.predictions, swept.results)
+        )
 
 
 def _check_memory(processes: int) -> None:
@@ -106,111 +118,147 @@ def _check_memory(processes: int) -> None:
         )
 
 
-def _check_machine(config: DdpConfig, known: Known) -> None:
+def _check_machine(experiment: Experiment, known: Known) -> None:
     """Raises ``ConfigError`` for a machine where the allreduces are calibrated here."""
-    if known.machine is not None and not config.on_gpus:
+    if known.machine is not None and not on_gpus(experiment):
+        ways = dict.fromkeys(name.removeprefix("torch-ddp-") for name in experiment.values("runtime"))
         raise ConfigError(
-            f"--machine with --communication {','.join(config.communication)}, whose allreduces are calibrated here",
+            f"--machine with --communication {','.join(ways)}, whose allreduces are calibrated here",
             allowed="--machine with --communication nccl",
             remedy="leave --machine out",
         )
 
 
-def _predictions(config: DdpConfig, known: Known, folder: Path, progress: Progress) -> Predictions:
+def _predictions(declared: Experiment, known: Known, folder: Path, progress: Progress) -> Predictions:
     path = folder / "predictions.json"
     if path.exists():
         before = read_predictions(path)
         workload = known.workload or before.workloads[0]
-        return existing_predictions(folder, experiment_of(config, workload)) or before
+        return existing_predictions(folder, completed(declared, workload)) or before
     if known.workload is not None:
-        existing_predictions(folder, experiment_of(config, known.workload))  # raises before anything runs
-    if config.on_gpus:
-        codec.write(path, predicted_by_nccl(config, known.workload, known.machine, progress))
+        existing_predictions(folder, completed(declared, known.workload))  # raises before anything runs
+    if on_gpus(declared):
+        codec.write(path, predicted_by_nccl(declared, known.workload, known.machine, progress))
     else:
-        _check_memory(config.most_devices)
-        codec.write(path, predicted(config, known.workload, progress))
+        inputs, experiment = _first_rounds(declared, known, progress)
+        codec.write(folder / "inputs.json", inputs)
+        needed = needed_for(experiment, inputs.environment)
+        codec.write(path, predict_experiment(experiment, prepared(needed.settings, inputs.early()), inputs.environment))
     return read_predictions(path)
 
 
-def _measured(predictions: Predictions, folder: Path, progress: Progress, *, script_may_write: bool) -> Results:
-    """Let DDP train every predicted setting: those of each network and way to communicate take turns.
+def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tuple[Inputs, Experiment]:
+    """Profile the script once (to see what there is to compare), then profile and calibrate in turns at each place."""
+    given, devices, script_may_write = known.workload, most_devices(declared), known.script_may_write
+    _check_memory(devices)
+    first_s = min(declared.budget_s / _LONG_BUDGET_S, 1.0) * _FIRST_S
+    progress(_at_most(declared, first_s))
+    progress(f"profiling {declared.script} as rank 0 of {devices} in one process")
+    request = ScriptRequest(
+        script=declared.script,
+        arguments=declared.arguments,
+        devices=devices,
+        must_end=True,
+        script_may_write=script_may_write,
+    )
+    batches = declared.values("local_batch")
+    if given is not None:
+        batches = tuple(sorted({*batches[:1], *batches[-1:]}))  # the profiles in between are there already
+    seen = profile_script(request, batches)
+    _check_same_batch(given, seen)
+    experiment = completed(declared, given or seen)
+    inputs = inputs_for(experiment, given or seen, environment(), times_given=given is not None)
+    places = settings_by_place(experiment)
+    for place, where in enumerate(places):
+        progress(f"profiling and calibrating on {where}: {first_s:.2g} to {2 * first_s:.2g} s, after the start")
+        task = ScriptTask(experiment=experiment, inputs=inputs, place=place, meeting="", first_s=first_s)
+        found = _on_ranks(task, progress, script_may_write=script_may_write)
+        inputs = codec.decode(found, Inputs, "inputs")
+    return replace(inputs, beforehand_until=stamp()), experiment
 
-    Goes on where an earlier measurement into this folder was interrupted.
-    """
-    current = environment()
-    check_same_machine(predictions.environment, current, folder)
-    places = list(dict.fromkeys(point.setting.where for point in predictions.points))
-    measured: list[Samples] = []
-    (folder / _SAVED).mkdir(exist_ok=True)
-    for place, path in zip(places, _saved_samples(folder, predictions), strict=True):
-        samples = samples_before(path, predictions, progress)
-        if not samples.complete:
-            progress(
-                f"measuring on {place}: a budget of {predictions.experiment.budget_s / len(places):.3g} s, but"
-                f" {LEAST_ROUNDS} rounds of all settings in any case"
-            )
-            samples = _measured_on(place, predictions, samples, path, progress, script_may_write=script_may_write)
-            codec.write(path, samples)
-        measured.append(samples)
-    points = [point for samples in measured for point in samples.points]
-    return Results(
-        experiment=predictions.experiment,
-        environment=current,
-        predictions_sha256=codec.digest(predictions),
-        predicted_at=predictions.predicted_at,
-        measured_from=measured[0].measured_from,
-        measured_until=stamp(),
-        points=tuple(point for point in points if point.setting.runtime != "dpsim"),
-        other_points=tuple(point for point in points if point.setting.runtime == "dpsim"),
+
+def _at_most(declared: Experiment, first_s: float) -> str:
+    """Say what is done at most, before the script has run once."""
+    devices, batches, cases = declared.values("devices"), len(declared.values("local_batch")), len(declared.cases)
+    caps = len(declared.values("fusion_threshold_bytes")) or (1 if batches else MOST_CAPS)
+    settings = cases * max(batches, 1) * (len({*devices} - {1}) * caps + (1 in devices))
+    places = f" on each of {cases} places" if cases > 1 else ""
+    return (
+        f"at most {settings} settings: first {first_s:.2g} to {2 * first_s:.2g} s of profiles and calibrations{places},"
+        f" each after the script's start; then DDP trains in turns with them for the budget of"
+        f" {format_duration(declared.budget_s)}, or longer if {LEAST_ROUNDS} rounds of all settings need it"
     )
 
 
-def _saved_samples(folder: Path, predictions: Predictions) -> list[Path]:
-    """The file in which the samples of each place are saved until all are measured, in a folder for them alone.
+def _check_same_batch(workload: Workload | None, now: Workload) -> None:
+    """Raises ``ConfigError`` unless the script trains now on a batch that the workload was profiled at."""
+    if workload is not None and not {*now.local_batches} <= {*workload.local_batches}:
+        raise ConfigError(
+            f"the script trains on {now.local_batches[0]} samples at once, and the workload was profiled at "
+            f"{', '.join(map(str, workload.local_batches))}",
+            allowed="a profile of the same training",
+            remedy="give the script the arguments that it was profiled with, or leave --workload out",
+        )
 
-    The ranks write it, and so can the script.
+
+def _measure(predictions: Predictions, folder: Path, progress: Progress, *, script_may_write: bool) -> None:
+    """Let DDP train every predicted setting: those of each network and way to communicate take turns.
+
+    Goes on where an earlier measurement into this folder was interrupted. Writes ``results.json``, and before it what
+    was profiled and calibrated in turns with the samples and the predictions from that.
     """
-    places = dict.fromkeys(point.setting.where for point in predictions.points)
-    return [folder / _SAVED / f"{number}.json" for number in range(1, len(places) + 1)]
+    current, path = environment(), folder / "inputs.json"
+    check_same_machine(predictions.environment, current, folder)
+    inputs = codec.read(path, Inputs, "inputs", SCHEMA) if path.exists() else None
+    places = settings_by_place(predictions.experiment)
+    measured: list[Samples] = []
+    (folder / _SAVED).mkdir(exist_ok=True)
+    for place, where in enumerate(places):
+        save_to = folder / _SAVED / f"{place + 1}.json"  # a folder for them alone: the ranks and the script write it
+        samples = samples_before(save_to, predictions, progress)
+        if not samples.complete:
+            budget_s = predictions.experiment.budget_s / len(places)
+            progress(
+                f"measuring on {where}: a budget of {budget_s:.3g} s, but {LEAST_ROUNDS} rounds of all settings in any "
+                "case"
+            )
+            points = [point for point in predictions.points if point.setting.where == where]
+            settings = tuple(point.setting for point in points)
+            task = ScriptTask(
+                experiment=replace(predictions.experiment, budget_s=budget_s),
+                inputs=samples.inputs or inputs,
+                place=place,
+                meeting="",
+                settings=settings + own_settings(settings) * bool(predictions.experiment.other_runtimes),
+                before=samples,
+                save_to=str(save_to.resolve()),
+                workload=predictions.workloads[points[0].workload],
+                machine=predictions.machines[points[0].machine],
+            )
+            plain = _on_ranks(task, progress, script_may_write=script_may_write)
+            samples = replace(codec.decode(plain, Samples, "samples"), complete=True)
+            codec.write(save_to, samples)
+        inputs = samples.inputs
+        measured.append(samples)
+    write_results(folder, current, measured)
+    shutil.rmtree(folder / _SAVED, ignore_errors=True)
 
 
-def _measured_on(
-    place: str,
-    predictions: Predictions,
-    before: Samples,
-    path: Path,
-    progress: Progress,
-    *,
-    script_may_write: bool,
-) -> Samples:
-    """The samples of all settings of one place, those from before an interruption included."""
-    experiment = predictions.experiment
-    of_place = [point for point in predictions.points if point.setting.where == place]
-    settings = tuple(point.setting for point in of_place)
+def _on_ranks(task: ScriptTask, progress: Progress, *, script_may_write: bool) -> Any:
+    """What the ranks of a task return, which meet in a folder of their own."""
+    experiment = task.experiment
+    _check_memory(task.ranks)
     with scratch("ddp") as meeting:
         protection = None
         if not script_may_write:
-            protection = script_protection(experiment.script, experiment.arguments, str(meeting), str(path.parent))
-        task = MeasureTask(
-            settings=settings + own_settings(settings) * bool(experiment.other_runtimes),
-            script=experiment.script if is_module(experiment.script) else str(Path(experiment.script).absolute()),
-            arguments=experiment.arguments,
-            seed=experiment.seed,
-            budget_s=experiment.budget_s / len(_saved_samples(path.parent, predictions)),
-            interval=experiment.interval,
-            folder=str(meeting),
-            before=before,
-            save_to=str(path.resolve()),
-            sets_local_batch="local_batch" in experiment.axes,
-            workload=predictions.workloads[of_place[0].workload],
-            machine=predictions.machines[of_place[0].machine],
-        )
-        _check_memory(task.ranks)
-        measured = on_ranks(
-            "dpsim.harness.torch_ddp.measure_on_ranks:measure_on_ranks",
+            saved = (str(Path(task.save_to).parent),) if task.save_to else ()
+            protection = script_protection(experiment.script, experiment.arguments, str(meeting), *saved)
+        script = experiment.script if is_module(experiment.script) else str(Path(experiment.script).absolute())
+        task = replace(task, experiment=replace(experiment, script=script), meeting=str(meeting))
+        return on_ranks(
+            "dpsim.study.runners.script:script_on_ranks",
             dict(codec.to_builtins(task)),
             devices=task.ranks,
             progress=progress,
             protection=protection,
         )
-    return msgspec.structs.replace(codec.decode(measured, Samples, "samples"), complete=True)

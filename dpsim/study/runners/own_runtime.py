@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import Client
-from pathlib import Path
-
 import numpy as np
 from mpi4py import MPI
 
@@ -20,7 +17,7 @@ from dpsim.runtime.emulated import EmulatedReplica, WorkloadReplica
 from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.trainer import Trainer
 from dpsim.setting import Setting
-from dpsim.torch_ddp.visit import CONTROL, Visit
+from dpsim.torch_ddp.visit import Turns, Visit
 from dpsim.workload import Workload
 
 _BATCHES = 64
@@ -37,11 +34,10 @@ def wait_in_turns(
     network = Network.parse(setting.network)
     trainer = Trainer(replica, _samples(plan.global_batch), plan, group, network, seed=seed, schedule=schedule)
     sizes = tuple(int(size) for size in schedule.bucket_size_bytes)
-    with Client(str(Path(folder) / CONTROL), "AF_UNIX") as control:
-        control.send(number)
-        control.send(Visit(bucket_bytes=sizes))
-        while steps := int(control.recv()):
-            control.send(_visit(group, trainer, replica, steps, sizes))
+    turns, visit = Turns(folder, number), Visit(bucket_bytes=sizes)
+    while (turn := turns.take(visit)).steps:
+        visit = _visit(group, trainer, replica, turn.steps, sizes)
+    turns.close()
     trainer.close()
 
 

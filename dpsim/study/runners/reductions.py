@@ -5,6 +5,7 @@ Loads torch on the ranks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,19 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 from torch import distributed
 
-from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.comm.networks import transport
 from dpsim.comm.progress import Progress as AllreduceProgress
-from dpsim.harness.measurement.loop import StopRule, rounds
-from dpsim.harness.torch_ddp.task import CalibrationTask
+from dpsim.launch.rank_process import pin
 from dpsim.machine import Network
-from dpsim.progress import Progress
 from dpsim.study.calibration import TIME_S, CalibrateConfig
-from dpsim.study.rows import Rows
+from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.calibration import CollectiveTable, LoadedTable
 from dpsim.study.runners.load import nothing
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
+from dpsim.torch_ddp.visit import Turns, Visit
 
-_LEAST_ROUNDS, _LONG_S = 5, 2.0
-"""A shorter calibration has two rounds at least, which is enough to try things out."""
 _NAP_S = 1e-4
 _WIDTH, _LAYERS, _BATCH = 512, 6, 64
 _MOST_AT_ONCE = 24
@@ -69,10 +66,9 @@ class StreamTable(CollectiveTable):
     A stream begins with the last rank's.
     """
 
-    def __init__(self, group: MPI.Intracomm, link: Any, task: CalibrationTask, load: TorchLoad, rows: Rows) -> None:
-        self._load, self._reduction, self._step_bytes = load, link.reduction, task.max_bytes
-        (subject,) = (each for each in task.collectives() if each.collective.devices == group.size and not each.overlap)
-        super().__init__(group, link, subject, CalibrateConfig(max_bytes=task.max_bytes), rows)
+    def __init__(self, load: TorchLoad, link: Any, config: CalibrateConfig, **others: Any) -> None:
+        self._load, self._reduction, self._step_bytes = load, link.reduction, config.max_bytes
+        super().__init__(link=link, config=config, **others)
 
     def _prepare(self) -> None:
         self._streams = {size: self._stream(size, at_once(size, self._step_bytes)) for size in self.sizes}
@@ -148,53 +144,70 @@ class TorchLoad:
         return now() - start_s
 
 
-def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """The tables of a ``CalibrationTask``; rank 0 returns them as plain values, as other calibrations do."""
-    task = codec.decode(argument, CalibrationTask, "calibration")
-    counts = " and ".join(map(str, task.devices))
-    report(f"calibrating the allreduces of {task.runtime} on {counts} devices, network {task.network}")
-    quiet_barrier(comm)
-    rows = Rows()
-    tables, reductions = _tables(comm, task, rows)
-    least_rounds = _LEAST_ROUNDS if task.seconds >= _LONG_S else 2
-    stop = StopRule(least_rounds=least_rounds, least_s=task.seconds, most_s=2 * task.seconds)
-    for current in rounds(stop, suffice=lambda: True, comm=comm):
+def calibrate_in_turns(
+    group: MPI.Intracomm,
+    config: CalibrateConfig,
+    subjects: Sequence[CalibratedCollective],
+    earlier: Rows,
+    parts: int,
+    folder: str,
+    number: int,
+) -> None:
+    """Visit the tables of a calibration as a rank of ``group``, and hand over their rows, until it is enough.
+
+    ``number`` counts what is visited in the ``folder`` of a study; a table takes ``parts`` turns for all its sizes.
+    """
+    pin(group)
+    quiet_barrier(group)  # others may still be loading PyTorch
+    if config.runtime == "torch-ddp-gloo":
+        store = distributed.FileStore(str(Path(folder) / "calibration"), group.size)
+        distributed.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size)
+    tables, reductions = _tables(group, config, subjects, earlier, parts)
+    turns, rows = Turns(folder, number), Rows()
+    for round_number in itertools.count():
+        if not turns.take(Visit(rows=rows.series())).steps:
+            break
+        rows = Rows()
         for table in tables:
-            table.visit(current.number, counted=True)
-        quiet_barrier(comm)
+            table.rows = rows
+            table.visit(round_number, counted=True)
+        quiet_barrier(group)
+    turns.close()
     for table in tables:
         table.close()
     for reduction in reductions:
         reduction.close()
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    return {"rows": codec.to_builtins(rows.series())} if comm.rank == 0 else None
 
 
-def _tables(comm: MPI.Intracomm, task: CalibrationTask, rows: Rows) -> tuple[list[CollectiveTable], list[Reduction]]:
+def _tables(
+    comm: MPI.Intracomm,
+    config: CalibrateConfig,
+    subjects: Sequence[CalibratedCollective],
+    earlier: Rows,
+    parts: int,
+) -> tuple[list[CollectiveTable], list[Reduction]]:
     """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
-    load, network = TorchLoad(), Network.parse(task.network)
-    if task.runtime == "torch-ddp-gloo":
-        store = distributed.FileStore(str(Path(task.folder) / "calibration"), comm.size)
-        distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+    load, network, gloo = TorchLoad(), Network.parse(config.network), distributed.is_initialized()
     tables: list[CollectiveTable] = []
     reductions: list[Reduction] = []
-    for devices in task.devices:
+    for devices, _ in config.layouts():
         group = first_ranks(comm, devices)
-        gloo = distributed.new_group(list(range(devices))) if task.runtime == "torch-ddp-gloo" else None
+        members = distributed.new_group(list(range(devices))) if gloo else None
         if group is None:
             continue
-        reduction: Reduction = (
-            GlooReduction(gloo)
-            if task.runtime == "torch-ddp-gloo"
-            else MpiReduction(transport(group, network), task.algorithm, task.overlap)
+        overlap = config.overlaps[0] if config.overlaps else "inline"
+        reductions.append(
+            GlooReduction(members) if gloo else MpiReduction(transport(group, network), config.algorithms[0], overlap)
         )
-        reductions.append(reduction)
-        link: Any = ReducedMemory(reduction)
-        idle = StreamTable(group, link, task, load, rows)
-        tables.append(idle)
-        for subject in task.collectives():
-            if subject.overlap and subject.collective.devices == devices:
-                config = CalibrateConfig(max_bytes=task.max_bytes)
+        link: Any = ReducedMemory(reductions[-1])
+        for subject in subjects:
+            if subject.collective.devices != devices:
+                continue
+            if not subject.overlap:
+                idle = StreamTable(load, link, config, group=group, subject=subject, rows=earlier, parts=parts)
+                tables.append(idle)
+            else:
                 tables.append(BackwardTable.beside(idle, link, subject, load, config))
     return tables, reductions

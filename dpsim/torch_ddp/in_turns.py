@@ -1,64 +1,99 @@
-"""One rank that runs a user's DDP script and trains whenever it is its turn. Loads torch and MPI."""
+"""One process that runs a user's DDP script, and trains whenever it is its turn. Loads torch and MPI.
+
+As a rank of a setting it communicates, and its steps are timed; as one of a profile it communicates with none.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
+from dpsim.comm.group import quiet_barrier
 from dpsim.comm.networks import transport
 from dpsim.errors import ConfigError
 from dpsim.launch.rank_process import pin
 from dpsim.launch.user_script import run_as_main
 from dpsim.machine import Network
 from dpsim.setting import Setting
-from dpsim.torch_ddp import timed
+from dpsim.torch_ddp import process_group, record, timed
+from dpsim.torch_ddp.batches import replace_batch_size
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
+from dpsim.torch_ddp.logged import recorded_of
+from dpsim.torch_ddp.record import Recorder
+from dpsim.torch_ddp.recorded import workload_of
 from dpsim.torch_ddp.reductions import MpiReduction
 from dpsim.torch_ddp.refused_writes import check_writes
+from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.torch_ddp.run_script import act_as_rank, take_over_spawn
 from dpsim.torch_ddp.script_error import calls_to, exit_code, place_in
-from dpsim.torch_ddp.visit import CONTROL, Visit
+from dpsim.torch_ddp.visit import Turns, Visit
 from dpsim.user_code import text_of
 
+Script = tuple[str, tuple[str, ...]]
+"""A script, by its path or the name of a module, and its arguments."""
 
-def train_in_turns(
-    group: MPI.Intracomm, setting: Setting, script: str, arguments: tuple[str, ...], folder: str, number: int
-) -> None:
-    """Run the script as a rank of ``group`` under a setting, the ``number``-th of a measurement, until it is enough.
+
+def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folder: str, number: int) -> None:
+    """Run the script as a rank of ``group`` under a setting, the ``number``-th of what is visited, until it is enough.
 
     Raises ``ConfigError`` where the script cannot be measured.
     """
     pin(group)
+    quiet_barrier(group)  # others may still be loading PyTorch
     reduction = None
     if setting.runtime == "torch-ddp-mpi" and group.size > 1:
         link = transport(group, Network.parse(setting.network))
         reduction = MpiReduction(link, setting.plan.algorithm, setting.plan.overlap)
-    act_as_rank(group.rank, group.size)
-    take_over_spawn(group.rank, group.size)
+    _become(group.rank, group.size)
     timed.connect(
         str(Path(folder) / f"ranks-{number}"), group.rank, group.size, on_gpus=setting.runtime == "torch-ddp-nccl"
     )
-    with Client(str(Path(folder) / CONTROL), "AF_UNIX") as control:
-        control.send(number)
-
-        def take_turn(visit: Visit) -> int:
-            control.send(visit)
-            return int(control.recv())
-
-        timer = timed.StepTimer(take_turn, reduction)
-        timed.install(timer, setting.plan.fusion_threshold_bytes, reduction)
-        if _ends_by_itself(script, arguments):
-            _check_built(script, timer)
-            with contextlib.suppress(EOFError, OSError):
-                take_turn(Visit(ended=True))
+    turns = Turns(folder, number)
+    timer = timed.StepTimer(turns.take, reduction)
+    timed.install(timer, setting.plan.fusion_threshold_bytes, reduction)
+    _run(script, turns, timer)
     if reduction is not None:
         reduction.close()
     timed.disconnect()
+
+
+def profile_in_turns(group: MPI.Intracomm, request: ScriptRequest, folder: str, number: int) -> None:
+    """Run the script as rank 0 of the request's devices, beside the other ranks of ``group``, and profile its turns.
+
+    Each is profiled by itself, and communicates with none. Raises ``ConfigError`` where the script cannot be profiled.
+    """
+    pin(group)
+    _become(0, request.devices)
+    process_group.answer_for(request.devices)
+    turns = Turns(folder, number)
+
+    def recorded(recorder: Recorder) -> None:
+        profiled = workload_of(recorded_of(recorder, request)) if recorder.steps else None
+        turn = turns.take(Visit(profiled=profiled))
+        if not turn.steps:
+            raise EnoughSteps
+        recorder.another(*turn)
+
+    recorder = Recorder(0, recorded)
+    record.install(recorder)
+    if request.local_batch is not None:
+        replace_batch_size(request.local_batch)
+    _run((request.script, request.arguments), turns, recorder)
+
+
+def _become(rank: int, devices: int) -> None:
+    act_as_rank(rank, devices)
+    take_over_spawn(rank, devices)
+
+
+def _run(script: Script, turns: Turns, watcher: Any) -> None:
+    if _ends_by_itself(*script):
+        _check_built(script[0], watcher)
+        turns.ended()
+    turns.close()
 
 
 def _ends_by_itself(script: str, arguments: tuple[str, ...]) -> bool:

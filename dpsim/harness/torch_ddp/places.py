@@ -1,0 +1,71 @@
+"""What is profiled and calibrated at each place where a script is measured: a network, and a way to communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dpsim.harness.measurement.environment import stamp
+from dpsim.records.sweep import Environment, Experiment
+from dpsim.setting import Setting, setting_of
+from dpsim.study.calibration import CalibrateConfig
+from dpsim.study.inputs import Inputs
+from dpsim.study.profile import ProfileConfig
+from dpsim.workload import Workload
+
+
+def settings_by_place(experiment: Experiment) -> Mapping[str, list[Setting]]:
+    """Return the settings of each place of an experiment, in the order of its rows."""
+    places: dict[str, list[Setting]] = {}
+    for setting in map(setting_of, experiment.rows):
+        places.setdefault(setting.where, []).append(setting)
+    return places
+
+
+def inputs_for(
+    experiment: Experiment, workload: Workload, environment: Environment, *, times_given: bool = False
+) -> Inputs:
+    """Return the inputs of a study of a script before anything was visited: a profile and a calibration a place.
+
+    The profile is that of the script in one process at each local batch, and in several at once at the smallest and the
+    largest. With ``times_given`` the workload's times stand, as the user gave them.
+    """
+    places = settings_by_place(experiment).values()
+    return Inputs(
+        profiles=tuple(_profile(experiment, settings, times_given=times_given) for settings in places),
+        bare=tuple(workload for _ in places),
+        calibrations=tuple(_calibration(settings, workload) for settings in places),
+        selections=tuple(() for _ in places),
+        rows=(),
+        environment=environment,
+        measured_until=stamp(),
+    )
+
+
+def _counts(settings: list[Setting]) -> tuple[int, ...]:
+    return tuple(sorted({setting.plan.devices for setting in settings} - {1}))
+
+
+def _profile(experiment: Experiment, settings: list[Setting], *, times_given: bool) -> ProfileConfig:
+    batches = sorted({int(setting.plan.local_batch) for setting in settings})
+    ends = sorted({batches[0], batches[-1]})
+    return ProfileConfig(
+        model=settings[0].model,
+        dataset=experiment.dataset,
+        local_batches=tuple(batches),
+        concurrent=tuple((devices, batch) for batch in ends for devices in _counts(settings)),
+        seed=experiment.seed,
+        times_given=times_given,
+    )
+
+
+def _calibration(settings: list[Setting], workload: Workload) -> CalibrateConfig:
+    first = next(setting for setting in settings if setting.plan.devices > 1)
+    return CalibrateConfig(
+        network=first.network,
+        devices=_counts(settings),
+        algorithms=(first.plan.algorithm,),
+        overlaps=("thread",) if first.plan.overlap == "thread" else (),
+        max_bytes=max(workload.gradient_bytes, 1024),
+        slowdown=False,
+        runtime=first.runtime,
+    )

@@ -1,0 +1,425 @@
+"""The runner of scripts: PyTorch's DDP trains a user's script, whose processes wait until it is their turn.
+
+Each setting has ranks of its own, and so has each case of the profile, which communicates with none, and the
+calibration. World rank 0 trains nothing: it gives the turns, in rounds and in random order, and keeps the samples and
+the rows. Waiting processes sleep in a read from a socket, so that those of one visit have the cores to themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from dpsim import codec
+from dpsim.comm.clock import now
+from dpsim.comm.group import quiet_barrier
+from dpsim.errors import ConfigError
+from dpsim.harness.measurement.environment import stamp
+from dpsim.harness.measurement.loop import LEAST_ROUNDS, rounds
+from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
+from dpsim.harness.sweep.emulation import Watched, machine_cores
+from dpsim.harness.sweep.visits import WARM_UP_ROUNDS, SettingSamples, Visited, measure
+from dpsim.harness.torch_ddp.own_runtime import emulated_workload
+from dpsim.progress import Progress
+from dpsim.records.sweep import MeasuredPoint
+from dpsim.setting import Setting
+from dpsim.study.calibration import TIME_S
+from dpsim.study.inputs import Inputs
+from dpsim.study.profile import (
+    AT_S,
+    BACKWARD_S,
+    FORWARD_S,
+    OVERHEAD_S,
+    STEP_S,
+    UPDATE_S,
+    ProfileConfig,
+    narrow,
+    profiled_slowdowns,
+)
+from dpsim.study.rows import ProfiledBatch, Rows
+from dpsim.study.runners.calibration import until_known
+from dpsim.study.runners.own_runtime import wait_in_turns
+from dpsim.study.script_profile import INPUT_S, computed_s
+from dpsim.study.task import ScriptTask
+from dpsim.torch_ddp.tables import check_same
+from dpsim.torch_ddp.visit import CONTROL, Turn, Visit
+from dpsim.workload import Workload
+
+_PROFILE_VISITS = 2
+"""Visits a round to each batch of a profile: every prediction rests on these layer times."""
+_LEAST_VISITS = 3
+_CALIBRATION_PARTS = 2
+"""Rounds in which a calibration comes through all sizes."""
+_LONGEST_PAUSE_S = 150e-3
+
+
+class Processes:
+    """The processes of one visit, behind their connections."""
+
+    def __init__(self) -> None:
+        self.connections: list[Connection[Turn, Visit]] = []
+        self.ended = False
+
+    def turn(self, turn: Turn) -> list[Visit]:
+        """Let all take a turn at once; what each did. ``ended``: the script of one has come to its end."""
+        for connection in self.connections:
+            connection.send(turn)
+        visits = [connection.recv() for connection in self.connections]
+        self.ended = any(visit.ended for visit in visits)
+        return visits
+
+    def end(self) -> None:
+        """Give no more turns."""
+        for connection in () if self.ended else self.connections:
+            connection.send(Turn(0))
+
+
+class Member(NamedTuple):
+    """Who takes part in a study of a script: so many ``ranks``, each of which calls ``run`` with their group."""
+
+    ranks: int
+    run: Callable[[Any], None]
+
+
+def members(task: ScriptTask) -> list[Member]:
+    """Return who takes part: the settings, then the cases of the profile, then the calibration."""
+    runs: list[tuple[int, Callable[..., None], Any]] = [
+        (setting.plan.devices, _train, setting) for setting in task.settings
+    ]
+    if task.inputs is not None:
+        profile, calibration = task.inputs.profiles[task.place], task.inputs.calibrations[task.place]
+        runs += [(devices, _profile, batch) for devices, batch in profile.cases]
+        runs += [(calibration.layouts()[-1][0], _calibrate, calibration)]
+    return [
+        Member(ranks, functools.partial(run, task=task, subject=subject, number=number))
+        for number, (ranks, run, subject) in enumerate(runs)
+    ]
+
+
+def _train(group: MPI.Intracomm, *, task: ScriptTask, subject: Setting, number: int) -> None:
+    """Run the script under a setting, or wait for as long as it computes. Loads torch for the script alone."""
+    experiment = task.experiment
+    if subject.runtime == "dpsim":
+        assert task.workload is not None and task.machine is not None
+        workload = emulated_workload(task.workload, task.machine, subject.plan)
+        wait_in_turns(group, subject, workload, experiment.seed, task.meeting, number)
+        return
+    from dpsim.torch_ddp.batches import replace_batch_size
+    from dpsim.torch_ddp.in_turns import train_in_turns
+
+    if task.sets_local_batch:
+        replace_batch_size(int(subject.plan.local_batch))
+    train_in_turns(group, subject, (experiment.script, experiment.arguments), task.meeting, number)
+
+
+def _profile(group: MPI.Intracomm, *, task: ScriptTask, subject: int, number: int) -> None:
+    from dpsim.torch_ddp.in_turns import profile_in_turns
+
+    profile_in_turns(group, task.request(subject), task.meeting, number)
+
+
+def _calibrate(group: MPI.Intracomm, *, task: ScriptTask, subject: Any, number: int) -> None:
+    from dpsim.study.runners.reductions import calibrate_in_turns
+
+    assert task.inputs is not None
+    rows = Rows(task.inputs.rows)
+    calibrate_in_turns(group, subject, task.collectives, rows, _CALIBRATION_PARTS, task.meeting, number)
+
+
+def script_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """Do what a ``ScriptTask`` asks for; world rank 0 returns the ``Samples``, or the rows of the first rounds.
+
+    The others load PyTorch and wait, asleep, at the first step of their script.
+    """
+    task = codec.decode(argument, ScriptTask, "task")
+    everyone = members(task)
+    if comm.rank == 0:
+        with Listener(str(Path(task.meeting) / CONTROL), "AF_UNIX", backlog=comm.size) as listener:
+            quiet_barrier(comm)
+            comm.Split(len(everyone), comm.rank)
+            processes = _accepted(listener, everyone, report)
+            study = Study(task, processes, report)
+            done = study.first_rounds() if task.before is None else study.measured()
+            for each in processes:
+                each.end()
+            return dict(codec.to_builtins(done))
+    ranks = [(number, member) for number, member in enumerate(everyone) for _ in range(member.ranks)]
+    number, member = ranks[comm.rank - 1]
+    quiet_barrier(comm)
+    member.run(comm.Split(number, comm.rank))
+    return None
+
+
+def _accepted(listener: Listener, everyone: Sequence[Member], report: Progress) -> list[Processes]:
+    """The processes of all members, once they have built DDP and wait at their first step."""
+    ranks = sum(member.ranks for member in everyone)
+    report(f"starting {ranks} processes that take turns")
+    processes = [Processes() for _ in everyone]
+    for _ in range(ranks):
+        connection: Any = listener.accept()
+        processes[connection.recv()].connections.append(connection)
+    for each in processes:
+        for connection in each.connections:
+            _check_trains(connection.recv().ended, 0)
+    return processes
+
+
+def _check_trains(ended: bool, rounds_done: int) -> None:
+    if ended:
+        raise ConfigError(
+            f"the script ended after {rounds_done} rounds of {WARM_UP_STEPS + COUNTED_STEPS} training steps",
+            allowed=f"at least {WARM_UP_ROUNDS + LEAST_ROUNDS} rounds: dpsim ends the script itself",
+            remedy="let it train longer, or on more data",
+        )
+
+
+class Study:
+    """The visits of one place: its settings in turns with the profile and the calibration of the same minutes."""
+
+    def __init__(self, task: ScriptTask, processes: Sequence[Processes], report: Progress) -> None:
+        self._task, self._report, inputs = task, report, task.inputs
+        self.rows = Rows(() if inputs is None else inputs.rows)
+        self.settings = [
+            ScriptSetting(setting, of_setting, task.before.of(setting) if task.before else None)
+            for setting, of_setting in zip(task.settings, processes, strict=False)
+        ]
+        self.profilers: list[BatchProfiler] = []
+        self.calibrators: list[Calibrator] = []
+        if inputs is not None:
+            self._profile = inputs.profiles[task.place]
+            others = iter(processes[len(task.settings) :])
+            by_batch: dict[int, list[tuple[ProfiledBatch, Processes]]] = {}
+            for devices, batch in self._profile.cases:
+                subject = ProfiledBatch(devices=devices, local_batch=batch, profile=task.place)
+                by_batch.setdefault(batch, []).append((subject, next(others)))
+            bare = inputs.bare[task.place]
+            self.profilers = [BatchProfiler(self._profile, bare, cases, self.rows) for cases in by_batch.values()]
+            self.calibrators = [Calibrator(next(others), self.rows)]
+
+    @property
+    def beside(self) -> list[Visited]:
+        """What is visited in every round beside the settings."""
+        return [*self.profilers * _PROFILE_VISITS, *self.calibrators]
+
+    def first_rounds(self) -> Inputs:
+        """Profile and calibrate before anything is measured; what was found, and how long ranks are to wait in a step.
+
+        That is what an allreduce of all gradients takes by the first visits to the calibration. Raises ``ConfigError``.
+        """
+        for number in range(_CALIBRATION_PARTS):
+            for calibrator in self.calibrators:
+                calibrator.visit(number, counted=True)
+        pause_s = self._pauses()
+        for profiler in self.profilers:
+            profiler.pause_s = pause_s
+        stop = until_known(self._task.first_s, least_rounds=_LEAST_VISITS)
+        for current in rounds(stop, suffice=self._known, seed=self._task.experiment.seed, report=self._report):
+            for each in current.order(self.beside):
+                each.visit(current.number, counted=True)
+        for profiler in self.profilers:
+            profiler.check()
+        self.rows.measuring_begins()
+        return self._inputs(pause_s=tuple(pause_s.items()))
+
+    def _inputs(self, **decided: Any) -> Inputs:
+        """What was profiled and calibrated so far, at all places, with what was decided for the profile of this one."""
+        inputs, place = self._task.inputs, self._task.place
+        assert inputs is not None
+        profiles = (*inputs.profiles[:place], replace(inputs.profiles[place], **decided), *inputs.profiles[place + 1 :])
+        return replace(inputs, profiles=profiles, rows=self.rows.series(), measured_until=stamp())
+
+    def _pauses(self) -> dict[int, float]:
+        pauses: dict[int, float] = {}
+        for subject in self._task.collectives:
+            if not subject.overlap:
+                largest = self.rows.parts(subject, TIME_S)[-1]
+                seconds = float(np.median(self.rows.values(subject, TIME_S, largest)))
+                pauses[subject.collective.devices] = min(seconds, _LONGEST_PAUSE_S)
+        return pauses
+
+    def _known(self) -> bool:
+        return narrow(profiled_slowdowns(self._profile, self.rows, self._task.place))
+
+    def measured(self) -> Any:
+        """Visit everything in every round, until all intervals are narrow or the budget is spent; the ``Samples``."""
+        task, experiment = self._task, self._task.experiment
+        assert task.before is not None
+        samples = measure(
+            self.settings,
+            task.before,
+            Path(task.save_to),
+            self._report,
+            budget_s=experiment.budget_s,
+            interval=experiment.interval,
+            seed=experiment.seed,
+            beside=self.beside,
+            inputs=lambda: None if task.inputs is None else self._inputs(),
+        )
+        return samples or task.before
+
+
+class Calibrator:
+    """Visits the allreduces that DDP starts, which ranks of their own do."""
+
+    def __init__(self, processes: Processes, rows: Rows) -> None:
+        self._processes, self._rows = processes, rows
+
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """See ``Visited``."""
+        for visit in self._processes.turn(Turn(1)):
+            self._rows.join(visit.rows)
+        return True
+
+
+class BatchProfiler:
+    """Visits one local batch of a script's profile: in one process, then in several at once, back to back.
+
+    Several wait in each step for ``pause_s``, by their number: a core that has waited computes more slowly. Where the
+    times of the layers are given, only how long a step computes is kept.
+    """
+
+    def __init__(
+        self, config: ProfileConfig, bare: Workload, cases: Sequence[tuple[ProfiledBatch, Processes]], rows: Rows
+    ) -> None:
+        self._cases, self._bare, self._rows, self._given = cases, bare, rows, config.times_given
+        self.pause_s = dict(config.pause_s)
+        self._visits = rows.next_visit(cases[0][0])
+
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """See ``Visited``. A script that has come to its end is not visited any more, and its rows stay."""
+        if any(processes.ended for _, processes in self._cases):
+            return True
+        seen: list[tuple[ProfiledBatch, list[Workload]]] = []
+        for subject, processes in self._cases:
+            visits = processes.turn(Turn(COUNTED_STEPS, self.pause_s.get(subject.devices, 0.0)))
+            if processes.ended:
+                return True
+            seen.append((subject, [visit.profiled for visit in visits if visit.profiled is not None]))
+        batch = seen[0][0].local_batch
+        if any(each.local_batches != (batch,) for _, profiled in seen for each in profiled):
+            return True  # the last batches of an epoch
+        for subject, profiled in seen:
+            self._rows.add(subject, STEP_S, self._visits, [max(map(computed_s, profiled))])
+            self._rows.add(subject, AT_S, self._visits, [now()])
+            if subject.devices == 1 and not self._given:
+                self._keep_parts(subject, profiled[0])
+        self._visits += 1
+        return True
+
+    def _keep_parts(self, subject: ProfiledBatch, profiled: Workload) -> None:
+        check_same(self._bare, profiled, subject.local_batch)
+        add = functools.partial(self._rows.add, subject, visit=self._visits)
+        for number, layer in enumerate(profiled.layers):
+            add(FORWARD_S, values=layer.forward_s, part=number)
+            add(BACKWARD_S, values=layer.backward_s, part=number)
+        add(UPDATE_S, values=[profiled.update_s])
+        add(OVERHEAD_S, values=[profiled.overhead_s])
+        add(INPUT_S, values=[profiled.input_s_per_sample])
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` where the script was profiled too few times before it came to its end."""
+        if self._visits < _LEAST_VISITS:
+            batch = self._cases[0][0].local_batch
+            raise ConfigError(
+                f"the script was profiled {self._visits} times, in turns of {WARM_UP_STEPS + COUNTED_STEPS} training "
+                f"steps of {batch} samples each, before it ended or changed its batch",
+                allowed=f"{_LEAST_VISITS} times or more: dpsim ends the script itself",
+                remedy="let it train longer on batches of one size, or predict without measuring: dpsim profile, then "
+                "dpsim predict",
+            )
+
+
+class ScriptSetting:
+    """A setting whose ranks take turns, and what was measured of it so far.
+
+    Of when buckets were ready before an interruption only the medians are known.
+    """
+
+    def __init__(self, setting: Setting, processes: Processes, earlier: MeasuredPoint | None) -> None:
+        self.setting, self._processes = setting, processes
+        self.samples = SettingSamples(setting, earlier)
+        self.bucket_bytes: tuple[int, ...] = earlier.bucket_bytes if earlier else ()
+        self.ready_s: list[list[float]] = []
+        if earlier and earlier.bucket_ready_s:
+            self.ready_s = [list(earlier.bucket_ready_s)] * (len(earlier.step_s) * setting.plan.devices)
+
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """See ``Visitor``. Raises ``ConfigError`` where the script ends too early."""
+        for attempt in itertools.count():
+            visits = self._processes.turn(Turn(WARM_UP_STEPS + COUNTED_STEPS))
+            if self._processes.ended:
+                _check_trains(number < LEAST_ROUNDS, number + WARM_UP_ROUNDS)
+                return False
+            if not counted or not self.samples.emulation.repeats(_watched(visits), machine_cores(), attempt):
+                break
+        if counted:
+            self._add(visits, number)
+        return True
+
+    def _add(self, visits: list[Visit], number: int) -> None:
+        if watched := _watched(visits):
+            self.samples.emulation.visited(watched, machine_cores())
+        times_s = step_times_s([visit.moments_s[1:] for visit in visits])
+        if self.bucket_bytes not in ((), visits[0].bucket_bytes):
+            raise ConfigError(
+                f"{self.setting.describe()}: DDP has buckets of {visits[0].bucket_bytes} bytes, and had buckets of "
+                f"{self.bucket_bytes} bytes before",
+                allowed="the same buckets throughout a measurement",
+                remedy="measure into a new folder with --output, and change nothing in between",
+            )
+        self.bucket_bytes = visits[0].bucket_bytes
+        for step, step_s in self._of_the_batch(visits, list(enumerate(times_s, WARM_UP_STEPS))):
+            self.ready_s += [visit.ready_s[step] for visit in visits if visit.ready_s]
+            last = min(visits, key=lambda visit: _exposed_s(visit, step))  # the rank that was ready last
+            exposed_s = _exposed_s(last, step) if self.setting.plan.devices > 1 else 0.0
+            values = {"step_s": step_s, "exposed_communication_s": exposed_s, "round": number}
+            self.samples.add(values, {name: logged[step] for name, logged in last.logged_s.items()})
+
+    def _of_the_batch(self, visits: list[Visit], steps: list[tuple[int, float]]) -> list[tuple[int, float]]:
+        """The steps on as many samples as the setting has: the last batch of an epoch may be shorter."""
+        wanted = self.setting.plan.local_batch
+        kept = [
+            (step, step_s)
+            for step, step_s in steps
+            if all(not visit.local_batches or visit.local_batches[step] == wanted for visit in visits)
+        ]
+        if not kept and not self.samples.step_s:
+            raise ConfigError(
+                f"{self.setting.describe()}: the script trains on {visits[0].local_batches[-1]} samples at once, "
+                f"and was profiled with {wanted}",
+                allowed="a script whose steps have the same number of samples, but for the last ones of an epoch",
+                remedy="let it train on batches of one size",
+            )
+        return kept
+
+    def point(self) -> MeasuredPoint:
+        """See ``Visitor``."""
+        return self.samples.point(
+            buckets=len(self.bucket_bytes) if self.setting.plan.devices > 1 else 0,
+            bucket_bytes=self.bucket_bytes,
+            bucket_ready_s=tuple(np.median(self.ready_s, axis=0).tolist()) if self.ready_s else (),
+        )
+
+
+def _watched(visits: list[Visit]) -> list[Watched]:
+    """What ranks that wait instead of computing saw; empty for those that compute."""
+    return [visit.watched for visit in visits if visit.watched is not None]
+
+
+def _exposed_s(visit: Visit, step: int) -> float:
+    """What computation waited inside a hook or in dpsim's own runtime, or else communication after the last gradient.
+
+    The latter is by DDP's own times, in which DDP also copies the buckets back to the gradients.
+    """
+    logged = visit.logged_s
+    if visit.waited_s[step] > 0 or not logged:
+        return visit.waited_s[step]
+    return max(logged["communication"][step] - logged["overlap"][step], 0.0)
