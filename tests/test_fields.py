@@ -166,7 +166,7 @@ LISTS = {
     "predict/points.py": 3,
     "report/figures/timeline.py": 2,
     "report/prediction.py": 2,
-    "report/saved/quality.py": 1,
+    "report/quality/saved.py": 1,
     "report/sweep/warnings.py": 1,
 }
 """How many lists of three fields or more a module still has. These numbers only become smaller."""
