@@ -10,7 +10,6 @@ could not run, or a result was wrong; 2 there is no GPU, or the file cannot be w
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -20,7 +19,7 @@ import msgspec
 
 from dpsim.comm.cuda.available import simulating
 from dpsim.comm.cuda.driver import Driver, ask
-from dpsim.experiments.command import ended, tell
+from dpsim.experiments.command import ended, parser, tell
 from dpsim.experiments.gpu_check import parts
 from dpsim.experiments.gpu_check.journal import Journal
 from dpsim.experiments.gpu_check.probes import gpus, kernel_driver, probe_all
@@ -31,9 +30,11 @@ from dpsim.records.sweep import Environment
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path(), metavar="FOLDER", help="where the JSON file goes [here]")
-    folder: Path = parser.parse_args().output
+    options = parser("gpu_check", __doc__)
+    options.add_argument(
+        "--output", type=Path, default=Path(), metavar="FOLDER", help="where the JSON file goes [here]"
+    )
+    folder: Path = options.parse_args().output
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # small launches are meant
     job = rank_info.job()
     if job is not None and job.rank != 0:

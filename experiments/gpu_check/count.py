@@ -11,7 +11,6 @@ counts without this project's kernels of layers: everything is then a function o
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections import Counter
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dpsim.errors import DpsimError
+from dpsim.experiments import command
 from dpsim.kernels.layers_cuda import LayerKernels
 from dpsim.memory import HostMemory
 from dpsim.nn import build_model
@@ -236,21 +235,19 @@ def table(tally: Tally, by: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="gpu_check.count", description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", default="resnet20")
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--by", choices=("layer", "operation"), default="layer")
-    parser.add_argument("--library", action="store_true", help="without this project's kernels of layers")
-    given = parser.parse_args(arguments)
+    options = command.parser("gpu_check.count", __doc__)
+    options.add_argument("--model", default="resnet20")
+    options.add_argument("--batch", type=int, default=512)
+    options.add_argument("--by", choices=("layer", "operation"), default="layer")
+    options.add_argument("--library", action="store_true", help="without this project's kernels of layers")
+    given = options.parse_args(arguments)
     if given.batch < 1:
-        parser.error("--batch must be 1 or more")
-    try:
-        tally = counted_step(given.model, (32, 32, 3), given.batch, not given.library)
-    except DpsimError as error:
-        print(f"gpu-check: {error}", file=sys.stderr)
-        return 2
-    print(table(tally, given.by))
-    return 0
+        options.error("--batch must be 1 or more")
+
+    def run() -> None:
+        print(table(counted_step(given.model, (32, 32, 3), given.batch, not given.library), given.by))
+
+    return command.ended("gpu-check", run)
 
 
 if __name__ == "__main__":
