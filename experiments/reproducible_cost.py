@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from mpi4py import MPI
 
 from dpsim import codec
@@ -30,8 +28,8 @@ from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import BatchNormMode, Plan
 from dpsim.progress import Progress
+from dpsim.report.charts import Chart, Lines, Series
 from dpsim.report.content import Content, environment_facts
-from dpsim.report.figures.style import MUTED, RULE, labels_at_right, panels, styled
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import counted
 from dpsim.report.write import ReportFigure, write_content
@@ -41,7 +39,6 @@ RECORD, SCHEMA = "cost.json", "dpsim.reproducible-cost/2"
 PLAIN, AGAIN = "plain", "plain again"
 _VISIT_S = 0.3
 _MLP = "mlp:2048,2048,2048"
-_COLOURS = ("#0071b1", "#d45d00", "#009e73")
 _RULES = (
     "Plain and reproducible training of one model at one global batch, each on a replica of its own, take turns of a "
     "few steps in random order, in one run on ranks pinned to cores. The first two steps of a turn and the first "
@@ -191,9 +188,8 @@ def write_report(folder: Path, record: Record[Case]) -> list[Path]:
             "Reproducible training's step over the plain one's at the same global batch, against the batch: "
             f"{curves[0].case.model}, whose weights take 40 MB. Bars: 95 % intervals."
         )
-        wide, narrow = _figure(curves), _figure(curves, narrow=True)
         title = "Cost against the global batch"
-        figures.append(ReportFigure(name="cost", title=title, caption=caption, wide=wide, narrow=narrow))
+        figures.append(ReportFigure(name="cost", title=title, caption=caption, chart=_chart(curves)))
     return write_content(folder, content(record), figures)
 
 
@@ -265,38 +261,29 @@ def _curves(record: Record[Case]) -> list[Cost]:
     return [measured for measured in record.measured if measured.case.model in several[:1]]
 
 
-def _figure(curves: Sequence[Cost], *, narrow: bool = False) -> Figure:
+def _chart(curves: Sequence[Cost]) -> Chart:
     counts = sorted({measured.case.devices for measured in curves})
-
-    def make() -> Figure:
-        figure, axes = panels(len(counts), narrow=narrow, height_in=3.4)
-        for axis, count in zip(axes, counts, strict=True):
-            curve = sorted((m for m in curves if m.case.devices == count), key=lambda m: m.case.global_batch)
-            _panel(axis, counted(count, "device"), curve)
-        return figure
-
-    return styled(make)
+    return Chart(
+        panels=[_panel(counted(n, "device"), [m for m in curves if m.case.devices == n]) for n in counts], height_in=3.4
+    )
 
 
-def _panel(axis: Axes, title: str, curve: Sequence[Cost]) -> None:
-    batches = [measured.case.global_batch for measured in curve]
-    axis.set_xscale("log", base=2)
-    axis.grid(axis="y", color=RULE, linewidth=0.6)
-    axis.axhline(1.0, color=MUTED, linewidth=0.8)
-    labels = []
-    for mode, colour in zip(curve[0].case.modes, _COLOURS, strict=False):
-        ratios = [measured.ratio(mode.name, PLAIN) for measured in curve]
-        medians = [ratio.median for ratio in ratios]
-        bars = [[ratio.median - ratio.low for ratio in ratios], [ratio.high - ratio.median for ratio in ratios]]
-        axis.errorbar(batches, medians, yerr=bars, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=2)
-        labels.append((medians[-1], f"{mode.leaves} leaves", colour))
-    axis.set_ylim(bottom=min(0.9, axis.get_ylim()[0]))
-    labels_at_right(axis, labels, gap=0.07)
-    axis.set_xticks(batches, [str(batch) for batch in batches], minor=False)
-    axis.xaxis.minorticks_off()
-    axis.set_xlabel("global batch")
-    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
-    axis.text(0, 1.02, "step over the plain one", transform=axis.transAxes, color=MUTED, fontsize=8.5, va="bottom")
+def _panel(title: str, measured: Sequence[Cost]) -> Lines:
+    curve = sorted(measured, key=lambda each: each.case.global_batch)
+    batches = [each.case.global_batch for each in curve]
+    series = [Series(name="", x=batches, y=[1.0] * len(batches), look="baseline")]
+    for number, mode in enumerate(curve[0].case.modes):
+        ratios = [each.ratio(mode.name, PLAIN) for each in curve]
+        median, low, high = ([getattr(ratio, end) for ratio in ratios] for end in ("median", "low", "high"))
+        series.append(Series(name=f"{mode.leaves} leaves", x=batches, y=median, low=low, high=high, look=number))
+    return Lines(
+        title=title,
+        subtitle="step over the plain one",
+        x_label="global batch",
+        series=series,
+        x_ticks={float(batch): str(batch) for batch in batches},
+        log_x=True,
+    )
 
 
 def main() -> int:

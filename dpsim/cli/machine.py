@@ -224,8 +224,8 @@ def _draw(path: Path | None, machines: Mapping[str, Machine]) -> None:
     if path.suffix.lower() not in (".svg", ".png"):
         raise ConfigError(f"--plot {path}", allowed="a name that ends in .svg or .png")
     flags.writable(path, flag="--plot")
-    from dpsim.report.figures import save_as
-    from dpsim.report.figures.machine import draw
+    from dpsim.report.figures import draw, save_as
+    from dpsim.report.machine import machines_chart
 
-    save_as(draw(machines), path)
+    save_as(draw(machines_chart(machines)), path)
     print(f"picture: {path}", file=sys.stderr)

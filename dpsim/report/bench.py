@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,17 +13,15 @@ from dpsim.codec import to_builtins
 from dpsim.errors import ConfigError
 from dpsim.records.bench import BETWEEN, OWN, BenchRecord
 from dpsim.records.bench_result import BenchPoint, BenchResult, BenchSize
+from dpsim.report.charts import Chart, Lines, Look, Series
 from dpsim.report.content import Content, Facts, ReportWarning, environment_facts
 from dpsim.report.saved import Samples
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted, devices_name, percent
-from dpsim.report.write import PAGES, ReportFigure, write_content
+from dpsim.report.write import PAGES, figure, write_content
 from dpsim.units import format_size
 from dpsim.user_code import is_function
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NOISY = 0.1
 PLOTS = (".png", ".svg")
@@ -346,20 +344,15 @@ def samples(result: BenchResult) -> Samples:
     return rows, [sum(map(len, series.rounds_ns)) for series in timed], values
 
 
-def panel(result: BenchResult, *, peers: bool = False) -> Callable[[Axes], None]:
+def panel(result: BenchResult, *, peers: bool = False) -> Lines:
     """Return the figure of bus bandwidths: of dpsim's algorithms, or of its default and its ``peers``."""
-    from dpsim.report.figures import bandwidth
-
-    return lambda axis: bandwidth.panel(axis, result, own=not peers)
+    return bandwidth_panel(result, own=not peers)
 
 
 def write(folder: Path, result: BenchResult, pages: Collection[str] = tuple(PAGES)) -> list[Path]:
     """Write ``index.html``, ``report.md`` and the figure; returns the paths. Raises ``ConfigError``."""
-    from dpsim.report.figures import bandwidth
-
-    wide, narrow = bandwidth.draw(result), bandwidth.draw(result, narrow=True)
-    figure = ReportFigure(name="bandwidth", title="Bus bandwidth", caption=_CAPTION, wide=wide, narrow=narrow)
-    return write_content(folder, content(result), [figure], pages)
+    drawn = figure("bandwidth", "Bus bandwidth", _CAPTION, bandwidth_chart(result))
+    return write_content(folder, content(result), [drawn], pages)
 
 
 def show(result: BenchResult, page: Path | None, _: bool) -> Iterator[Any]:
@@ -375,6 +368,37 @@ def show(result: BenchResult, page: Path | None, _: bool) -> Iterator[Any]:
         yield f"report: {page}"
 
 
+def bandwidth_chart(result: BenchResult) -> Chart:
+    """Return two panels: dpsim's algorithms in place, and its default with the peers. Buffers are rewritten."""
+    return Chart(panels=[bandwidth_panel(result, own=own) for own in (True, False)], height_in=4.2)
+
+
+def bandwidth_panel(result: BenchResult, *, own: bool) -> Lines:
+    """Return dpsim's ``own`` algorithms, or its default with each peer at its best, below the bound."""
+    best: dict[str, dict[int, float]] = {}
+    for point in result.points:
+        of_panel = (own or point.default) and point.in_place if point.system == OWN else not own
+        if of_panel and not point.cached and point.busbw_bytes_per_s is not None:
+            line, size = best.setdefault(point.algorithm if own else point.peer, {}), point.size_bytes
+            line[size] = max(line.get(size, 0.0), point.busbw_bytes_per_s / 1e9)
+    n, sizes = result.points[0].devices, [size.size_bytes for size in result.sizes]
+    bound = {s.size_bytes: (n - 1) / n * s.bound_bytes_per_s / n / 1e9 for s in result.sizes if s.bound_bytes_per_s}
+    looks: dict[str, int | Look] = {name: number for number, name in enumerate(best)}
+    lines = best | ({"the bound": bound} if bound else {})
+    return Lines(
+        title=("dpsim's algorithms" if own else "compared with the peers") + " (simulator)" * result.simulated,
+        subtitle="bus bandwidth, GB/s",
+        x_label="size",
+        series=[
+            Series(name=name, x=list(line), y=list(line.values()), look=looks.get(name, "ideal"))
+            for name, line in lines.items()
+        ],
+        x_ticks={float(s): format_size(s).replace(" ", "\n") for s in sizes[:: max(1, len(sizes) // 6)]},
+        log_x=True,
+        log_y=True,
+    )
+
+
 def check_plot(path: Path | None) -> None:
     """Raise ``ConfigError`` for a file that is neither PNG nor SVG."""
     if path is not None and path.suffix.lower() not in PLOTS:
@@ -387,11 +411,11 @@ def check_plot(path: Path | None) -> None:
 
 def write_plot(path: Path, result: BenchResult) -> None:
     """Draw the figure into a file, PNG or SVG by its name. Raises ``ConfigError``."""
-    from dpsim.report.figures import bandwidth, save_as
+    from dpsim.report.figures import draw, save_as
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_as(bandwidth.draw(result), path)
+        save_as(draw(bandwidth_chart(result)), path)
     except OSError as error:
         raise ConfigError(
             f"cannot write --plot {path}: {error.strerror or error}", remedy="choose another file"

@@ -36,7 +36,7 @@ class ResultKind:
 
     ``files`` are the names of which a folder has one, ``schemas`` the formats of the record. The module ``report`` has
     functions of the data: ``title``; ``points`` and ``summary`` of ``--json``; the tables of raw data, ``samples`` and
-    of sweeps ``timeline``; ``panel``, which returns what draws the main figure on axes; ``write(folder, data, pages)``,
+    of sweeps ``timeline``; ``panel``, which returns that of the main figure; ``write(folder, data, pages)``,
     which writes the report; and ``show(data, page, verbose)``, which yields what a terminal shows: lines of text, and
     renderables of rich.
     """
@@ -75,7 +75,7 @@ class SavedResult:
         ``options`` are ``network`` and ``devices`` of a sweep, ``peers`` of a benchmark.
         Raises ``ConfigError`` for what the result does not have.
         """
-        from dpsim.report.figures.style import on_axes
+        from dpsim.report.figures import on_axes
 
         return on_axes(ax, self.declared.report.panel(self.data, **options))
 

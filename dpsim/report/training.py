@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpsim.records.train import TrainRecord
+from dpsim.report.charts import Lines, Series
 from dpsim.report.saved import Samples
 from dpsim.report.words import counted
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def title(record: TrainRecord) -> str:
@@ -36,8 +33,12 @@ def samples(record: TrainRecord) -> Samples:
     return points(record), [len(losses)], {"step": np.arange(1, len(losses) + 1), "loss": losses}
 
 
-def panel(record: TrainRecord) -> Callable[[Axes], None]:
+def panel(record: TrainRecord) -> Lines:
     """Return the figure of the training loss against the step."""
-    from dpsim.report.figures import loss
-
-    return lambda axis: loss.panel(axis, record)
+    of = record.training
+    return Lines(
+        title=f"{of['model']} on {of['dataset']}, {counted(record.devices, 'device')}",
+        subtitle=f"mean training loss of a step, global batch {of['global_batch']}",
+        x_label="step",
+        series=[Series(name="", x=range(1, len(record.losses) + 1), y=record.losses, look=0)],
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +11,7 @@ from dpsim.codec import write_text
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from dpsim.report.charts import Chart
     from dpsim.report.content import Content
 
 DRIFT_CAPTION = (
@@ -30,17 +29,21 @@ TABLE_FORMATS = ("csv", "parquet")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFigure:
-    """A figure, drawn for wide and for narrow windows; ``name`` is that of its files."""
+    """A figure; ``name`` is that of its files."""
 
     name: str
     title: str
     caption: str
-    wide: Figure
-    narrow: Figure
+    chart: Chart
+
+
+def figure(name: str, title: str, caption: str, chart: Chart | None) -> ReportFigure | None:
+    """Return the figure of a chart, or none where there is no chart."""
+    return None if chart is None else ReportFigure(name=name, title=title, caption=caption, chart=chart)
 
 
 def write_content(
-    folder: Path, content: Content, figures: Sequence[ReportFigure], pages: Collection[str] = tuple(PAGES)
+    folder: Path, content: Content, figures: Iterable[ReportFigure | None], pages: Collection[str] = tuple(PAGES)
 ) -> list[Path]:
     """Write a report and its figures into a folder; returns the paths. Raises ``ConfigError``.
 
@@ -52,17 +55,18 @@ def write_content(
     shown: list[PageFigure] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for figure in figures:
-            from dpsim.report.figures import inline_svg, save
+        for drawn in filter(None, figures):
+            from dpsim.report.figures import draw, inline_svg, save
 
-            written += save(figure.wide, folder, figure.name)
+            wide, narrow = draw(drawn.chart), draw(drawn.chart, narrow=True)
+            written += save(wide, folder, drawn.name)
             shown.append(
                 PageFigure(
-                    name=figure.name,
-                    title=figure.title,
-                    caption=figure.caption,
-                    wide=inline_svg(figure.wide, f"{figure.name}-wide", figure.caption),
-                    narrow=inline_svg(figure.narrow, f"{figure.name}-narrow", figure.caption),
+                    name=drawn.name,
+                    title=drawn.title,
+                    caption=drawn.caption,
+                    wide=inline_svg(wide, f"{drawn.name}-wide", drawn.caption),
+                    narrow=inline_svg(narrow, f"{drawn.name}-narrow", drawn.caption),
                 )
             )
     except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from dpsim.errors import ConfigError
 from dpsim.experiments.accuracy.lines import STEP, Line
 from dpsim.machine import NODE
 from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.report.charts import Chart, Lines, Series
 from dpsim.report.content import Card, Content, Tile
 from dpsim.report.table import Column, table
 from dpsim.report.words import counted, percent
@@ -25,6 +26,7 @@ _SHORT = {
     "mean regret of the predicted best": "following the prediction costs",
     "coverage": "inside the 90 % interval",
 }
+_RATIOS = {0.5: "-50%", 0.7: "-30%", 1.0: "0%", 1.4: "+40%", 2.0: "+100%"}
 _NUMBERS = ("skill on the shape", "interval score")
 _COLUMNS: tuple[Column[Line], ...] = (
     Column(head="what", cell=lambda line: line.quantity, left=True),
@@ -103,6 +105,39 @@ def points_by_environment(comparisons: Mapping[str, Comparison]) -> dict[str, li
     return {where: points for where, points in found.items() if points}
 
 
+def agreement_chart(places: Mapping[str, Sequence[ComparedPoint]]) -> Chart:
+    """Return one panel with predicted against measured times, and one with their ratios; a colour for each place."""
+    every = [point for points in places.values() for point in points]
+    ends_s = [end(p.measured_step_s, p.predicted_step_s) for p in every for end in (min, max)]
+    ends = (min(ends_s) * 1e3 / 1.3, max(ends_s) * 1e3 * 1.3)
+
+    def panel(title: str, subtitle: str, unit: Callable[[ComparedPoint], float], line: tuple[float, float]) -> Lines:
+        series = [Series(name="", x=ends, y=line, look="ideal")]
+        for number, (where, points) in enumerate(places.items()):
+            y, low, high = (
+                [getattr(p, f"predicted_{end}_s") * unit(p) for p in points] for end in ("step", "low", "high")
+            )
+            x = [p.measured_step_s * 1e3 for p in points]
+            series.append(Series(name=where, x=x, y=y, low=low, high=high, look=number, dots=True))
+        return Lines(
+            title=title,
+            subtitle=subtitle,
+            x_label="measured, ms per step",
+            series=series,
+            y_ticks=_RATIOS if line == (1.0, 1.0) else None,
+            log_x=True,
+            log_y=True,
+            x_span=ends,
+            y_span=(min(_RATIOS), max(_RATIOS)) if line == (1.0, 1.0) else ends,
+            names="legend" if line == ends else "none",
+        )
+
+    times = panel("Predicted step time", "ms per step; on the line: as measured", lambda point: 1e3, ends)
+    errors = "over measured; it holds where its line crosses 0%"
+    ratios = panel("Error of the prediction", errors, lambda point: 1 / point.measured_step_s, (1.0, 1.0))
+    return Chart(panels=[times, ratios], height_in=4.4)
+
+
 def write_page(
     folder: Path, comparisons: Mapping[str, Comparison], lines: Sequence[Line], processor: str, note: str
 ) -> tuple[Content, list[Path]]:
@@ -110,8 +145,7 @@ def write_page(
 
     Raises ``ConfigError``.
     """
-    from dpsim.report.figures import agreement
-    from dpsim.report.figures.style import save_dark
+    from dpsim.report.figures import draw, save_dark
 
     by_environment = points_by_environment(comparisons)
     figure = ReportFigure(
@@ -120,8 +154,7 @@ def write_page(
         caption="Every setting of every sweep: the step time that was predicted before anything of it was measured, "
         "with its predicted 90% interval, against the median that was then measured. Emulated ranks wait for profiled "
         "times instead of computing, so that 8 of them fit on 2 cores.",
-        wide=agreement.draw(by_environment),
-        narrow=agreement.draw(by_environment, narrow=True),
+        chart=agreement_chart(by_environment),
     )
     every = [point for points in by_environment.values() for point in points]
     shown = Content(
@@ -166,7 +199,7 @@ def write_page(
         environment=(),
     )
     written = write_content(folder, shown, [figure], ("html",))
-    save_dark(figure.wide, dark := folder / f"{FIGURE}-dark.svg")
+    save_dark(draw(figure.chart), dark := folder / f"{FIGURE}-dark.svg")
     return shown, [*written, dark]
 
 

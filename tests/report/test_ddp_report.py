@@ -8,9 +8,10 @@ from report_factory import PACED, sweep
 
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import Comparison
+from dpsim.report.charts import Lines
 from dpsim.report.content import Facts
-from dpsim.report.figures import step_time
-from dpsim.report.sweep.content import answers, content, tables
+from dpsim.report.sweep.content import REPORTS, answers, content, tables
+from dpsim.report.sweep.threshold import OWN_RUNTIME
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.words import field_name, threshold_noun
 
@@ -33,6 +34,13 @@ def of_ddp() -> Comparison:
     return msgspec.structs.replace(comparison, experiment=experiment, **of_runtime)
 
 
+def drawn(comparison: Comparison) -> Lines:
+    """The only panel of the main figure."""
+    (panel,) = REPORTS["fusion-threshold"].chart(comparison).panels
+    assert isinstance(panel, Lines)
+    return panel
+
+
 def test_the_threshold_of_ddp_is_its_bucket_cap(of_ddp: Comparison) -> None:
     assert (field_name("fusion_threshold_bytes"), threshold_noun("dpsim")) == ("fusion threshold", "threshold")
     assert field_name("fusion_threshold_bytes", "torch-ddp-gloo") == threshold_noun("torch-ddp-gloo") == "bucket cap"
@@ -41,8 +49,7 @@ def test_the_threshold_of_ddp_is_its_bucket_cap(of_ddp: Comparison) -> None:
     assert page.heading == "train.py under PyTorch's DDP: predicted, then measured"
     assert page.question.startswith("Which bucket cap from 0 to inf")
     assert all("the best bucket cap is" in text or "the bucket cap does not matter" in text for text in answers(of_ddp))
-    (figure,) = step_time.draw(of_ddp).axes
-    assert figure.get_xlabel() == "bucket cap"
+    assert drawn(of_ddp).x_label == "bucket cap"
 
 
 def test_without_one_device_there_is_no_column_of_speedups(of_ddp: Comparison) -> None:
@@ -53,11 +60,9 @@ def test_without_one_device_there_is_no_column_of_speedups(of_ddp: Comparison) -
 
 
 def test_the_figure_shows_dpsims_own_runtime_as_emulated(of_ddp: Comparison) -> None:
-    (figure,) = step_time.draw(of_ddp).axes
-    assert step_time.OWN_RUNTIME in {text.get_text() for text in figure.texts} and "emulated" in step_time.OWN_RUNTIME
+    assert OWN_RUNTIME in {series.name for series in drawn(of_ddp).series} and "emulated" in OWN_RUNTIME
     without = compare(*sweep(networks=(PACED,), devices=(2,), overlaps=("thread",)))
-    (figure,) = step_time.draw(without).axes
-    assert step_time.OWN_RUNTIME not in {text.get_text() for text in figure.texts}
+    assert OWN_RUNTIME not in {series.name for series in drawn(without).series}
 
 
 def test_doubts_say_by_what_ddp_communicated(of_ddp: Comparison) -> None:

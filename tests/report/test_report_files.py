@@ -16,9 +16,12 @@ from rich.console import Console
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import ComparedPoint, Comparison
-from dpsim.report.figures import step_time, where_time_goes
-from dpsim.report.figures.style import NARROW_IN, WIDE_IN, heading, setting_label
-from dpsim.report.sweep.content import answers, for_terminal, tiles
+from dpsim.report.charts import Bars
+from dpsim.report.figures import draw, on_axes
+from dpsim.report.figures.style import NARROW_IN, WIDE_IN, heading
+from dpsim.report.sweep.charts import parts_chart, setting_label
+from dpsim.report.sweep.content import REPORTS, answers, for_terminal, tiles
+from dpsim.report.sweep.timelines import Timelines
 from dpsim.report.sweep.write import write_report
 from dpsim.report.table import Column, narrowed, table
 from dpsim.report.words import enumerated, percent
@@ -88,7 +91,7 @@ def test_page_and_markdown_tell_the_answer_and_mark_emulation(folder: Path, comp
 
 
 def test_labels_of_the_best_points_stand_clear_of_what_is_drawn_and_lead_to_it(compared: Comparison) -> None:
-    figure = step_time.draw(compared)
+    figure = draw(REPORTS["fusion-threshold"].chart(compared))
     figure.canvas.draw()
     for axis, group in zip(figure.axes, compared.groups, strict=True):
         assert axis.get_ylim()[0] >= 0
@@ -224,24 +227,30 @@ def test_step_times_are_drawn_from_zero_with_the_labels_of_two_best_points_on_di
         interval = {"measured_low_s": step_s, "measured_high_s": step_s}
         return point.replaced(measured_step_s=step_s, **interval, **unmarked | marks)
 
-    first, second, *rest = [p for p in compare(*sweep(networks=("node",))).scored if p.devices > 1]
+    comparison = compare(*sweep(networks=("node",)))
+    first, second, *rest = [p for p in comparison.scored if p.devices > 1]
     best_measured = measured(first, 1.1, is_best_measured=True)
     best_predicted = measured(second, 0.9, is_best_predicted=True)
     rest = [measured(point, 1.0) for point in rest]
-    axis = Figure().add_subplot()
-    step_time.panel(axis, [best_measured, best_predicted, *rest])
+    changed = msgspec.structs.replace(comparison, points=(best_measured, best_predicted, *rest))
+    axis = on_axes(Figure().add_subplot(), REPORTS["fusion-threshold"].chart(changed).panels[0])
     assert axis.get_ylim()[0] == 0
     notes = {n.get_text(): n.get_position()[1] - n.xy[1] for n in axis.get_children() if isinstance(n, Annotation)}
     assert notes["best measured"] * notes["best predicted"] < 0
 
 
 def test_many_settings_stand_fastest_first_and_leaves_are_named() -> None:
-    points = compare(*sweep(networks=("node",))).scored
+    comparison = compare(*sweep(networks=("node",)))
+    points = comparison.scored
     fields = ("devices", "leaves")
     assert setting_label(points[0], fields).endswith(", 0 leaves")
-    ordered = where_time_goes._in_order(points, fields)
-    assert [p.measured_s_per_sample for p in ordered] == sorted(p.measured_s_per_sample for p in points)
-    assert where_time_goes._in_order(points, ("fusion_threshold_bytes",)) == points
+    no_timelines = Timelines(measured={}, predicted={})
+    for compared, ordered in (("fusion_threshold_bytes", "overlap"), True), (("fusion_threshold_bytes",), False):
+        (panel,) = parts_chart(msgspec.structs.replace(comparison, compared=compared), no_timelines).panels
+        assert isinstance(panel, Bars)
+        steps_ms = [sum(measured.values()) for _, measured, _ in panel.bars]
+        in_order = [p.measured_step_s * 1e3 for p in points if p.devices > 1]
+        assert steps_ms == pytest.approx(sorted(in_order) if ordered else in_order)
 
 
 def test_a_long_title_of_a_panel_has_several_lines_on_a_phone() -> None:

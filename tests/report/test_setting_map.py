@@ -6,12 +6,13 @@ import msgspec
 from report_factory import sweep
 
 from dpsim.harness.sweep.compare import compare
-from dpsim.report.figures import setting_map
+from dpsim.report.figures import draw
+from dpsim.report.sweep.charts import map_chart, map_fields
 
 
 def test_the_map_has_a_cell_for_every_setting_and_marks_the_best() -> None:
     comparison = compare(*sweep(networks=("node",)))
-    assert setting_map.fields(comparison) is None, "one field is no map"
+    assert map_chart(comparison) is None, "one field is no map"
     group = comparison.groups[0]
     joint = msgspec.structs.replace(comparison, compared=("fusion_threshold_bytes", "overlap"))
     members = joint.members(group)
@@ -20,8 +21,10 @@ def test_the_map_has_a_cell_for_every_setting_and_marks_the_best() -> None:
         plan = msgspec.structs.replace(point.setting.plan, overlap=overlap)
         halves.append(point.replaced(setting=msgspec.structs.replace(point.setting, plan=plan)))
     joint = msgspec.structs.replace(joint, points=tuple(halves))
-    assert setting_map.fields(joint) == ("fusion_threshold_bytes", "overlap")
-    figure = setting_map.draw(joint, narrow=True)
+    assert map_fields(joint) == ("fusion_threshold_bytes", "overlap")
+    chart = map_chart(joint)
+    assert chart is not None
+    figure = draw(chart, narrow=True)
     (axis,) = figure.axes
     texts = [text.get_text() for text in axis.texts]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["off", "poll"]

@@ -2,13 +2,13 @@ import dataclasses
 
 import msgspec
 import pytest
-from matplotlib.figure import Figure
 from report_factory import sweep, timeline
 
 from dpsim.cli.trace import _first
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.sweep import MeasuredPoint
-from dpsim.report.figures import timeline as timeline_figure
+from dpsim.report.figures import draw
+from dpsim.report.sweep.charts import step_chart
 from dpsim.report.sweep.timelines import (
     Timelines,
     length_s,
@@ -81,10 +81,9 @@ def test_the_step_is_drawn_of_the_point_that_trains_fastest_and_named_with_its_b
     comparison = compare(predictions, results)
     slowest = max((p for p in comparison.scored if p.devices > 1), key=lambda p: p.measured_step_s)
     points = tuple(p.replaced(global_batch=p.global_batch * 100) if p == slowest else p for p in comparison.points)
-    figure = timeline_figure.draw(
-        msgspec.structs.replace(comparison, points=points), Timelines.of(predictions, results)
-    )
-    assert isinstance(figure, Figure)
+    chart = step_chart(msgspec.structs.replace(comparison, points=points), Timelines.of(predictions, results))
+    assert chart is not None
+    figure = draw(chart)
     (title,) = [axis.get_title(loc="left") for axis in figure.axes]
     assert f"fusion threshold {slowest.setting.text('fusion_threshold_bytes')}" in title
     assert "local batch 32" in title

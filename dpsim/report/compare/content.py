@@ -11,6 +11,7 @@ from typing import Any
 
 from dpsim.codec import to_builtins, write_text
 from dpsim.records.run_comparison import MeanRatio, RunComparison, RunPair
+from dpsim.report.compare.chart import MOST_ROWS, ratio_chart
 from dpsim.report.compare.tables import (
     differences_table,
     differing,
@@ -235,18 +236,15 @@ def points_csv(comparison: RunComparison) -> str:
 
 def write_comparison(folder: Path, comparison: RunComparison) -> list[Path]:
     """Write ``index.html``, ``report.md``, the figure and ``points.csv``; returns the paths. Raises ``ConfigError``."""
-    from dpsim.report.figures import ratio
-
     caption = _CAPTION.format(first=comparison.runs[0].label)
-    shown, left_out = furthest(comparison, ratio.MOST_ROWS)
+    shown, left_out = furthest(comparison, MOST_ROWS)
     if left_out:
         caption += f" Shown are the {len(shown)} settings that differ the most; {left_out} more are in the table."
     figure = ReportFigure(
         name="ratio",
         title="Ratio by setting",
         caption=caption,
-        wide=ratio.draw(comparison),
-        narrow=ratio.draw(comparison, narrow=True),
+        chart=ratio_chart(comparison),
     )
     path = folder / "points.csv"
     write_text(path, points_csv(comparison))

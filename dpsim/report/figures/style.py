@@ -6,8 +6,7 @@ import io
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,15 +16,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.transforms import blended_transform_factory, offset_copy
+from matplotlib.transforms import offset_copy
 
-from dpsim.records.comparison import ComparedPoint, Group
 from dpsim.report import palette
 from dpsim.report.palette import AREAS, BACKS, WORDS
-from dpsim.report.words import devices_name, field_name, network_name
-from dpsim.units import format_size
 
-Item = TypeVar("Item")
+Drawn = TypeVar("Drawn")
 INK, MUTED, MEASURED, PREDICTED = (WORDS[name].light for name in ("ink", "muted", "measured", "predicted"))
 FAINT, PAPER = AREAS["faint"].light, BACKS["paper"].light
 PARTS = {
@@ -41,6 +37,8 @@ LINE_COLOURS = tuple(colour.light for colour in palette.SERIES)
 MARKERS = "osD^vPX<>h"
 """The colours and the markers of the lines of one panel, in this order and again from the first."""
 WIDE_IN, NARROW_IN = 10.4, 4.3
+_GAP = 0.06
+"""The distance of labels beside a panel, as a share of its height."""
 _NARROW_TITLE = 42
 """The letters of a line of a title in a narrow figure."""
 FONTS = ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"]
@@ -85,36 +83,10 @@ def panels(
     return figure, axes
 
 
-def styled(draw: Callable[[], Figure]) -> Figure:
-    """Return the figure that ``draw`` makes in the style of all figures."""
+def styled(draw: Callable[[], Drawn]) -> Drawn:
+    """Return what ``draw`` makes in the style of all figures."""
     with matplotlib.rc_context(_RC):
         return draw()
-
-
-def one_panel_each(
-    items: Sequence[Item], panel: Callable[[Axes, Item], None], *, narrow: bool, height_in: float
-) -> Figure:
-    """Return a figure with a panel for each item, which ``panel`` draws, in the style of all figures."""
-
-    def make() -> Figure:
-        figure, axes = panels(len(items), narrow=narrow, height_in=height_in)
-        for axis, item in zip(axes, items, strict=True):
-            panel(axis, item)
-        return figure
-
-    return styled(make)
-
-
-def on_axes(axis: Axes | None, draw: Callable[[Axes], None]) -> Axes:
-    """Draw one panel in the style of all figures: on ``axis``, or without it on a new figure of pyplot."""
-    with matplotlib.rc_context(_RC):
-        if axis is None:
-            from matplotlib import pyplot
-
-            axis = pyplot.figure(figsize=(WIDE_IN / 2, 3.7), layout="constrained").add_subplot()
-        axis.spines[["top", "right", "left"]].set_visible(False)
-        draw(axis)
-    return axis
 
 
 def heading(axis: Axes, title: str, subtitle: str) -> None:
@@ -131,51 +103,6 @@ def grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
     """Draw faint lines behind everything else."""
     axis.grid(axis=direction, color=RULE, linewidth=0.6)
     axis.set_axisbelow(True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A line of values with the lower and upper ends of their intervals."""
-
-    values: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
-
-
-def baseline(axis: Axes, x: Sequence[float], values: Sequence[float], *, ideal: bool = False) -> None:
-    """Draw a baseline, dashed; the ideal one darker."""
-    colour, width = (INK, 1.0) if ideal else (FAINT, 0.9)
-    axis.plot(x, values, color=colour, linewidth=width, dashes=(4, 2.5), zorder=1)
-
-
-def predicted_line(axis: Axes, x: Sequence[float], predicted: Interval) -> None:
-    """Draw what was predicted, as a line with its band."""
-    axis.fill_between(x, predicted.low, predicted.high, color=PREDICTED, alpha=0.16, linewidth=0, zorder=2)
-    axis.plot(x, predicted.values, color=PREDICTED, linewidth=1.8, zorder=3)
-
-
-def measured_dots(axis: Axes, x: Sequence[float], measured: Interval) -> None:
-    """Draw what was measured, as dots with their intervals."""
-    below = [value - low for value, low in zip(measured.values, measured.low, strict=True)]
-    above = [high - value for value, high in zip(measured.values, measured.high, strict=True)]
-    axis.errorbar(
-        x,
-        measured.values,
-        yerr=[below, above],
-        fmt="o",
-        color=MEASURED,
-        markersize=5,
-        elinewidth=1.6,
-        capsize=0,
-        zorder=5,
-    )
-
-
-def label_lines(axis: Axes, measured: Interval, predicted: Interval, baselines: Mapping[str, float]) -> None:
-    """Label the lines at the right end of the panel; ``baselines`` are label -> last value."""
-    labels = [(value, label, MUTED) for label, value in baselines.items()]
-    labels += [(measured.values[-1], "measured", MEASURED), (predicted.values[-1], "predicted", PREDICTED)]
-    labels_at_right(axis, labels, gap=0.062)
 
 
 def _svg(figure: Figure) -> str:
@@ -245,34 +172,13 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
     return [float(v) for v in placed]
 
 
-def labels_at_right(axis: Axes, labels: Sequence[tuple[float, str, str]], *, gap: float) -> None:
+def labels_at_right(axis: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     """Draw labels (value, text, colour) to the right of the panel, moved apart where they would overlap."""
-    low, high = axis.get_ylim()
-    places = spread([value for value, _, _ in labels], gap * (high - low), low, high)
-    across = blended_transform_factory(axis.transAxes, axis.transData)
-    for (value, text, colour), y in zip(labels, places, strict=True):
-        axis.plot([1.0, 1.035], [value, y], color=colour, linewidth=0.7, alpha=0.7, transform=across, clip_on=False)
-        axis.text(1.045, y, text, color=colour, va="center", ha="left", fontsize=8.5, transform=across)
-
-
-def size_ticks(axis: Axes, sizes_bytes: Sequence[float]) -> None:
-    """Label the positions 0, 1, ... of the horizontal axis with sizes."""
-    axis.set_xticks(range(len(sizes_bytes)), [format_size(size).replace(" ", "\n") for size in sizes_bytes])
-    axis.tick_params(labelsize=8.5)
-
-
-def point_name(point: ComparedPoint) -> str:
-    """Return ``2 devices on node``."""
-    return f"{devices_name(point.devices)} on {network_name(point)}"
-
-
-def setting_label(point: ComparedPoint, compared: Sequence[str]) -> str:
-    """Return ``2, global, 0 leaves``: the values that are compared; a number of leaves would not be known as one."""
-    values = {name: point.setting.text(name) for name in compared}
-    return ", ".join(f"{value} leaves" if name == "leaves" else value for name, value in values.items())
-
-
-def group_subtitle(group: Group, compared: Sequence[str]) -> str:
-    """Return ``2 devices, global batch 64: algorithm``: what sets a group of settings apart, and what is compared."""
-    apart, fields = ", ".join(group.apart), ", ".join(map(field_name, compared))
-    return f"{apart}: {fields}" if apart else fields
+    right = axis.get_xlim()[1]
+    axis.get_ylim()  # settles the limits, on which the places depend
+    to_axes = axis.transData + axis.transAxes.inverted()
+    heights = [float(to_axes.transform((right, value))[1]) for value, _, _ in labels]
+    for height, y, (_, text, colour) in zip(heights, spread(heights, _GAP, 0.0, 1.0), labels, strict=True):
+        look: Any = {"color": colour, "transform": axis.transAxes}
+        axis.plot([1.0, 1.035], [height, y], linewidth=0.7, alpha=0.7, clip_on=False, **look)
+        axis.text(1.045, y, text, va="center", ha="left", fontsize=8.5, **look)

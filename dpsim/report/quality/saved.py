@@ -3,18 +3,17 @@ prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpsim.codec import to_builtins
 from dpsim.records.quality_results import QualityResults
+from dpsim.report.charts import Lines
+from dpsim.report.quality.charts import divergence_panel, gap_panel, steps_panel
 from dpsim.report.saved import Samples
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _OF_A_RUN = ("final_loss", "training_set_loss", "test_loss", "test_accuracy")
 _SETTING = ("model", "dataset", "global_batch", "local_batch", "target_loss", "layer", "statistic")
@@ -67,15 +66,13 @@ def samples(results: QualityResults) -> Samples:
     return rows, [1] * len(rows), {}
 
 
-def panel(results: QualityResults) -> Callable[[Axes], None]:
+def panel(results: QualityResults) -> Lines:
     """Return the first figure of what the study has: the gap of batch norm, the divergence, or the steps."""
-    from dpsim.report.figures import quality
-
     if results.gap:
-        return lambda axis: quality.gap_panel(axis, results.gap[0])
+        return gap_panel(results.gap[0])
     if results.divergence:
-        return lambda axis: quality.divergence_panel(axis, results.divergence[0])
-    return lambda axis: quality.steps_panel(axis, results.steps_to_target[0])
+        return divergence_panel(results.divergence[0])
+    return steps_panel(results.steps_to_target[0])
 
 
 def summary(results: QualityResults) -> dict[str, str]:

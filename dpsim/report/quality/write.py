@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpsim.records.quality_results import QualityResults
+from dpsim.report.charts import Chart, Lines
+from dpsim.report.quality.charts import HEIGHT_IN, divergence_panel, gap_panel, steps_panel
 from dpsim.report.quality.content import content
 from dpsim.report.write import PAGES, ReportFigure, write_content
 
@@ -32,13 +35,12 @@ def write_quality_report(folder: Path, results: QualityResults, pages: Collectio
 
 def quality_figures(results: QualityResults) -> Iterator[ReportFigure]:
     """Yield the figures of the parts that the study has."""
-    from dpsim.report.figures import quality
-
-    for name, title, caption, shown, panel in (
-        ("gap", "Gap of batch norm", GAP_CAPTION, results.gap, quality.gap_panel),
-        ("divergence", "Divergence of statistics", DIVERGENCE_CAPTION, results.divergence, quality.divergence_panel),
-        ("steps_to_target", "Steps to target", STEPS_CAPTION, results.steps_to_target, quality.steps_panel),
-    ):
-        if shown:
-            wide, narrow = (quality.draw(shown, panel, narrow=narrow) for narrow in (False, True))
-            yield ReportFigure(name=name, title=title, caption=caption, wide=wide, narrow=narrow)
+    parts: tuple[tuple[str, str, str, Sequence[Any], Callable[[Any], Lines]], ...] = (
+        ("gap", "Gap of batch norm", GAP_CAPTION, results.gap, gap_panel),
+        ("divergence", "Divergence of statistics", DIVERGENCE_CAPTION, results.divergence, divergence_panel),
+        ("steps_to_target", "Steps to target", STEPS_CAPTION, results.steps_to_target, steps_panel),
+    )
+    for name, title, caption, results_of, panel in parts:
+        if results_of:
+            chart = Chart(panels=[panel(result) for result in results_of], height_in=HEIGHT_IN)
+            yield ReportFigure(name=name, title=title, caption=caption, chart=chart)

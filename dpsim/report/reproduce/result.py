@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpsim.codec import to_builtins
 from dpsim.errors import ConfigError
 from dpsim.records.reproduce import ReproduceRecord, Run
+from dpsim.report.charts import Panel
+from dpsim.report.reproduce.chart import drift_chart
 from dpsim.report.reproduce.content import content
 from dpsim.report.reproduce.tables import ALL_RUNS
 from dpsim.report.saved import Samples
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted
-from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, write_content
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from dpsim.report.write import DRIFT_CAPTION, PAGES, figure, write_content
 
 _MOST_SHOWN = 40
 
@@ -83,29 +82,22 @@ def samples(record: ReproduceRecord) -> Samples:
     return [to_builtins(run.configuration) for run in record.runs], [len(each) for each in losses], values
 
 
-def panel(record: ReproduceRecord) -> Callable[[Axes], None]:
+def panel(record: ReproduceRecord) -> Panel:
     """Return the figure of the drift from one device. Raises ``ConfigError`` where there is none."""
-    from dpsim.report.figures import drift
-
-    shown = drift.panels_of(record)
-    if not shown:
+    chart = drift_chart(record)
+    if chart is None:
         raise ConfigError(
             "no drift was measured: every configuration is promised to have the bits of one device",
             allowed="a figure of a record with configurations that drift",
             remedy="look at .frame(), whose column identical says which have the same bits",
         )
-    return lambda axis: drift.panel(axis, shown[0])
+    return chart.panels[0]
 
 
 def write(folder: Path, record: ReproduceRecord, pages: Collection[str] = tuple(PAGES)) -> list[Path]:
     """Write the page, the Markdown and, where drift was measured, its figure. Raises ``ConfigError``."""
-    from dpsim.report.figures import drift
-
-    figures = []
-    if drift.panels_of(record):
-        wide, narrow = drift.draw(record), drift.draw(record, narrow=True)
-        figures.append(ReportFigure(name="drift", title="Drift", caption=DRIFT_CAPTION, wide=wide, narrow=narrow))
-    return write_content(folder, content(record), figures, pages)
+    drawn = figure("drift", "Drift", DRIFT_CAPTION, drift_chart(record))
+    return write_content(folder, content(record), [drawn], pages)
 
 
 def show(record: ReproduceRecord, page: Path | None, _: bool) -> Iterator[Any]:

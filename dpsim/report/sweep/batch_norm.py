@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.charts import Chart
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table
+from dpsim.report.sweep.charts import settings_chart
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.tables import (
     LEGEND,
@@ -15,9 +15,6 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.table import Column, Table
 from dpsim.report.words import milliseconds, percent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOCAL, GLOBAL = "local", "global"
 
@@ -108,10 +105,8 @@ def _points(comparison: Comparison) -> Table:
     )
 
 
-def _figure(comparison: Comparison, narrow: bool) -> Figure:
-    from dpsim.report.figures import settings
-
-    return settings.draw(comparison, narrow=narrow, name=norm_name)
+def _chart(comparison: Comparison) -> Chart:
+    return settings_chart(comparison, norm_name)
 
 
 REPORT = QuestionReport(
@@ -119,7 +114,7 @@ REPORT = QuestionReport(
     answer=_answer,
     tiles=_tiles,
     points=_points,
-    figure=_figure,
+    chart=_chart,
     figure_name="norms",
     figure_title="Samples per second with each norm",
     caption="Samples per second with each norm. Dots: measured medians with their 95% intervals; diamonds: predicted "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from dpsim.predict.drift import unpredictable_drift
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.charts import Chart, Lines, Look
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table
+from dpsim.report.sweep.charts import curve
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import cost_of_choice, uncertainty, unsure
 from dpsim.report.sweep.tables import (
@@ -24,9 +26,6 @@ from dpsim.report.words import (
     network_name,
     percent,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RULES = (
     "After the timing, every device count trained the same steps from the same start, on this machine's own network: "
@@ -232,10 +231,35 @@ def _note(comparison: Comparison, *, trained: bool, means: bool) -> str:
     return text
 
 
-def _figure(comparison: Comparison, narrow: bool) -> Figure:
-    from dpsim.report.figures import speedup
+def _chart(comparison: Comparison) -> Chart:
+    panels = [_curve(group, comparison.members(group)) for group in comparison.groups]
+    return Chart(panels=panels, height_in=3.7)
 
-    return speedup.draw(comparison, narrow=narrow)
+
+def _curve(group: Group, points: Sequence[ComparedPoint]) -> Lines:
+    """Return the speedup on each number of devices; that of a baseline on one device is 1."""
+    several = next(point for point in points if point.devices > 1)
+
+    def speedup(point: ComparedPoint, step_s: float, source: Look) -> float:
+        if point.devices == 1 and source == "predicted":
+            return 1.0
+        reached = point.measured_speedup if source == "measured" else point.predicted_speedup
+        own_s = point.measured_step_s if source == "measured" else point.predicted_step_s
+        return (reached or 1.0) * own_s / step_s
+
+    def nulls_s(point: ComparedPoint) -> Mapping[str, float]:
+        return point.null_step_s or several.null_step_s
+
+    counts = [point.devices for point in points]
+    edge = max(counts) - 1
+    return Lines(
+        title=network_name(group),
+        subtitle=f"samples/s over one device's, {several.algorithm}",
+        x_label="devices",
+        series=curve(points, counts, speedup, nulls_s),
+        x_ticks={point.devices: point.layout for point in points},
+        x_span=(1 - 0.04 * edge, max(counts) + 0.06 * edge),
+    ).within(math.inf)
 
 
 REPORT = QuestionReport(
@@ -245,7 +269,7 @@ REPORT = QuestionReport(
     tiles=_tiles,
     more_tiles=_drift_tiles,
     points=_points,
-    figure=_figure,
+    chart=_chart,
     figure_name="speedup",
     figure_title="Speedup",
     caption="Speedup against the number of devices: samples/s over those of one device. Dots: measured, with the 95% "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.charts import Chart, Lines, Look
 from dpsim.report.content import Tile
 from dpsim.report.sweep.busy import BUSY, HIDDEN, Measured, busy_from, hidden_from
 from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
+from dpsim.report.sweep.charts import curve
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.tables import (
     LEGEND,
@@ -17,9 +18,6 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.table import Column, Table
 from dpsim.report.words import enumerated, percent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def _question(comparison: Comparison) -> str:
@@ -132,10 +130,27 @@ def _points(comparison: Comparison) -> Table:
     )
 
 
-def _figure(comparison: Comparison, narrow: bool) -> Figure:
-    from dpsim.report.figures import local_batch
+def _chart(comparison: Comparison) -> Chart:
+    panels = [_curve(group, comparison.members(group)) for group in comparison.groups]
+    return Chart(panels=panels, height_in=3.6)
 
-    return local_batch.draw(comparison, narrow=narrow)
+
+def _curve(group: Group, members: Sequence[ComparedPoint]) -> Lines:
+    """Return samples per second at each local batch, and from which batch the devices are busy."""
+    points = sorted(members, key=lambda point: point.local_batch)
+    busy = busy_from(points)
+    verticals: tuple[tuple[float | None, Look], ...] = ((busy.measured, "measured"), (busy.predicted, "predicted"))
+    batches = [point.local_batch for point in points]
+    return Lines(
+        title=group_title(group),
+        subtitle="samples per second",
+        x_label="local batch",
+        series=curve(points, batches, lambda point, step_s, source: point.global_batch / step_s),
+        x_ticks={batch: f"{batch:g}" for batch in batches},
+        y_text="{:,.0f}".format,
+        log_x=True,
+        verticals=[(batch, look) for batch, look in verticals if batch is not None],
+    ).within(1.3)
 
 
 REPORT = QuestionReport(
@@ -143,7 +158,7 @@ REPORT = QuestionReport(
     answer=_answer,
     tiles=_tiles,
     points=_points,
-    figure=_figure,
+    chart=_chart,
     figure_name="local_batch",
     figure_title="Samples per second",
     caption="Samples per second against the local batch, which doubles from mark to mark. Dots: measured, with the 95% "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,14 +13,13 @@ from dpsim.records.columns.sweep import run_values
 from dpsim.records.comparison import Comparison
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
+from dpsim.report.charts import Panel
 from dpsim.report.saved import Samples
+from dpsim.report.sweep.content import REPORTS
 from dpsim.report.sweep.result import points_json, summary_json
 from dpsim.report.words import counted
 from dpsim.schedule import KINDS, LANE_NAMES
 from dpsim.timeline import Timeline
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 class SweepData(NamedTuple):
@@ -90,34 +89,25 @@ def timeline(data: SweepData) -> Samples:
     return rows, [len(each.step) for each in timelines], values
 
 
-def panel(data: SweepData, *, network: str | None = None, devices: int | None = None) -> Callable[[Axes], None]:
+def panel(data: SweepData, *, network: str | None = None, devices: int | None = None) -> Panel:
     """Return the main figure of the report: step time against the fusion threshold, speedup against the number of
     devices, or the samples per second of each setting.
 
     It is drawn for one ``network`` (the first that was swept), and unless devices are compared for one number of
     ``devices`` (the largest). Raises ``ConfigError`` for one that was not swept.
     """
-    from dpsim.report.figures import settings, speedup, step_time
-
     comparison = data.comparison
-    network = _chosen("network", network, [group.network for group in comparison.groups])
-    members = [group for group in comparison.groups if group.network == network]
-    question = comparison.experiment.question
-    if question == "devices":
-        if devices is not None:
-            raise ConfigError(
-                f"devices={devices} for the speedup, which is drawn against the number of devices",
-                allowed="network",
-            )
-        return lambda axis: speedup.panel(axis, comparison, members[0])
-    if question == "settings":
-        of_devices = [group for group in members if devices in (None, group.devices)]
-        _chosen("devices", devices, [group.devices for group in members])
-        return lambda axis: settings.panel(axis, comparison, of_devices[0])
-    devices = _chosen("devices", devices, sorted((group.devices for group in members), reverse=True))
-    panels = step_time.groups(comparison)
-    points = next(p for p in panels if (p[0].network, p[0].devices) == (network, devices))
-    return lambda axis: step_time.panel(axis, points)
+    groups = comparison.groups
+    network = _chosen("network", network, [group.network for group in groups])
+    counts = sorted((group.devices for group in groups if group.network == network), reverse=True)
+    if devices is not None and not any(counts):
+        raise ConfigError(
+            f"devices={devices} for the speedup, which is drawn against the number of devices",
+            allowed="network",
+        )
+    devices = _chosen("devices", devices, counts)
+    chosen = [(group.network, group.devices) for group in groups].index((network, devices))
+    return REPORTS[comparison.experiment.question].chart(comparison).panels[chosen]
 
 
 def write(folder: Path, data: SweepData, pages: Collection[str]) -> list[Path]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
+from dpsim.report.sweep.charts import settings_chart
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import (
     as_fast,
@@ -21,9 +20,6 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.table import Column, Table
 from dpsim.report.words import counted, enumerated, field_name, milliseconds, percent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def setting_name(comparison: Comparison, point: ComparedPoint) -> str:
@@ -117,18 +113,12 @@ def _points(comparison: Comparison) -> Table:
     )
 
 
-def _figure(comparison: Comparison, narrow: bool) -> Figure:
-    from dpsim.report.figures import settings
-
-    return settings.draw(comparison, narrow=narrow)
-
-
 REPORT = QuestionReport(
     question=_question,
     answer=_answer,
     tiles=_tiles,
     points=_points,
-    figure=_figure,
+    chart=settings_chart,
     figure_name="settings",
     figure_title="Samples per second",
     caption="Samples per second at each setting. Dots: measured medians with their 95% intervals; diamonds: predicted "

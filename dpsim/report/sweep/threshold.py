@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.report.charts import Chart, Lines, Mark, Series
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table
+from dpsim.report.sweep.charts import curve, point_name, size_ticks
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import (
     as_fast,
@@ -32,9 +34,8 @@ from dpsim.report.words import (
 )
 from dpsim.units import format_size
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+OWN_RUNTIME = "dpsim (emulated)"
+"""The label of dpsim's own runtime, whose computation is emulated, beside PyTorch's DDP."""
 _LARGE_EFFECT = 0.1
 """An effect of this size may matter, even where it is below the uncertainty."""
 
@@ -185,10 +186,45 @@ def _threshold(point: ComparedPoint) -> str:
     return format_size(point.fusion_threshold_bytes) if point.devices > 1 else ""
 
 
-def _figure(comparison: Comparison, narrow: bool) -> Figure:
-    from dpsim.report.figures import step_time
+def _chart(comparison: Comparison) -> Chart:
+    return Chart(panels=[_curve(comparison.members(group)) for group in comparison.groups], height_in=3.5)
 
-    return step_time.draw(comparison, narrow=narrow)
+
+def _curve(points: Sequence[ComparedPoint]) -> Lines:
+    """Return the step at each threshold, from 0 on, so that noise does not look like an effect."""
+    x = list(range(len(points)))
+    series = curve(points, x, lambda point, step_s, source: step_s * 1e3)
+    own = [point.dpsim_step_s * 1e3 for point in points if point.dpsim_step_s is not None]
+    if len(own) == len(points):
+        series.append(Series(name=OWN_RUNTIME, x=x, y=own, look="own"))
+    return Lines(
+        title=point_name(points[0]),
+        subtitle=f"ms per step (allreduce: {points[0].algorithm})",
+        x_label=field_name("fusion_threshold_bytes", points[0].runtime),
+        series=series,
+        x_ticks=size_ticks(points),
+        y_text="{:.3g}".format,
+        x_span=(-0.4, len(points) - 0.6),
+        marks=list(_marks(points)),
+    ).within(1.3)
+
+
+def _marks(points: Sequence[ComparedPoint]) -> Iterator[Mark]:
+    """Yield the best points, as predicted and as measured, with labels on different sides."""
+    best = {
+        "predicted": next((i for i, point in enumerate(points) if point.is_best_predicted), None),
+        "measured": next((i for i, point in enumerate(points) if point.is_best_measured), None),
+    }
+    same, below = best["predicted"] == best["measured"], False
+    if (x := best["predicted"]) is not None:
+        below = points[x].measured_step_s > points[x].predicted_step_s
+        y = points[x].predicted_step_s * 1e3
+        yield Mark(text="best predicted", x=x, y=y, look="predicted", label=not same, below=below)
+    if (x := best["measured"]) is not None:
+        alone = same or best["predicted"] is None
+        below = points[x].predicted_step_s > points[x].measured_step_s if alone else not below
+        text = "best, measured and predicted" if same else "best measured"
+        yield Mark(text=text, x=x, y=points[x].measured_step_s * 1e3, look="measured", below=below)
 
 
 REPORT = QuestionReport(
@@ -197,7 +233,7 @@ REPORT = QuestionReport(
     more_answers=_one_device,
     tiles=_tiles,
     points=_points,
-    figure=_figure,
+    chart=_chart,
     figure_name="step_time",
     figure_title="Step time",
     caption="Step time against the {threshold}. Dots: measured medians with their 95% intervals; line: predicted "

@@ -10,12 +10,14 @@ from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import environment_facts
 from dpsim.report.quality.write import quality_figures
+from dpsim.report.reproduce.chart import drift_chart
+from dpsim.report.sweep.charts import map_chart, parts_chart, step_chart
 from dpsim.report.sweep.content import REPORTS, content
 from dpsim.report.sweep.facts import run_facts
 from dpsim.report.sweep.tables import band_name
 from dpsim.report.sweep.timelines import Timelines
 from dpsim.report.words import field_name
-from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, write_content
+from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, figure, write_content
 
 _TIMELINE = (
     "One training step of the setting that trains most samples per second on the most devices, measured above and "
@@ -50,56 +52,25 @@ def write_report(
     ``ConfigError`` when the folder cannot be written to.
     """
     facts = run_facts(comparison, predictions, results), environment_facts(results.environment)
-    figures = list(_figures(comparison, Timelines.of(predictions, results), drift))
+    figures = _figures(comparison, Timelines.of(predictions, results), drift)
     return write_content(folder, content(comparison, *facts), figures, pages)
 
 
-def _figures(comparison: Comparison, timelines: Timelines, record: ReproduceRecord | None) -> Iterator[ReportFigure]:
+def _figures(
+    comparison: Comparison, timelines: Timelines, record: ReproduceRecord | None
+) -> Iterator[ReportFigure | None]:
     if not comparison.groups:
         return
-    from dpsim.report.figures import drift, setting_map, timeline, where_time_goes
-
     report = REPORTS[comparison.experiment.question]
-    yield ReportFigure(
-        name=report.figure_name,
-        title=report.figure_title,
-        caption=report.caption.format(
-            band=band_name(comparison), threshold=field_name("fusion_threshold_bytes", comparison.points[0].runtime)
-        ),
-        wide=report.figure(comparison, False),
-        narrow=report.figure(comparison, True),
+    caption = report.caption.format(
+        band=band_name(comparison), threshold=field_name("fusion_threshold_bytes", comparison.points[0].runtime)
     )
-    if comparison.experiment.question == "settings" and setting_map.fields(comparison) is not None:
-        yield ReportFigure(
-            name="map",
-            title="The map of the settings",
-            caption=_MAP,
-            wide=setting_map.draw(comparison),
-            narrow=setting_map.draw(comparison, narrow=True),
-        )
-    if record is not None and drift.panels_of(record):
-        yield ReportFigure(
-            name="drift",
-            title="Drift",
-            caption=DRIFT_CAPTION,
-            wide=drift.draw(record),
-            narrow=drift.draw(record, narrow=True),
-        )
+    yield figure(report.figure_name, report.figure_title, caption, report.chart(comparison))
+    if comparison.experiment.question == "settings":
+        yield figure("map", "The map of the settings", _MAP, map_chart(comparison))
+    if record is not None:
+        yield figure("drift", "Drift", DRIFT_CAPTION, drift_chart(record))
     if comparison.quality is not None:
         yield from quality_figures(comparison.quality)
-    wide, narrow = timeline.draw(comparison, timelines), timeline.draw(comparison, timelines, narrow=True)
-    if wide is not None and narrow is not None:
-        yield ReportFigure(
-            name="timeline",
-            title="One step, measured and predicted",
-            caption=_TIMELINE,
-            wide=wide,
-            narrow=narrow,
-        )
-    yield ReportFigure(
-        name="where_time_goes",
-        title="Where the time goes",
-        caption=_PARTS,
-        wide=where_time_goes.draw(comparison, timelines),
-        narrow=where_time_goes.draw(comparison, timelines, narrow=True),
-    )
+    yield figure("timeline", "One step, measured and predicted", _TIMELINE, step_chart(comparison, timelines))
+    yield figure("where_time_goes", "Where the time goes", _PARTS, parts_chart(comparison, timelines))
