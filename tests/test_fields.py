@@ -164,7 +164,7 @@ LISTS = {
     "harness/sweep/norms.py": 1,
     "harness/sweep/questions.py": 3,
     "predict/points.py": 3,
-    "report/figures/timeline.py": 2,
+    "report/sweep/charts.py": 1,
     "report/prediction.py": 2,
     "report/quality/saved.py": 1,
     "report/sweep/warnings.py": 1,
