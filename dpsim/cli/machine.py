@@ -13,7 +13,7 @@ from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
-    from dpsim.records.run_comparison import MachineComparison, TableKey
+    from dpsim.report.compare.machines import MachineComparison
 
 EXAMPLES = """\
 Examples:
@@ -78,24 +78,23 @@ def compare(
     time is interpolated where only one of two tables has the size.
     """
     from dpsim import machine as machines
-    from dpsim.harness.compare.machines import compare_machines
+    from dpsim.codec import to_builtins
+    from dpsim.report.compare.machines import compare_machines
 
     by_name = {name: machines.read(path) for name, path in zip(_names(files), files, strict=True)}
     comparison = compare_machines(by_name)
     _draw(plot, by_name)
     if json:
-        points = [_flat(each) for each in comparison.ratios]
+        ratios, lines, unmatched = (
+            [to_builtins(key.fields | row) for key, row in rows]
+            for rows in (comparison.ratios, comparison.lines, comparison.unmatched)
+        )
         described = [
             {"label": name, "path": str(path), "name": machine.name, "network": machine.network}
             | {"calibrated_on": machine.calibrated_on, "source": machine.source}
             for (name, machine), path in zip(by_name.items(), files, strict=True)
         ]
-        summary = {
-            "machines": described,
-            "lines": [_flat(each) for each in comparison.lines],
-            "unmatched": [_flat(each) for each in comparison.unmatched],
-        }
-        show.print_json("machine compare", points, summary)
+        show.print_json("machine compare", ratios, {"machines": described, "lines": lines, "unmatched": unmatched})
         return
     for name, machine in by_name.items():
         print(f"{name}: {machine.name}, network {machine.network}, {machine.calibrated_on or 'an unknown machine'}")
@@ -112,14 +111,6 @@ def _names(files: Sequence[Path]) -> list[str]:
         name if name not in names[:number] else f"{name} ({names[: number + 1].count(name)})"
         for number, name in enumerate(names)
     ]
-
-
-def _flat(of_table: TableKey) -> dict[str, Any]:
-    """Return the fields; ``layout`` is never empty."""
-    from dpsim import codec
-
-    fields: dict[str, Any] = codec.to_builtins(of_table)
-    return fields | {"layout": of_table.layout or str(of_table.devices)}
 
 
 def merge(

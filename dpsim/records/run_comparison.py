@@ -1,4 +1,4 @@
-"""``RunComparison``: measurements of several runs, setting by setting. ``MachineComparison``: several machine files.
+"""``RunComparison``: measurements of several runs, setting by setting.
 
 ``dpsim.harness.compare`` derives them; nothing is computed in this module. (The comparison of one run's measurements
 with its predictions is in ``dpsim.records.comparison``.)
@@ -110,62 +110,3 @@ class RunComparison(Noun, frozen=True):
     points: tuple[RatioPoint, ...]
     pairs: tuple[RunPair, ...]
     not_compared: tuple[NotCompared, ...]
-
-
-class TableKey(Noun, frozen=True, order=True, kw_only=True):
-    """What a table of a machine is of: an allreduce alone (``overlap`` is empty), or during a backward with that."""
-
-    overlap: str
-    algorithm: str
-    devices: int
-    layout: str
-    wire_dtype: str
-
-    @property
-    def key(self) -> TableKey:
-        """The key alone, of what is said of a table."""
-        return TableKey(**{name: getattr(self, name) for name in TableKey.__struct_fields__})
-
-
-class TableLine(TableKey, frozen=True, kw_only=True):
-    """The line alpha + bytes / bandwidth that is nearest to a machine's table, and the sizes that the table covers.
-
-    ``bandwidth_bytes_per_s`` is infinite where times do not grow with the size.
-    """
-
-    machine: str
-    alpha_s: float
-    bandwidth_bytes_per_s: float
-    smallest_bytes: int
-    largest_bytes: int
-
-
-class TimeRatio(TableKey, frozen=True, kw_only=True):
-    """One size in the tables of machines ``a`` and ``b``: ``ratio`` = time on ``b`` / time on ``a``.
-
-    ``interpolated``: one of the tables does not have this size, and its time lies on the line between its neighbours.
-    """
-
-    a: str
-    b: str
-    size_bytes: int
-    a_time_s: float
-    b_time_s: float
-    ratio: float
-    interpolated: bool
-
-
-class Unmatched(TableKey, frozen=True, kw_only=True):
-    """A table that machine ``machine`` has and ``other`` has not, or not at a size in common."""
-
-    machine: str
-    other: str
-
-
-class MachineComparison(Noun, frozen=True):
-    """Machines compared with the first of them."""
-
-    machines: tuple[str, ...]
-    lines: tuple[TableLine, ...]
-    ratios: tuple[TimeRatio, ...]
-    unmatched: tuple[Unmatched, ...]
