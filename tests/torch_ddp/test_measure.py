@@ -31,7 +31,8 @@ from dpsim.lowering.fusion import fuse
 from dpsim.machine import Link, Machine
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.setting import settings_of
-from dpsim.study.inputs import Prepared
+from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
+from dpsim.study.inputs import Inputs, Prepared
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -247,25 +248,24 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
 @pytest.mark.timeout(600)
 def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_path: Path) -> None:
     folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
-    config = script_experiment(
-        script=str(script), caps_bytes=(0.0, math.inf), networks=(link,), communication=("mpi",), budget_s=3.0
-    )
-    machine = Machine(
-        name="m", network=link, emulated_network=True, link=Link(latency_s=5e-4, bandwidth_bytes_per_s=1.25e7)
-    )
-    write_predictions(folder, config, machine)
     flags = ("--torch-script", script, "--bucket-cap", "0,inf", "--communication", "mpi", "--network", link)
     command = ("measure", *flags, "--budget", "3s", "--output", folder)
     samples = folder / "samples" / "1.json"
     killed_once_it_exists(samples, ("-m", "dpsim", *command))
     assert not (folder / "results.json").exists()
     before = codec.read(samples, Samples, "samples", SAMPLES_SCHEMA)
-    assert before.spent_s > 0 and not before.complete
+    assert before.spent_s > 0 and not before.complete and before.inputs is not None
+    predicted = (folder / "predictions.json").read_bytes()
 
     code, _, err = dpsim(*command)
     assert code == 0 and "continuing an interrupted sweep" in err
     results = read_results(folder / "results.json")
     assert not samples.exists() and results.measured_from == before.measured_from
+    assert (folder / "predictions.json").read_bytes() == predicted and all(each.same for each in check(folder))
+    inputs = codec.read(folder / "inputs.json", Inputs, "inputs", INPUTS_SCHEMA)
+    for rows, more in zip(before.inputs.rows, inputs.rows, strict=True):
+        assert rows.subject == more.subject and 0 < rows.beforehand == more.beforehand < len(more.value)
+        assert more.value[: len(rows.value)] == rows.value and list(more.visit) == sorted(more.visit)
     for old, new in zip(before.points, results.points, strict=True):
         kept = len(old.step_s)
         assert old.setting == new.setting and 0 < kept < len(new.step_s)
