@@ -7,7 +7,7 @@ from pathlib import Path
 from cyclopts import App
 
 from dpsim.algorithms import Backend
-from dpsim.cli import flags, show
+from dpsim.cli import flags, outputs, show
 
 EXAMPLES = """\
 Examples:
@@ -75,12 +75,11 @@ def allreduce(
     from dpsim.harness.bench.result import result as result_of
     from dpsim.harness.load import KINDS
     from dpsim.records.bench import RECORD, AllreduceBench
-    from dpsim.report.bench import check_plot, write_plot
+    from dpsim.report.bench import bandwidth_chart
     from dpsim.report.saved import SavedResult
 
     flags.writable(given.output, folder=True)
-    flags.writable(given.plot, flag="--plot")
-    check_plot(given.plot)
+    outputs.drawable(given.plot)
     fields = flags.provided(
         devices=given.devices,
         min_bytes=_size("--min", given.min),
@@ -102,7 +101,7 @@ def allreduce(
         result = result_of(record)
         show.result(SavedResult(KINDS["bench"], result), given.output, json=given.json, command="bench allreduce")
     if given.plot is not None:
-        write_plot(given.plot, result)
+        outputs.draw_plot(given.plot, bandwidth_chart(result))
     return 1 if result.wrong else 0
 
 

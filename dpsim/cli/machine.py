@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, outputs, show
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
@@ -208,15 +208,10 @@ def link_sentence(machine: Machine) -> str:
 
 
 def _draw(path: Path | None, machines: Mapping[str, Machine]) -> None:
-    from dpsim.errors import ConfigError
-
+    outputs.drawable(path)
     if path is None:
         return
-    if path.suffix.lower() not in (".svg", ".png"):
-        raise ConfigError(f"--plot {path}", allowed="a name that ends in .svg or .png")
-    flags.writable(path, flag="--plot")
-    from dpsim.report.figures import draw, save_as
     from dpsim.report.machine import machines_chart
 
-    save_as(draw(machines_chart(machines)), path)
+    outputs.draw_plot(path, machines_chart(machines))
     print(f"picture: {path}", file=sys.stderr)

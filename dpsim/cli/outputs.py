@@ -6,11 +6,16 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpsim.errors import ConfigError
 
+if TYPE_CHECKING:
+    from dpsim.report.charts import Chart
+
 _PAGES = ("index.html", "report.md")
 _HEADS = {".png": (b"\x89PNG",), ".svg": (b"<",), ".parquet": (b"PAR1",)}
+_PLOTS = (".png", ".svg")
 _BINARY = (".png", ".parquet")
 _JSON_HEADS = (b"{", b"[")
 _HEAD_BYTES = 16
@@ -38,6 +43,30 @@ def writable(
             allowed=f"{kind} that you may write to",
             remedy=f"choose another one with {flag}",
         )
+
+
+def drawable(path: Path | None) -> None:
+    """Raises ``ConfigError`` for a path of ``--plot`` that is not writable, or names neither a PNG nor an SVG."""
+    writable(path, flag="--plot")
+    if path is not None and path.suffix.lower() not in _PLOTS:
+        raise ConfigError(
+            f"cannot draw --plot {path}: its name ends in {path.suffix or 'no suffix'}",
+            allowed=", ".join(_PLOTS),
+            remedy=f"name it {path.with_suffix('.png')}",
+        )
+
+
+def draw_plot(path: Path, chart: Chart) -> None:
+    """Draw a chart into the file of ``--plot``. Raises ``ConfigError``."""
+    from dpsim.report.figures import draw, save_as
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_as(draw(chart), path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write --plot {path}: {error.strerror or error}", remedy="choose another file"
+        ) from error
 
 
 def _file_refused(path: Path, inputs: Iterable[Path | None]) -> str:

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from dpsim.codec import to_builtins
-from dpsim.errors import ConfigError
 from dpsim.records.bench import BETWEEN, OWN, BenchRecord
 from dpsim.records.bench_result import BenchPoint, BenchResult, BenchSize
 from dpsim.report.charts import Chart, Lines, Look, Series
@@ -24,7 +23,6 @@ from dpsim.units import format_size
 from dpsim.user_code import is_function
 
 NOISY = 0.1
-PLOTS = (".png", ".svg")
 _CAPTION = (
     "Bus bandwidth against the size, buffers rewritten before each call, medians of the slowest rank: dpsim in place, "
     "each peer in its fastest mode. "
@@ -397,26 +395,3 @@ def bandwidth_panel(result: BenchResult, *, own: bool) -> Lines:
         log_x=True,
         log_y=True,
     )
-
-
-def check_plot(path: Path | None) -> None:
-    """Raise ``ConfigError`` for a file that is neither PNG nor SVG."""
-    if path is not None and path.suffix.lower() not in PLOTS:
-        raise ConfigError(
-            f"cannot draw --plot {path}: its name ends in {path.suffix or 'no suffix'}",
-            allowed=", ".join(PLOTS),
-            remedy=f"name it {path.with_suffix('.png')}",
-        )
-
-
-def write_plot(path: Path, result: BenchResult) -> None:
-    """Draw the figure into a file, PNG or SVG by its name. Raises ``ConfigError``."""
-    from dpsim.report.figures import draw, save_as
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_as(draw(bandwidth_chart(result)), path)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write --plot {path}: {error.strerror or error}", remedy="choose another file"
-        ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import FileFormatError
 from dpsim.harness.load import load
-from dpsim.records.bench import BenchRecord, Series
-from dpsim.records.bench_result import BenchResult
+from dpsim.records.bench import BenchRecord
+from dpsim.records.bench_result import BenchResult, medians_s
 from dpsim.records.comparison import ComparedPoint
 from dpsim.records.run_comparison import ComparedRun, SettingValue
 from dpsim.records.sweep import Results
@@ -143,7 +142,6 @@ def bench_run(result: BenchResult, label: str, path: str) -> MeasuredRun:
     """
     record = result.record
     noise = {size.size_bytes: size.noise for size in result.sizes}
-    series = {_series_key(each): each for each in record.series if not each.repeat}
     settings: dict[SettingFields, MeasuredSetting] = {}
     unusable: dict[SettingFields, str] = {}
     for point in result.points:
@@ -154,7 +152,7 @@ def bench_run(result: BenchResult, label: str, path: str) -> MeasuredRun:
             unusable[setting] = f"{label} ran it in a simulator, whose times mean nothing"
         else:
             settings[setting] = MeasuredSetting(
-                samples=_round_medians(series[_series_key(point)]),
+                samples=_samples(medians_s(point.series), range(len(point.series.rounds_ns))),
                 time_s=point.time_s,
                 low_s=point.time_low_s,
                 high_s=point.time_high_s,
@@ -224,12 +222,3 @@ def _samples(time_s: Sequence[float], rounds: Sequence[int]) -> RoundSamples:
 
 def _joined(parts: Sequence[RoundSamples]) -> RoundSamples:
     return RoundSamples(*(np.concatenate(each) for each in zip(*parts, strict=True)))
-
-
-def _round_medians(series: Series) -> RoundSamples:
-    medians = [statistics.median(calls) * 1e-9 for calls in series.rounds_ns]
-    return _samples(medians, range(len(medians)))
-
-
-def _series_key(item: Any) -> tuple[Any, ...]:
-    return item.system, item.algorithm, item.size_bytes, item.in_place, item.cached
