@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.charts import Chart
@@ -9,6 +11,7 @@ from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import settings_chart
 from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.summary_table import setting_columns
 from dpsim.report.sweep.tables import (
     LEGEND,
     group_title,
@@ -109,6 +112,14 @@ def _chart(comparison: Comparison) -> Chart:
     return settings_chart(comparison, norm_name)
 
 
+def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Group]]:
+    def added(group: Group) -> str:
+        costs = global_cost(comparison.members(group))
+        return "" if costs is None else f"{percent(costs[0], sign=True)} ({percent(costs[1], sign=True)})"
+
+    return setting_columns(comparison, Column(head="global statistics add (predicted)", cell=added))
+
+
 REPORT = QuestionReport(
     question=_question,
     answer=_answer,
@@ -121,4 +132,7 @@ REPORT = QuestionReport(
     "beforehand, with their bands.",
     constant="the group",
     effect="norm by samples/s",
+    noun=lambda group: "norm",
+    label=lambda comparison, point: f"norm {norm_name(point)}",
+    screen=_screen,
 )

@@ -13,6 +13,7 @@ from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import curve
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import cost_of_choice, uncertainty, unsure
+from dpsim.report.sweep.summary_table import speedup, where
 from dpsim.report.sweep.tables import (
     ALONE,
     LEGEND,
@@ -53,26 +54,24 @@ def _more_answers(comparison: Comparison) -> tuple[str, ...]:
     median = comparison.single_device_median_abs_error
     if median is not None:
         sentences.append(f"{ALONE}: error {percent(median)}.")
-    if (sentence := drift_sentence(comparison)) is not None:
-        sentences.append(sentence)
-    return tuple(sentences)
+    return *sentences, *_drift(comparison)
 
 
 def _answer(comparison: Comparison, group: Group) -> str:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    where = network_name(group)
+    network = network_name(group)
     if unsure(group) and not group.below_noise:
-        text = f"On {where}, no number of devices is surely fastest: {uncertainty(group)}"
+        text = f"On {network}, no number of devices is surely fastest: {uncertainty(group)}"
     elif group.below_noise:
         text = (
-            f"On {where}, more devices make no difference: the speed changes by {percent(group.effect)}, and the "
+            f"On {network}, more devices make no difference: the speed changes by {percent(group.effect)}, and the "
             f"uncertainty of these medians is {percent(group.noise_floor)}"
         )
     elif best.devices == 1:
         counts = ", ".join(p.layout for p in comparison.members(group) if p.devices > 1)
-        text = f"Do not use {counts} devices on {where}: one device trains fastest, {_speed(best)}"
+        text = f"Do not use {counts} devices on {network}: one device trains fastest, {_speed(best)}"
     else:
-        text = f"On {where}, {devices_name(best.devices)}{_layout(best)} trained fastest: {_speed(best)}"
+        text = f"On {network}, {devices_name(best.devices)}{_layout(best)} trained fastest: {_speed(best)}"
     if predicted is not best and not unsure(group):
         text += (
             f"; the model chose {devices_name(predicted.devices)}{_layout(predicted)}, {_speed(predicted)}, "
@@ -240,7 +239,7 @@ def _curve(group: Group, points: Sequence[ComparedPoint]) -> Lines:
     """Return the speedup on each number of devices; that of a baseline on one device is 1."""
     several = next(point for point in points if point.devices > 1)
 
-    def speedup(point: ComparedPoint, step_s: float, source: Look) -> float:
+    def gained(point: ComparedPoint, step_s: float, source: Look) -> float:
         if point.devices == 1 and source == "predicted":
             return 1.0
         reached = point.measured_speedup if source == "measured" else point.predicted_speedup
@@ -256,10 +255,41 @@ def _curve(group: Group, points: Sequence[ComparedPoint]) -> Lines:
         title=network_name(group),
         subtitle=f"samples/s over one device's, {several.algorithm}",
         x_label="devices",
-        series=curve(points, counts, speedup, nulls_s),
+        series=curve(points, counts, gained, nulls_s),
         x_ticks={point.devices: point.layout for point in points},
         x_span=(1 - 0.04 * edge, max(counts) + 0.06 * edge),
     ).within(math.inf)
+
+
+def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Group]]:
+    layouts = list(dict.fromkeys(point.layout for group in groups for point in comparison.members(group)))
+
+    def column(layout: str) -> Column[Group]:
+        def cell(group: Group) -> str:
+            points = [point for point in comparison.members(group) if point.layout == layout]
+            return milliseconds(points[0].measured_step_s) if points else ""
+
+        return Column(head=f"{layout} device{'s' * (layout != '1')}", cell=cell, dispensable=2)
+
+    return [
+        Column(head="ms a step", cell=where, left=True),
+        *map(column, layouts),
+        Column(head="speedup at best", cell=lambda group: speedup(comparison.best_measured(group))),
+        Column(
+            head="model chose",
+            cell=lambda group: f"{comparison.best_predicted(group).layout}",
+            dispensable=1,
+        ),
+    ]
+
+
+def _label(comparison: Comparison, point: ComparedPoint) -> str:
+    return f"{point.layout} device{'s' * (point.layout != '1')}"
+
+
+def _drift(comparison: Comparison) -> tuple[str, ...]:
+    sentence = drift_sentence(comparison)
+    return () if sentence is None else (sentence,)
 
 
 REPORT = QuestionReport(
@@ -278,4 +308,8 @@ REPORT = QuestionReport(
     constant="the network, one device among them",
     effect="device count by samples/s",
     rules=RULES,
+    noun=lambda group: "number of devices",
+    label=_label,
+    screen=_screen,
+    more_verdicts=_drift,
 )

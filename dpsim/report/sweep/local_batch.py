@@ -11,6 +11,7 @@ from dpsim.report.sweep.busy import BUSY, HIDDEN, Measured, busy_from, hidden_fr
 from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
 from dpsim.report.sweep.charts import curve
 from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.summary_table import setting_columns
 from dpsim.report.sweep.tables import (
     LEGEND,
     group_title,
@@ -153,6 +154,15 @@ def _curve(group: Group, members: Sequence[ComparedPoint]) -> Lines:
     ).within(1.3)
 
 
+def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Group]]:
+    def busy(group: Group) -> str:
+        batch = busy_from(comparison.members(group))
+        measured, predicted = ("none" if each is None else f"{each:g}" for each in (batch.measured, batch.predicted))
+        return f"{measured} ({predicted})"
+
+    return setting_columns(comparison, Column(head=f"{BUSY:.0%} of fastest from batch (predicted)", cell=busy))
+
+
 REPORT = QuestionReport(
     question=_question,
     answer=_answer,
@@ -166,4 +176,7 @@ REPORT = QuestionReport(
     f"vertical lines: the local batch from which the devices reach {BUSY:.0%} of their best, measured and predicted.",
     constant="the group (times of a sample)",
     effect="local batch by samples/s",
+    noun=lambda group: "local batch",
+    label=lambda comparison, point: f"local batch {point.local_batch:g}",
+    screen=_screen,
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dpsim.records.comparison import Comparison, Group
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.charts import Chart
 from dpsim.report.content import Tile
-from dpsim.report.table import Table
+from dpsim.report.sweep.reliability import as_fast
+from dpsim.report.table import Column, Table
+from dpsim.report.words import counted
+from dpsim.report.write import ReportFigure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,11 @@ class QuestionReport:
     predicted intervals are. ``rules`` are added to those of every sweep where the divergence was measured.
     ``constant`` and ``effect`` complete sentences under the table of scores: the constant baseline is the median of the
     measured steps of ..., the effect is that of the worst ... over the best.
+
+    The short form has a row for each group with the columns ``screen``, and calls a setting by its ``label``, what is
+    chosen by its ``noun`` and the settings that are as ``fastest`` as the best by all of them, or else by the best one.
+    ``worth`` says first whether several devices pay, ``usual`` is the setting to compare the best with where that is
+    slower, and ``more_verdicts`` are sentences at the end.
     """
 
     question: Callable[[Comparison], str]
@@ -34,6 +42,21 @@ class QuestionReport:
     caption: str
     constant: str
     effect: str
+    label: Callable[[Comparison, ComparedPoint], str]
+    screen: Callable[[Comparison, Sequence[Group]], list[Column[Group]]]
+    noun: Callable[[Group], str] = lambda group: "setting"
     rules: tuple[str, ...] = ()
     more_answers: Callable[[Comparison], tuple[str, ...]] = lambda comparison: ()
+    more_verdicts: Callable[[Comparison], tuple[str, ...]] = lambda comparison: ()
+    more_charts: Callable[[Comparison], tuple[ReportFigure | None, ...]] = lambda comparison: ()
+    worth: Callable[[Comparison, Group], str] = lambda comparison, group: ""
+    usual: Callable[[Comparison, Group], ComparedPoint | None] = lambda comparison, group: None
+    fastest: Callable[[Comparison, Group], str] | None = None
     more_tiles: Callable[[Comparison, Group], tuple[Tile, ...]] = lambda comparison, group: ()
+
+    def choices(self, comparison: Comparison, group: Group) -> str:
+        """Return the settings that are as fast as the best."""
+        if self.fastest is not None:
+            return self.fastest(comparison, group)
+        best, others = self.label(comparison, comparison.best_measured(group)), len(as_fast(comparison, group)) - 1
+        return f"{best} (and {counted(others, 'other')} as fast)" if others else best

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
-from dpsim.report.sweep.charts import settings_chart
+from dpsim.report.sweep.charts import map_chart, settings_chart
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import (
     as_fast,
@@ -13,6 +13,7 @@ from dpsim.report.sweep.reliability import (
     uncertainty,
     unsure,
 )
+from dpsim.report.sweep.summary_table import setting_columns
 from dpsim.report.sweep.tables import (
     LEGEND,
     group_title,
@@ -20,6 +21,12 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.table import Column, Table
 from dpsim.report.words import counted, enumerated, field_name, milliseconds, percent
+from dpsim.report.write import figure
+
+_MAP = (
+    "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ best measured, "
+    "◆ best predicted of the group."
+)
 
 
 def setting_name(comparison: Comparison, point: ComparedPoint) -> str:
@@ -125,4 +132,7 @@ REPORT = QuestionReport(
     "beforehand, with their {band}s.",
     constant="the group",
     effect="setting by samples/s",
+    label=setting_name,
+    screen=lambda comparison, groups: setting_columns(comparison),
+    more_charts=lambda comparison: (figure("map", "The map of the settings", _MAP, map_chart(comparison)),),
 )

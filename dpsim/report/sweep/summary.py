@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from pathlib import Path
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.comparison import Comparison, Group
 from dpsim.report.quality.content import answers as quality_answers
-from dpsim.report.sweep.batch_norm import norm_name
-from dpsim.report.sweep.devices import drift_sentence
+from dpsim.report.sweep.content import REPORTS
+from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import (
     as_fast,
     beforehand_sentence,
@@ -25,19 +24,15 @@ from dpsim.report.sweep.reliability import (
     uncertainty,
     unsure,
 )
-from dpsim.report.sweep.settings import setting_name
 from dpsim.report.sweep.summary_table import network_text, times_table, where
 from dpsim.report.sweep.warnings import instant, warnings
 from dpsim.report.terminal import paragraph, table_lines
 from dpsim.report.words import (
     counted,
-    devices_name,
     enumerated,
     percent,
     skill_text,
-    threshold_noun,
 )
-from dpsim.units import format_size
 
 MOST_LINES = 20
 _FIRST = ("not-identical", "run", "predicted-after-measured", "no-time", "not-measured", "other-environment")
@@ -55,7 +50,7 @@ class Summary:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width, comparison = options.max_width, self.comparison
         head = [*paragraph(_heading(comparison), width, style="bold"), Text("")]
-        rows = [*table_lines(times_table(comparison), width), Text("")]
+        rows = [*table_lines(times_table(comparison, _report(comparison).screen), width), Text("")]
         foot = [
             *_hanging(_predictions(comparison), width),
             *_hanging(_doubts(comparison), width, style="yellow"),
@@ -125,15 +120,22 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
     for group in comparison.groups:
         text = nothing_said(comparison, group)
         if not text:
-            parts = [_worth(comparison, group), _choice(comparison, group), _model(comparison, group)]
+            parts = [
+                _report(comparison).worth(comparison, group),
+                _choice(comparison, group),
+                _model(comparison, group),
+            ]
             text = " ".join(_sentence(part) for part in parts if part)
         yield f"{_place(comparison, group)}: {text[:1].lower()}{text[1:]}"
     if not comparison.groups:
         yield "Only one device was run: there is nothing to choose."
-    if comparison.experiment.question == "devices" and (drift := drift_sentence(comparison)) is not None:
-        yield drift
+    yield from _report(comparison).more_verdicts(comparison)
     if comparison.quality is not None:
         yield from quality_answers(comparison.quality)
+
+
+def _report(comparison: Comparison) -> QuestionReport:
+    return REPORTS[comparison.experiment.question]
 
 
 def _place(comparison: Comparison, group: Group) -> str:
@@ -154,29 +156,11 @@ def _short(comparison: Comparison, group: Group) -> str:
     if disturbance(comparison, group):
         return "nothing can be said"
     if unsure(group):
-        return f"no {_noun(comparison, group)} is surely best"
+        return f"no {_report(comparison).noun(group)} is surely best"
     predicted = comparison.best_predicted(group)
     as_predicted = predicted in as_fast(comparison, group)
-    choice = "as predicted" if as_predicted else f"predicted {_label(comparison, predicted)}"
-    return f"{_choices(comparison, group)}, {choice}"
-
-
-def _worth(comparison: Comparison, group: Group) -> str:
-    """Return whether several devices are faster than one, at all settings of a group or at the best."""
-    if comparison.experiment.question != "fusion-threshold":
-        return ""
-    speedups = [p.measured_speedup for p in comparison.members(group) if p.measured_speedup is not None]
-    if not speedups:
-        return ""
-    devices, low, high = devices_name(group.devices), min(speedups), max(speedups)
-    if 1 / high - 1 > group.noise_floor:
-        return f"do not use {devices}, 1 is faster."
-    if low - 1 > group.noise_floor:
-        span = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{high:.1f}"
-        return f"{devices} are {span} times as fast as 1, whatever the {threshold_noun(group.runtime)}."
-    if high - 1 > group.noise_floor:
-        return f"{devices} are {high:.1f} times as fast as 1 at best."
-    return f"{devices} are as fast as 1, as far as can be seen."
+    choice = "as predicted" if as_predicted else f"predicted {_report(comparison).label(comparison, predicted)}"
+    return f"{_report(comparison).choices(comparison, group)}, {choice}"
 
 
 def _choice(comparison: Comparison, group: Group) -> str:
@@ -187,59 +171,14 @@ def _choice(comparison: Comparison, group: Group) -> str:
     if best is slowest:
         return "only one setting was measured."
     if unsure(group):
-        return f"no {_noun(comparison, group)} is surely best: {uncertainty(group)}."
-    tensors = next((point for point in comparison.members(group) if point.fusion_threshold_bytes == 0), None)
-    if comparison.experiment.question == "fusion-threshold" and tensors and tensors not in as_fast(comparison, group):
-        slowest = tensors
+        return f"no {_report(comparison).noun(group)} is surely best: {uncertainty(group)}."
+    usual = _report(comparison).usual(comparison, group)
+    if usual is not None and usual not in as_fast(comparison, group):
+        slowest = usual
     ratio = slowest.measured_s_per_sample / best.measured_s_per_sample
-    return f"{_choices(comparison, group)} trained fastest, {ratio:.2g} times as fast as {_label(comparison, slowest)}."
-
-
-def _choices(comparison: Comparison, group: Group) -> str:
-    """Return the settings that are as fast as the best: ``a threshold of 32 KiB or more``, or the best one's name."""
-    near = as_fast(comparison, group)
-    if comparison.experiment.question != "fusion-threshold":
-        best = _label(comparison, comparison.best_measured(group))
-        return best if len(near) == 1 else f"{best} (and {counted(len(near) - 1, 'other')} as fast)"
-    members = sorted(point.fusion_threshold_bytes for point in comparison.members(group))
-    sizes = sorted(point.fusion_threshold_bytes for point in near)
-    noun = f"a {threshold_noun(group.runtime)} of "
-    if len(sizes) == 1:
-        ends = {0.0: "one bucket for each tensor", math.inf: "one bucket"}
-        token = format_size(sizes[0])
-        return f"{ends[sizes[0]]} ({threshold_noun(group.runtime)} {token})" if sizes[0] in ends else noun + token
-    first = members.index(sizes[0])
-    if members[first : first + len(sizes)] != sizes:
-        return noun + ", ".join(map(format_size, sizes[:-1])) + f" or {format_size(sizes[-1])}"
-    if sizes[-1] == members[-1]:
-        return f"{noun}{format_size(sizes[0])} or more"
-    return f"{noun}{format_size(sizes[0])} to {format_size(sizes[-1])}"
-
-
-def _noun(comparison: Comparison, group: Group) -> str:
-    nouns = {
-        "fusion-threshold": threshold_noun(group.runtime),
-        "devices": "number of devices",
-        "local-batch": "local batch",
-        "batch-norm": "norm",
-    }
-    return nouns.get(comparison.experiment.question, "setting")
-
-
-def _label(comparison: Comparison, point: ComparedPoint) -> str:
-    """Return the name of a setting among those of its group."""
-    question = comparison.experiment.question
-    if question == "fusion-threshold":
-        size = point.fusion_threshold_bytes
-        ends = {0.0: "one message per tensor", math.inf: "one message per step"}
-        return ends.get(size, f"{threshold_noun(point.runtime)} {format_size(size)}")
-    if question == "devices":
-        return f"{point.layout} device{'s' * (point.layout != '1')}"
-    if question == "local-batch":
-        return f"local batch {point.local_batch:g}"
-    if question == "batch-norm":
-        return f"norm {norm_name(point)}"
-    return setting_name(comparison, point)
+    report = _report(comparison)
+    chosen, other = report.choices(comparison, group), report.label(comparison, slowest)
+    return f"{chosen} trained fastest, {ratio:.2g} times as fast as {other}."
 
 
 def _model(comparison: Comparison, group: Group) -> str:
@@ -249,7 +188,9 @@ def _model(comparison: Comparison, group: Group) -> str:
     best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
     if best is predicted:
         return "the model had chosen it."
-    return f"the model had chosen {_label(comparison, predicted)}, {cost_of_choice(comparison, group)}."
+    return (
+        f"the model had chosen {_report(comparison).label(comparison, predicted)}, {cost_of_choice(comparison, group)}."
+    )
 
 
 def _predictions(comparison: Comparison) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
@@ -16,6 +17,7 @@ from dpsim.report.sweep.reliability import (
     uncertainty,
     unsure,
 )
+from dpsim.report.sweep.summary_table import alone, speedup, where
 from dpsim.report.sweep.tables import (
     LEGEND,
     by_network,
@@ -77,16 +79,16 @@ def _slower_than_one(group: Group, best: ComparedPoint) -> str:
 def _choice(comparison: Comparison, group: Group) -> str:
     """Return which threshold to choose, or that it does not matter."""
     best = comparison.best_measured(group)
-    where = f"On {network_name(group)}, {devices_name(group.devices)}"
+    place = f"On {network_name(group)}, {devices_name(group.devices)}"
     ms, noun = milliseconds(best.measured_step_s), threshold_noun(group.runtime)
     if unsure(group):
         if group.below_noise and group.effect <= _LARGE_EFFECT:
             return (
-                f"{where}, the {noun} does not matter here: from best to worst a step of {ms} ms changes by "
+                f"{place}, the {noun} does not matter here: from best to worst a step of {ms} ms changes by "
                 f"{percent(group.effect)}, and the uncertainty of these medians is {percent(group.noise_floor)}."
             )
-        return f"{where}, no {noun} is surely best: {uncertainty(group)}."
-    text = f"{where}, the best {noun} is {threshold_name(best.fusion_threshold_bytes)}: {ms} ms per step"
+        return f"{place}, no {noun} is surely best: {uncertainty(group)}."
+    text = f"{place}, the best {noun} is {threshold_name(best.fusion_threshold_bytes)}: {ms} ms per step"
     faster = gain(comparison, group)
     if faster is not None:
         text += f", {faster[0]:.2f}x as fast as {faster[1]}"
@@ -227,6 +229,75 @@ def _marks(points: Sequence[ComparedPoint]) -> Iterator[Mark]:
         yield Mark(text=text, x=x, y=points[x].measured_step_s * 1e3, look="measured", below=below)
 
 
+def _worth(comparison: Comparison, group: Group) -> str:
+    """Return whether several devices are faster than one, at all settings of a group or at the best."""
+    speedups = [p.measured_speedup for p in comparison.members(group) if p.measured_speedup is not None]
+    if not speedups:
+        return ""
+    devices, low, high = devices_name(group.devices), min(speedups), max(speedups)
+    if 1 / high - 1 > group.noise_floor:
+        return f"do not use {devices}, 1 is faster."
+    if low - 1 > group.noise_floor:
+        span = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{high:.1f}"
+        return f"{devices} are {span} times as fast as 1, whatever the {threshold_noun(group.runtime)}."
+    if high - 1 > group.noise_floor:
+        return f"{devices} are {high:.1f} times as fast as 1 at best."
+    return f"{devices} are as fast as 1, as far as can be seen."
+
+
+def _fastest(comparison: Comparison, group: Group) -> str:
+    """Return the settings that are as fast as the best: ``a threshold of 32 KiB or more``."""
+    near = as_fast(comparison, group)
+    members = sorted(point.fusion_threshold_bytes for point in comparison.members(group))
+    sizes = sorted(point.fusion_threshold_bytes for point in near)
+    noun = f"a {threshold_noun(group.runtime)} of "
+    if len(sizes) == 1:
+        ends = {0.0: "one bucket for each tensor", math.inf: "one bucket"}
+        token = format_size(sizes[0])
+        return f"{ends[sizes[0]]} ({threshold_noun(group.runtime)} {token})" if sizes[0] in ends else noun + token
+    first = members.index(sizes[0])
+    if members[first : first + len(sizes)] != sizes:
+        return noun + ", ".join(map(format_size, sizes[:-1])) + f" or {format_size(sizes[-1])}"
+    if sizes[-1] == members[-1]:
+        return f"{noun}{format_size(sizes[0])} or more"
+    return f"{noun}{format_size(sizes[0])} to {format_size(sizes[-1])}"
+
+
+def _usual(comparison: Comparison, group: Group) -> ComparedPoint | None:
+    """Return one allreduce for each tensor, as without fusion."""
+    return next((point for point in comparison.members(group) if point.fusion_threshold_bytes == 0), None)
+
+
+def _label(comparison: Comparison, point: ComparedPoint) -> str:
+    size = point.fusion_threshold_bytes
+    ends = {0.0: "one message per tensor", math.inf: "one message per step"}
+    return ends.get(size, f"{threshold_noun(point.runtime)} {format_size(size)}")
+
+
+def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Group]]:
+    def of_threshold(group: Group, threshold: float) -> str:
+        points = [p for p in comparison.members(group) if p.fusion_threshold_bytes == threshold]
+        return milliseconds(points[0].measured_step_s) if points else ""
+
+    def best(group: Group) -> str:
+        point = comparison.best_measured(group)
+        return f"{milliseconds(point.measured_step_s)} ({format_size(point.fusion_threshold_bytes)})"
+
+    return [
+        Column(head="ms a step", cell=where, left=True),
+        Column(head="1 device", cell=lambda group: alone(comparison.best_measured(group)), dispensable=1),
+        Column(head="0 (each tensor)", cell=lambda group: of_threshold(group, 0.0), dispensable=3),
+        Column(head="best threshold", cell=best),
+        Column(head="inf (all)", cell=lambda group: of_threshold(group, math.inf), dispensable=4),
+        Column(head="speedup at best", cell=lambda group: speedup(comparison.best_measured(group)), dispensable=1),
+        Column(
+            head="model chose",
+            cell=lambda group: format_size(comparison.best_predicted(group).fusion_threshold_bytes),
+            dispensable=2,
+        ),
+    ]
+
+
 REPORT = QuestionReport(
     question=question,
     answer=_answer,
@@ -241,4 +312,10 @@ REPORT = QuestionReport(
     "inf one per step.",
     constant="the network and device count",
     effect="threshold",
+    noun=lambda group: threshold_noun(group.runtime),
+    label=_label,
+    screen=_screen,
+    worth=_worth,
+    usual=_usual,
+    fastest=_fastest,
 )

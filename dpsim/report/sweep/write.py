@@ -11,7 +11,7 @@ from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import environment_facts
 from dpsim.report.quality.write import quality_figures
 from dpsim.report.reproduce.chart import drift_chart
-from dpsim.report.sweep.charts import map_chart, parts_chart, step_chart
+from dpsim.report.sweep.charts import parts_chart, step_chart
 from dpsim.report.sweep.content import REPORTS, content
 from dpsim.report.sweep.facts import run_facts
 from dpsim.report.sweep.tables import band_name
@@ -25,10 +25,6 @@ _TIMELINE = (
     "on the rank that was ready last. The predicted one has the length of the table. "
     "Hatched: computation waits for communication. Dotted: a collective waits for another rank to begin it. "
     "Other: the loss and the beginning of the step."
-)
-_MAP = (
-    "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ best measured, "
-    "◆ best predicted of the group."
 )
 _PARTS = (
     "Where a step's time goes at each setting: measured on the left, predicted (hatched) on the right. A step and its "
@@ -66,8 +62,7 @@ def _figures(
         band=band_name(comparison), threshold=field_name("fusion_threshold_bytes", comparison.points[0].runtime)
     )
     yield figure(report.figure_name, report.figure_title, caption, report.chart(comparison))
-    if comparison.experiment.question == "settings":
-        yield figure("map", "The map of the settings", _MAP, map_chart(comparison))
+    yield from report.more_charts(comparison)
     if record is not None:
         yield figure("drift", "Drift", DRIFT_CAPTION, drift_chart(record))
     if comparison.quality is not None:
