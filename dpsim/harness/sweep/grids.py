@@ -20,17 +20,10 @@ from dpsim.lowering.fusion import fuse
 from dpsim.machine import Network
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
+from dpsim.report.sweep.content import REPORTS
 from dpsim.runtime.describe import describe
 from dpsim.setting import Setting, setting_of, settings_of, threshold_bytes
 
-ABOUT = {
-    "fusion-threshold": "the fusion threshold",
-    "devices": "the number of devices",
-    "local-batch": "the local batch",
-    "batch-norm": "batch norm",
-    "settings": "settings",
-}
-"""What the sweeps of each question are over."""
 _THRESHOLDS = 9
 _MAY_VARY = ("devices", "fusion_threshold_bytes", "network", "algorithm", "compute")
 
@@ -47,7 +40,7 @@ def one_threshold(experiment: Experiment) -> list[float]:
     thresholds = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
     if len(thresholds) > 1:
         raise ConfigError(
-            f"a sweep over {ABOUT[experiment.question]} at {len(thresholds)} fusion thresholds",
+            f"a sweep over {REPORTS[experiment.question].about} at {len(thresholds)} fusion thresholds",
             allowed="one threshold",
             remedy="give one threshold, or compare thresholds with dpsim sweep fusion-threshold --devices",
         )

@@ -12,12 +12,13 @@ import msgspec
 
 from dpsim.errors import ConfigError
 from dpsim.fields import Decides, deciding
-from dpsim.harness.sweep.grids import ABOUT, fitting, of_devices, one_threshold, telling_thresholds
+from dpsim.harness.sweep.grids import fitting, of_devices, one_threshold, telling_thresholds
 from dpsim.harness.sweep.norms import NORM_FIELDS, NORMS_COMPARED, norm_cases
 from dpsim.harness.sweep.scores import DEVICES_NULLS, PERFECT_SCALING, PREDICTED_NULLS, PROPORTIONAL
 from dpsim.plan import Plan
 from dpsim.records.sweep import Experiment
 from dpsim.registry import Registry
+from dpsim.report.sweep.content import REPORTS
 from dpsim.setting import Setting, threshold_bytes
 
 LEAST_BATCHES = 3
@@ -211,7 +212,7 @@ def _refuse_all_overlaps(experiment: Experiment) -> None:
     """Refuse overlap ``all`` where several models are calibrated apart, each with its own recommended overlap."""
     if "all" in experiment.values("overlap"):
         raise ConfigError(
-            f"overlap all in a sweep over {ABOUT[experiment.question]}",
+            f"overlap all in a sweep over {REPORTS[experiment.question].about}",
             allowed="auto, or a mechanism; in a grid of settings an axis overlap = ['off', 'poll', 'thread']",
         )
 
@@ -263,8 +264,9 @@ def check_question(experiment: Experiment, name: str) -> None:
     """Refuse an experiment that asks another question than the command."""
     if experiment.question != name:
         command = experiment.question if experiment.question != "settings" else "FILE"
+        about = REPORTS[experiment.question].about
         raise ConfigError(
-            f"the experiment {experiment.name} asks another question: it is a sweep over {ABOUT[experiment.question]}",
+            f"the experiment {experiment.name} asks another question: it is a sweep over {about}",
             allowed=f'question = "{name}"',
             remedy=f"run it with dpsim sweep {command}",
         )

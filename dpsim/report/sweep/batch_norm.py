@@ -121,6 +121,8 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
 
 
 REPORT = QuestionReport(
+    name="batch-norm",
+    about="batch norm",
     question=_question,
     answer=_answer,
     tiles=_tiles,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpsim.records.comparison import Comparison, Group
+from dpsim.registry import Registry
 from dpsim.report.content import Card, Content, Facts, Tile
 from dpsim.report.quality.content import RULES as QUALITY_RULES
 from dpsim.report.quality.content import answers as quality_answers
 from dpsim.report.quality.content import tables as quality_tables
 from dpsim.report.sweep import batch_norm, devices, local_batch, settings, threshold
 from dpsim.report.sweep.facts import RULES
+from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import disturbance, nothing_said
 from dpsim.report.sweep.tables import errors_sentence, group_title, own_runtime_sentence, score_tables
 from dpsim.report.sweep.target import time_to_target
@@ -19,14 +21,10 @@ from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import percent
 
-REPORTS = {
-    "fusion-threshold": threshold.REPORT,
-    "devices": devices.REPORT,
-    "local-batch": local_batch.REPORT,
-    "batch-norm": batch_norm.REPORT,
-    "settings": settings.REPORT,
-}
+REPORTS: Registry[QuestionReport] = Registry("question", QuestionReport)
 """What reports say to the questions of ``dpsim.harness.sweep.questions``."""
+for _module in (threshold, devices, local_batch, batch_norm, settings):
+    REPORTS.register(_module.REPORT)
 
 
 def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content:

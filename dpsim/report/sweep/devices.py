@@ -293,6 +293,8 @@ def _drift(comparison: Comparison) -> tuple[str, ...]:
 
 
 REPORT = QuestionReport(
+    name="devices",
+    about="the number of devices",
     question=question,
     answer=_answer,
     more_answers=_more_answers,

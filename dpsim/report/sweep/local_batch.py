@@ -164,6 +164,8 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
 
 
 REPORT = QuestionReport(
+    name="local-batch",
+    about="the local batch",
     question=_question,
     answer=_answer,
     tiles=_tiles,

@@ -18,8 +18,9 @@ from dpsim.report.write import ReportFigure
 class QuestionReport:
     """The parts of a report that a question decides.
 
-    ``question`` is a sentence, ``answer`` what can be said of a group beside the errors of its predictions, ``tiles``
-    the numbers of a group worth seeing at first sight, and ``points`` the table of all settings. ``more_answers`` and
+    ``about`` says what such a sweep is over. ``question`` is a sentence, ``answer`` what can be said of a group beside
+    the errors of its predictions, ``tiles`` the numbers of a group worth seeing at first sight, and ``points`` the
+    table of all settings. ``more_answers`` and
     ``more_tiles`` also stand where nothing can be said of the step times of a group. ``chart`` is the main figure, with
     a panel for each group, named ``figure_name`` and explained by ``caption``, where ``{band}`` stands for what the
     predicted intervals are. ``rules`` are added to those of every sweep where the divergence was measured.
@@ -32,6 +33,8 @@ class QuestionReport:
     slower, and ``more_verdicts`` are sentences at the end.
     """
 
+    name: str
+    about: str
     question: Callable[[Comparison], str]
     answer: Callable[[Comparison, Group], str]
     tiles: Callable[[Comparison, Group], tuple[Tile, ...]]

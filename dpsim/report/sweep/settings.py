@@ -121,6 +121,8 @@ def _points(comparison: Comparison) -> Table:
 
 
 REPORT = QuestionReport(
+    name="settings",
+    about="settings",
     question=_question,
     answer=_answer,
     tiles=_tiles,

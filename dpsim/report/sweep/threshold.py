@@ -299,6 +299,8 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
 
 
 REPORT = QuestionReport(
+    name="fusion-threshold",
+    about="the fusion threshold",
     question=question,
     answer=_answer,
     more_answers=_one_device,
