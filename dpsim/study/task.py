@@ -7,6 +7,7 @@ from dpsim.harness.sweep.samples import Samples
 from dpsim.machine import Machine
 from dpsim.records.sweep import Experiment, Predictions
 from dpsim.setting import Setting
+from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.inputs import Inputs, Needed
 from dpsim.study.rows import CalibratedCollective
 from dpsim.torch_ddp.request import ScriptRequest
@@ -67,10 +68,16 @@ class ScriptTask(Noun, frozen=True):
         )
 
     @property
+    def members(self) -> list[tuple[int, Setting | int | CalibrateConfig]]:
+        """Who takes part, with their ranks: settings, cases of the profile by their batch, the calibration."""
+        found: list[tuple[int, Setting | int | CalibrateConfig]] = [(each.plan.devices, each) for each in self.settings]
+        if self.inputs is not None:
+            calibration = self.inputs.calibrations[self.place]
+            found += self.inputs.profiles[self.place].cases
+            found.append((calibration.layouts()[-1][0], calibration))
+        return found
+
+    @property
     def ranks(self) -> int:
         """How many processes take part, the one that gives the turns included."""
-        several = 0
-        if self.inputs is not None:
-            profile, calibration = self.inputs.profiles[self.place], self.inputs.calibrations[self.place]
-            several = sum(devices for devices, _ in profile.cases) + calibration.layouts()[-1][0]
-        return 1 + several + sum(setting.plan.devices for setting in self.settings)
+        return 1 + sum(ranks for ranks, _ in self.members)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -31,7 +31,7 @@ from dpsim.harness.torch_ddp.own_runtime import emulated_workload
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
-from dpsim.study.calibration import TIME_S
+from dpsim.study.calibration import TIME_S, CalibrateConfig
 from dpsim.study.inputs import Inputs
 from dpsim.study.profile import (
     AT_S,
@@ -82,56 +82,30 @@ class Processes:
             connection.send(Turn(0))
 
 
-class Member(NamedTuple):
-    """Who takes part in a study of a script: so many ``ranks``, each of which calls ``run`` with their group."""
-
-    ranks: int
-    run: Callable[[Any], None]
-
-
-def members(task: ScriptTask) -> list[Member]:
-    """Return who takes part: the settings, then the cases of the profile, then the calibration."""
-    runs: list[tuple[int, Callable[..., None], Any]] = [
-        (setting.plan.devices, _train, setting) for setting in task.settings
-    ]
-    if task.inputs is not None:
-        profile, calibration = task.inputs.profiles[task.place], task.inputs.calibrations[task.place]
-        runs += [(devices, _profile, batch) for devices, batch in profile.cases]
-        runs += [(calibration.layouts()[-1][0], _calibrate, calibration)]
-    return [
-        Member(ranks, functools.partial(run, task=task, subject=subject, number=number))
-        for number, (ranks, run, subject) in enumerate(runs)
-    ]
-
-
-def _train(group: MPI.Intracomm, *, task: ScriptTask, subject: Setting, number: int) -> None:
-    """Run the script under a setting, or wait for as long as it computes. Loads torch for the script alone."""
+def _take_part(task: ScriptTask, subject: Setting | int | CalibrateConfig, group: Any, number: int) -> None:
+    """Take the turns of the ``number``-th member as a rank of its group. Loads torch, unless nothing computes there."""
     experiment = task.experiment
-    if subject.runtime == "dpsim":
+    if isinstance(subject, Setting) and subject.runtime == "dpsim":
         assert task.workload is not None and task.machine is not None
         workload = emulated_workload(task.workload, task.machine, subject.plan)
         wait_in_turns(group, subject, workload, experiment.seed, task.meeting, number)
-        return
-    from dpsim.torch_ddp.batches import replace_batch_size
-    from dpsim.torch_ddp.in_turns import train_in_turns
+    elif isinstance(subject, Setting):
+        from dpsim.torch_ddp.batches import replace_batch_size
+        from dpsim.torch_ddp.in_turns import train_in_turns
 
-    if task.sets_local_batch:
-        replace_batch_size(int(subject.plan.local_batch))
-    train_in_turns(group, subject, (experiment.script, experiment.arguments), task.meeting, number)
+        if task.sets_local_batch:
+            replace_batch_size(int(subject.plan.local_batch))
+        train_in_turns(group, subject, (experiment.script, experiment.arguments), task.meeting, number)
+    elif isinstance(subject, int):
+        from dpsim.torch_ddp.in_turns import profile_in_turns
 
+        profile_in_turns(group, task.request(subject), task.meeting, number)
+    else:
+        from dpsim.study.runners.reductions import calibrate_in_turns
 
-def _profile(group: MPI.Intracomm, *, task: ScriptTask, subject: int, number: int) -> None:
-    from dpsim.torch_ddp.in_turns import profile_in_turns
-
-    profile_in_turns(group, task.request(subject), task.meeting, number)
-
-
-def _calibrate(group: MPI.Intracomm, *, task: ScriptTask, subject: Any, number: int) -> None:
-    from dpsim.study.runners.reductions import calibrate_in_turns
-
-    assert task.inputs is not None
-    rows = Rows(task.inputs.rows)
-    calibrate_in_turns(group, subject, task.collectives, rows, _CALIBRATION_PARTS, task.meeting, number)
+        assert task.inputs is not None
+        rows = Rows(task.inputs.rows)
+        calibrate_in_turns(group, subject, task.collectives, rows, _CALIBRATION_PARTS, task.meeting, number)
 
 
 def script_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
@@ -140,30 +114,28 @@ def script_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progr
     The others load PyTorch and wait, asleep, at the first step of their script.
     """
     task = codec.decode(argument, ScriptTask, "task")
-    everyone = members(task)
     if comm.rank == 0:
         with Listener(str(Path(task.meeting) / CONTROL), "AF_UNIX", backlog=comm.size) as listener:
             quiet_barrier(comm)
-            comm.Split(len(everyone), comm.rank)
-            processes = _accepted(listener, everyone, report)
+            comm.Split(len(task.members), comm.rank)
+            processes = _accepted(listener, task, report)
             study = Study(task, processes, report)
             done = study.first_rounds() if task.before is None else study.measured()
             for each in processes:
                 each.end()
             return dict(codec.to_builtins(done))
-    ranks = [(number, member) for number, member in enumerate(everyone) for _ in range(member.ranks)]
-    number, member = ranks[comm.rank - 1]
+    of_rank = [(number, subject) for number, (ranks, subject) in enumerate(task.members) for _ in range(ranks)]
+    number, subject = of_rank[comm.rank - 1]
     quiet_barrier(comm)
-    member.run(comm.Split(number, comm.rank))
+    _take_part(task, subject, comm.Split(number, comm.rank), number)
     return None
 
 
-def _accepted(listener: Listener, everyone: Sequence[Member], report: Progress) -> list[Processes]:
+def _accepted(listener: Listener, task: ScriptTask, report: Progress) -> list[Processes]:
     """The processes of all members, once they have built DDP and wait at their first step."""
-    ranks = sum(member.ranks for member in everyone)
-    report(f"starting {ranks} processes that take turns")
-    processes = [Processes() for _ in everyone]
-    for _ in range(ranks):
+    report(f"starting {task.ranks - 1} processes that take turns")
+    processes = [Processes() for _ in task.members]
+    for _ in range(task.ranks - 1):
         connection: Any = listener.accept()
         processes[connection.recv()].connections.append(connection)
     for each in processes:
