@@ -22,7 +22,8 @@ class QuestionReport:
     the errors of its predictions, ``tiles`` the numbers of a group worth seeing at first sight, and ``points`` the
     table of all settings. ``more_answers`` and ``more_tiles`` also stand where nothing can be said of the step times of
     a group. ``chart`` is the main figure, with a panel for each group, named ``figure_name`` and explained by
-    ``caption``, where ``{band}`` stands for what the predicted intervals are; ``more_charts`` are figures after it. ``rules`` are added to those of every sweep where the divergence was measured.
+    ``caption``, where ``{band}`` stands for what the predicted intervals are; ``more_charts`` are figures after it.
+    ``rules`` are added to those of every sweep where the divergence was measured.
     ``constant`` and ``effect`` complete sentences under the table of scores: the constant baseline is the median of the
     measured steps of ..., the effect is that of the worst ... over the best.
 
