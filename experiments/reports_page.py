@@ -24,8 +24,8 @@ from dpsim.harness.load import load
 from dpsim.report.bench import content as bench_content
 from dpsim.report.content import Content
 from dpsim.report.page import ListedReport, list_page
-from dpsim.report.quality.content import content as quality_content
-from dpsim.report.reproduce.content import content as reproduce_content
+from dpsim.report.quality import content as quality_content
+from dpsim.report.reproduce import content as reproduce_content
 from dpsim.report.sweep.content import REPORTS
 from dpsim.report.sweep.summary import verdicts
 from dpsim.report.write import PAGES

@@ -17,7 +17,7 @@ from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.related import _trains
 from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
-from dpsim.records.reproduce import Configuration, Reproduction
+from dpsim.records.reproduce import Reproduction, plan_name
 from dpsim.records.sweep import Experiment
 from dpsim.records.train import RECORDED, TrainConfig, TrainRecord, deciding_fields
 from dpsim.setting import FIELDS, Setting
@@ -92,8 +92,8 @@ def test_a_reproduction_trains_with_every_field(name: str) -> None:
     value = (OTHER[name],) if several in Reproduction.__struct_fields__ else OTHER[name]
     field = several if several in Reproduction.__struct_fields__ else name
     reproduction = Reproduction(**{"devices": (2,), field: value})
-    *_, last = reproduction.configurations()
-    assert getattr(reproduction.plan(last), name) == OTHER[name]
+    *_, last = reproduction.plans()
+    assert getattr(last, name) == OTHER[name]
 
 
 def test_the_saved_result_of_a_training_identifies_the_training() -> None:
@@ -103,17 +103,15 @@ def test_the_saved_result_of_a_training_identifies_the_training() -> None:
 
 @pytest.mark.parametrize("name", Plan.__struct_fields__)
 def test_divergence_is_joined_to_the_training_that_has_it_and_to_no_other(name: str) -> None:
-    configuration = Configuration(batch_norm="local", leaves=0, devices=2, fusion_threshold_bytes=0.0)
-    reproduction = Reproduction(batch_norms=("local",), leaves=0, optimizer=PLAN.optimizer)
-    assert _trains(reproduction, configuration, Setting(plan=PLAN, model="cnn"))
-    assert not _trains(reproduction, configuration, Setting(plan=PLAN, model="mlp"))
-    assert not _trains(reproduction, configuration, changed(name))
-    single = replace(configuration, devices=1)
+    assert _trains("cnn", PLAN, Setting(plan=PLAN, model="cnn"))
+    assert not _trains("cnn", PLAN, Setting(plan=PLAN, model="mlp"))
+    assert not _trains("cnn", PLAN, changed(name))
+    single = replace(PLAN, devices=1)
     fields = {name: OTHER[name]} | ({"batch_norm": "leaf"} if name == "leaves" else {})
     if name not in ("devices", "layout"):
         alone = Setting(plan=replace(PLAN, devices=1, **fields), model="cnn")
         decides = declared(Plan)[name]
-        assert _trains(reproduction, single, alone) != bool(decides & (Decides.BITS | Decides.SHARES))
+        assert _trains("cnn", single, alone) != bool(decides & (Decides.BITS | Decides.SHARES))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +145,7 @@ def test_a_sweep_that_measures_divergence_has_one_training(axes: dict[str, Any],
 
 def test_micro_batches_are_compared_with_each_other_and_with_whole_shares() -> None:
     reproduction = Reproduction(devices=(1, 2), fusion_thresholds_bytes=(0.0,), accumulates=(1, 4))
-    names = [configuration.name for configuration in reproduction.configurations()]
+    names = [plan_name(plan) for plan in reproduction.plans()]
     assert names == [
         "1 device",
         "1 device, 4 micro-batches",
@@ -166,7 +164,6 @@ LISTS = {
     "predict/points.py": 3,
     "report/sweep/charts.py": 1,
     "report/prediction.py": 2,
-    "report/quality/saved.py": 1,
     "report/sweep/warnings.py": 1,
 }
 """How many lists of three fields or more a module still has. These numbers only become smaller."""

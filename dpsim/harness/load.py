@@ -13,12 +13,12 @@ from dpsim.harness.sweep.drift import read_drift
 from dpsim.harness.sweep.quality import read_quality
 from dpsim.harness.sweep.sweep import read_swept
 from dpsim.records import bench, quality, reproduce, train
-from dpsim.records.quality_results import QualityResults
+from dpsim.records.quality import QualityResults
 from dpsim.records.sweep import PREDICTIONS_SCHEMA, RESULTS_SCHEMA
 from dpsim.report import bench as bench_report
+from dpsim.report import quality as quality_report
+from dpsim.report import reproduce as reproduce_report
 from dpsim.report import training
-from dpsim.report.quality import saved as quality_report
-from dpsim.report.reproduce import result as reproduce_report
 from dpsim.report.saved import ResultKind, SavedResult
 from dpsim.report.sweep import saved as sweep_report
 

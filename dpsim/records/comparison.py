@@ -15,7 +15,7 @@ from dpsim.columns import Column, Row, Unit, columns_of
 from dpsim.machine import NODE, Machine
 from dpsim.plan import Plan
 from dpsim.records.coverage import StratumCoverage
-from dpsim.records.quality_results import QualityResults
+from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, Trajectory
 from dpsim.records.sweep import Emulation, Experiment, MeasuredPoint, PredictedPoint
 from dpsim.setting import Setting

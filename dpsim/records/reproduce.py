@@ -8,12 +8,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from dpsim import codec
-from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
+from dpsim.algorithms import RUNNABLE, algorithms_in
 from dpsim.codec import Noun
 from dpsim.collective import parse_devices
 from dpsim.columns import Column
@@ -46,40 +46,19 @@ PREDICTIONS = "predictions.json"
 Cause = Literal["summation order", "batch norm", "shape", "other"]
 
 
-class Configuration(Noun, frozen=True):
-    """One configuration of the training. On one device threshold, algorithm and overlap have no effect.
+def promised(plan: Plan) -> bool:
+    """Return whether dpsim promises the same bits in every configuration of a plan's mode: with leaves it does."""
+    return plan.leaves > 0
 
-    Each device computes its share of a step in ``accumulate`` micro-batches.
-    """
 
-    batch_norm: BatchNormMode
-    leaves: int
-    devices: int
-    layout: str = ""
-    fusion_threshold_bytes: float = math.inf
-    algorithm: str = "auto"
-    overlap: Overlap = "off"
-    strategy: Strategy = "data-parallel"
-    accumulate: int = 1
-
-    def __post_init__(self) -> None:
-        ALGORITHMS.find(self.algorithm)
-
-    @property
-    def promised(self) -> bool:
-        """Whether dpsim promises the same bits in every configuration of this mode: with leaves it does."""
-        return self.leaves > 0
-
-    @property
-    def name(self) -> str:
-        """``2 devices, 64 KiB, ring, poll``."""
-        devices = self.layout or str(self.devices)
-        micro_batches = "" if self.accumulate == 1 else f", {self.accumulate} micro-batches"
-        if self.devices == 1:
-            return f"1 device{micro_batches}"
-        strategy = "" if self.strategy == "data-parallel" else f", {self.strategy}"
-        size = format_size(self.fusion_threshold_bytes)
-        return f"{devices} devices, {size}, {self.algorithm}, {self.overlap}{strategy}{micro_batches}"
+def plan_name(plan: Plan) -> str:
+    """Return ``2 devices, 64 KiB, ring, poll``."""
+    micro_batches = "" if plan.accumulate == 1 else f", {plan.accumulate} micro-batches"
+    if plan.devices == 1:
+        return f"1 device{micro_batches}"
+    strategy = "" if plan.strategy == "data-parallel" else f", {plan.strategy}"
+    size = format_size(plan.threshold_bytes)
+    return f"{plan.layout or plan.devices} devices, {size}, {plan.algorithm}, {plan.overlap}{strategy}{micro_batches}"
 
 
 class Reproduction(Noun, frozen=True):
@@ -126,54 +105,46 @@ class Reproduction(Noun, frozen=True):
         for name, values in msgspec.structs.asdict(self).items():
             if isinstance(values, tuple):
                 check_distinct(name, values)
-        for configuration in self.configurations():
-            self.plan(configuration)
-            check("network", algorithm=configuration.algorithm, network=Network())
+        for plan in self.plans():
+            check("network", algorithm=plan.algorithm, network=Network())
 
-    def configurations(self) -> tuple[Configuration, ...]:
-        """Return every combination, ordered by mode and then by devices.
+    def plans(self) -> tuple[Plan, ...]:
+        """Return the plan of every combination, ordered by mode and then by devices. Raises ``ConfigError``.
 
-        One device comes first in each mode, and once for each number of micro-batches.
+        One device comes first in each mode, and once for each number of micro-batches; threshold, algorithm and overlap
+        have no effect on it.
         """
         layouts = sorted(parse_devices(token) for token in self.devices)
-        configurations: list[Configuration] = []
+        takes_threshold = self.fusion_rule in threshold_rules()
+        plans: list[Plan] = []
         for mode in self.batch_norms:
-            leaves = 0 if mode == "local" else self.leaves
-            configurations += [
-                Configuration(batch_norm=mode, leaves=leaves, devices=1, accumulate=accumulate)
-                for accumulate in sorted({1, *(self.accumulates if (1, "") in layouts else ())})
+            mode_fields = shared(self, Plan) | {"batch_norm": mode, "leaves": 0 if mode == "local" else self.leaves}
+            alone = sorted({1, *(self.accumulates if (1, "") in layouts else ())})
+            combinations: list[tuple[Any, ...]] = [
+                ((1, ""), math.inf, "auto", "off", "data-parallel", a) for a in alone
             ]
-            for (devices, layout), threshold, algorithm, overlap, strategy, accumulate in itertools.product(
-                layouts, self.fusion_thresholds_bytes, self.algorithms, self.overlaps, self.strategies, self.accumulates
-            ):
-                if devices == 1:
-                    continue
-                fields = {"devices": devices, "layout": layout, "leaves": leaves, "strategy": strategy}
-                if len(self.algorithms) > 1 and not possible(
-                    "algorithm", algorithm=algorithm, wire_dtype=self.wire_dtype, **fields
-                ):
-                    continue
-                configurations.append(
-                    Configuration(
-                        batch_norm=mode,
-                        leaves=leaves,
-                        devices=devices,
-                        layout=layout,
-                        fusion_threshold_bytes=threshold,
-                        algorithm=algorithm,
-                        overlap=overlap,
-                        strategy=strategy,
-                        accumulate=accumulate,
-                    )
-                )
-        return tuple(configurations)
+            combinations += itertools.product(
+                [layout for layout in layouts if layout[0] > 1],
+                *(getattr(self, name) for name in AXES),
+            )
+            for (devices, layout), *values in combinations:
+                fields = mode_fields | dict(zip(AXES.values(), values, strict=True))
+                fields |= {"devices": devices, "layout": layout}
+                if not takes_threshold:
+                    fields["fusion_threshold_bytes"] = None
+                if devices == 1 or len(self.algorithms) == 1 or possible("algorithm", **fields):
+                    plans.append(Plan(**fields))
+        return tuple(plans)
 
-    def plan(self, configuration: Configuration) -> Plan:
-        """Return the plan of a configuration. Raises ``ConfigError``."""
-        fields = shared(self, Plan) | shared(configuration, Plan)
-        if self.fusion_rule not in threshold_rules():
-            del fields["fusion_threshold_bytes"]
-        return Plan(**fields)
+
+AXES = {
+    "fusion_thresholds_bytes": "fusion_threshold_bytes",
+    "algorithms": "algorithm",
+    "overlaps": "overlap",
+    "strategies": "strategy",
+    "accumulates": "accumulate",
+}
+"""The fields of a reproduction that have several values, and the field of a plan that each sets."""
 
 
 class Trajectory(Noun, frozen=True):
@@ -192,9 +163,9 @@ class Trajectory(Noun, frozen=True):
 
 
 class Run(Noun, frozen=True):
-    """A configuration and the index of its trajectory. ``ranks_agree``: all ranks ended with the same bits."""
+    """A plan and the index of its trajectory. ``ranks_agree``: all ranks ended with the same bits."""
 
-    configuration: Configuration
+    plan: Plan = msgspec.field(name="configuration")
     trajectory: int
     ranks_agree: bool
 
@@ -246,9 +217,9 @@ class PredictedDrift(Noun, frozen=True):
 
 
 class MeasuredDrift(Noun, frozen=True):
-    """The measured drift of a configuration; ``loss`` is the relative difference of the last step's loss."""
+    """The measured drift of a plan; ``loss`` is the relative difference of the last step's loss."""
 
-    configuration: Configuration
+    plan: Plan = msgspec.field(name="configuration")
     parameters: float
     loss: float
     statistics: float | None = None
@@ -292,7 +263,7 @@ class SavedComparison(Noun, frozen=True):
     """A comparison with a saved run. A difference is ``None`` where a configuration has the bits of the saved run."""
 
     path: str
-    compared: tuple[Configuration, ...]
+    compared: tuple[Plan, ...]
     differences: tuple[Difference | None, ...]
     across_machines: tuple[str, ...] = ()
 
@@ -332,46 +303,75 @@ class ReproduceRecord(Noun, frozen=True):
                     remedy="take the record from where it was made: this one was changed",
                 )
 
-    def reference(self, configuration: Configuration) -> int:
-        """Return the index of the trajectory to compare a configuration with: one device in the same mode."""
+    def reference(self, plan: Plan) -> int:
+        """Return the index of the trajectory to compare a plan's with: one device in the same mode."""
         return next(
             run.trajectory
             for run in self.runs
-            if (run.configuration.devices, run.configuration.accumulate) == (1, 1)
-            and run.configuration.batch_norm == configuration.batch_norm
+            if (run.plan.devices, run.plan.accumulate, run.plan.batch_norm) == (1, 1, plan.batch_norm)
         )
 
     def identical(self, run: Run) -> bool:
         """Return whether a run ended with the bits of one device, on all its ranks."""
-        return run.ranks_agree and run.trajectory == self.reference(run.configuration)
+        return run.ranks_agree and run.trajectory == self.reference(run.plan)
+
+    def broken(self, run: Run) -> bool:
+        """Return whether a run is promised to be identical and is not."""
+        return promised(run.plan) and not self.identical(run)
 
     def difference(self, run: Run) -> Difference | None:
         """Return where a run first differs from the run on one device."""
-        pair = self.reference(run.configuration), run.trajectory
-        return next((d.difference for d in self.divergences if (d.reference, d.trajectory) == pair), None)
+        pair = self.reference(run.plan), run.trajectory
+        return next((each.difference for each in self.divergences if (each.reference, each.trajectory) == pair), None)
 
-    def measured_drift(self, configuration: Configuration) -> MeasuredDrift | None:
-        """Return the measured drift of a configuration, ``None`` where it was not measured."""
-        return next((drift for drift in self.drift if drift.configuration == configuration), None)
+    def measured_drift(self, plan: Plan) -> MeasuredDrift | None:
+        """Return the measured drift of a plan, ``None`` where it was not measured."""
+        return next((drift for drift in self.drift if drift.plan == plan), None)
 
-    def predicted_drift(self, configuration: Configuration) -> PredictedDrift | None:
-        """Return the predicted drift of a configuration's mode and device count, ``None`` without a prediction.
+    def predicted_drift(self, plan: Plan) -> PredictedDrift | None:
+        """Return the predicted drift of a plan's mode and device count, ``None`` without a prediction.
 
         None is made of micro-batches, whose statistics and sums differ from those of the devices' whole shares.
         """
-        points = self.predictions.points if self.predictions is not None and configuration.accumulate == 1 else ()
-        mode = configuration.batch_norm, configuration.devices
+        points = self.predictions.points if self.predictions is not None and plan.accumulate == 1 else ()
+        mode = plan.batch_norm, plan.devices
         return next((point for point in points if (point.batch_norm, point.devices) == mode), None)
+
+    def drifts(self) -> list[tuple[PredictedDrift, list[MeasuredDrift]]]:
+        """Return each prediction of drift with the measurements of the same mode and device count."""
+        points = self.predictions.points if self.predictions is not None else ()
+        return [(point, [each for each in self.drift if self.predicted_drift(each.plan) == point]) for point in points]
 
     @property
     def kept_promises(self) -> bool:
         """Whether everything that dpsim promises to be identical is, in this run and against the saved one."""
-        promised = (run for run in self.runs if run.configuration.promised)
         saved = self.saved_comparison
         pairs = zip(saved.compared, saved.differences, strict=True) if saved is not None else ()
-        return all(map(self.identical, promised)) and all(
-            difference is None for configuration, difference in pairs if configuration.promised
+        return not any(map(self.broken, self.runs)) and all(
+            difference is None for plan, difference in pairs if promised(plan)
         )
+
+
+class Task(Noun, frozen=True):
+    """Trainings of a reproduction on running ranks, one after another, each on the first ranks of the job.
+
+    ``files`` are where rank 0 saves arrays of each training (empty: nowhere). Without ``until`` a file has the final
+    parameters, and the batch-norm means with which predicted drift is compared. With ``until`` each training ends after
+    its own number of steps, and its file is the dump of that last step.
+    """
+
+    reproduction: Reproduction
+    plans: tuple[Plan, ...]
+    files: tuple[str, ...]
+    until: tuple[int, ...] = ()
+
+
+class RunOutcome(Noun, frozen=True):
+    """The outcome of one training. ``drift_inputs`` are measured on one device, in modes without a promise."""
+
+    trajectory: Trajectory
+    ranks_agree: bool
+    drift_inputs: DriftInputs | None = None
 
 
 def losses_digest(losses: Sequence[float]) -> str:
@@ -379,6 +379,20 @@ def losses_digest(losses: Sequence[float]) -> str:
     return hashlib.sha256(array.array("d", losses).tobytes()).hexdigest()
 
 
-def read(path: Path) -> ReproduceRecord:
+def read(path: Path, what: str = "reproduce") -> ReproduceRecord:
     """Read a record, from its file or from the folder that holds it. Raises ``FileFormatError``."""
-    return codec.read(path / RECORD if path.is_dir() else path, ReproduceRecord, "reproduce", SCHEMA)
+    return codec.read(path / RECORD if path.is_dir() else path, ReproduceRecord, what, SCHEMA, convert=_with_plans)
+
+
+def _with_plans(raw: Any) -> Any:
+    """Complete the plans of a record of an earlier version, which lack what its reproduction says of all."""
+    try:
+        of_all = {name: each for name, each in raw["reproduction"].items() if name in Plan.__struct_fields__}
+        if of_all.get("fusion_rule", "tarantella") not in threshold_rules():
+            of_all["fusion_threshold_bytes"] = None
+        compared = (raw.get("against") or {}).get("compared", [])
+        for plan in [*(each["configuration"] for each in (*raw["runs"], *raw.get("drift", ()))), *compared]:
+            plan |= of_all | plan | {name: None for name in of_all if of_all[name] is None}
+    except (AttributeError, KeyError, TypeError):
+        return raw  # decoding says what is wrong
+    return raw

@@ -10,6 +10,7 @@ import msgspec
 from dpsim import codec
 from dpsim.algorithms import Backend
 from dpsim.codec import Noun
+from dpsim.columns import Column
 from dpsim.constraints import check, check_backend
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import Decides, fields
@@ -154,37 +155,56 @@ RECORDED = tuple(name for name in deciding_fields(~Decides.NOTHING) if name not 
 """The fields by which a saved result identifies its training; ``devices`` and what ran it are part of the result."""
 
 
-class TrainResult(Noun, frozen=True):
+class TrainResult(Noun, frozen=True, kw_only=True):
     """The result of a training run. ``losses`` are mean training losses, one per step; times are medians.
 
     ``step_s`` is taken over the steps with a whole batch except the first, each from the last rank's begin to the
-    slowest rank's end (0 where there is no such step); ``images_per_s`` is the batch over it. A resumed run did
-    ``first_step`` steps before; it has their losses but not their times. ``checkpoint_failure`` says why the last
-    checkpoint could not be written (empty where it could). ``optimizer_state_bytes`` is the memory allocated for
-    optimizer state on the device with the most (0: not known). ``test_loss`` is the mean cross-entropy of the test
-    samples in nats (``None`` in records of earlier versions). ``gpus`` that took part (0: none), which ranks share
-    where there are fewer than ``devices``; ``gpu_path``: how gradients got from one to another (empty: none did). With
-    backend cuda ``computed_on`` says where gradients were computed and reduced, and ``libraries`` what else decides the
-    bits of the digest: versions and settings.
+    slowest rank's end; ``images_per_s`` is the batch over it. A resumed run has the losses of the ``first_step`` steps
+    before it, but not their times. ``test_loss`` is ``None`` in records of earlier versions.
     """
 
     devices: int
-    steps: int
-    test_accuracy: float
-    final_loss: float
-    images_per_s: float
-    step_s: float
-    exposed_communication_s: float
-    digest: str
+    steps: Annotated[int, Column("count", "The steps that were trained, those before a resumed run included.")]
+    test_accuracy: Annotated[
+        float, Column("ratio", "The share of the test samples that are classified correctly at the end.")
+    ]
+    test_loss: Annotated[
+        float | None,
+        Column("ratio", "The mean cross-entropy of the test samples at the end, in nats; NaN: unknown."),
+    ] = None
+    final_loss: Annotated[float, Column("ratio", "The training loss of the last step.")]
+    images_per_s: Annotated[float, Column("1/s", "The samples of a step over step_s, so samples per second.")]
+    step_s: Annotated[
+        float,
+        Column("s", "The median time of a step with a whole batch, on the slowest rank; 0 where there is none."),
+    ]
+    exposed_communication_s: Annotated[
+        float, Column("s", "Its communication that was not hidden by computation: the median.")
+    ]
+    digest: Annotated[str, Column("text", "The SHA-256 of the trained state.")]
     losses: tuple[float, ...]
-    first_step: int = 0
-    checkpoint_failure: str = ""
-    optimizer_state_bytes: int = 0
-    test_loss: float | None = None
-    gpus: int = 0
-    gpu_path: str = ""
-    computed_on: str = ""
-    libraries: str = ""
+    first_step: Annotated[
+        int, Column("count", "The steps that a resumed run took over; 0 for a run from the beginning.")
+    ] = 0
+    checkpoint_failure: Annotated[
+        str, Column("text", "Why the last checkpoint could not be written; empty if it was.")
+    ] = ""
+    optimizer_state_bytes: Annotated[
+        int,
+        Column("bytes", "The memory of optimizer state on the device with the most; 0: unknown.", dtype="int64"),
+    ] = 0
+    gpus: Annotated[int, Column("count", "The GPUs that took part, which several ranks may share; 0 on the CPU.")] = 0
+    gpu_path: Annotated[
+        str,
+        Column(
+            "name",
+            "How gradients got from GPU to GPU: by kernels in `peer memory`, by `nccl`, or through the `host` by MPI.",
+        ),
+    ] = ""
+    computed_on: Annotated[str, Column("text", "With backend cuda: where gradients were computed and reduced.")] = ""
+    libraries: Annotated[
+        str, Column("text", "With backend cuda: versions and settings that decide the digest's bits.")
+    ] = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_accuracy <= 1:
@@ -212,10 +232,7 @@ class TrainRecord(TrainResult, frozen=True, kw_only=True):
 def recorded(config: TrainConfig, result: TrainResult) -> dict[str, Any]:
     """Return the content of the file of a training's result."""
     training = {name: value for name, value in config.fields.items() if name in RECORDED}
-    content: dict[str, Any] = codec.to_builtins({"schema": SCHEMA, "command": "train"} | training) | codec.to_builtins(
-        result
-    )
-    return content
+    return {"schema": SCHEMA, "command": "train", **codec.to_builtins(training), **codec.to_builtins(result)}
 
 
 def read(path: Path) -> TrainRecord:

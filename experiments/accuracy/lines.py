@@ -18,7 +18,7 @@ from dpsim.machine import NODE
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.records.coverage import StratumCoverage
-from dpsim.records.quality_results import QualityResults
+from dpsim.records.quality import QualityResults
 
 STEP = "median error of the step"
 _MOST_ERROR, _MOST_NORM_ERROR = 0.06, 0.1

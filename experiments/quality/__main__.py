@@ -13,10 +13,8 @@ from dpsim.dtypes import COMPUTE_DTYPES, ComputeDtype
 from dpsim.experiments import command
 from dpsim.harness.quality.study import study_quality
 from dpsim.progress import Progress
-from dpsim.records.quality import read_study
-from dpsim.records.quality_results import QualityResults
-from dpsim.report.quality.content import answers
-from dpsim.report.quality.write import write_quality_report
+from dpsim.records.quality import QualityResults, read_study
+from dpsim.report.quality import answers, write
 
 
 def measured(
@@ -30,7 +28,7 @@ def measured(
     results = study_quality(
         declared if compute_dtype is None else declared.multiplied_in(compute_dtype), folder, progress
     )
-    write_quality_report(folder, results)
+    write(folder, results)
     return results
 
 

@@ -10,13 +10,11 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.harness.quality.runs import Runs, path_of, run_all
-from dpsim.harness.quality.statistics import mean_interval
-from dpsim.harness.quality.steps_to_target import compare_steps, predict_steps, steps_of
+from dpsim.harness.quality.cases import Runs, cases, gap_cases, path_of, run_all, share, steps_cases
+from dpsim.harness.quality.fits import compare_steps, mean_interval, predict_steps, steps_of
+from dpsim.harness.quality.on_ranks import bound_copy, open_training
+from dpsim.harness.quality.on_ranks import train as train_case
 from dpsim.harness.quality.study import CONVERGENCE, results, study_quality
-from dpsim.harness.quality.task import cases, gap_cases, share, steps_cases
-from dpsim.harness.quality.training import bound_copy, open_training
-from dpsim.harness.quality.training import train as train_case
 from dpsim.harness.train.train import train
 from dpsim.progress import no_progress
 from dpsim.records.quality import (
@@ -29,13 +27,12 @@ from dpsim.records.quality import (
     StepsStudy,
     TrainingCase,
     TrainingRun,
+    median,
     read_quality,
     read_study,
 )
-from dpsim.records.quality_results import median
 from dpsim.records.train import TrainConfig
-from dpsim.report.quality.content import answers
-from dpsim.report.quality.write import write_quality_report
+from dpsim.report.quality import answers, write
 
 GAP = GapStudy(
     model="mlp:8,norm=batch",
@@ -116,7 +113,7 @@ def test_a_study_predicts_before_it_trains_what_is_held_out_and_keeps_finished_r
     assert (tmp_path / CONVERGENCE).exists()
     text = " ".join(answers(actual))
     assert "Divergence of statistics" in text and "Steps to target" in text and "leaves of one rank" in text
-    written = {path.name for path in write_quality_report(tmp_path, actual)}
+    written = {path.name for path in write(tmp_path, actual)}
     assert {"report.md", "index.html", "gap.svg", "divergence.svg", "steps_to_target.svg"} <= written
     other = msgspec.structs.replace(STUDY, name="other")
     with pytest.raises(FileFormatError, match="is of another study"):

@@ -12,9 +12,8 @@ import pytest
 
 from dpsim import codec
 from dpsim.harness.reproduce.against import compare_with_saved
-from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.optimizer import AdamW, Sgd
-from dpsim.records.reproduce import RECORD, ReproduceRecord, Reproduction, read
+from dpsim.records.reproduce import RECORD, ReproduceRecord, Reproduction, RunOutcome, Task, plan_name, read
 
 Dpsim = Callable[..., tuple[int, str, str]]
 OnRanks = Callable[..., Any]
@@ -62,13 +61,13 @@ def test_every_step_has_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks
     tasks = []
     for case, devices in CASES:
         asked = Reproduction(**case, devices=devices)
-        configurations = asked.configurations()
-        tasks.append(Task(reproduction=asked, configurations=configurations, files=("",) * len(configurations)))
+        plans = asked.plans()
+        tasks.append(Task(reproduction=asked, plans=plans, files=("",) * len(plans)))
     actual = on_ranks("ranks_reproduce:several", {"tasks": [codec.to_builtins(task) for task in tasks]}, devices=8)
     digests = set()
     for task, ran in zip(tasks, actual, strict=True):
         alone: dict[str, RunOutcome] = {}
-        for one, result in zip(task.configurations, ran, strict=True):
+        for one, result in zip(task.plans, ran, strict=True):
             outcome = codec.decode(result, RunOutcome, "outcome")
             assert outcome.ranks_agree and outcome.drift_inputs is None
             assert len(outcome.trajectory.steps) == len(set(outcome.trajectory.steps)) == 3
@@ -216,7 +215,7 @@ def test_a_run_is_identical_to_itself_saved(controls: Path) -> None:
     record = read(controls)
     beside = compare_with_saved(record, record, controls).saved_comparison
     assert beside is not None and beside.across_machines == ()
-    assert [one.name for one in beside.compared] == ["1 device", "1 device", "2 devices, 0, auto, off"]
+    assert [plan_name(plan) for plan in beside.compared] == ["1 device", "1 device", "2 devices, 0, auto, off"]
     assert beside.differences == (None, None, None)
 
 

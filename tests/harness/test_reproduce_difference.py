@@ -14,10 +14,10 @@ from nn_setup import Recorder, batch_for
 
 from dpsim.harness.reproduce.difference import LOSS, StepDump, explained, first_difference, ulps
 from dpsim.harness.reproduce.measure import possible
-from dpsim.harness.reproduce.sample_digests import SampleDigests
+from dpsim.harness.reproduce.on_ranks import SampleDigests
 from dpsim.nn import build_model
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
-from dpsim.records.reproduce import Difference, Reproduction, Trajectory
+from dpsim.records.reproduce import Difference, Reproduction, Trajectory, promised
 from dpsim.replica import Array, Batch
 
 NAMES = ("state/bn1.running_var", "optimizer/velocity/w", "parameters/w")
@@ -177,10 +177,10 @@ def test_one_device_runs_once_a_mode_and_local_has_no_leaves() -> None:
         batch_norms=("leaf", "local"),
         overlaps=("off", "poll"),
     )
-    actual = asked.configurations()
+    actual = asked.plans()
     assert [one.devices for one in actual if one.batch_norm == "leaf"] == [1, *[2] * 8, *[4] * 4]
     assert {one.algorithm for one in actual if one.devices == 4} == {"ring"}  # no layout, no hierarchy
-    assert {(one.batch_norm, one.leaves, one.promised) for one in actual} == {("leaf", 8, True), ("local", 0, False)}
+    assert {(one.batch_norm, one.leaves, promised(one)) for one in actual} == {("leaf", 8, True), ("local", 0, False)}
 
 
 def test_what_cannot_send_16_bits_without_leaves_is_left_out_of_several() -> None:
@@ -191,11 +191,11 @@ def test_what_cannot_send_16_bits_without_leaves_is_left_out_of_several() -> Non
         wire_dtype="bfloat16",
     )
     actual = {
-        mode: {c.algorithm for c in asked.configurations() if (c.batch_norm, c.devices) == (mode, 2)}
+        mode: {c.algorithm for c in asked.plans() if (c.batch_norm, c.devices) == (mode, 2)}
         for mode in asked.batch_norms
     }
     assert actual == {"leaf": {"ring", "two-shot", "mpi"}, "local": {"two-shot"}}
-    assert {asked.plan(one).wire_dtype for one in asked.configurations()} == {"bfloat16"}
+    assert {one.wire_dtype for one in asked.plans()} == {"bfloat16"}
 
 
 def test_what_cannot_carry_the_largest_bucket_is_left_out_of_several() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -9,12 +10,9 @@ import msgspec
 from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.harness.quality.divergence import predicted
-from dpsim.harness.quality.gap import compare_gap, predict_gap
-from dpsim.harness.quality.runs import Runs, on_workers, run_all
-from dpsim.harness.quality.steps_to_target import compare_steps, convergence, predict_steps
-from dpsim.harness.quality.task import cases
-from dpsim.predict.statistics_divergence import Spread
+from dpsim.harness.quality.cases import Runs, cases, on_workers, run_all
+from dpsim.harness.quality.fits import compare_gap, compare_steps, convergence, predict_gap, predict_steps
+from dpsim.predict.statistics_divergence import STATISTICS, Spread, divergence, independent_rows
 from dpsim.progress import Progress
 from dpsim.records.convergence import ConvergenceFile
 from dpsim.records.quality import (
@@ -22,14 +20,17 @@ from dpsim.records.quality import (
     PREDICTIONS_SCHEMA,
     RECORD,
     DivergencePoint,
+    DivergenceResult,
+    DivergenceStudy,
     QualityPredictions,
     QualityRecord,
+    QualityResults,
     QualityStudy,
     read_quality,
 )
-from dpsim.records.quality_results import DivergenceResult, QualityResults
 
 CONVERGENCE = "convergence.json"
+_Scale = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def study_quality(study: QualityStudy, folder: Path, progress: Progress) -> QualityResults:
@@ -97,7 +98,9 @@ def _predicted_divergence(study: QualityStudy, progress: Progress) -> tuple[tupl
     argument = {"studies": codec.to_builtins(study.divergence)}
     raw = on_workers("spreads", argument, len(study.divergence), progress)
     return tuple(
-        predicted(each, {name: codec.decode(value, Spread, "spread") for name, value in spreads.items()}, scales)
+        predicted_divergence(
+            each, {name: codec.decode(value, Spread, "spread") for name, value in spreads.items()}, scales
+        )
         for each, (spreads, scales) in zip(study.divergence, raw, strict=True)
     )
 
@@ -113,6 +116,36 @@ def _measured_divergence(
         tuple(each[str(point.local_batch)][point.layer][point.statistic] for point in points)
         for each, points in zip(raw, predictions.divergence, strict=True)
     )
+
+
+def predicted_divergence(
+    study: DivergenceStudy, spreads: Mapping[str, Spread], scales: _Scale
+) -> tuple[DivergencePoint, ...]:
+    """Return the predicted divergence at every local batch, norm and statistic.
+
+    The spread is that of a pass in which all samples were normalised together. With local statistics in the norms
+    before it, a norm's samples spread less: the prediction is scaled by what was measured over what is predicted at one
+    small local batch, ``scales``.
+    """
+    points = []
+    for b in study.local_batches:
+        for name, each in spreads.items():
+            unscaled, null = (f(each, b, study.global_batch) for f in (divergence, independent_rows))
+            at_scale = divergence(each, study.scaled_at, study.global_batch)
+            for statistic in STATISTICS:
+                actual = scales[str(study.scaled_at)][name][statistic]
+                scale = actual / at_scale[statistic] if at_scale[statistic] > 0 else 1.0
+                points.append(
+                    DivergencePoint(
+                        layer=name,
+                        statistic=statistic,
+                        local_batch=b,
+                        predicted=scale * unscaled[statistic],
+                        unscaled=unscaled[statistic],
+                        independent_rows=null[statistic],
+                    )
+                )
+    return tuple(points)
 
 
 def _damage(record: QualityRecord, runs: Runs) -> str | None:

@@ -12,15 +12,7 @@ from dpsim.harness.measurement.environment import environment
 from dpsim.harness.reproduce.difference import first_difference
 from dpsim.nn.implementations import committed
 from dpsim.plan import Plan
-from dpsim.records.reproduce import (
-    Configuration,
-    Difference,
-    ReproduceRecord,
-    Reproduction,
-    SavedComparison,
-    Trajectory,
-    read,
-)
+from dpsim.records.reproduce import ReproduceRecord, Reproduction, SavedComparison, Trajectory, promised, read
 from dpsim.records.sweep import Environment
 from dpsim.setting import Setting
 
@@ -74,43 +66,39 @@ def check_comparable(path: Path, reproduction: Reproduction, *, across_machines:
     return saved
 
 
-def pairs(saved: ReproduceRecord, reproduction: Reproduction) -> list[tuple[Configuration, Configuration]]:
-    """Return (saved, current) configurations to compare: one pair for a mode with leaves, else equal configurations."""
-    available = [run.configuration for run in saved.runs]
-    pairs: list[tuple[Configuration, Configuration]] = []
-    promised: set[tuple[str, int]] = set()
-    for current in reproduction.configurations():
+def pairs(saved: ReproduceRecord, reproduction: Reproduction) -> list[tuple[Plan, Plan]]:
+    """Return (saved, current) plans to compare: one pair for a mode with leaves, else equal plans."""
+    pairs: list[tuple[Plan, Plan]] = []
+    compared: set[tuple[str, int]] = set()
+    for current in reproduction.plans():
         mode = (current.batch_norm, current.leaves)
-        same_mode = [other for other in available if (other.batch_norm, other.leaves) == mode]
-        if not current.promised:
+        same_mode = [run.plan for run in saved.runs if (run.plan.batch_norm, run.plan.leaves) == mode]
+        if not promised(current):
             pairs += [(other, current) for other in same_mode if other == current]
-        elif same_mode and mode not in promised:
-            promised.add(mode)
+        elif same_mode and mode not in compared:
+            compared.add(mode)
             pairs.append((same_mode[0], current))
     return pairs
 
 
 def compare_with_saved(record: ReproduceRecord, saved: ReproduceRecord, path: Path) -> ReproduceRecord:
     """Return the record with its comparison with the saved one in ``path``."""
-    compared: list[Configuration] = []
-    differences: list[Difference | None] = []
-    for before, current in pairs(saved, record.reproduction):
-        expected, actual = _trajectory(saved, before), _trajectory(record, current)
-        if actual is not None:
-            compared.append(current)
-            differences.append(first_difference(expected, actual) if expected is not None else None)
+    trained = [
+        (current, first_difference(expected, actual))
+        for before, current in pairs(saved, record.reproduction)
+        if (expected := _trajectory(saved, before)) is not None and (actual := _trajectory(record, current)) is not None
+    ]
     comparison = SavedComparison(
         path=str(path),
-        compared=tuple(compared),
-        differences=tuple(differences),
+        compared=tuple(plan for plan, _ in trained),
+        differences=tuple(difference for _, difference in trained),
         across_machines=tuple(_other_machine(saved, record.environment, record.kernel_table)),
     )
     return msgspec.structs.replace(record, saved_comparison=comparison)
 
 
-def _trajectory(record: ReproduceRecord, configuration: Configuration) -> Trajectory | None:
-    numbers = (run.trajectory for run in record.runs if run.configuration == configuration)
-    return next((record.trajectories[number] for number in numbers), None)
+def _trajectory(record: ReproduceRecord, plan: Plan) -> Trajectory | None:
+    return next((record.trajectories[run.trajectory] for run in record.runs if run.plan == plan), None)
 
 
 def _other_machine(saved: ReproduceRecord, environment: Environment, kernel_table: str) -> list[str]:

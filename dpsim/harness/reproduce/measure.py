@@ -15,17 +15,16 @@ from dpsim.dtypes import UNIT_ROUNDOFF
 from dpsim.harness import models
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
-from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.launch.jobs import on_ranks
 from dpsim.launch.scratch import scratch
 from dpsim.lowering import lower
 from dpsim.nn.implementations import committed
+from dpsim.plan import Plan
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift, unpredictable_drift
 from dpsim.progress import Progress
 from dpsim.records.reproduce import (
     PREDICTIONS,
-    Configuration,
     Difference,
     Divergence,
     DriftInputs,
@@ -35,20 +34,23 @@ from dpsim.records.reproduce import (
     ReproduceRecord,
     Reproduction,
     Run,
+    RunOutcome,
+    Task,
     Trajectory,
+    promised,
 )
 from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
 
 T = TypeVar("T")
-_Place = tuple[Configuration, int]
-"""A configuration and a step, from 1."""
+_AtStep = tuple[Plan, int]
+"""A plan and a step of its training, from 1."""
 _MOST_A_JOB = 200
 """The most trainings in one job: each takes a few of the about 2000 communicators of an MPI library."""
 
 
 def measure(reproduction: Reproduction, folder: Path | None, progress: Progress) -> ReproduceRecord:
-    """Train and compare all configurations. Predictions of drift are written into ``folder`` before the predicted runs.
+    """Train and compare all plans. Predictions of drift are written into ``folder`` before the predicted runs.
 
     Raises ``ConfigError``, ``NotFiniteError``, ``CommunicationError``.
     """
@@ -60,25 +62,25 @@ def measure(reproduction: Reproduction, folder: Path | None, progress: Progress)
 
 
 def measure_drift(
-    reproduction: Reproduction, configurations: Sequence[Configuration], predictions: Path, progress: Progress
+    reproduction: Reproduction, plans: Sequence[Plan], predictions: Path, progress: Progress
 ) -> ReproduceRecord:
-    """Train and compare some configurations of a reproduction, one device among them, without explaining differences.
+    """Train and compare some plans of a reproduction, one device among them, without explaining differences.
 
     Predictions of drift are written to the file ``predictions`` before the predicted runs. Raises as ``measure``.
     """
     with scratch("drift") as files:
-        return _compared(_Trainings(reproduction, files, progress), configurations, predictions)
+        return _compared(_Trainings(reproduction, files, progress), plans, predictions)
 
 
-def _compared(trainings: _Trainings, configurations: Sequence[Configuration], file: Path | None) -> ReproduceRecord:
+def _compared(trainings: _Trainings, plans: Sequence[Plan], file: Path | None) -> ReproduceRecord:
     """Train one device first, then write the predictions of drift to ``file``, then train the others."""
     reproduction, measured_from = trainings.reproduction, stamp()
-    alone = [configuration for configuration in configurations if configuration.devices == 1]
-    others = sorted((c for c in configurations if c.devices > 1), key=lambda configuration: configuration.devices)
-    if all(configuration.promised for configuration in configurations):  # nothing to predict
+    alone = [plan for plan in plans if plan.devices == 1]
+    others = sorted((plan for plan in plans if plan.devices > 1), key=lambda plan: plan.devices)
+    if all(map(promised, plans)):  # nothing to predict
         alone, others = alone + others, []
     trainings.train(alone)
-    predictions, sha = _predictions(reproduction, configurations, trainings.drift_inputs), ""
+    predictions, sha = _predictions(reproduction, plans, trainings.drift_inputs), ""
     if predictions.points:
         sha = codec.digest(predictions)
         if file is not None:
@@ -98,8 +100,8 @@ def _compared(trainings: _Trainings, configurations: Sequence[Configuration], fi
     )
 
 
-def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
-    """Return the configurations that can run.
+def possible(reproduction: Reproduction) -> tuple[Plan, ...]:
+    """Return the plans that can run.
 
     Where several algorithms are compared, those are left out that cannot carry a rank's partial sums of the largest
     bucket.
@@ -108,15 +110,14 @@ def possible(reproduction: Reproduction) -> tuple[Configuration, ...]:
     workload = describe(models.load(reproduction.model, dataset.input_shape, dataset.classes).replica(), "model")
     limits = {version.name: version.most_bytes for version in versions("cpu") if version.most_bytes is not None}
 
-    def fits(configuration: Configuration) -> bool:
-        if configuration.algorithm not in limits or len(reproduction.algorithms) == 1:
+    def fits(plan: Plan) -> bool:
+        if plan.algorithm not in limits or len(reproduction.algorithms) == 1:
             return True
-        plan = reproduction.plan(configuration)
         owners = plan_partial_sums(plan).owners
         largest = int(lower(workload, plan).bucket_size_bytes.max()) * max(map(owners.count, owners))
-        return largest <= limits[configuration.algorithm]
+        return largest <= limits[plan.algorithm]
 
-    return tuple(filter(fits, reproduction.configurations()))
+    return tuple(filter(fits, reproduction.plans()))
 
 
 class _Trainings:
@@ -131,37 +132,35 @@ class _Trainings:
         self._references: dict[str, Path] = {}
         self._files = 0
 
-    def train(self, configurations: Sequence[Configuration]) -> None:
-        """Train configurations, in jobs of as many ranks as the largest of them needs."""
-        for batch in _jobs(configurations):
-            files = [None if configuration.promised else self._new_file() for configuration in batch]
-            outcomes = self._run(batch, files, ())
-            for configuration, outcome, file in zip(batch, outcomes, files, strict=True):
-                index = self._index(outcome.trajectory)
-                run = Run(configuration=configuration, trajectory=index, ranks_agree=outcome.ranks_agree)
-                self.runs.append(run)
+    def train(self, plans: Sequence[Plan]) -> None:
+        """Train plans, in jobs of as many ranks as the largest of them needs."""
+        for batch in _jobs(plans):
+            files = [None if promised(plan) else self._new_file() for plan in batch]
+            for plan, outcome, file in zip(batch, self._run(batch, files, ()), files, strict=True):
+                if outcome.trajectory not in self.trajectories:
+                    self.trajectories.append(outcome.trajectory)
+                index = self.trajectories.index(outcome.trajectory)
+                self.runs.append(Run(plan=plan, trajectory=index, ranks_agree=outcome.ranks_agree))
                 if outcome.drift_inputs is not None:
                     self.drift_inputs.append(outcome.drift_inputs)
                 if file is not None:
-                    self._measure_drift(configuration, outcome.trajectory, file)
+                    self._measure_drift(plan, outcome.trajectory, file)
 
-    def dump(self, places: Sequence[_Place]) -> dict[_Place, tuple[Path, tuple[str, ...]]]:
-        """Train configurations again up to a step; return the file with the dump of that step, and its digests."""
-        dumps: dict[_Place, tuple[Path, tuple[str, ...]]] = {}
-        for batch in _jobs(sorted(set(places), key=lambda place: place[0].devices)):
+    def dump(self, steps: Sequence[_AtStep]) -> dict[_AtStep, tuple[Path, tuple[str, ...]]]:
+        """Train plans again up to a step; return the file with the dump of that step, and its digests."""
+        dumps: dict[_AtStep, tuple[Path, tuple[str, ...]]] = {}
+        for batch in _jobs(sorted(dict.fromkeys(steps), key=lambda each: each[0].devices)):
             files = [self._new_file() for _ in batch]
-            outcomes = self._run([configuration for configuration, _ in batch], files, [step for _, step in batch])
-            for place, file, outcome in zip(batch, files, outcomes, strict=True):
-                dumps[place] = file, outcome.trajectory.steps[0]
+            outcomes = self._run([plan for plan, _ in batch], files, [step for _, step in batch])
+            for each, file, outcome in zip(batch, files, outcomes, strict=True):
+                dumps[each] = file, outcome.trajectory.steps[0]
         return dumps
 
-    def _run(
-        self, configurations: Sequence[Configuration], files: Sequence[Path | None], until: Sequence[int]
-    ) -> list[RunOutcome]:
+    def _run(self, plans: Sequence[Plan], files: Sequence[Path | None], until: Sequence[int]) -> list[RunOutcome]:
         """Run one job."""
         task = Task(
             reproduction=self.reproduction,
-            configurations=tuple(configurations),
+            plans=tuple(plans),
             files=tuple("" if file is None else str(file) for file in files),
             until=tuple(until),
         )
@@ -169,7 +168,7 @@ class _Trainings:
         outcomes = on_ranks(
             "dpsim.harness.reproduce.on_ranks:train_on_ranks",
             codec.to_builtins(task),
-            devices=max(configuration.devices for configuration in configurations),
+            devices=max(plan.devices for plan in plans),
             pin=True,
             progress=lambda text: self._progress(f"{verb} {text}"),
         )
@@ -179,25 +178,19 @@ class _Trainings:
         self._files += 1
         return self._scratch / f"{self._files}.npz"
 
-    def _index(self, trajectory: Trajectory) -> int:
-        """Return the index of a trajectory, which is kept if it is new."""
-        if trajectory not in self.trajectories:
-            self.trajectories.append(trajectory)
-        return self.trajectories.index(trajectory)
-
-    def _measure_drift(self, configuration: Configuration, trajectory: Trajectory, file: Path) -> None:
+    def _measure_drift(self, plan: Plan, trajectory: Trajectory, file: Path) -> None:
         """Measure the drift of a training from its reference, which is the first training of its mode."""
-        mode = configuration.batch_norm
-        if configuration.devices == 1:
+        mode = plan.batch_norm
+        if plan.devices == 1:
             self._references[mode] = file
             return
-        reference = next(run for run in self.runs if run.configuration.batch_norm == mode)
+        reference = next(run for run in self.runs if run.plan.batch_norm == mode)
         reference_loss = self.trajectories[reference.trajectory].losses[-1]
         with np.load(self._references[mode]) as expected, np.load(file) as actual:
             parameters, statistics = _distance(expected, actual), _statistics_gap(expected, actual)
         self.drift.append(
             MeasuredDrift(
-                configuration=configuration,
+                plan=plan,
                 parameters=parameters,
                 loss=relative(reference_loss, trajectory.losses[-1]),
                 statistics=statistics if mode == "local" else None,
@@ -231,14 +224,12 @@ def _statistics_gap(expected: StepDump, actual: StepDump) -> float | None:
     return float(np.sqrt(np.square(gaps).mean())) if gaps.size else None
 
 
-def _predictions(
-    reproduction: Reproduction, configurations: Sequence[Configuration], inputs: Sequence[DriftInputs]
-) -> DriftPredictions:
+def _predictions(reproduction: Reproduction, plans: Sequence[Plan], inputs: Sequence[DriftInputs]) -> DriftPredictions:
     """Predict the drift of every mode without a promise on every device count, from the run on one device."""
     points, batch = [], reproduction.global_batch
     unpredictable = unpredictable_drift(reproduction.compute_dtype)
     for of_mode in inputs:
-        counts = {c.devices for c in configurations if c.batch_norm == of_mode.batch_norm and c.devices > 1}
+        counts = {plan.devices for plan in plans if plan.batch_norm == of_mode.batch_norm and plan.devices > 1}
         local = of_mode.batch_norm == "local" and of_mode.normalises
         for devices in sorted(counts):
             rounding = rounding_drift(
@@ -267,21 +258,20 @@ def _explain(record: ReproduceRecord, trainings: _Trainings) -> Iterator[Diverge
 
     Both are trained again up to the first step that differs.
     """
-    differing: dict[tuple[int, int], tuple[Configuration, Difference]] = {}
+    differing: dict[tuple[int, int], tuple[Plan, Difference]] = {}
     for run in record.runs:
-        reference = record.reference(run.configuration)
+        reference = record.reference(run.plan)
         difference = first_difference(record.trajectories[reference], record.trajectories[run.trajectory])
         if difference is not None:
-            differing.setdefault((reference, run.trajectory), (run.configuration, difference))
-    alone = {c.batch_norm: c for c in (run.configuration for run in record.runs) if c.devices == 1}
+            differing.setdefault((reference, run.trajectory), (run.plan, difference))
+    alone = {plan.batch_norm: plan for plan in (run.plan for run in record.runs) if plan.devices == 1}
     pairs = [
-        ((alone[configuration.batch_norm], difference.step), (configuration, difference.step))
-        for configuration, difference in differing.values()
+        ((alone[plan.batch_norm], difference.step), (plan, difference.step)) for plan, difference in differing.values()
     ]
-    dumps = trainings.dump([place for pair in pairs for place in pair])
-    for (indices, (_, difference)), places in zip(differing.items(), pairs, strict=True):
+    dumps = trainings.dump([each for pair in pairs for each in pair])
+    for (indices, (_, difference)), pair in zip(differing.items(), pairs, strict=True):
         trajectories, step = [record.trajectories[index] for index in indices], difference.step - 1
-        (reference_file, reference_digests), (other_file, other_digests) = (dumps[place] for place in places)
+        (reference_file, reference_digests), (other_file, other_digests) = (dumps[each] for each in pair)
         repeatable = [reference_digests, other_digests] == [trajectory.steps[step] for trajectory in trajectories]
         losses = trajectories[0].losses[step], trajectories[1].losses[step]
         with np.load(reference_file) as expected, np.load(other_file) as actual:

@@ -9,17 +9,26 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from dpsim import codec, nn
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.harness import models
-from dpsim.harness.reproduce.sample_digests import SampleDigests, as_numbers
-from dpsim.harness.reproduce.task import RunOutcome, Task
 from dpsim.machine import Network
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.plan import Plan
 from dpsim.progress import Progress
-from dpsim.records.reproduce import Configuration, DriftInputs, Reproduction, Trajectory, losses_digest
+from dpsim.records.reproduce import (
+    DriftInputs,
+    Reproduction,
+    RunOutcome,
+    Task,
+    Trajectory,
+    losses_digest,
+    plan_name,
+    promised,
+)
 from dpsim.replica import Array, Capabilities
 from dpsim.runtime.trainer import Trainer
 
@@ -28,18 +37,18 @@ _MOST_BATCHES = 16
 
 
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]] | None:
-    """Run a ``Task`` on as many ranks as its largest configuration needs.
+    """Run a ``Task`` on as many ranks as its largest plan needs.
 
-    Rank 0 returns the ``RunOutcome`` of each configuration as plain values, the others ``None``.
+    Rank 0 returns the ``RunOutcome`` of each plan as plain values, the others ``None``.
     """
     task = codec.decode(argument, Task, "reproduction on ranks")
     dataset = load_dataset(task.reproduction.dataset, task.reproduction.seed)
-    groups = {devices: first_ranks(comm, devices) for devices in sorted({c.devices for c in task.configurations})}
+    groups = {devices: first_ranks(comm, devices) for devices in sorted({plan.devices for plan in task.plans})}
     outcomes = []
-    for number, (configuration, file) in enumerate(zip(task.configurations, task.files, strict=True)):
-        if (group := groups[configuration.devices]) is not None:
-            report(f"{number + 1} of {len(task.files)}: {configuration.name}, batch norm {configuration.batch_norm}")
-            run = _Run(group, task.reproduction, configuration, dataset)
+    for number, (plan, file) in enumerate(zip(task.plans, task.files, strict=True)):
+        if (group := groups[plan.devices]) is not None:
+            report(f"{number + 1} of {len(task.files)}: {plan_name(plan)}, batch norm {plan.batch_norm}")
+            run = _Run(group, task.reproduction, plan, dataset)
             outcome = run.dump(task.until[number], Path(file)) if task.until else run.train(file)
             outcomes.append(codec.to_builtins(outcome))
             gc.collect()  # shared memory is freed once nothing refers to it
@@ -48,16 +57,12 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
 
 
 class _Run:
-    """The training of one configuration."""
+    """The training of one plan."""
 
-    def __init__(
-        self, comm: MPI.Intracomm, reproduction: Reproduction, configuration: Configuration, dataset: Dataset
-    ) -> None:
-        self.comm, self.configuration, self.steps = comm, configuration, reproduction.steps
+    def __init__(self, comm: MPI.Intracomm, reproduction: Reproduction, plan: Plan, dataset: Dataset) -> None:
+        self.comm, self.plan, self.steps = comm, plan, reproduction.steps
         self.replica = models.load(reproduction.model, dataset.input_shape, dataset.classes).replica()
-        self.trainer = Trainer(
-            self.replica, dataset, reproduction.plan(configuration), comm, Network(), seed=reproduction.seed
-        )
+        self.trainer = Trainer(self.replica, dataset, plan, comm, Network(), seed=reproduction.seed)
 
     def tensors(self) -> dict[str, Array]:
         """Return all tensors by name, in the order in which a step makes them: statistics, then layers backwards.
@@ -76,10 +81,10 @@ class _Run:
 
     def train(self, file: str) -> RunOutcome:
         """Train all steps, and take the digests of every tensor after each."""
-        trainer, configuration = self.trainer, self.configuration
-        predicts = configuration.devices == 1 and not configuration.promised
+        trainer, plan = self.trainer, self.plan
+        predicts = plan.devices == 1 and not promised(plan)
         updates = _Updates(trainer.runner.arena.parameters) if predicts else None
-        arrays = self._first_means() if file and configuration.batch_norm == "local" else {}
+        arrays = self._first_means() if file and plan.batch_norm == "local" else {}
         steps: list[tuple[str, ...]] = []
         for _ in range(self.steps):
             trainer.step()
@@ -91,7 +96,7 @@ class _Run:
         if file and self.comm.rank == 0:
             arrays |= {f"parameters/{name}": value for name, value in self.trainer.runner.parameters.items()}
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        inputs = updates.drift_inputs(configuration, normalises=bool(self.replica.state())) if updates else None
+        inputs = updates.drift_inputs(plan, normalises=bool(self.replica.state())) if updates else None
         return self._outcome(tuple(steps), inputs)
 
     def dump(self, step: int, file: Path) -> RunOutcome:
@@ -166,6 +171,32 @@ class _Run:
         return {"means": np.stack(ranks, axis=1), "deviation": np.sqrt(np.mean(variances, axis=0))}
 
 
+class SampleDigests:
+    """Collects digests of a rank's samples; ``add`` is a ``dpsim.replica.Observer``.
+
+    ``digests`` by ``input`` (the samples themselves), ``forward LAYER`` and ``input_gradient LAYER``, in the order of
+    computation.
+    """
+
+    def __init__(self) -> None:
+        self.digests: dict[str, list[bytes]] = {}
+
+    def add(self, operation: str, layer: str, values: Array, result: Array) -> None:
+        if not self.digests:
+            self.digests["input"] = _row_digests(values)
+        self.digests.setdefault(f"{operation} {layer}", []).extend(_row_digests(result))
+
+
+def _row_digests(rows: Array) -> list[bytes]:
+    """8 bytes of the SHA-256 of each row."""
+    return [hashlib.sha256(row.tobytes()).digest()[:8] for row in rows]
+
+
+def as_numbers(digests: list[bytes]) -> NDArray[np.uint64]:
+    """Digests as an array."""
+    return np.frombuffer(b"".join(digests), np.uint64)
+
+
 def _digest(value: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:DIGITS]
 
@@ -183,9 +214,9 @@ class _Updates:
         self._squared_updates += float((updates * updates).mean())
         self._before[...] = self._parameters
 
-    def drift_inputs(self, configuration: Configuration, *, normalises: bool) -> DriftInputs:
+    def drift_inputs(self, plan: Plan, *, normalises: bool) -> DriftInputs:
         return DriftInputs(
-            batch_norm=configuration.batch_norm,
+            batch_norm=plan.batch_norm,
             spacing_updates=self._spacing_updates,
             squared_updates=self._squared_updates,
             parameter_rms=float(np.sqrt(np.mean(self._parameters.astype(np.float64) ** 2))),

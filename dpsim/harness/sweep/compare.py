@@ -20,7 +20,7 @@ from dpsim.harness.sweep.related import with_related
 from dpsim.plan import Plan
 from dpsim.predict import recommended
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
-from dpsim.records.quality_results import QualityResults
+from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
 

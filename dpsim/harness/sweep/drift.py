@@ -13,7 +13,7 @@ from dpsim.harness.reproduce.measure import measure_drift, possible
 from dpsim.harness.sweep.experiment import chosen_overlap
 from dpsim.plan import Overlap
 from dpsim.progress import Progress
-from dpsim.records.reproduce import SCHEMA, ReproduceRecord, Reproduction
+from dpsim.records.reproduce import AXES, ReproduceRecord, Reproduction, read
 from dpsim.records.sweep import Predictions
 
 DRIFT, DRIFT_PREDICTIONS = "drift.json", "drift_predictions.json"
@@ -30,19 +30,15 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
     settings = [point.setting for point in predictions.points if point.setting.repeat == 0]
     plans = [setting.plan for setting in settings]
     pairs = _algorithms(predictions)
-    first = plans[0]
-    trained = shared(first, Reproduction) | {
-        "devices": tuple(dict.fromkeys(plan.layout or plan.devices for plan in plans)),
-        "fusion_thresholds_bytes": tuple(dict.fromkeys(plan.threshold_bytes for plan in plans)),
-        "algorithms": tuple(dict.fromkeys(algorithm for algorithm, _ in pairs)),
-        "overlaps": tuple(dict.fromkeys(overlap for _, overlap in pairs)),
-        "batch_norms": (first.batch_norm,),
-        "strategies": tuple(dict.fromkeys(plan.strategy for plan in plans)),
-        "accumulates": tuple(dict.fromkeys(plan.accumulate for plan in plans)),
+    several = {name: [getattr(plan, field) for plan in plans] for name, field in AXES.items()} | {
+        "devices": [plan.layout or plan.devices for plan in plans],
+        "fusion_thresholds_bytes": [plan.threshold_bytes for plan in plans],
+        "algorithms": [algorithm for algorithm, _ in pairs],
+        "overlaps": [overlap for _, overlap in pairs],
+        "batch_norms": [plans[0].batch_norm],
     }
-    return Reproduction(
-        model=settings[0].model, dataset=experiment.dataset, steps=experiment.steps, seed=experiment.seed, **trained
-    )
+    of_all = {"model": settings[0].model} | shared(plans[0], Reproduction) | shared(experiment, Reproduction)
+    return Reproduction(**of_all | {name: tuple(dict.fromkeys(values)) for name, values in several.items()})
 
 
 def drift(predictions: Predictions, folder: Path, progress: Progress) -> ReproduceRecord | None:
@@ -55,8 +51,8 @@ def drift(predictions: Predictions, folder: Path, progress: Progress) -> Reprodu
     if reproduction is None or (folder / DRIFT).exists():
         return read_drift(predictions, folder)
     pairs = _algorithms(predictions)
-    configurations = [c for c in possible(reproduction) if c.devices == 1 or (c.algorithm, c.overlap) in pairs]
-    record = measure_drift(reproduction, configurations, folder / DRIFT_PREDICTIONS, progress)
+    plans = [plan for plan in possible(reproduction) if plan.devices == 1 or (plan.algorithm, plan.overlap) in pairs]
+    record = measure_drift(reproduction, plans, folder / DRIFT_PREDICTIONS, progress)
     trajectories = tuple(
         msgspec.structs.replace(trajectory, tensors=(), steps=()) for trajectory in record.trajectories
     )
@@ -70,7 +66,7 @@ def read_drift(predictions: Predictions, folder: Path) -> ReproduceRecord | None
     path = folder / DRIFT
     if not path.exists():
         return None
-    record = codec.read(path, ReproduceRecord, "drift", SCHEMA)
+    record = read(path, "drift")
     sha = "" if record.predictions is None else codec.digest(record.predictions)
     predicted_at = None if record.predictions is None else record.predictions.predicted_at
     in_order = predicted_at is None or record.measured_from <= predicted_at <= record.measured_until

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from dpsim.dtypes import ComputeDtype
 from dpsim.errors import ConfigError
@@ -11,8 +12,7 @@ from dpsim.harness.sweep.norms import NORM_FIELDS
 from dpsim.nn.tokens import MODELS, parse_model
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.progress import Progress
-from dpsim.records.quality import DivergenceStudy, GapStudy, QualityStudy, StepsStudy
-from dpsim.records.quality_results import QualityResults
+from dpsim.records.quality import DivergenceStudy, GapStudy, QualityResults, QualityStudy, StepsStudy
 from dpsim.records.sweep import Experiment
 from dpsim.setting import setting_of
 
@@ -60,45 +60,34 @@ def read_quality(experiment: Experiment, folder: Path) -> QualityResults | None:
 def _gap(experiment: Experiment) -> GapStudy:
     model = _with_batch_norm(experiment)
     others = [str(row["model"]) for row in experiment.rows if "model" in row and str(row["model"]) != model]
-    optimizer = _sgd(experiment)
     return GapStudy(
-        model=model,
-        dataset=experiment.dataset,
         fitted=_FITTED,
         held_out=_HELD_OUT,
         others=tuple(dict.fromkeys(others)),
         global_batch=_GLOBAL_BATCH,
         epochs=experiment.epochs,
-        learning_rate=optimizer.learning_rate,
-        momentum=optimizer.momentum,
         seeds=experiment.seeds,
-        compute_dtype=_compute_dtype(experiment),
+        **_trained(experiment, model) | _rate(experiment),
     )
 
 
 def _divergence(experiment: Experiment) -> DivergenceStudy:
-    return DivergenceStudy(
-        model=_with_batch_norm(experiment),
-        dataset=experiment.dataset,
-        global_batch=_GLOBAL_BATCH,
-        seed=experiment.seed,
-        compute_dtype=_compute_dtype(experiment),
-    )
+    trained = _trained(experiment, _with_batch_norm(experiment))
+    return DivergenceStudy(global_batch=_GLOBAL_BATCH, seed=experiment.seed, **trained)
 
 
 def _steps(experiment: Experiment) -> StepsStudy:
-    optimizer = _sgd(experiment)
     return StepsStudy(
-        model=setting_of(experiment.rows[0]).model,
-        dataset=experiment.dataset,
         target_loss=experiment.target_loss,
         fitted=_STEPS_FITTED,
         held_out=_STEPS_HELD_OUT,
-        learning_rate=optimizer.learning_rate,
-        momentum=optimizer.momentum,
         seeds=max(experiment.seeds, _STEPS_SEEDS),
-        compute_dtype=_compute_dtype(experiment),
+        **_trained(experiment, setting_of(experiment.rows[0]).model) | _rate(experiment),
     )
+
+
+def _trained(experiment: Experiment, model: str) -> dict[str, Any]:
+    return {"model": model, "dataset": experiment.dataset, "compute_dtype": _compute_dtype(experiment)}
 
 
 def _with_batch_norm(experiment: Experiment) -> str:
@@ -125,7 +114,8 @@ def _compute_dtype(experiment: Experiment) -> ComputeDtype:
     return next(iter(dtypes))
 
 
-def _sgd(experiment: Experiment) -> Sgd:
+def _rate(experiment: Experiment) -> dict[str, float]:
+    """Return the learning rate and the momentum. Raises ``ConfigError`` for another optimizer than SGD."""
     optimizer: Optimizer = setting_of(experiment.rows[0]).plan.optimizer
     if not isinstance(optimizer, Sgd):
         raise ConfigError(
@@ -133,4 +123,4 @@ def _sgd(experiment: Experiment) -> Sgd:
             allowed="SGD, for whose rates the rules are known",
             remedy="leave seeds and the target loss out, or choose SGD",
         )
-    return optimizer
+    return {"learning_rate": optimizer.learning_rate, "momentum": optimizer.momentum}

@@ -8,7 +8,7 @@ from typing import Any
 from dpsim.fields import Decides, deciding
 from dpsim.plan import Plan
 from dpsim.records.comparison import ComparedPoint
-from dpsim.records.reproduce import Configuration, MeasuredDrift, PredictedDrift, ReproduceRecord, Reproduction
+from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised
 from dpsim.records.sweep import MeasuredPoint, Results
 from dpsim.setting import Setting
 
@@ -53,27 +53,27 @@ def _own_run(setting: Setting, results: Results) -> MeasuredPoint | None:
 
 def _trained(setting: Setting, record: ReproduceRecord) -> dict[str, Any]:
     """Return the outcome of a setting's training and its divergence, or nothing where it was not trained."""
-    trains = (run for run in record.runs if _trains(record.reproduction, run.configuration, setting))
+    trains = (run for run in record.runs if _trains(record.reproduction.model, run.plan, setting))
     run = next(trains, None)
     if run is None:
         return {}
-    configuration, devices = run.configuration, setting.plan.devices
+    plan, devices = run.plan, setting.plan.devices
     trajectory = record.trajectories[run.trajectory]
     if devices == 1:
         return {"trajectory": trajectory}
-    measured, predicted = record.measured_drift(configuration), record.predicted_drift(configuration)
-    if measured is None and configuration.promised and record.identical(run):
-        measured = MeasuredDrift(configuration=configuration, parameters=0.0, loss=0.0)
-    if predicted is None and configuration.promised:
-        predicted = PredictedDrift(batch_norm=configuration.batch_norm, devices=devices, parameters=0.0)
+    measured, predicted = record.measured_drift(plan), record.predicted_drift(plan)
+    if measured is None and promised(plan) and record.identical(run):
+        measured = MeasuredDrift(plan=plan, parameters=0.0, loss=0.0)
+    if predicted is None and promised(plan):
+        predicted = PredictedDrift(batch_norm=plan.batch_norm, devices=devices, parameters=0.0)
     return {"trajectory": trajectory, "divergence": measured, "predicted_divergence": predicted}
 
 
-def _trains(reproduction: Reproduction, configuration: Configuration, setting: Setting) -> bool:
-    """Return whether a configuration trains what a setting does; on one device its communication does not matter."""
-    plan, trained = setting.plan, reproduction.plan(configuration)
+def _trains(model: str, trained: Plan, setting: Setting) -> bool:
+    """Return whether a model and plan train what a setting does; on one device its communication does not matter."""
+    plan = setting.plan
     names = deciding(Decides.BITS | Decides.SHARES, Plan) if plan.devices == 1 else (*_COMPARED, "threshold_bytes")
-    return reproduction.model == setting.model and all(getattr(plan, name) == getattr(trained, name) for name in names)
+    return model == setting.model and all(getattr(plan, name) == getattr(trained, name) for name in names)
 
 
 _COMPARED = tuple(name for name in Plan.__struct_fields__ if name != "fusion_threshold_bytes")

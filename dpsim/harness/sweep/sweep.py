@@ -13,7 +13,7 @@ from dpsim.errors import ConfigError, DpsimError
 from dpsim.folder_lock import locked
 from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.measurement.loop import LEAST_ROUNDS
-from dpsim.harness.quality.task import cases
+from dpsim.harness.quality.cases import cases
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again

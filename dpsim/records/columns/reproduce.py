@@ -8,7 +8,7 @@ from dpsim.records.reproduce import Difference
 
 LEAVES = column("leaves", "count", "The parts of a batch whose gradients are added in a fixed order; 0: plain.")
 ACCUMULATE = column("accumulate", "count", "The micro-batches in which a device computes its share of a step.")
-_CONFIGURATION = (
+CONFIGURATION = (
     column("batch_norm", "name", "The mode of batch norm."),
     LEAVES,
     SETTING["devices"],
@@ -21,7 +21,7 @@ _CONFIGURATION = (
 )
 
 POINTS = (
-    *_CONFIGURATION,
+    *CONFIGURATION,
     column("promised", "yes or no", "Whether dpsim promises the bits of one device here."),
     column("digest", "text", "The SHA-256 of parameters, optimizer state and running statistics at the end."),
     column("losses_digest", "text", "The SHA-256 of the losses of all steps."),
@@ -40,7 +40,7 @@ POINTS = (
 )
 
 SAMPLES = (
-    *_CONFIGURATION,
+    *CONFIGURATION,
     column("step", "count", "The step of the training, from 1."),
     column("loss", "ratio", "The mean training loss of the step."),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dpsim.columns import column
+from dpsim.columns import column, columns_of
 from dpsim.records.columns.reproduce import ACCUMULATE, LEAVES
 from dpsim.records.columns.sweep import SETTING
+from dpsim.records.train import TrainResult
 
 _TRAINING = (
     column("model", "name", "The model that was trained."),
@@ -23,7 +24,7 @@ _TRAINING = (
     column("cycle_s", "s", "Horovod's cycle."),
     ACCUMULATE,
     column("wire_dtype", "name", "The number format of gradients in messages; missing: the tensors' own."),
-    column("batch_norm", "name", "The mode of batch norm, where it was given."),
+    column("batch_norm", "name", "The mode of batch norm; missing in earlier files where it was not given."),
     column("label_smoothing", "ratio", "The share of each target that is spread over all classes."),
     column("optimizer.kind", "name", "The optimizer; missing in files of earlier versions."),
     column("optimizer.learning_rate", "ratio", "Its learning rate."),
@@ -34,33 +35,7 @@ _TRAINING = (
     SETTING["devices"],
 )
 
-POINTS = (
-    *_TRAINING,
-    column("steps", "count", "The steps that were trained, those before a resumed run included."),
-    column("test_accuracy", "ratio", "The share of the test samples that are classified correctly at the end."),
-    column("test_loss", "ratio", "The mean cross-entropy of the test samples at the end, in nats; NaN: unknown."),
-    column("final_loss", "ratio", "The training loss of the last step."),
-    column("images_per_s", "1/s", "The samples of a step over step_s, so samples per second."),
-    column("step_s", "s", "The median time of a step with a whole batch, on the slowest rank; 0 where there is none."),
-    column("exposed_communication_s", "s", "Its communication that was not hidden by computation: the median."),
-    column("digest", "text", "The SHA-256 of the trained state."),
-    column("first_step", "count", "The steps that a resumed run took over; 0 for a run from the beginning."),
-    column("checkpoint_failure", "text", "Why the last checkpoint could not be written; empty if it was."),
-    column(
-        "optimizer_state_bytes",
-        "bytes",
-        "The memory of optimizer state on the device with the most; 0: unknown.",
-        "int64",
-    ),
-    column("gpus", "count", "The GPUs that took part, which several ranks may share; 0 on the CPU."),
-    column(
-        "gpu_path",
-        "name",
-        "How gradients got from GPU to GPU: by kernels in `peer memory`, by `nccl`, or through the `host` by MPI.",
-    ),
-    column("computed_on", "text", "With backend cuda: where gradients were computed and reduced."),
-    column("libraries", "text", "With backend cuda: versions and settings that decide the digest's bits."),
-)
+POINTS = (*_TRAINING, *columns_of(TrainResult).values())
 
 SAMPLES = (
     *_TRAINING,

@@ -7,9 +7,9 @@ from pathlib import Path
 from dpsim.records.comparison import Comparison, Group
 from dpsim.registry import Registry
 from dpsim.report.content import Card, Content, Facts, Tile
-from dpsim.report.quality.content import RULES as QUALITY_RULES
-from dpsim.report.quality.content import answers as quality_answers
-from dpsim.report.quality.content import tables as quality_tables
+from dpsim.report.quality import RULES as QUALITY_RULES
+from dpsim.report.quality import answers as quality_answers
+from dpsim.report.quality import tables as quality_tables
 from dpsim.report.sweep import batch_norm, devices, local_batch, settings, threshold
 from dpsim.report.sweep.facts import RULES
 from dpsim.report.sweep.question import QuestionReport

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from dpsim.records.comparison import Comparison, Group
-from dpsim.report.quality.content import answers as quality_answers
+from dpsim.report.quality import answers as quality_answers
 from dpsim.report.sweep.content import REPORTS
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import (

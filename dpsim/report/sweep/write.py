@@ -9,8 +9,8 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import environment_facts
-from dpsim.report.quality.write import quality_figures
-from dpsim.report.reproduce.chart import drift_chart
+from dpsim.report.quality import quality_figures
+from dpsim.report.reproduce import drift_chart
 from dpsim.report.sweep.charts import parts_chart, step_chart
 from dpsim.report.sweep.content import REPORTS, content
 from dpsim.report.sweep.facts import run_facts

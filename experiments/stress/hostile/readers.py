@@ -44,7 +44,7 @@ from dpsim.plan import Plan
 from dpsim.progress import no_progress
 from dpsim.records import bench, convergence, quality, reproduce, sweep
 from dpsim.replica import Array
-from dpsim.report.reproduce.content import content
+from dpsim.report.reproduce import content
 from dpsim.runtime import checkpoint
 from dpsim.torch_ddp.kineto.workload import read_trace
 

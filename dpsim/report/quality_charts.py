@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from dpsim.predict.critical_batch import StepsFit, power_law
 from dpsim.predict.norm_gap import FORM, GapFit
-from dpsim.records.quality_results import DivergenceResult, GapResult, StepsResult
+from dpsim.records.quality import DivergenceResult, GapResult, StepsResult
 from dpsim.report.charts import Lines, Look, Series
 
 HEIGHT_IN = 3.6
@@ -98,3 +99,11 @@ def _dots(dots: Sequence[tuple[float, float, float, float, bool]]) -> list[Serie
         x, y, low, high = ([dot[i] for dot in dots if dot[4] == held_out] for i in range(4))
         series.append(Series(name="", x=x, y=y, low=low, high=high, look=look))
     return series
+
+
+PANELS: dict[str, Callable[[Any], Lines]] = {
+    "gap": gap_panel,
+    "divergence": divergence_panel,
+    "steps_to_target": steps_panel,
+}
+"""The panel of a result of each part of a study."""

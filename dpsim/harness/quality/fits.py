@@ -1,24 +1,131 @@
-"""Steps to a target loss: fitted on three global batches or more, judged on others; and the gradient noise scale."""
+"""What is fitted and judged: the gap of batch norm, and steps to a target loss with the gradient noise scale.
+
+The primary outcome of the gap is the mean training loss of the last epoch, with batch statistics, as it is trained.
+Noisy statistics raise it in every step, so that it tells local batches apart where an evaluation with running
+statistics does not. It contains the noise of its own forward passes: the gap of an evaluation of the training set is
+shown beside it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dpsim.errors import ConfigError
-from dpsim.harness.quality.gap import errors
-from dpsim.harness.quality.runs import Runs
-from dpsim.harness.quality.task import steps_cases
+from dpsim.harness.quality.cases import Runs, gap_cases, steps_cases
 from dpsim.predict.critical_batch import StepsFit, fit_steps, gradient_noise, power_law, same_samples
+from dpsim.predict.norm_gap import FORM, FORMS, fit_gap, interpolated_gap
 from dpsim.records.convergence import Convergence
-from dpsim.records.quality import PredictedCurve, StepsStudy, TrainingRun
-from dpsim.records.quality_results import StepsPoint, StepsResult
+from dpsim.records.quality import (
+    GapPoint,
+    GapResult,
+    GapStudy,
+    MeanInterval,
+    PredictedCurve,
+    StepsPoint,
+    StepsResult,
+    StepsStudy,
+    TrainingRun,
+)
 
 _SHARES = 8
 _RESAMPLES = 200
+
+
+def mean_interval(values: Sequence[float]) -> MeanInterval:
+    """The mean and its 95 % interval by Student's t, one value a seed. Raises ``ConfigError`` for fewer than two."""
+    if len(values) < 2:
+        raise ConfigError(f"an interval from {len(values)} seeds", allowed="2 or more")
+    from scipy.stats import t
+
+    mean = float(np.mean(values))
+    half = float(t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return MeanInterval(mean=mean, low=mean - half, high=mean + half)
+
+
+def predict_gap(study: GapStudy, runs: Runs) -> PredictedCurve:
+    """Fit the gap, and predict it at the held-out local batches; the other forms and no gap are baselines."""
+    reference = _reference(study, runs)
+    gaps = {b: _gap(_of(study, runs, b), reference, "final_loss").mean for b in study.fitted}
+    try:
+        fits = {form: fit_gap(gaps, study.global_batch, form) for form in FORMS}
+    except ConfigError as error:
+        return PredictedCurve(reason=f"{error.given}; {error.remedy}")
+    baselines = {form: tuple(fit.gap(b) for b in study.held_out) for form, fit in fits.items() if form != FORM}
+    baselines |= {
+        "linear interpolation in log b": tuple(interpolated_gap(gaps, study.global_batch, b) for b in study.held_out),
+        "no gap": (0.0,) * len(study.held_out),
+    }
+    fit = fits[FORM]
+    return PredictedCurve(
+        parameters={"scale": fit.scale, "shape": fit.shape},
+        batches=study.held_out,
+        values=tuple(fit.gap(b) for b in study.held_out),
+        baselines=baselines,
+    )
+
+
+def compare_gap(study: GapStudy, predicted: PredictedCurve, runs: Runs) -> GapResult:
+    """Return the measured gaps with their intervals beside the predictions."""
+    reference = _reference(study, runs)
+    by_batch = dict(zip(predicted.batches, predicted.values, strict=True))
+
+    def point(local_batch: int | None, model: str | None = None) -> GapPoint:
+        own = _of(study, runs, local_batch, model)
+        return GapPoint(
+            model=model or study.model,
+            local_batch=local_batch or study.global_batch,
+            held_out=local_batch in study.held_out,
+            predicted=None if local_batch is None else by_batch.get(local_batch),
+            gap=_gap(own, reference, "final_loss"),
+            test_gap=_gap(own, reference, "test_loss"),
+            training_set_gap=_gap(own, reference, "training_set_loss"),
+            accuracy=mean_interval([run.test_accuracy for run in own]),
+            training_loss=mean_interval([run.final_loss for run in own]),
+        )
+
+    points = [point(b) for b in sorted({*study.fitted, *study.held_out})]
+    return GapResult(
+        study=study,
+        predicted=predicted,
+        points=tuple(points),
+        accuracy=mean_interval([run.test_accuracy for run in reference]),
+        others=tuple(point(None, model) for model in study.others),
+        errors=errors(predicted, {point.local_batch: point.gap.mean for point in points if point.held_out}),
+    )
+
+
+def errors(predicted: PredictedCurve, measured: Mapping[int, float]) -> dict[str, tuple[float, ...]]:
+    """|predicted / measured - 1| at the held-out batches, by name; the model's own is ``predicted``."""
+    if predicted.reason:
+        return {}
+    rows = {"predicted": predicted.values} | predicted.baselines
+    return {
+        name: tuple(
+            abs(value / measured[b] - 1) if measured[b] else math.inf
+            for b, value in zip(predicted.batches, values, strict=True)
+        )
+        for name, values in rows.items()
+    }
+
+
+def _of(study: GapStudy, runs: Runs, local_batch: int | None, model: str | None = None) -> list[TrainingRun]:
+    return [runs[case] for case in gap_cases(study, local_batch, model)]
+
+
+def _reference(study: GapStudy, runs: Runs) -> list[TrainingRun]:
+    return _of(study, runs, None)
+
+
+def _gap(own: Sequence[TrainingRun], reference: Sequence[TrainingRun], loss: str) -> MeanInterval:
+    """Return the gap in the log of a loss, paired by seed."""
+    return mean_interval(
+        [math.log(getattr(a, loss)) - math.log(getattr(b, loss)) for a, b in zip(own, reference, strict=True)]
+    )
 
 
 def steps_of(run: TrainingRun) -> float | None:
