@@ -25,6 +25,9 @@ from dpsim.report.figures.style import (
 )
 
 _DASHED = (4, 2.5)
+_PER_DECADE = ((1.5, (1, 2, 5)), (3.0, (1, 3)), (np.inf, (1,)))
+"""The ticks of a decade, on an axis that has fewer decades than the number before them."""
+_STEPS = (1, 2, 2.5, 5, 10)
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
 LOOKS: dict[Look, dict[str, Any]] = {
     "measured": {"color": MEASURED, "linestyle": "none", "marker": "o", "markersize": 5, "zorder": 5},
@@ -65,7 +68,8 @@ def look_of(series: Series) -> dict[str, Any]:
     """Return how matplotlib draws a series."""
     if isinstance(series.look, str):
         look = LOOKS[series.look]
-        return {**look, "linestyle": "none", "marker": "o", "markersize": 4} if series.dots else look
+        dots = {name: value for name, value in look.items() if name != "dashes"}
+        return {**dots, "linestyle": "none", "marker": "o", "markersize": 4} if series.dots else look
     look = {
         "color": LINE_COLOURS[series.look % len(LINE_COLOURS)],
         "marker": MARKERS[series.look % len(MARKERS)],
@@ -148,7 +152,9 @@ def _ticks(
     if ticks is not None:
         (axis.set_xticks if name == "x" else axis.set_yticks)(list(ticks), list(ticks.values()), minor=False)
     else:
-        scale.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9) if log else MaxNLocator(5))
+        decades = float(np.log10(np.divide(*scale.get_view_interval()[::-1]))) if log else 0.0
+        subs = next(values for most, values in _PER_DECADE if decades < most)
+        scale.set_major_locator(LogLocator(subs=subs, numticks=9) if log else MaxNLocator(5, steps=_STEPS))
         scale.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     scale.set_minor_locator(NullLocator())
 
