@@ -2,9 +2,9 @@
 
 Where a device keeps them in a queue of its own (``Enqueued``), the next one is enqueued before the last one is done.
 
-``poll``: the computing thread polls the communication whenever a layer is done. ``thread``: a second thread does,
-sleeping until the next message is due. In both the computing thread finishes what is left after backward.
-``inline`` runs each allreduce at once on the computing thread.
+``poll``: the computing thread polls the communication whenever a layer is done or its gradients are ready. ``thread``:
+a second thread does, sleeping until the next message is due. In both the computing thread finishes what is left after
+backward. ``inline`` runs each allreduce at once on the computing thread.
 
 Where gradients are in the memory of a device, the host waits for no kernel: ``enqueue`` says what the device's own
 computation must wait for, and ``finish`` comes after the host has waited for that anyway.

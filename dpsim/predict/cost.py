@@ -205,6 +205,8 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
     machine has no table of the algorithm and mechanism at all, the allreduce takes as long as alone and takes no
     compute time away, as for a GPU's copy engines; that is extrapolated where it has tables of the mechanism. A
     reduce-scatter of which it has no table but of the allreduce costs half of it, as an extrapolation.
+    The simulation charges the seconds to ``thread`` alone: under ``poll`` an allreduce takes as long as alone, and the
+    compute seconds lost are added (``dpsim.predict.simulate``).
     """
     of_mechanism = [t for t in machine.overlap if t.overlap == overlap]
     of_any_kind = [t for t in of_mechanism if t.algorithm == collective.algorithm]

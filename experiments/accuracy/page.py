@@ -53,7 +53,7 @@ def markdown(lines: Sequence[Line], note: str) -> str:
 
 def summary(lines: Sequence[Line]) -> str:
     """Return the short table: a row for each stratum with communication, and for one device of this machine."""
-    rows = [f"| where | {' | '.join(_SHORT.values())} | best simple guess |", "|---|---|---|---|---|---|"]
+    rows = [f"| where | {' | '.join(_SHORT.values())} | best simple guess |", "|---" * (len(_SHORT) + 2) + "|"]
     for where, members in itertools.groupby(lines, lambda line: line.where):
         of_quantity = {line.quantity.partition(" of the 90%")[0]: line for line in members}
         if "coverage" in of_quantity and not where.startswith("emulated link, 1 device"):
