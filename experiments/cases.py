@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import FileFormatError
-from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.harness.measurement.statistics import Interval, median_ratio
 from dpsim.records.sweep import Environment
+from dpsim.study.environment import environment, stamp
+from dpsim.study.statistics import Interval, median_ratio
 
 Case = TypeVar("Case", bound=Noun)
 Samples = Mapping[str, Sequence[float]]

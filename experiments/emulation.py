@@ -28,9 +28,6 @@ from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Samples
 from dpsim.experiments.turns import in_turns
 from dpsim.harness import models
-from dpsim.harness.measurement.loop import StopRule
-from dpsim.harness.measurement.statistics import median_interval
-from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.plan import Overlap, Plan
@@ -40,7 +37,10 @@ from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
+from dpsim.study.loop import StopRule
 from dpsim.study.runners.profile import computing_times
+from dpsim.study.statistics import median_interval
+from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 from dpsim.workload import Workload
 
 SCHEMA = "dpsim.emulation/2"

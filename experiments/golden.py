@@ -34,8 +34,8 @@ from dpsim.errors import DpsimError
 from dpsim.experiments import command
 from dpsim.experiments.command import ROOT
 from dpsim.experiments.turns import in_turns
-from dpsim.harness.measurement.loop import StopRule
-from dpsim.harness.measurement.statistics import median_ratio
+from dpsim.study.loop import StopRule
+from dpsim.study.statistics import median_ratio
 
 HELP = ROOT / "tests/cli/help.txt"
 TOLERANCE = 1e-12

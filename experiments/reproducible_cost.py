@@ -21,8 +21,6 @@ from dpsim.experiments import cases as cases_record
 from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Samples
 from dpsim.experiments.turns import in_turns, ratio_lines
-from dpsim.harness.measurement.loop import LEAST_ROUNDS, StopRule
-from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.nn import build_model
@@ -34,6 +32,8 @@ from dpsim.report.table import Column, Table, table
 from dpsim.report.words import counted
 from dpsim.report.write import ReportFigure, write_content
 from dpsim.runtime.trainer import Trainer
+from dpsim.study.loop import LEAST_ROUNDS, StopRule
+from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 
 RECORD, SCHEMA = "cost.json", "dpsim.reproducible-cost/2"
 PLAIN, AGAIN = "plain", "plain again"

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from dpsim.harness.measurement.loop import Communicator, StopRule, rounds
-from dpsim.harness.measurement.statistics import median_ratio
 from dpsim.progress import Progress, no_progress
+from dpsim.study.loop import Communicator, StopRule, rounds
+from dpsim.study.statistics import median_ratio
 
 Name = TypeVar("Name", bound=Hashable)
 Sample = TypeVar("Sample")

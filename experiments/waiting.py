@@ -29,8 +29,6 @@ from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Samples
 from dpsim.experiments.turns import in_turns
 from dpsim.harness import models
-from dpsim.harness.measurement.loop import StopRule
-from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Link, Machine, Network
 from dpsim.plan import Plan
@@ -39,6 +37,8 @@ from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.trainer import Trainer
+from dpsim.study.loop import StopRule
+from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 from dpsim.workload import Workload
 
 SCHEMA = "dpsim.waiting/2"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dpsim
-from dpsim.harness.measurement.environment import environment
+from dpsim.study.environment import environment
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def test_make_test_puts_the_numpy_that_is_named_over_the_installed_one() -> None
 
 
 def test_predict_needs_no_mpi(python: Python) -> None:
-    assert not HEAVY & _loaded(python, "dpsim.predict", "dpsim.harness.measurement.environment")
+    assert not HEAVY & _loaded(python, "dpsim.predict", "dpsim.study.environment")
 
 
 def test_the_readers_of_files_load_nothing_heavy(python: Python) -> None:

@@ -79,7 +79,7 @@ def test_the_limit_reaches_the_ranks(on_ranks: Callable[..., Any], limited: None
 
 def test_the_environment_names_the_limit_and_measured_choices_are_kept_apart(python: Python) -> None:
     program = (
-        "from dpsim.harness.measurement.environment import environment\n"
+        "from dpsim.study.environment import environment\n"
         "from dpsim.runtime import choice_file\n"
         "here = environment()\n"
         "print(here.processor, here.variables.get('DPSIM_VECTORS'), here.variables.get('NUMBA_CPU_NAME'))\n"

@@ -50,7 +50,7 @@ def progress() -> Iterator[Progress]:
 def json_object(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
     """The object that a command prints with ``--json``."""
     from dpsim import codec
-    from dpsim.harness.measurement.environment import environment
+    from dpsim.study.environment import environment
 
     return {
         "schema": SCHEMA,

@@ -18,11 +18,11 @@ from dpsim.choices import Choices
 from dpsim.errors import DpsimError
 from dpsim.harness import doctor_gpu
 from dpsim.harness.finding import Finding, Result
-from dpsim.harness.measurement import environment
 from dpsim.launch import hosts, jobs, rank_info
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.progress import Progress
 from dpsim.runtime import choice_file
+from dpsim.study import environment
 from dpsim.units import format_duration, format_size
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.available import cupy_version, gpu_count, nccl_missing, open_device, simulating, why_no_gpu
 from dpsim.errors import DpsimError
 from dpsim.harness.finding import Result
-from dpsim.harness.measurement import environment
 from dpsim.launch import jobs
 from dpsim.progress import Progress
+from dpsim.study import environment
 
 if TYPE_CHECKING:
     from mpi4py import MPI

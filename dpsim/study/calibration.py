@@ -17,8 +17,6 @@ from dpsim.collective import Collective, CollectiveKind, parse_devices
 from dpsim.constraints import LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
-from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.harness.measurement.scatter import later_error, median_error
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
 from dpsim.plan import STRATEGIES, Strategy
@@ -26,8 +24,10 @@ from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
 from dpsim.predict.formulas import fitted_link
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
+from dpsim.study.environment import environment, stamp
 from dpsim.study.profile import AT_S, TICK_S, slowdown
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows, Series
+from dpsim.study.scatter import later_error, median_error
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]

@@ -18,22 +18,22 @@ from msgspec.structs import replace
 from dpsim import codec
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.harness.measurement.environment import stamp
-from dpsim.harness.measurement.loop import rounds
 from dpsim.harness.sweep.experiment import predict_experiment
-from dpsim.harness.sweep.samples import samples_for
-from dpsim.harness.sweep.visits import measure
 from dpsim.machine import Selection
 from dpsim.progress import Progress
 from dpsim.records.sweep import Predictions, read_predictions
 from dpsim.runtime.recorder import seconds_per_event
 from dpsim.study.calibration import CalibrateConfig
+from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed, declared, prepared
+from dpsim.study.loop import rounds
+from dpsim.study.measure import measure
 from dpsim.study.profile import bare_workload, narrow, profiled_slowdowns, profiled_workload
 from dpsim.study.rows import Rows
 from dpsim.study.runners.calibration import Visited, calibrators, until_known
 from dpsim.study.runners.profile import batch_profilers
 from dpsim.study.runners.training import TrainedSetting, check_losses
+from dpsim.study.samples import samples_for
 from dpsim.study.task import SweepTask
 from dpsim.workload import Workload
 

@@ -15,14 +15,14 @@ from dpsim.data import load_dataset
 from dpsim.dtypes import in_dtype
 from dpsim.errors import ConfigError
 from dpsim.harness import models
-from dpsim.harness.measurement.scatter import later_error, median_error
-from dpsim.harness.measurement.statistics import median_interval
 from dpsim.launch.jobs import on_ranks
 from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.study.rows import ProfiledBatch, Rows, Series
+from dpsim.study.scatter import later_error, median_error
+from dpsim.study.statistics import median_interval
 from dpsim.workload import Workload, overhead_line
 
 Floats = NDArray[np.float64]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from dpsim.harness.measurement.scatter import median_error
 from dpsim.study.profile import BACKWARD_S, FORWARD_S, OVERHEAD_S, STEP_S, TICK_S, UPDATE_S, ProfileConfig
 from dpsim.study.rows import ProfiledBatch, Rows
+from dpsim.study.scatter import median_error
 from dpsim.torch_ddp.tables import joined
 from dpsim.workload import Workload
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dpsim.codec import Noun
-from dpsim.harness.sweep.samples import Samples
 from dpsim.machine import Machine
 from dpsim.records.sweep import Experiment, Predictions
 from dpsim.setting import Setting
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.inputs import Inputs, Needed
 from dpsim.study.rows import CalibratedCollective
+from dpsim.study.samples import Samples
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.workload import Workload
 

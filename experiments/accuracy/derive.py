@@ -14,7 +14,6 @@ from dpsim.errors import DpsimError, FileFormatError
 from dpsim.experiments import emulation, waiting
 from dpsim.experiments.accuracy.lines import emulation_line, lines, quality_lines, waiting_line
 from dpsim.experiments.accuracy.page import FIGURE, markdown, note, summary, write_page
-from dpsim.harness.measurement.environment import environment
 from dpsim.harness.quality.study import read_results
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.sweep import measure
@@ -22,6 +21,7 @@ from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, Predictions, Results
 from dpsim.report.content import Content
+from dpsim.study.environment import environment
 
 EMULATION, WAITING = "emulation.json", "waiting.json"
 SUFFIX = ".json.xz"

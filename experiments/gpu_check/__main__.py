@@ -24,9 +24,9 @@ from dpsim.experiments.gpu_check import parts
 from dpsim.experiments.gpu_check.journal import Journal
 from dpsim.experiments.gpu_check.probes import gpus, kernel_driver, probe_all
 from dpsim.experiments.gpu_check.record import table
-from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.launch import rank_info, rank_process, scratch
 from dpsim.records.sweep import Environment
+from dpsim.study.environment import environment, stamp
 
 
 def main() -> int:

@@ -20,9 +20,9 @@ from dpsim.experiments.gpu_check.record import Mode, Samples, kept
 from dpsim.experiments.turns import in_turns
 from dpsim.harness.bench.cuda import GpuRank, KernelRank, NcclRank
 from dpsim.harness.bench.turns import Burst
-from dpsim.harness.measurement.loop import StopRule
 from dpsim.kernels.allreduce import registry
 from dpsim.progress import Progress
+from dpsim.study.loop import StopRule
 
 _DTYPE = "float32"
 

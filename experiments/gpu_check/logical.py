@@ -28,10 +28,10 @@ from dpsim.experiments.gpu_check.journal import keep, kept_in
 from dpsim.experiments.gpu_check.record import LARGE_BYTES, SMALL_BYTES, Samples, kept
 from dpsim.experiments.turns import in_turns
 from dpsim.harness.bench.logical import HEAD_START_BYTES, Lane, Timed, buffers, lane, prepared
-from dpsim.harness.measurement.loop import StopRule
 from dpsim.kernels.allreduce import registry, tree
 from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.progress import Progress
+from dpsim.study.loop import StopRule
 
 _EMPTY = ""
 

@@ -28,8 +28,8 @@ from dpsim.experiments.gpu_check.journal import Journal
 from dpsim.experiments.gpu_check.libraries import NUMBA_STEPS
 from dpsim.experiments.gpu_check.probes import alone, error_line, without_folders
 from dpsim.experiments.gpu_check.record import BESIDE_PYTORCH, REPRODUCIBLE, TARGETS, Tests
-from dpsim.harness.measurement.environment import cores
 from dpsim.launch import child_process, jobs, rank_info, rank_process, scratch
+from dpsim.study.environment import cores
 
 TOTAL_S, LOGICAL_S, TRAINING_S, BETWEEN_END_S = 510.0, 120.0, 180.0, 390.0
 """In seconds: all of a run; the logical devices; training on one GPU; and the moment of the run by which everything

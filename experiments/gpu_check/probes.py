@@ -22,9 +22,9 @@ from dpsim.comm.cuda.driver import Driver
 from dpsim.errors import DpsimError
 from dpsim.experiments.gpu_check.libraries import GROUPS
 from dpsim.experiments.gpu_check.record import Gpus, Probe
-from dpsim.harness.measurement.environment import version
 from dpsim.launch import child_process, jobs, rank_info
 from dpsim.progress import Progress
+from dpsim.study.environment import version
 
 PROBE_S = 90.0
 """At most, in seconds, for the libraries of a group; the first import from a cold disk is slow."""

@@ -34,7 +34,7 @@ def peers(
     from dpsim.experiments.peers import result
     from dpsim.experiments.peers.measure import measure
     from dpsim.experiments.peers.setting import PeerComparison
-    from dpsim.harness.measurement.environment import version
+    from dpsim.study.environment import version
 
     flags.writable(output)
     chosen = flags.provided(

@@ -31,12 +31,12 @@ from dpsim.experiments.peers.setting import (
     shown,
 )
 from dpsim.experiments.turns import in_turns
-from dpsim.harness.measurement.loop import StopRule, rounds
-from dpsim.harness.measurement.statistics import median_ratio
-from dpsim.harness.measurement.steps import WARM_UP_STEPS, step_times_s
 from dpsim.launch import jobs, rank_info, resident_job
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
+from dpsim.study.loop import StopRule, rounds
+from dpsim.study.statistics import median_ratio
+from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 
 _SEARCH_VISIT_S, _TIMED_VISIT_S = 0.3, 0.6
 _LEAST_STEPS = 2

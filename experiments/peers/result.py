@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dpsim.experiments.peers.setting import OWN, PeerComparison, Setting, shown
-from dpsim.harness.measurement.statistics import median_interval, median_ratio
 from dpsim.report.table import Column
+from dpsim.study.statistics import median_interval, median_ratio
 from dpsim.units import format_duration
 
 Point = dict[str, Any]

@@ -15,8 +15,8 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.experiments import command
-from dpsim.harness.measurement.environment import stamp
 from dpsim.launch.scratch import scratch
+from dpsim.study.environment import stamp
 
 SCHEMA = "dpsim.hostile/1"
 _SAVE_EVERY_S = 5.0

@@ -11,10 +11,10 @@ from late_device import LateDevice, late_devices
 from dpsim.comm.cuda.available import open_device, why_no_gpu
 from dpsim.comm.cuda.memory import DeviceMemory
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.environment import environment
 from dpsim.memory import HOST, Memory, aligned_bytes
 from dpsim.processor import LAYERS_VARIABLE
 from dpsim.records.train import TrainConfig
+from dpsim.study.environment import environment
 
 WHERE = ["host", "simulator", pytest.param("gpu", marks=pytest.mark.gpu)]
 

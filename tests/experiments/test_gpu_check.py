@@ -20,9 +20,9 @@ from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.gpu_check import __main__ as gpu_check
 from dpsim.experiments.gpu_check import probes
 from dpsim.experiments.gpu_check import record as r
-from dpsim.harness.measurement.environment import environment
 from dpsim.kernels.allreduce import registry
 from dpsim.launch import child_process, jobs
+from dpsim.study.environment import environment
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from dpsim.experiments.gpu_check import logical, parts
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check.journal import Journal, keep, kept_in
 from dpsim.experiments.gpu_check.libraries import CUPY_STEPS, NUMBA_STEPS
-from dpsim.harness.measurement.environment import environment
 from dpsim.launch.rank_info import MpiJob
+from dpsim.study.environment import environment
 
 GPU = DriverGpu(name="NVIDIA H100", capability=(9, 0))
 ONE_SAMPLE = r.Samples(

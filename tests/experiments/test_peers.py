@@ -34,9 +34,9 @@ from dpsim.experiments.peers.setting import (
     first_setting,
     shown,
 )
-from dpsim.harness.measurement.statistics import median_ratio
 from dpsim.nn import MODELS, build_model
 from dpsim.replica import Batch
+from dpsim.study.statistics import median_ratio
 
 GLOO, OWN = first_setting("ddp-gloo"), first_setting("dpsim")
 

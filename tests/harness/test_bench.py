@@ -25,7 +25,6 @@ from dpsim.experiments import allreduce_targets, ladder_page
 from dpsim.harness.bench import measure, systems, turns
 from dpsim.harness.bench.algorithms import bench_algorithms
 from dpsim.harness.bench.result import result
-from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.launch import rank_info
@@ -33,6 +32,7 @@ from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.bench_result import BenchPoint
 from dpsim.report.bench import placements, warnings
+from dpsim.study.environment import environment, stamp
 
 Dpsim = Callable[..., tuple[int, str, str]]
 Python = Callable[..., subprocess.CompletedProcess[str]]

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import bootstrap
 
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.statistics import median_interval, median_ratio
+from dpsim.study.statistics import median_interval, median_ratio
 
 
 def test_interval_holds_the_median_and_narrows_with_more_samples() -> None:

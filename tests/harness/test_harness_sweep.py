@@ -18,13 +18,13 @@ from dpsim.cli import app
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.questions import completed
-from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples
 from dpsim.harness.sweep.sweep import sweep
 from dpsim.lowering.fusion import fuse
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
 from dpsim.study.inputs import Inputs
+from dpsim.study.samples import SAMPLES_SCHEMA, Samples
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = ("node", "paced:50us,1gbit")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.loop import Round, StopRule, rounds
-from dpsim.harness.measurement.steps import step_times_s
+from dpsim.study.loop import Round, StopRule, rounds
+from dpsim.study.steps import step_times_s
 
 
 class FakeClock:

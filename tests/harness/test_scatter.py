@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.scatter import later_error, later_mean_error, median_error
+from dpsim.study.scatter import later_error, later_mean_error, median_error
 
 
 def stretches(kind: str, seed: int, count: int = 120) -> tuple[np.ndarray, np.ndarray]:

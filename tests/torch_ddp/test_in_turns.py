@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.experiment import needed_for, predict_experiment
 from dpsim.harness.sweep.sweep import blind_predictions
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment
 from dpsim.harness.torch_ddp.places import inputs_for
 from dpsim.records.sweep import Experiment
 from dpsim.study.calibration import LOSS_S, TIME_S
+from dpsim.study.environment import environment
 from dpsim.study.inputs import Inputs, prepared
 from dpsim.study.profile import STEP_S, ProfileConfig, profiled_slowdowns
 from dpsim.study.rows import CalibratedCollective, ProfiledBatch, Rows

@@ -19,20 +19,20 @@ from dpsim import codec
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.load import load
-from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.questions import compared, group_name
-from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.harness.torch_ddp import measure as harness
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment, telling_caps
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Link, Machine
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.setting import settings_of
+from dpsim.study.environment import environment
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
 from dpsim.study.inputs import Inputs, Prepared
+from dpsim.study.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]

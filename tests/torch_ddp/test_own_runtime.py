@@ -15,7 +15,6 @@ from dpsim import codec
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment
 from dpsim.harness.torch_ddp.own_runtime import check_emulation, emulated_workload, own_settings
 from dpsim.lowering import lower
@@ -24,6 +23,7 @@ from dpsim.plan import Plan
 from dpsim.report.sweep.content import answers, tables
 from dpsim.runtime.emulated import WorkloadReplica
 from dpsim.setting import Setting, setting_of, settings_of
+from dpsim.study.samples import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.study.task import ScriptTask
 from dpsim.workload import Layer, Tensor, Workload
 

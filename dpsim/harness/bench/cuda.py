@@ -38,11 +38,11 @@ from dpsim.harness.bench.logical import (
     prepared,
 )
 from dpsim.harness.bench.turns import MEMCPY, SCALE, SCALING, Burst, SystemRank, Variant, clock
-from dpsim.harness.measurement.environment import version as installed_version
 from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
 from dpsim.kernels.allreduce.reference import from_bfloat16
 from dpsim.kernels.allreduce.registry import Version, find, versions
 from dpsim.kernels.allreduce.tree import slots
+from dpsim.study.environment import version as installed_version
 from dpsim.units import format_size
 
 DEFAULT = CUDA_VERSIONS["auto"]

@@ -16,13 +16,13 @@ import psutil
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.harness.bench.algorithms import check_algorithms, label
 from dpsim.harness.bench.systems import SystemLaunch, rank_argument, systems
-from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.harness.measurement.loop import StopRule, rounds
 from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
+from dpsim.study.environment import environment, stamp
+from dpsim.study.loop import StopRule, rounds
 from dpsim.units import format_size
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60

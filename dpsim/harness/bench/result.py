@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from dpsim.harness.bench.turns import MEMCPY, SCALING
-from dpsim.harness.measurement.statistics import median_interval, median_ratio
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.records.bench import OWN, BenchRecord
 from dpsim.records.bench_result import FRACTION_FROM_BYTES, BenchPoint, BenchResult, BenchSize, Ratio, medians_s
+from dpsim.study.statistics import median_interval, median_ratio
 
 REFERENCES = (SCALING, MEMCPY)
 """What is timed beside the allreduces, to compare them with."""

@@ -19,11 +19,11 @@ from dpsim.comm.cuda.driver import ask
 from dpsim.errors import ConfigError
 from dpsim.harness.bench import turns
 from dpsim.harness.bench.algorithms import bench_algorithms
-from dpsim.harness.measurement.environment import version
 from dpsim.launch import jobs
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.resident_job import Job, run_commands
 from dpsim.records.bench import BETWEEN, OWN, AllreduceBench, System
+from dpsim.study.environment import version
 from dpsim.units import ITEM_BYTES, format_size
 
 _TASK = "dpsim.harness.bench.turns:serve_on_ranks"

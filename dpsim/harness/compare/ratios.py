@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
 from dpsim.harness.compare.runs import Floats, MeasuredRun, MeasuredSetting, RoundSamples, SettingFields, read_run
-from dpsim.harness.measurement.statistics import RESAMPLES
 from dpsim.records.run_comparison import MeanRatio, NotCompared, RatioPoint, RunComparison, RunPair, Verdict
+from dpsim.study.statistics import RESAMPLES
 
 LEAST_ROUNDS = 3
 """With fewer rounds the spread of a median is not known, and no difference is called one."""

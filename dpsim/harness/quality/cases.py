@@ -9,10 +9,10 @@ from typing import Any
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.errors import FileFormatError
-from dpsim.harness.measurement.environment import cores
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
 from dpsim.records.quality import RUN_SCHEMA, RUNS, GapStudy, QualityStudy, StepsStudy, TrainingCase, TrainingRun
+from dpsim.study.environment import cores
 
 Runs = dict[TrainingCase, TrainingRun]
 

@@ -15,7 +15,6 @@ from dpsim import codec, rng
 from dpsim.data import Dataset, load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.environment import stamp
 from dpsim.harness.quality.cases import path_of, share
 from dpsim.machine import Network as Link
 from dpsim.nn import build_model
@@ -26,6 +25,7 @@ from dpsim.progress import Progress
 from dpsim.records.quality import DivergenceStudy, Evaluation, TrainingCase, TrainingRun
 from dpsim.replica import Array, Batch
 from dpsim.runtime.trainer import Trainer
+from dpsim.study.environment import stamp
 
 Values = NDArray[np.float64]
 Moments = dict[str, tuple[Values, Values]]

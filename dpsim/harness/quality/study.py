@@ -9,7 +9,6 @@ import msgspec
 
 from dpsim import codec
 from dpsim.errors import FileFormatError
-from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.quality.cases import Runs, cases, on_workers, run_all
 from dpsim.harness.quality.fits import compare_gap, compare_steps, convergence, predict_gap, predict_steps
 from dpsim.predict.statistics_divergence import STATISTICS, Spread, divergence, independent_rows
@@ -28,6 +27,7 @@ from dpsim.records.quality import (
     QualityStudy,
     read_quality,
 )
+from dpsim.study.environment import environment, stamp
 
 CONVERGENCE = "convergence.json"
 _Scale = Mapping[str, Mapping[str, Mapping[str, float]]]

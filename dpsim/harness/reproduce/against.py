@@ -8,13 +8,13 @@ import msgspec
 
 from dpsim.errors import ConfigError
 from dpsim.fields import Decides, deciding
-from dpsim.harness.measurement.environment import environment
 from dpsim.harness.reproduce.difference import first_difference
 from dpsim.nn.implementations import committed
 from dpsim.plan import Plan
 from dpsim.records.reproduce import ReproduceRecord, Reproduction, SavedComparison, Trajectory, promised, read
 from dpsim.records.sweep import Environment
 from dpsim.setting import Setting
+from dpsim.study.environment import environment
 
 BIT_VARIABLES = ("OPENBLAS_", "OMP_", "MKL_", "NUMBA_")
 """Prefixes of the environment variables that may change bits."""

@@ -13,7 +13,6 @@ from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.dtypes import UNIT_ROUNDOFF
 from dpsim.harness import models
-from dpsim.harness.measurement.environment import environment, stamp
 from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.launch.jobs import on_ranks
@@ -41,6 +40,7 @@ from dpsim.records.reproduce import (
 )
 from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
+from dpsim.study.environment import environment, stamp
 
 T = TypeVar("T")
 _AtStep = tuple[Plan, int]

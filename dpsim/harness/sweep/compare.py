@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from dpsim.errors import FileFormatError
-from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.pairing import Pair, pair
@@ -23,6 +22,7 @@ from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Gr
 from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import Predictions, Results
+from dpsim.study.statistics import median_interval
 
 
 def compare(

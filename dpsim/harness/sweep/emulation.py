@@ -12,9 +12,9 @@ import numpy as np
 
 from dpsim.comm.clock import now
 from dpsim.errors import DpsimError
-from dpsim.harness.measurement.steps import COUNTED_STEPS
 from dpsim.records.sweep import Emulation
 from dpsim.setting import Setting
+from dpsim.study.steps import COUNTED_STEPS
 
 LEAST_FREE_CORES = 0.15
 MOST_LATENESS = 0.03

@@ -9,7 +9,6 @@ import msgspec
 
 from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
-from dpsim.harness.measurement.environment import stamp
 from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.harness.sweep.scores import PROPORTIONAL
 from dpsim.machine import Machine
@@ -18,6 +17,7 @@ from dpsim.predict import choose_overlap, memory, nulls, predict, price, recomme
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
 from dpsim.setting import OVERLAP_CHOICES, Row, Setting, setting_of
 from dpsim.study.calibration import MECHANISMS
+from dpsim.study.environment import stamp
 from dpsim.study.inputs import Needed, Prepared, seconds_of_kind
 from dpsim.workload import Workload
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import FileFormatError
-from dpsim.harness.measurement.statistics import Interval
 from dpsim.harness.sweep.pairing import Pair
 from dpsim.records.comparison import ComparedPoint, Group, Overall, OverlapEffect, Score
+from dpsim.study.statistics import Interval
 
 PERFECT_SCALING = "perfect_scaling"
 PREDICTED_NULLS = (PERFECT_SCALING, "alpha_beta_no_overlap", "largest_bucket")

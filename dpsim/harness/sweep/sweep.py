@@ -11,15 +11,12 @@ from pathlib import Path
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.folder_lock import locked
-from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.quality.cases import cases
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, study_of
 from dpsim.harness.sweep.questions import completed
-from dpsim.harness.sweep.samples import Samples, samples_before
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
@@ -35,7 +32,10 @@ from dpsim.records.sweep import (
 )
 from dpsim.report.sweep.write import write_report
 from dpsim.setting import FIELDS, Grid, settings_of
+from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import Inputs, preparation_s, prepared
+from dpsim.study.loop import LEAST_ROUNDS
+from dpsim.study.samples import Samples, samples_before
 from dpsim.study.task import SweepTask
 
 _REPORT_S = 10.0
@@ -236,7 +236,10 @@ def _run(
     folder: Path,
     progress: Progress,
 ) -> Samples:
-    """Profile, calibrate, predict and measure on ranks, or go on from the samples of an interrupted run."""
+    """Profile, calibrate, predict and measure on ranks, or go on from the samples of an interrupted run.
+
+    The ranks run ``dpsim.study.on_ranks``; when they have measured enough, ``dpsim.study.measure`` decides.
+    """
     path = folder / "samples.json"
     before: Samples | None = None
     if predictions is not None and path.exists():

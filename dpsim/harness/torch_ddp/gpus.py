@@ -6,7 +6,6 @@ import json
 import sys
 
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.environment import environment
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.torch_ddp.experiment import completed, most_devices
 from dpsim.launch import child_process
@@ -14,6 +13,7 @@ from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.sweep import Experiment, Predictions
 from dpsim.setting import settings_of
+from dpsim.study.environment import environment
 from dpsim.study.inputs import Prepared
 from dpsim.torch_ddp.profile_script import profile_script
 from dpsim.torch_ddp.request import ScriptRequest

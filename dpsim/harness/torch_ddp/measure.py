@@ -13,11 +13,8 @@ from msgspec.structs import replace
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
-from dpsim.harness.measurement.environment import environment, stamp
-from dpsim.harness.measurement.loop import LEAST_ROUNDS
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import needed_for, predict_experiment
-from dpsim.harness.sweep.samples import Samples, samples_before
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, write_results
 from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
@@ -33,7 +30,10 @@ from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, Predictions, read_predictions
 from dpsim.report.sweep.write import write_report
+from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import SCHEMA, Inputs, prepared
+from dpsim.study.loop import LEAST_ROUNDS
+from dpsim.study.samples import Samples, samples_before
 from dpsim.study.task import ScriptTask
 from dpsim.torch_ddp.profile_script import check_torch, profile_script
 from dpsim.torch_ddp.request import ScriptRequest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dpsim.harness.measurement.environment import stamp
 from dpsim.records.sweep import Environment, Experiment
 from dpsim.setting import Setting, setting_of
 from dpsim.study.calibration import CalibrateConfig
+from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
 from dpsim.study.profile import ProfileConfig
 from dpsim.workload import Workload

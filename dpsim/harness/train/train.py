@@ -11,7 +11,6 @@ from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.harness.measurement.environment import environment
 from dpsim.harness.train.resume import Costs, TrainTask, survivors
 from dpsim.launch.jobs import JobFailed, on_ranks
 from dpsim.launch.rank_info import job
@@ -22,6 +21,7 @@ from dpsim.records.train import TrainConfig, TrainResult
 from dpsim.runtime.checkpoint import check_unused, wait_until_free
 from dpsim.setting import Setting
 from dpsim.study.calibration import MECHANISMS
+from dpsim.study.environment import environment
 from dpsim.study.inputs import Needed, prepare, seconds_of_kind
 
 _TEARDOWN_S = 60.0

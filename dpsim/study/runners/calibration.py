@@ -22,14 +22,14 @@ from dpsim.comm.progress import Progress as AllreduceProgress
 from dpsim.comm.progress import progress as overlap_mechanism
 from dpsim.comm.selection import select, sizes
 from dpsim.comm.transport import PersistentAllreduce, Transport
-from dpsim.harness.measurement.loop import StopRule, rounds
-from dpsim.harness.sweep import visits
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.replica import Array
 from dpsim.runtime.micro_batches import plan_partial_sums
+from dpsim.study import measure
 from dpsim.study.calibration import ALONE_S, LOSS_S, TIME_S, TOGETHER_S, CalibrateConfig, load_slowdown
+from dpsim.study.loop import StopRule, rounds
 from dpsim.study.profile import AT_S, narrow
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows
 from dpsim.study.runners.load import Load, ReplicaLoad, StandIn, nothing
@@ -46,7 +46,7 @@ _GLOBAL_BATCH = 64
 """The global batch for which float16 messages are scaled; the times do not depend on it."""
 
 
-class Visited(visits.Visited, Protocol):
+class Visited(measure.Visited, Protocol):
     """What the rounds of a study visit, and end."""
 
     def close(self) -> None: ...

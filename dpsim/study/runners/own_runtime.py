@@ -8,7 +8,6 @@ from mpi4py import MPI
 from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_start
 from dpsim.data import Dataset
-from dpsim.harness.measurement.steps import WARM_UP_STEPS
 from dpsim.harness.sweep.emulation import Watch
 from dpsim.launch.rank_process import pin
 from dpsim.lowering import lower
@@ -17,6 +16,7 @@ from dpsim.runtime.emulated import EmulatedReplica, WorkloadReplica
 from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.trainer import Trainer
 from dpsim.setting import Setting
+from dpsim.study.steps import WARM_UP_STEPS
 from dpsim.torch_ddp.visit import Turns, Visit
 from dpsim.workload import Workload
 

@@ -16,13 +16,12 @@ from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.harness import models
-from dpsim.harness.measurement.loop import StopRule, rounds
-from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS
 from dpsim.machine import Network
 from dpsim.progress import Progress
 from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
 from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, UPDATE_EVENT, Schedule
+from dpsim.study.loop import StopRule, rounds
 from dpsim.study.profile import (
     AT_S,
     BACKWARD_S,
@@ -35,6 +34,7 @@ from dpsim.study.profile import (
     ProfileConfig,
 )
 from dpsim.study.rows import ProfiledBatch, Rows
+from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS
 
 Floats = NDArray[np.float64]
 _LEAST_SAMPLES = 15

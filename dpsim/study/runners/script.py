@@ -22,17 +22,16 @@ from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.environment import stamp
-from dpsim.harness.measurement.loop import LEAST_ROUNDS, rounds
-from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.harness.sweep.emulation import Watched, machine_cores
-from dpsim.harness.sweep.visits import WARM_UP_ROUNDS, SettingSamples, Visited, measure
 from dpsim.harness.torch_ddp.own_runtime import emulated_workload
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.study.calibration import TIME_S, CalibrateConfig
+from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
+from dpsim.study.loop import LEAST_ROUNDS, rounds
+from dpsim.study.measure import WARM_UP_ROUNDS, SettingSamples, Visited, measure
 from dpsim.study.profile import (
     AT_S,
     BACKWARD_S,
@@ -48,6 +47,7 @@ from dpsim.study.rows import ProfiledBatch, Rows
 from dpsim.study.runners.calibration import until_known
 from dpsim.study.runners.own_runtime import wait_in_turns
 from dpsim.study.script_profile import INPUT_S, computed_s
+from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import ScriptTask
 from dpsim.torch_ddp.tables import check_same
 from dpsim.torch_ddp.visit import CONTROL, Turn, Visit

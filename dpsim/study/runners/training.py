@@ -12,9 +12,7 @@ from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.data import Dataset
 from dpsim.errors import DpsimError
 from dpsim.harness import models
-from dpsim.harness.measurement.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.harness.sweep.emulation import Watch, Watched, machine_cores
-from dpsim.harness.sweep.visits import SettingSamples
 from dpsim.machine import Machine, Network
 from dpsim.predict import scheduled
 from dpsim.records.sweep import MeasuredPoint
@@ -23,6 +21,8 @@ from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
 from dpsim.runtime.trainer import Trainer
 from dpsim.setting import Setting
+from dpsim.study.measure import SettingSamples
+from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.workload import Workload
 
 _LOSS_TOLERANCE = 0.02

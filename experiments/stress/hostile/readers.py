@@ -31,7 +31,6 @@ from dpsim.experiments.stress.tally import Outcome
 from dpsim.harness.bench.result import result
 from dpsim.harness.compare.ratios import compare_runs
 from dpsim.harness.load import load
-from dpsim.harness.sweep.samples import Samples, samples_before
 from dpsim.harness.sweep.sweep import plan_text
 from dpsim.harness.train.resume import stored
 from dpsim.imports import ImportConfig, import_machine
@@ -46,6 +45,7 @@ from dpsim.records import bench, convergence, quality, reproduce, sweep
 from dpsim.replica import Array
 from dpsim.report.reproduce import content
 from dpsim.runtime import checkpoint
+from dpsim.study.samples import Samples, samples_before
 from dpsim.torch_ddp.kineto.workload import read_trace
 
 HANG_S, IDLE_S = 20.0, 120.0

@@ -1,4 +1,4 @@
-"""Measures settings in rounds, whoever trains them: one loop and one keeper of samples, saved after every round."""
+"""Measures settings in rounds until their medians are known or the budget is spent; saves samples after every round."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 
 from dpsim import codec
 from dpsim.comm.clock import now
-from dpsim.harness.measurement.loop import LEAST_ROUNDS, Communicator, StopRule, rounds
-from dpsim.harness.measurement.statistics import median_interval
 from dpsim.harness.sweep.emulation import EmulationLog
-from dpsim.harness.sweep.samples import Samples
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.study.inputs import Inputs
+from dpsim.study.loop import LEAST_ROUNDS, Communicator, StopRule, rounds
 from dpsim.study.rows import TICK_DIGITS
+from dpsim.study.samples import Samples
+from dpsim.study.statistics import median_interval
 
 WARM_UP_ROUNDS = 2
 """Rounds that do not count: caches, buffers made when first used, the first access to every page."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
-from dpsim.harness.measurement.environment import stamp
 from dpsim.progress import Progress
 from dpsim.records.sweep import Experiment, MeasuredPoint, Predictions
 from dpsim.setting import Setting
+from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
 
 SAMPLES_SCHEMA = "dpsim.samples/3"

@@ -1,1 +1,0 @@
-"""What all measurements share: the measuring loop, statistics, scatter, the environment."""
