@@ -34,7 +34,7 @@ from dpsim.study.profile import (
     ProfileConfig,
 )
 from dpsim.study.rows import ProfiledBatch, Rows
-from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS
+from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 
 Floats = NDArray[np.float64]
 _LEAST_SAMPLES = 15
@@ -63,24 +63,25 @@ class _Case:
     def visit(self, number: int, rows: Rows) -> None:
         """Train a few steps, as a visit of a sweep does. The first two and steps with a short batch do not count.
 
-        A step lasts from the end of the one before it, less the communication that this rank does or waits for.
+        As a measured one, a step lasts from the slowest rank's end to the slowest rank's end, and the communication of
+        the rank that was ready last is exposed: what remains is computation, also where ranks take turns being late.
         """
         if self.group is None:
             return
         outcomes = [self.trainer.step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
-        _check_announced(self.model, self.trainer.schedule, outcomes[-1].marks)
-        seconds, parts = [], []
-        for previous, outcome in itertools.pairwise(outcomes[WARM_UP_STEPS - 1 :]):
-            if outcome.global_samples == self.global_batch:
-                begin_s, marks = previous.marks.end_s, outcome.marks
-                seconds.append(marks.end_s - begin_s - exposed_s(marks))
-                parts.append(computing_times(begin_s, marks, self.trainer.schedule))
-        gathered = self.group.gather(seconds)
-        if gathered is None or not seconds:
+        marks = [outcome.marks for outcome in outcomes]
+        _check_announced(self.model, self.trainer.schedule, marks[-1])
+        gathered = self.group.gather(([each.end_s for each in marks], [exposed_s(each) for each in marks]))
+        whole = [outcome.global_samples == self.global_batch for outcome in outcomes][WARM_UP_STEPS:]
+        if gathered is None or not any(whole):
             return
-        rows.add(self.subject, STEP_S, number, np.maximum(np.max(gathered, axis=0), TICK_S))
+        steps_s = np.array(step_times_s([ends for ends, _ in gathered]))
+        exposed = np.min([of_rank for _, of_rank in gathered], axis=0)[WARM_UP_STEPS:]
+        rows.add(self.subject, STEP_S, number, np.maximum(steps_s - exposed, TICK_S)[whole])
         rows.add(self.subject, AT_S, number, [now()])
         if self.subject.devices == 1:
+            turns = itertools.compress(itertools.pairwise(marks[WARM_UP_STEPS - 1 :]), whole)
+            parts = [computing_times(before.end_s, each, self.trainer.schedule) for before, each in turns]
             self._keep_parts(number, np.median(parts, axis=0), rows)
 
     def _keep_parts(self, number: int, medians: Floats, rows: Rows) -> None:
