@@ -65,7 +65,7 @@ def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:
     from dpsim.harness.reproduce.measure import measure
     from dpsim.optimizer import changed
     from dpsim.plan import OVERLAPS, STRATEGIES
-    from dpsim.records.reproduce import RECORD, Reproduction
+    from dpsim.records.reproduce import PREDICTIONS, RECORD, Reproduction
     from dpsim.report.saved import SavedResult
 
     against, output = given.against, given.output
@@ -86,7 +86,7 @@ def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:
         saved = check_comparable(against, reproduction, across_machines=given.across_machines)
     with locked(output):
         with show.progress() as progress:
-            record = measure(reproduction, output, progress)
+            record = measure(reproduction, None if output is None else output / PREDICTIONS, progress)
         if saved is not None and against is not None:
             record = compare_with_saved(record, saved, against)
         if output is not None:

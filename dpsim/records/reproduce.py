@@ -352,18 +352,17 @@ class ReproduceRecord(Noun, frozen=True):
         )
 
 
-class Task(Noun, frozen=True):
-    """Trainings of a reproduction on running ranks, one after another, each on the first ranks of the job.
+class DigestCase(Noun, frozen=True):
+    """A training of a reproduction on running ranks, of which rank 0 saves arrays to ``file`` (empty: nowhere).
 
-    ``files`` are where rank 0 saves arrays of each training (empty: nowhere). Without ``until`` a file has the final
-    parameters, and the batch-norm means with which predicted drift is compared. With ``until`` each training ends after
-    its own number of steps, and its file is the dump of that last step.
+    Without ``until`` these are the final parameters, and the batch-norm means with which predicted drift is compared.
+    With ``until`` the training ends after this number of steps, and they are the dump of that last step: every tensor,
+    the gradients, and digests of each sample.
     """
 
-    reproduction: Reproduction
-    plans: tuple[Plan, ...]
-    files: tuple[str, ...]
-    until: tuple[int, ...] = ()
+    plan: Plan
+    file: str = ""
+    until: int = 0
 
 
 class RunOutcome(Noun, frozen=True):

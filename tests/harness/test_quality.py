@@ -10,10 +10,8 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.harness.quality.cases import Runs, cases, gap_cases, path_of, run_all, share, steps_cases
+from dpsim.harness.quality.cases import Runs, cases, gap_cases, path_of, run_all, steps_cases
 from dpsim.harness.quality.fits import compare_steps, mean_interval, predict_steps, steps_of
-from dpsim.harness.quality.on_ranks import bound_copy, open_training
-from dpsim.harness.quality.on_ranks import train as train_case
 from dpsim.harness.quality.study import CONVERGENCE, results, study_quality
 from dpsim.harness.train.train import train
 from dpsim.progress import no_progress
@@ -33,6 +31,9 @@ from dpsim.records.quality import (
 )
 from dpsim.records.train import TrainConfig
 from dpsim.report.quality import answers, write
+from dpsim.study.cases import share
+from dpsim.study.runners.fit import bound_copy, open_training
+from dpsim.study.runners.fit import train as train_case
 
 GAP = GapStudy(
     model="mlp:8,norm=batch",

@@ -13,7 +13,7 @@ import pytest
 from dpsim import codec
 from dpsim.harness.reproduce.against import compare_with_saved
 from dpsim.optimizer import AdamW, Sgd
-from dpsim.records.reproduce import RECORD, ReproduceRecord, Reproduction, RunOutcome, Task, plan_name, read
+from dpsim.records.reproduce import RECORD, DigestCase, ReproduceRecord, Reproduction, RunOutcome, plan_name, read
 
 Dpsim = Callable[..., tuple[int, str, str]]
 OnRanks = Callable[..., Any]
@@ -58,16 +58,15 @@ divides neither 20 nor 29. All of it on 1 to 8 virtual ranks: test_leaves; fusio
 @pytest.mark.slow
 def test_every_step_has_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks) -> None:
     """In one job, on its first ranks: starting ranks costs more than training."""
-    tasks = []
+    tasks: list[dict[str, Any]] = []
     for case, devices in CASES:
         asked = Reproduction(**case, devices=devices)
-        plans = asked.plans()
-        tasks.append(Task(reproduction=asked, plans=plans, files=("",) * len(plans)))
-    actual = on_ranks("ranks_reproduce:several", {"tasks": [codec.to_builtins(task) for task in tasks]}, devices=8)
+        tasks.append({"reproduction": asked, "cases": [DigestCase(plan=plan) for plan in asked.plans()]})
+    actual = on_ranks("ranks_reproduce:several", {"tasks": codec.to_builtins(tasks)}, devices=8)
     digests = set()
     for task, ran in zip(tasks, actual, strict=True):
         alone: dict[str, RunOutcome] = {}
-        for one, result in zip(task.plans, ran, strict=True):
+        for one, result in zip(task["reproduction"].plans(), ran, strict=True):
             outcome = codec.decode(result, RunOutcome, "outcome")
             assert outcome.ranks_agree and outcome.drift_inputs is None
             assert len(outcome.trajectory.steps) == len(set(outcome.trajectory.steps)) == 3

@@ -14,11 +14,11 @@ from nn_setup import Recorder, batch_for
 
 from dpsim.harness.reproduce.difference import LOSS, StepDump, explained, first_difference, ulps
 from dpsim.harness.reproduce.measure import possible
-from dpsim.harness.reproduce.on_ranks import SampleDigests
 from dpsim.nn import build_model
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
 from dpsim.records.reproduce import Difference, Reproduction, Trajectory, promised
 from dpsim.replica import Array, Batch
+from dpsim.study.runners.digest import SampleDigests
 
 NAMES = ("state/bn1.running_var", "optimizer/velocity/w", "parameters/w")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from dpsim.harness.reproduce.on_ranks import train_on_ranks
 from dpsim.progress import Progress
+from dpsim.study.runners import digest
 
 
 def several(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any]:
     """Every task, one after another."""
-    return [train_on_ranks(comm, task, report) for task in argument["tasks"]]
+    return [digest.run(comm, task, report) for task in argument["tasks"]]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.errors import FileFormatError
-from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
 from dpsim.records.quality import RUN_SCHEMA, RUNS, GapStudy, QualityStudy, StepsStudy, TrainingCase, TrainingRun
-from dpsim.study.environment import cores
+from dpsim.study.cases import run_side_by_side
 
 Runs = dict[TrainingCase, TrainingRun]
 
@@ -66,11 +64,6 @@ def steps_cases(study: StepsStudy, global_batch: int) -> list[TrainingCase]:
     ]
 
 
-def share(every: Sequence[TrainingCase], rank: int, ranks: int) -> Sequence[TrainingCase]:
-    """Return the trainings of one of the ranks that work side by side."""
-    return every[rank::ranks]
-
-
 def path_of(folder: Path, case: TrainingCase) -> Path:
     """Return the file of a case's run."""
     return folder / RUNS / f"{codec.digest(case)[:20]}.json"
@@ -84,20 +77,9 @@ def run_all(cases: Sequence[TrainingCase], folder: Path, progress: Progress) -> 
     missing = [case for case in cases if not path_of(folder, case).exists()]
     if missing:
         progress(f"{len(missing)} trainings to do, {len(cases) - len(missing)} finished before")
-        argument = {"cases": codec.to_builtins(missing), "folder": str(folder.resolve())}
-        on_workers("train_cases", argument, len(missing), progress)
+        files = [str(path_of(folder.resolve(), case)) for case in missing]
+        run_side_by_side("fit:trainings", missing, progress, files=files)
     return {case: _read(path_of(folder, case), case) for case in cases}
-
-
-def on_workers(task: str, argument: dict[str, Any], most: int, progress: Progress) -> Any:
-    """Return rank 0's result of a task of ``on_ranks``, on at most two ranks, each on its own core."""
-    return on_ranks(
-        f"dpsim.harness.quality.on_ranks:{task}",
-        argument,
-        devices=max(1, min(2, cores(), most)),
-        progress=progress,
-        pin=True,
-    )
 
 
 def _read(path: Path, case: TrainingCase) -> TrainingRun:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from dpsim import codec
 from dpsim.errors import FileFormatError
-from dpsim.harness.quality.cases import Runs, cases, on_workers, run_all
+from dpsim.harness.quality.cases import Runs, cases, run_all
 from dpsim.harness.quality.fits import compare_gap, compare_steps, convergence, predict_gap, predict_steps
-from dpsim.predict.statistics_divergence import STATISTICS, Spread, divergence, independent_rows
 from dpsim.progress import Progress
 from dpsim.records.convergence import ConvergenceFile
 from dpsim.records.quality import (
@@ -20,17 +18,16 @@ from dpsim.records.quality import (
     RECORD,
     DivergencePoint,
     DivergenceResult,
-    DivergenceStudy,
     QualityPredictions,
     QualityRecord,
     QualityResults,
     QualityStudy,
     read_quality,
 )
+from dpsim.study.cases import run_side_by_side
 from dpsim.study.environment import environment, stamp
 
 CONVERGENCE = "convergence.json"
-_Scale = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def study_quality(study: QualityStudy, folder: Path, progress: Progress) -> QualityResults:
@@ -50,7 +47,7 @@ def study_quality(study: QualityStudy, folder: Path, progress: Progress) -> Qual
         environment=environment(),
         measured_until=stamp(),
         runs=tuple(runs.values()),
-        divergence=_measured_divergence(study, predictions, progress),
+        divergence=tuple(map(tuple, run_side_by_side("fit:divergences", study.divergence, progress, measured=True))),
     )
     derived = results(record)
     codec.write(folder / CONVERGENCE, derived.convergence)
@@ -80,72 +77,20 @@ def _predictions(study: QualityStudy, fitted: Runs, folder: Path, progress: Prog
         _check_same(before.study == study, path)
         return before
     progress("predicting")
+    divergences = run_side_by_side("fit:divergences", study.divergence, progress, measured=False)
     predictions = QualityPredictions(
         study=study,
         predicted_at=stamp(),
         gap=tuple(predict_gap(each, fitted) for each in study.gap),
-        divergence=_predicted_divergence(study, progress),
+        divergence=tuple(
+            tuple(codec.decode(point, DivergencePoint, "predicted divergence") for point in points)
+            for points in divergences
+        ),
         steps_to_target=tuple(predict_steps(each, fitted) for each in study.steps_to_target),
     )
     predictions = msgspec.structs.replace(predictions, predicted_at=stamp())
     codec.write(path, predictions)
     return codec.read(path, QualityPredictions, "quality predictions", PREDICTIONS_SCHEMA)
-
-
-def _predicted_divergence(study: QualityStudy, progress: Progress) -> tuple[tuple[DivergencePoint, ...], ...]:
-    if not study.divergence:
-        return ()
-    argument = {"studies": codec.to_builtins(study.divergence)}
-    raw = on_workers("spreads", argument, len(study.divergence), progress)
-    return tuple(
-        predicted_divergence(
-            each, {name: codec.decode(value, Spread, "spread") for name, value in spreads.items()}, scales
-        )
-        for each, (spreads, scales) in zip(study.divergence, raw, strict=True)
-    )
-
-
-def _measured_divergence(
-    study: QualityStudy, predictions: QualityPredictions, progress: Progress
-) -> tuple[tuple[float, ...], ...]:
-    if not study.divergence:
-        return ()
-    argument = {"studies": codec.to_builtins(study.divergence)}
-    raw = on_workers("divergences", argument, len(study.divergence), progress)
-    return tuple(
-        tuple(each[str(point.local_batch)][point.layer][point.statistic] for point in points)
-        for each, points in zip(raw, predictions.divergence, strict=True)
-    )
-
-
-def predicted_divergence(
-    study: DivergenceStudy, spreads: Mapping[str, Spread], scales: _Scale
-) -> tuple[DivergencePoint, ...]:
-    """Return the predicted divergence at every local batch, norm and statistic.
-
-    The spread is that of a pass in which all samples were normalised together. With local statistics in the norms
-    before it, a norm's samples spread less: the prediction is scaled by what was measured over what is predicted at one
-    small local batch, ``scales``.
-    """
-    points = []
-    for b in study.local_batches:
-        for name, each in spreads.items():
-            unscaled, null = (f(each, b, study.global_batch) for f in (divergence, independent_rows))
-            at_scale = divergence(each, study.scaled_at, study.global_batch)
-            for statistic in STATISTICS:
-                actual = scales[str(study.scaled_at)][name][statistic]
-                scale = actual / at_scale[statistic] if at_scale[statistic] > 0 else 1.0
-                points.append(
-                    DivergencePoint(
-                        layer=name,
-                        statistic=statistic,
-                        local_batch=b,
-                        predicted=scale * unscaled[statistic],
-                        unscaled=unscaled[statistic],
-                        independent_rows=null[statistic],
-                    )
-                )
-    return tuple(points)
 
 
 def _damage(record: QualityRecord, runs: Runs) -> str | None:

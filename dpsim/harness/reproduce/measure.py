@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -15,7 +14,6 @@ from dpsim.dtypes import UNIT_ROUNDOFF
 from dpsim.harness import models
 from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
 from dpsim.kernels.allreduce.registry import versions
-from dpsim.launch.jobs import on_ranks
 from dpsim.launch.scratch import scratch
 from dpsim.lowering import lower
 from dpsim.nn.implementations import committed
@@ -23,8 +21,8 @@ from dpsim.plan import Plan
 from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift, unpredictable_drift
 from dpsim.progress import Progress
 from dpsim.records.reproduce import (
-    PREDICTIONS,
     Difference,
+    DigestCase,
     Divergence,
     DriftInputs,
     DriftPredictions,
@@ -34,70 +32,56 @@ from dpsim.records.reproduce import (
     Reproduction,
     Run,
     RunOutcome,
-    Task,
     Trajectory,
     promised,
 )
 from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
+from dpsim.study.cases import run_cases
 from dpsim.study.environment import environment, stamp
 
-T = TypeVar("T")
 _AtStep = tuple[Plan, int]
 """A plan and a step of its training, from 1."""
 _MOST_A_JOB = 200
 """The most trainings in one job: each takes a few of the about 2000 communicators of an MPI library."""
 
 
-def measure(reproduction: Reproduction, folder: Path | None, progress: Progress) -> ReproduceRecord:
-    """Train and compare all plans. Predictions of drift are written into ``folder`` before the predicted runs.
+def measure(
+    reproduction: Reproduction, file: Path | None, progress: Progress, plans: Sequence[Plan] | None = None
+) -> ReproduceRecord:
+    """Train and compare all plans, and explain where they differ; or compare only ``plans``, one device among them.
 
+    One device is trained first, then the predictions of drift are written to ``file``, then the others are trained.
     Raises ``ConfigError``, ``NotFiniteError``, ``CommunicationError``.
     """
+    compared = possible(reproduction) if plans is None else plans
     with scratch("reproduce") as files:
-        trainings = _Trainings(reproduction, files, progress)
-        record = _compared(trainings, possible(reproduction), None if folder is None else folder / PREDICTIONS)
-        divergences = tuple(_explain(record, trainings))
-        return msgspec.structs.replace(record, divergences=divergences, measured_until=stamp())
-
-
-def measure_drift(
-    reproduction: Reproduction, plans: Sequence[Plan], predictions: Path, progress: Progress
-) -> ReproduceRecord:
-    """Train and compare some plans of a reproduction, one device among them, without explaining differences.
-
-    Predictions of drift are written to the file ``predictions`` before the predicted runs. Raises as ``measure``.
-    """
-    with scratch("drift") as files:
-        return _compared(_Trainings(reproduction, files, progress), plans, predictions)
-
-
-def _compared(trainings: _Trainings, plans: Sequence[Plan], file: Path | None) -> ReproduceRecord:
-    """Train one device first, then write the predictions of drift to ``file``, then train the others."""
-    reproduction, measured_from = trainings.reproduction, stamp()
-    alone = [plan for plan in plans if plan.devices == 1]
-    others = sorted((plan for plan in plans if plan.devices > 1), key=lambda plan: plan.devices)
-    if all(map(promised, plans)):  # nothing to predict
-        alone, others = alone + others, []
-    trainings.train(alone)
-    predictions, sha = _predictions(reproduction, plans, trainings.drift_inputs), ""
-    if predictions.points:
-        sha = codec.digest(predictions)
-        if file is not None:
-            codec.write(file, predictions)
-    trainings.train(others)
-    return ReproduceRecord(
-        reproduction=reproduction,
-        environment=environment(),
-        measured_from=measured_from,
-        measured_until=stamp(),
-        trajectories=tuple(trainings.trajectories),
-        runs=tuple(trainings.runs),
-        predictions=predictions if predictions.points else None,
-        predictions_sha256=sha,
-        drift=tuple(trainings.drift),
-        kernel_table=committed().digest,
-    )
+        trainings, measured_from = _Trainings(reproduction, files, progress), stamp()
+        every = sorted(compared, key=lambda plan: plan.devices)
+        alone = [plan for plan in every if plan.devices == 1 or all(map(promised, every))]  # a promise needs no drift
+        trainings.train(alone)
+        predictions, sha = _predictions(reproduction, compared, trainings.drift_inputs), ""
+        if predictions.points:
+            sha = codec.digest(predictions)
+            if file is not None:
+                codec.write(file, predictions)
+        trainings.train([plan for plan in every if plan not in alone])
+        record = ReproduceRecord(
+            reproduction=reproduction,
+            environment=environment(),
+            measured_from=measured_from,
+            measured_until=stamp(),
+            trajectories=tuple(trainings.trajectories),
+            runs=tuple(trainings.runs),
+            predictions=predictions if predictions.points else None,
+            predictions_sha256=sha,
+            drift=tuple(trainings.drift),
+            kernel_table=committed().digest,
+        )
+        if plans is None:
+            divergences = tuple(_explain(record, trainings))
+            record = msgspec.structs.replace(record, divergences=divergences, measured_until=stamp())
+        return record
 
 
 def possible(reproduction: Reproduction) -> tuple[Plan, ...]:
@@ -130,53 +114,48 @@ class _Trainings:
         self.drift_inputs: list[DriftInputs] = []
         self.drift: list[MeasuredDrift] = []
         self._references: dict[str, Path] = {}
-        self._files = 0
 
     def train(self, plans: Sequence[Plan]) -> None:
-        """Train plans, in jobs of as many ranks as the largest of them needs."""
-        for batch in _jobs(plans):
-            files = [None if promised(plan) else self._new_file() for plan in batch]
-            for plan, outcome, file in zip(batch, self._run(batch, files, ()), files, strict=True):
-                if outcome.trajectory not in self.trajectories:
-                    self.trajectories.append(outcome.trajectory)
-                index = self.trajectories.index(outcome.trajectory)
-                self.runs.append(Run(plan=plan, trajectory=index, ranks_agree=outcome.ranks_agree))
-                if outcome.drift_inputs is not None:
-                    self.drift_inputs.append(outcome.drift_inputs)
-                if file is not None:
-                    self._measure_drift(plan, outcome.trajectory, file)
+        """Train plans, and measure the drift of those whose bits are not promised."""
+        cases = [
+            DigestCase(plan=plan, file="" if promised(plan) else str(self._scratch / f"{len(self.runs) + number}.npz"))
+            for number, plan in enumerate(plans)
+        ]
+        for case, outcome in zip(cases, self._run(cases, "training"), strict=True):
+            if outcome.trajectory not in self.trajectories:
+                self.trajectories.append(outcome.trajectory)
+            index = self.trajectories.index(outcome.trajectory)
+            self.runs.append(Run(plan=case.plan, trajectory=index, ranks_agree=outcome.ranks_agree))
+            if outcome.drift_inputs is not None:
+                self.drift_inputs.append(outcome.drift_inputs)
+            if case.file:
+                self._measure_drift(case.plan, outcome.trajectory, Path(case.file))
 
     def dump(self, steps: Sequence[_AtStep]) -> dict[_AtStep, tuple[Path, tuple[str, ...]]]:
         """Train plans again up to a step; return the file with the dump of that step, and its digests."""
-        dumps: dict[_AtStep, tuple[Path, tuple[str, ...]]] = {}
-        for batch in _jobs(sorted(dict.fromkeys(steps), key=lambda each: each[0].devices)):
-            files = [self._new_file() for _ in batch]
-            outcomes = self._run([plan for plan, _ in batch], files, [step for _, step in batch])
-            for each, file, outcome in zip(batch, files, outcomes, strict=True):
-                dumps[each] = file, outcome.trajectory.steps[0]
-        return dumps
+        cases = [
+            DigestCase(plan=plan, file=str(self._scratch / f"dump {number}.npz"), until=step)
+            for number, (plan, step) in enumerate(sorted(dict.fromkeys(steps), key=lambda each: each[0].devices))
+        ]
+        outcomes = self._run(cases, "training again")
+        return {
+            (case.plan, case.until): (Path(case.file), outcome.trajectory.steps[0])
+            for case, outcome in zip(cases, outcomes, strict=True)
+        }
 
-    def _run(self, plans: Sequence[Plan], files: Sequence[Path | None], until: Sequence[int]) -> list[RunOutcome]:
-        """Run one job."""
-        task = Task(
-            reproduction=self.reproduction,
-            plans=tuple(plans),
-            files=tuple("" if file is None else str(file) for file in files),
-            until=tuple(until),
-        )
-        verb = "training again" if until else "training"
-        outcomes = on_ranks(
-            "dpsim.harness.reproduce.on_ranks:train_on_ranks",
-            codec.to_builtins(task),
-            devices=max(plan.devices for plan in plans),
-            pin=True,
-            progress=lambda text: self._progress(f"{verb} {text}"),
-        )
-        return [codec.decode(outcome, RunOutcome, "reproduction") for outcome in outcomes]
-
-    def _new_file(self) -> Path:
-        self._files += 1
-        return self._scratch / f"{self._files}.npz"
+    def _run(self, cases: Sequence[DigestCase], verb: str) -> Iterator[RunOutcome]:
+        """Run cases, in jobs of as many ranks as the largest of them needs."""
+        for first in range(0, len(cases), _MOST_A_JOB):
+            job = cases[first : first + _MOST_A_JOB]
+            devices = max(case.plan.devices for case in job)
+            outcomes = run_cases(
+                "digest:run",
+                job,
+                devices,
+                lambda text: self._progress(f"{verb} {text}"),
+                reproduction=self.reproduction,
+            )
+            yield from (codec.decode(outcome, RunOutcome, "reproduction") for outcome in outcomes)
 
     def _measure_drift(self, plan: Plan, trajectory: Trajectory, file: Path) -> None:
         """Measure the drift of a training from its reference, which is the first training of its mode."""
@@ -197,11 +176,6 @@ class _Trainings:
             )
         )
         file.unlink()
-
-
-def _jobs(trainings: Sequence[T]) -> Iterator[Sequence[T]]:
-    for first in range(0, len(trainings), _MOST_A_JOB):
-        yield trainings[first : first + _MOST_A_JOB]
 
 
 def _distance(expected: StepDump, actual: StepDump) -> float:

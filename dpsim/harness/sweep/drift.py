@@ -9,7 +9,7 @@ import msgspec
 from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.fields import shared
-from dpsim.harness.reproduce.measure import measure_drift, possible
+from dpsim.harness.reproduce.measure import measure, possible
 from dpsim.harness.sweep.experiment import chosen_overlap
 from dpsim.plan import Overlap
 from dpsim.progress import Progress
@@ -52,7 +52,7 @@ def drift(predictions: Predictions, folder: Path, progress: Progress) -> Reprodu
         return read_drift(predictions, folder)
     pairs = _algorithms(predictions)
     plans = [plan for plan in possible(reproduction) if plan.devices == 1 or (plan.algorithm, plan.overlap) in pairs]
-    record = measure_drift(reproduction, plans, folder / DRIFT_PREDICTIONS, progress)
+    record = measure(reproduction, folder / DRIFT_PREDICTIONS, progress, plans)
     trajectories = tuple(
         msgspec.structs.replace(trajectory, tensors=(), steps=()) for trajectory in record.trajectories
     )

@@ -1,10 +1,9 @@
-"""Trains the configurations of a reproduction on MPI ranks, and keeps digests of every tensor after each step."""
+"""The runner of digests: trains configurations on ranks, and keeps digests of every tensor after each step."""
 
 from __future__ import annotations
 
 import gc
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,10 @@ from dpsim.nn.batch_norm import BatchNorm
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.records.reproduce import (
+    DigestCase,
     DriftInputs,
     Reproduction,
     RunOutcome,
-    Task,
     Trajectory,
     losses_digest,
     plan_name,
@@ -36,33 +35,32 @@ DIGITS = 16
 _MOST_BATCHES = 16
 
 
-def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]] | None:
-    """Run a ``Task`` on as many ranks as its largest plan needs.
+def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
+    """Run ``argument["cases"]`` of a reproduction one after another, each on the first ranks of the job.
 
-    Rank 0 returns the ``RunOutcome`` of each plan as plain values, the others ``None``.
+    Rank 0 returns the ``RunOutcome`` of each case as plain values, the others ``None``.
     """
-    task = codec.decode(argument, Task, "reproduction on ranks")
-    dataset = load_dataset(task.reproduction.dataset, task.reproduction.seed)
-    groups = {devices: first_ranks(comm, devices) for devices in sorted({plan.devices for plan in task.plans})}
+    reproduction = codec.decode(argument["reproduction"], Reproduction, "reproduction")
+    cases = [codec.decode(each, DigestCase, "training") for each in argument["cases"]]
+    dataset = load_dataset(reproduction.dataset, reproduction.seed)
+    groups = {devices: first_ranks(comm, devices) for devices in sorted({case.plan.devices for case in cases})}
     outcomes = []
-    for number, (plan, file) in enumerate(zip(task.plans, task.files, strict=True)):
-        if (group := groups[plan.devices]) is not None:
-            report(f"{number + 1} of {len(task.files)}: {plan_name(plan)}, batch norm {plan.batch_norm}")
-            run = _Run(group, task.reproduction, plan, dataset)
-            outcome = run.dump(task.until[number], Path(file)) if task.until else run.train(file)
-            outcomes.append(codec.to_builtins(outcome))
+    for number, case in enumerate(cases, start=1):
+        if (group := groups[case.plan.devices]) is not None:
+            report(f"{number} of {len(cases)}: {plan_name(case.plan)}, batch norm {case.plan.batch_norm}")
+            outcomes.append(codec.to_builtins(_Run(group, reproduction, case, dataset).train()))
             gc.collect()  # shared memory is freed once nothing refers to it
         quiet_barrier(comm)
     return outcomes if comm.rank == 0 else None
 
 
 class _Run:
-    """The training of one plan."""
+    """The training of one case."""
 
-    def __init__(self, comm: MPI.Intracomm, reproduction: Reproduction, plan: Plan, dataset: Dataset) -> None:
-        self.comm, self.plan, self.steps = comm, plan, reproduction.steps
+    def __init__(self, comm: MPI.Intracomm, reproduction: Reproduction, case: DigestCase, dataset: Dataset) -> None:
+        self.comm, self.case, self.steps = comm, case, case.until or reproduction.steps
         self.replica = models.load(reproduction.model, dataset.input_shape, dataset.classes).replica()
-        self.trainer = Trainer(self.replica, dataset, plan, comm, Network(), seed=reproduction.seed)
+        self.trainer = Trainer(self.replica, dataset, case.plan, comm, Network(), seed=reproduction.seed)
 
     def tensors(self) -> dict[str, Array]:
         """Return all tensors by name, in the order in which a step makes them: statistics, then layers backwards.
@@ -79,51 +77,30 @@ class _Run:
                 tensors[f"parameters/{tensor.name}"] = runner.parameters[tensor.name]
         return tensors
 
-    def train(self, file: str) -> RunOutcome:
-        """Train all steps, and take the digests of every tensor after each."""
-        trainer, plan = self.trainer, self.plan
-        predicts = plan.devices == 1 and not promised(plan)
+    def train(self) -> RunOutcome:
+        """Train, take the digests of every tensor after each step (of a dump: the last), and save the case's file."""
+        trainer, case = self.trainer, self.case
+        predicts = case.plan.devices == 1 and not promised(case.plan) and not case.until
         updates = _Updates(trainer.runner.arena.parameters) if predicts else None
-        arrays = self._first_means() if file and plan.batch_norm == "local" else {}
-        steps: list[tuple[str, ...]] = []
-        for _ in range(self.steps):
+        arrays = self._first_means() if case.file and not case.until and case.plan.batch_norm == "local" else {}
+        samples, steps = SampleDigests(), []
+        for step in range(1, self.steps + 1):
+            if step == case.until and (observable := Capabilities.of(self.replica).observable) is not None:
+                observable.observe(samples.add)
             trainer.step()
-            tensors = self.tensors()
-            if self.comm.rank == 0:
-                steps.append(tuple(_digest(value) for value in tensors.values()))
+            if step >= case.until:
+                tensors = self.tensors()
+                steps.append(tuple(_digest(value) for value in tensors.values()) if self.comm.rank == 0 else ())
             if updates:
                 updates.step()
-        if file and self.comm.rank == 0:
-            arrays |= {f"parameters/{name}": value for name, value in self.trainer.runner.parameters.items()}
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        inputs = updates.drift_inputs(plan, normalises=bool(self.replica.state())) if updates else None
-        return self._outcome(tuple(steps), inputs)
-
-    def dump(self, step: int, file: Path) -> RunOutcome:
-        """Train up to a step, and save its dump: every tensor, the gradients, and digests of each sample."""
-        digests = SampleDigests()
-        for _ in range(step - 1):
-            self.trainer.step()
-        if (observable := Capabilities.of(self.replica).observable) is not None:
-            observable.observe(digests.add)
-        self.trainer.step()
-        ranks = self.comm.gather(digests.digests)
-        steps: tuple[tuple[str, ...], ...] = ()
-        tensors = self.tensors()
-        if ranks is not None:
-            steps = (tuple(_digest(value) for value in tensors.values()),)
-            names = max(ranks, key=len)
-            samples = {
-                f"samples/{name}": as_numbers([digest for of_rank in ranks for digest in of_rank.get(name, [])])
-                for name in names
-            }
-            gradients = {f"gradients/{name}": value for name, value in self.trainer.runner.gradients.items()}
-            np.savez(file, **tensors | samples | gradients)  # type: ignore[arg-type]
-        return self._outcome(steps, None)
-
-    def _outcome(self, steps: tuple[tuple[str, ...], ...], inputs: DriftInputs | None) -> RunOutcome:
-        """End the training and return its outcome."""
-        trainer = self.trainer
+        if case.until:
+            arrays = tensors | samples.gathered(self.comm)
+            arrays |= {f"gradients/{name}": value for name, value in trainer.runner.gradients.items()}
+        else:
+            arrays |= {f"parameters/{name}": value for name, value in trainer.runner.parameters.items()}
+        if case.file and self.comm.rank == 0:
+            np.savez(case.file, **arrays)  # type: ignore[arg-type]
+        inputs = updates.drift_inputs(case.plan, normalises=bool(self.replica.state())) if updates else None
         trainer.log.gather()
         with trainer.averaged_state():
             digest = trainer.digest()
@@ -132,11 +109,7 @@ class _Run:
         trainer.close()
         losses = tuple(trainer.log.losses)
         trajectory = Trajectory(
-            digest=digest,
-            losses=losses,
-            tensors=names,
-            steps=steps,
-            losses_digest=losses_digest(losses),
+            digest=digest, losses=losses, tensors=names, steps=tuple(steps), losses_digest=losses_digest(losses)
         )
         return RunOutcome(trajectory=trajectory, ranks_agree=agree, drift_inputs=inputs)
 
@@ -185,6 +158,17 @@ class SampleDigests:
         if not self.digests:
             self.digests["input"] = _row_digests(values)
         self.digests.setdefault(f"{operation} {layer}", []).extend(_row_digests(result))
+
+    def gathered(self, comm: MPI.Intracomm) -> dict[str, Array]:
+        """Return the digests of all ranks' samples, ``samples/OUTPUT``; on rank 0, nothing on the others. Collective.
+
+        The rank with the most outputs names them: one without samples has none.
+        """
+        ranks = comm.gather(self.digests) or [{}]
+        return {
+            f"samples/{name}": as_numbers([digest for of_rank in ranks for digest in of_rank.get(name, [])])
+            for name in max(ranks, key=len)
+        }
 
 
 def _row_digests(rows: Array) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What the ranks of a study do, each alone, side by side: they train, and measure the statistics of batch norms."""
+"""The runner of fits: ranks side by side, each alone, train and measure the statistics of batch norms."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from dpsim import codec, rng
 from dpsim.data import Dataset, load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
-from dpsim.harness.quality.cases import path_of, share
 from dpsim.machine import Network as Link
 from dpsim.nn import build_model
 from dpsim.nn.layer import tree_sum
 from dpsim.nn.network import Network, NoEvents
-from dpsim.predict.statistics_divergence import STATISTICS, Spread, rms_difference, spread
+from dpsim.predict.statistics_divergence import (
+    STATISTICS,
+    Spread,
+    divergence,
+    independent_rows,
+    rms_difference,
+    spread,
+)
 from dpsim.progress import Progress
-from dpsim.records.quality import DivergenceStudy, Evaluation, TrainingCase, TrainingRun
+from dpsim.records.quality import DivergencePoint, DivergenceStudy, Evaluation, TrainingCase, TrainingRun
 from dpsim.replica import Array, Batch
 from dpsim.runtime.trainer import Trainer
+from dpsim.study.cases import share
 from dpsim.study.environment import stamp
 
 Values = NDArray[np.float64]
@@ -162,6 +169,35 @@ def _moments(inputs: Mapping[str, Array]) -> Moments:
     return {name: (x.mean(axis=1), (x * x).mean(axis=1)) for name, x in inputs.items()}
 
 
+def predicted(study: DivergenceStudy) -> list[DivergencePoint]:
+    """Return the predicted divergence at every local batch, norm and statistic.
+
+    The spread is that of a pass in which all samples were normalised together. With local statistics in the norms
+    before it, a norm's samples spread less: the prediction is scaled by what was measured over what is predicted at one
+    small local batch.
+    """
+    spreads = of_samples(study)
+    (scales,) = measured(study, (study.scaled_at,), 0)
+    points = []
+    for b in study.local_batches:
+        for name, each in spreads.items():
+            unscaled, null = (f(each, b, study.global_batch) for f in (divergence, independent_rows))
+            at_scale = divergence(each, study.scaled_at, study.global_batch)
+            for statistic in STATISTICS:
+                scale = scales[name][statistic] / at_scale[statistic] if at_scale[statistic] > 0 else 1.0
+                points.append(
+                    DivergencePoint(
+                        layer=name,
+                        statistic=statistic,
+                        local_batch=b,
+                        predicted=scale * unscaled[statistic],
+                        unscaled=unscaled[statistic],
+                        independent_rows=null[statistic],
+                    )
+                )
+    return points
+
+
 def of_samples(study: DivergenceStudy) -> dict[str, Spread]:
     """The spread of samples at every batch norm: the mean over some global batches, from one forward pass of each."""
     probe = Probe(study)
@@ -176,52 +212,52 @@ def of_samples(study: DivergenceStudy) -> dict[str, Spread]:
 
 
 def _mean(spreads: Sequence[Spread]) -> Spread:
-    values = [codec.to_builtins(each) for each in spreads]
-    means: dict[str, Any] = {name: float(np.mean([value[name] for value in values])) for name in values[0]}
-    return Spread(**(means | {"rows": spreads[0].rows}))
+    means: dict[str, Any] = {
+        name: float(np.mean([getattr(each, name) for each in spreads])) for name in Spread.__struct_fields__
+    }
+    return Spread(**means | {"rows": spreads[0].rows})
 
 
-def measured(
-    study: DivergenceStudy, local_batches: Sequence[int], first: int
-) -> dict[str, dict[str, dict[str, float]]]:
-    """RMS divergence by local batch, batch norm and statistic, over global batches from number ``first`` on."""
+def measured(study: DivergenceStudy, local_batches: Sequence[int], first: int) -> list[dict[str, dict[str, float]]]:
+    """Return, at each local batch, the RMS divergence by batch norm and statistic.
+
+    It is taken over global batches from number ``first`` on.
+    """
     probe = Probe(study)
-    squares: dict[str, dict[str, dict[str, list[float]]]] = {}
+    squares: list[dict[str, dict[str, list[float]]]] = [{} for _ in local_batches]
     for batch in probe.batches(first):
         of_all = _moments(probe.inputs(batch, study.global_batch))
-        for b in local_batches:
+        for b, norms in zip(local_batches, squares, strict=True):
             for name, (m, q) in _moments(probe.inputs(batch, b)).items():
-                kept = squares.setdefault(str(b), {}).setdefault(name, {statistic: [] for statistic in STATISTICS})
                 for statistic, value in rms_difference(m, q, *of_all[name], b).items():
-                    kept[statistic].append(value)
-    return {
-        b: {name: {key: float(np.sqrt(np.mean(v))) for key, v in each.items()} for name, each in norms.items()}
-        for b, norms in squares.items()
-    }
+                    norms.setdefault(name, {}).setdefault(statistic, []).append(value)
+    return [
+        {name: {key: float(np.sqrt(np.mean(v))) for key, v in each.items()} for name, each in norms.items()}
+        for norms in squares
+    ]
 
 
-def train_cases(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
-    """Train the cases, and save each run as soon as it is finished."""
-    cases = [codec.decode(each, TrainingCase, "training") for each in argument["cases"]]
-    folder, own = Path(argument["folder"]), share(cases, comm.rank, comm.size)
-    for number, case in enumerate(own, start=1):
-        codec.write(path_of(folder, case), train(case))
+def trainings(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
+    """Train ``argument["cases"]``, and save each run to its file of ``argument["files"]`` as soon as it is finished."""
+    own = share([*zip(argument["cases"], argument["files"], strict=True)], comm.rank, comm.size)
+    for number, (case, file) in enumerate(own, start=1):
+        codec.write(Path(file), train(codec.decode(case, TrainingCase, "training")))
         if number % 10 == 0 or number == len(own):
             report(f"{number} of {len(own)} trainings on this core (of {comm.size})")
 
 
-def spreads(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any]:
-    """The spread of samples at every batch norm, and the divergence at the batch that scales it, for each study."""
-    return _side_by_side(comm, argument, lambda study: [of_samples(study), measured(study, (study.scaled_at,), 0)])
-
-
 def divergences(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any]:
-    """The measured divergence at every batch norm and local batch, over other global batches, for each study."""
-    return _side_by_side(comm, argument, lambda study: measured(study, study.local_batches, study.batches))
+    """Return the divergence of each case, a study: predicted points; with ``argument["measured"]`` their values.
 
-
-def _side_by_side(comm: MPI.Intracomm, argument: dict[str, Any], compute: Any) -> list[Any]:
-    studies = [codec.decode(each, DivergenceStudy, "divergence study") for each in argument["studies"]]
-    own = {i: codec.to_builtins(compute(studies[i])) for i in range(comm.rank, len(studies), comm.size)}
+    The values are in the order of the points, over other global batches than those of the prediction.
+    """
+    own = {}
+    for number, case in share([*enumerate(argument["cases"])], comm.rank, comm.size):
+        study = codec.decode(case, DivergenceStudy, "divergence study")
+        if argument["measured"]:
+            by_batch = measured(study, study.local_batches, study.batches)
+            own[number] = [value for norms in by_batch for each in norms.values() for value in each.values()]
+        else:
+            own[number] = codec.to_builtins(predicted(study))
     results = {number: value for part in comm.allgather(own) for number, value in part.items()}
-    return [results[number] for number in range(len(studies))]
+    return [results[number] for number in range(len(results))]
