@@ -17,13 +17,13 @@ from dpsim.collective import Collective, CollectiveKind, parse_devices
 from dpsim.constraints import LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
-from dpsim.launch.jobs import on_ranks
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
 from dpsim.plan import STRATEGIES, Strategy
 from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
 from dpsim.predict.formulas import fitted_link
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
+from dpsim.study.cases import run
 from dpsim.study.environment import environment, stamp
 from dpsim.study.profile import AT_S, TICK_S, slowdown
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows, Series
@@ -239,13 +239,8 @@ def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
     """
     if not config.layouts():
         raise ConfigError(f"calibrating devices {list(config.devices)}", allowed="at least one count above 1")
-    measured = on_ranks(
-        "dpsim.study.runners.calibration:calibrate_on_ranks",
-        dict(codec.to_builtins(config)),
-        devices=config.layouts()[-1][0],
-        progress=progress,
-        pin=True,
-    )
+    most = config.layouts()[-1][0]
+    measured = run("dpsim.study.runners.calibration:calibrate_on_ranks", config, most, progress)
     rows = Rows(codec.decode(plain, Series, "calibration") for plain in measured["rows"])
     selection = [codec.decode(plain, Selection, "calibration") for plain in measured["selection"]]
     return calibrated_machine(

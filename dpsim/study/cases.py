@@ -1,8 +1,4 @@
-"""Cases of a study on ranks: each is run by a runner of ``dpsim.study.runners``.
-
-``digest`` trains cases one after another, each on the first ranks of its job; ``fit`` trains and measures them side by
-side, each on one rank alone.
-"""
+"""What a study runs on ranks, each on a core of its own: a task, or cases that the ranks share, side by side."""
 
 from __future__ import annotations
 
@@ -18,15 +14,14 @@ from dpsim.study.environment import cores
 T = TypeVar("T")
 
 
-def run_cases(runner: str, cases: Sequence[Noun], devices: int, progress: Progress, **given: Any) -> Any:
-    """Return what rank 0 returns of ``runner`` (``module:function``), which is given the cases and ``given``."""
-    argument = codec.to_builtins({"cases": cases} | given)
-    return on_ranks(f"dpsim.study.runners.{runner}", argument, devices=devices, pin=True, progress=progress)
+def run(task: str, given: Noun | dict[str, Any], devices: int, progress: Progress) -> Any:
+    """Return rank 0's result of ``task`` (``module:function``), as plain values, on ranks that have a core each."""
+    return on_ranks(task, codec.to_builtins(given), devices=devices, pin=True, progress=progress)
 
 
-def run_side_by_side(runner: str, cases: Sequence[Noun], progress: Progress, **given: Any) -> Any:
-    """Return the same of a runner that shares cases out to at most two ranks, each on its own core."""
-    return run_cases(runner, cases, max(1, min(2, cores(), len(cases))), progress, **given) if cases else []
+def run_side_by_side(task: str, cases: Sequence[Noun], progress: Progress, **given: Any) -> Any:
+    """Return the result of a task that shares cases out to at most two ranks; without cases an empty list."""
+    return run(task, {"cases": cases} | given, min(2, cores(), len(cases)), progress) if cases else []
 
 
 def share(every: Sequence[T], rank: int, ranks: int) -> Sequence[T]:

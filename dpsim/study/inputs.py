@@ -19,7 +19,6 @@ from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
 from dpsim.fields import Decides, deciding
 from dpsim.harness import models
-from dpsim.launch.jobs import on_ranks
 from dpsim.machine import ComputeSlowdown, Machine, Selection
 from dpsim.plan import Plan
 from dpsim.predict.prices import local_share, median_slowest
@@ -28,6 +27,7 @@ from dpsim.records.sweep import Environment
 from dpsim.runtime.describe import describe
 from dpsim.setting import Setting
 from dpsim.study.calibration import CalibrateConfig, calibrated_machine
+from dpsim.study.cases import run
 from dpsim.study.profile import ProfileConfig, profiled_slowdowns, profiled_uncertainty, profiled_workload
 from dpsim.study.rows import Rows, Series
 from dpsim.study.script_profile import script_workload
@@ -228,13 +228,7 @@ def prepared(settings: Sequence[Setting], inputs: Inputs) -> Prepared:
 
 def prepare(needed: Needed, progress: Progress) -> Prepared:
     """Profile and calibrate for settings that are not measured afterwards. Raises ``CommunicationError``."""
-    inputs = on_ranks(
-        "dpsim.study.on_ranks:prepare_on_ranks",
-        dict(codec.to_builtins(needed)),
-        devices=declared(needed).devices,
-        progress=progress,
-        pin=True,
-    )
+    inputs = run("dpsim.study.on_ranks:prepare_on_ranks", needed, declared(needed).devices, progress)
     return prepared(needed.settings, codec.decode(inputs, Inputs, "inputs"))
 
 

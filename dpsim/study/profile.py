@@ -15,11 +15,11 @@ from dpsim.data import load_dataset
 from dpsim.dtypes import in_dtype
 from dpsim.errors import ConfigError
 from dpsim.harness import models
-from dpsim.launch.jobs import on_ranks
 from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
+from dpsim.study.cases import run
 from dpsim.study.rows import ProfiledBatch, Rows, Series
 from dpsim.study.scatter import later_error, median_error
 from dpsim.study.statistics import median_interval
@@ -189,12 +189,7 @@ def narrow(slowdowns: Sequence[ComputeSlowdown], most: float = 0.03) -> bool:
 
 def profile(config: ProfileConfig, progress: Progress) -> Workload:
     """Profile a model on this machine and return the workload. Raises ``ConfigError``."""
-    plain = on_ranks(
-        "dpsim.study.runners.profile:profile_on_ranks",
-        dict(codec.to_builtins(config)),
-        devices=max([devices for devices, _ in config.concurrent], default=1),
-        progress=progress,
-        pin=True,
-    )
+    most = max([devices for devices, _ in config.concurrent], default=1)
+    plain = run("dpsim.study.runners.profile:profile_on_ranks", config, most, progress)
     rows = Rows(codec.decode(series, Series, "profile") for series in plain)
     return profiled_workload(config, bare_workload(config), rows)

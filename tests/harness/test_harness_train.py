@@ -93,7 +93,7 @@ def test_accumulation_is_profiled_at_what_a_device_computes_at_once(monkeypatch:
         asked.append(argument)
         raise ConfigError("enough")
 
-    monkeypatch.setattr("dpsim.study.inputs.on_ranks", on_ranks)
+    monkeypatch.setattr("dpsim.study.cases.on_ranks", on_ranks)
     with pytest.raises(ConfigError, match="enough"):
         train(TrainConfig.of(model="mlp:4", devices=2, global_batch=64, accumulate=4, overlap="auto"), quiet)
     profiles = declared(codec.decode(asked[0], Needed, "task")).profiles

@@ -78,7 +78,7 @@ def run_all(cases: Sequence[TrainingCase], folder: Path, progress: Progress) -> 
     if missing:
         progress(f"{len(missing)} trainings to do, {len(cases) - len(missing)} finished before")
         files = [str(path_of(folder.resolve(), case)) for case in missing]
-        run_side_by_side("fit:trainings", missing, progress, files=files)
+        run_side_by_side("dpsim.study.runners.fit:trainings", missing, progress, files=files)
     return {case: _read(path_of(folder, case), case) for case in cases}
 
 

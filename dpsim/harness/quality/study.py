@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -47,7 +48,7 @@ def study_quality(study: QualityStudy, folder: Path, progress: Progress) -> Qual
         environment=environment(),
         measured_until=stamp(),
         runs=tuple(runs.values()),
-        divergence=tuple(map(tuple, run_side_by_side("fit:divergences", study.divergence, progress, measured=True))),
+        divergence=tuple(map(tuple, _divergences(study, progress, measured=True))),
     )
     derived = results(record)
     codec.write(folder / CONVERGENCE, derived.convergence)
@@ -77,20 +78,23 @@ def _predictions(study: QualityStudy, fitted: Runs, folder: Path, progress: Prog
         _check_same(before.study == study, path)
         return before
     progress("predicting")
-    divergences = run_side_by_side("fit:divergences", study.divergence, progress, measured=False)
     predictions = QualityPredictions(
         study=study,
         predicted_at=stamp(),
         gap=tuple(predict_gap(each, fitted) for each in study.gap),
         divergence=tuple(
             tuple(codec.decode(point, DivergencePoint, "predicted divergence") for point in points)
-            for points in divergences
+            for points in _divergences(study, progress, measured=False)
         ),
         steps_to_target=tuple(predict_steps(each, fitted) for each in study.steps_to_target),
     )
     predictions = msgspec.structs.replace(predictions, predicted_at=stamp())
     codec.write(path, predictions)
     return codec.read(path, QualityPredictions, "quality predictions", PREDICTIONS_SCHEMA)
+
+
+def _divergences(study: QualityStudy, progress: Progress, *, measured: bool) -> Any:
+    return run_side_by_side("dpsim.study.runners.fit:divergences", study.divergence, progress, measured=measured)
 
 
 def _damage(record: QualityRecord, runs: Runs) -> str | None:

@@ -37,7 +37,7 @@ from dpsim.records.reproduce import (
 )
 from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
-from dpsim.study.cases import run_cases
+from dpsim.study.cases import run as run_on_ranks
 from dpsim.study.environment import environment, stamp
 
 _AtStep = tuple[Plan, int]
@@ -147,13 +147,10 @@ class _Trainings:
         """Run cases, in jobs of as many ranks as the largest of them needs."""
         for first in range(0, len(cases), _MOST_A_JOB):
             job = cases[first : first + _MOST_A_JOB]
+            given = {"reproduction": self.reproduction, "cases": job}
             devices = max(case.plan.devices for case in job)
-            outcomes = run_cases(
-                "digest:run",
-                job,
-                devices,
-                lambda text: self._progress(f"{verb} {text}"),
-                reproduction=self.reproduction,
+            outcomes = run_on_ranks(
+                "dpsim.study.runners.digest:run", given, devices, lambda text: self._progress(f"{verb} {text}")
             )
             yield from (codec.decode(outcome, RunOutcome, "reproduction") for outcome in outcomes)
 

@@ -17,7 +17,6 @@ from dpsim.harness.sweep.drift import DRIFT, drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, study_of
 from dpsim.harness.sweep.questions import completed
-from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.quality import RECORD
@@ -32,6 +31,7 @@ from dpsim.records.sweep import (
 )
 from dpsim.report.sweep.write import write_report
 from dpsim.setting import FIELDS, Grid, settings_of
+from dpsim.study.cases import run
 from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import Inputs, preparation_s, prepared
 from dpsim.study.loop import LEAST_ROUNDS
@@ -247,21 +247,15 @@ def _run(
         check_same_machine(predictions.environment, current, folder)
     needed = needed_for(experiment, current)
     folder.mkdir(parents=True, exist_ok=True)
-    measured = on_ranks(
-        "dpsim.study.on_ranks:sweep_on_ranks",
-        codec.to_builtins(
-            SweepTask(
-                experiment=experiment,
-                needed=needed,
-                folder=str(folder.resolve()),
-                predictions=predictions if before is not None else None,
-                before=before,
-            )
-        ),
-        devices=max(setting.plan.devices for setting in needed.settings),
-        progress=progress,
-        pin=True,
+    task = SweepTask(
+        experiment=experiment,
+        needed=needed,
+        folder=str(folder.resolve()),
+        predictions=predictions if before is not None else None,
+        before=before,
     )
+    devices = max(setting.plan.devices for setting in needed.settings)
+    measured = run("dpsim.study.on_ranks:sweep_on_ranks", task, devices, progress)
     return codec.decode(measured, Samples, "samples")
 
 
