@@ -37,11 +37,11 @@ def build() -> App:
         help_epilogue=_EXAMPLES,
         suppress_keyboard_interrupt=False,
     )
-    for module in commands.modules():
+    for name, module in commands.modules().items():
         if hasattr(module, "group"):
             app.command(module.group())
         else:
-            app.command(getattr(module, module.__name__.rpartition(".")[2]), help_epilogue=module.EXAMPLES)
+            app.command(getattr(module, name), help_epilogue=module.EXAMPLES)
     app.register_install_completion_command(help="Install completion for your shell.", help_epilogue="")
     return app
 

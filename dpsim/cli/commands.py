@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of all commands and groups of commands."""
-    return tuple(module.__name__.rpartition(".")[2] for module in modules())
-
-
-def modules() -> Iterator[ModuleType]:
-    """Yield the module of each command and of each group of commands."""
-    for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        module = importlib.import_module(f"{__package__}.{found.name}")
-        if hasattr(module, "EXAMPLES"):
-            yield module
+def modules() -> dict[str, ModuleType]:
+    """Return the module of each command and of each group of commands, by its name."""
+    names = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    imported = {name: importlib.import_module(f"{__package__}.{name}") for name in names}
+    return {name: module for name, module in imported.items() if hasattr(module, "EXAMPLES")}

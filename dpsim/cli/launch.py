@@ -96,7 +96,7 @@ def _check_is_script(command: Sequence[str], devices: int) -> None:
             allowed="a Python script after --",
             remedy=f"dpsim launch local --devices {devices} -- train.py",
         )
-    if command[0] in commands.names():
+    if command[0] in commands.modules():
         raise ConfigError(
             f"{command[0]!r} is a dpsim command",
             allowed="a Python script",
@@ -114,8 +114,8 @@ def _submit(
     from dpsim.launch.job_script import BatchJob, job_script, submit
 
     job = BatchJob(scheduler=scheduler, command=command, **asdict(flags))
-    if not job.runs_script and command[0] not in commands.names():
-        raise unknown("command", command[0], [*commands.names(), "a Python script"])
+    if not job.runs_script and command[0] not in commands.modules():
+        raise unknown("command", command[0], [*commands.modules(), "a Python script"])
     if dry_run:
         print(job_script(job), end="")
     else:

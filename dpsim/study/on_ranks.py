@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from dpsim import codec
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.harness.sweep.experiment import predict_experiment
+from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.machine import Selection
 from dpsim.progress import Progress
 from dpsim.records.sweep import Predictions, read_predictions
 from dpsim.runtime.recorder import seconds_per_event
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.environment import stamp
-from dpsim.study.inputs import Inputs, Needed, declared, prepared
+from dpsim.study.inputs import Inputs, Needed, declared
 from dpsim.study.loop import rounds
 from dpsim.study.measure import measure
 from dpsim.study.profile import bare_workload, narrow, profiled_slowdowns, profiled_workload
@@ -172,10 +172,7 @@ def sweep_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         preparation.first_rounds()
 
         def beforehand() -> Predictions:
-            made = predict_experiment(
-                experiment, prepared(task.needed.settings, preparation.inputs().early()), task.needed.environment
-            )
-            codec.write(folder / "predictions.json", made)
+            codec.write(folder / "predictions.json", predict_beforehand(experiment, preparation.inputs()))
             return read_predictions(folder / "predictions.json")
 
         predictions = from_first(comm, beforehand)

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
-from dpsim.harness.sweep.experiment import needed_for, predict_experiment
+from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import blind_predictions
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment
 from dpsim.harness.torch_ddp.places import inputs_for
 from dpsim.records.sweep import Experiment
 from dpsim.study.calibration import LOSS_S, TIME_S
 from dpsim.study.environment import environment
-from dpsim.study.inputs import Inputs, prepared
+from dpsim.study.inputs import Inputs
 from dpsim.study.profile import STEP_S, ProfileConfig, profiled_slowdowns
 from dpsim.study.rows import CalibratedCollective, ProfiledBatch, Rows
 from dpsim.study.runners.script import BatchProfiler, Processes
@@ -140,8 +140,7 @@ def test_both_predictions_follow_from_the_rows_of_each_place_and_from_nothing_el
     config = script_experiment(script=str(script), caps_bytes=(0.0, math.inf), networks=("node", "paced:1ms,100mbit"))
     experiment = completed(config, workload(1.0, 4))
     inputs = inputs_of(experiment, ALONE_S, 2 * ALONE_S)
-    needed = needed_for(experiment, inputs.environment)
-    beforehand = predict_experiment(experiment, prepared(needed.settings, inputs.early()), inputs.environment)
+    beforehand = predict_beforehand(experiment, inputs)
     blind = blind_predictions(beforehand, inputs)
     places = {point.setting.where: point.workload for point in blind.points}
     assert list(places) == ["node (torch-ddp-gloo)", "node (torch-ddp-mpi)", "paced:1ms,100mbit (torch-ddp-mpi)"]

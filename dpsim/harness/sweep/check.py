@@ -9,10 +9,10 @@ import msgspec
 
 from dpsim import codec
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.harness.sweep.experiment import needed_for, predict_experiment
+from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import blind_predictions
 from dpsim.records.sweep import Predictions, read_predictions, read_results
-from dpsim.study.inputs import SCHEMA, Inputs, prepared
+from dpsim.study.inputs import SCHEMA, Inputs
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,8 @@ def check(folder: Path) -> tuple[CheckedHash, ...]:
     inputs = codec.read(folder / "inputs.json", Inputs, "inputs", SCHEMA)
     predictions, blind = (read_predictions(folder / name) for name in ("predictions.json", "blind.json"))
     results = read_results(folder / "results.json")
-    needed = needed_for(predictions.experiment, predictions.environment)
     try:
-        again = predict_experiment(
-            predictions.experiment, prepared(needed.settings, inputs.early()), needed.environment
-        )
+        again = predict_beforehand(predictions.experiment, inputs)
         blind_again = blind_predictions(predictions, inputs)
     except (ValueError, IndexError, KeyError) as error:
         raise FileFormatError(

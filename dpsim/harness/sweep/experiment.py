@@ -18,7 +18,7 @@ from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predict
 from dpsim.setting import OVERLAP_CHOICES, Row, Setting, setting_of
 from dpsim.study.calibration import MECHANISMS
 from dpsim.study.environment import stamp
-from dpsim.study.inputs import Needed, Prepared, seconds_of_kind
+from dpsim.study.inputs import Inputs, Needed, Prepared, prepared, seconds_of_kind
 from dpsim.workload import Workload
 
 _TWINS = 2
@@ -80,6 +80,12 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
         points=tuple(points),
         mechanisms=mechanisms,
     )
+
+
+def predict_beforehand(experiment: Experiment, inputs: Inputs) -> Predictions:
+    """Predict every point from what was profiled and calibrated before the first measured sample, and nothing else."""
+    needed = needed_for(experiment, inputs.environment)
+    return predict_experiment(experiment, prepared(needed.settings, inputs.early()), inputs.environment)
 
 
 def predict_again(predictions: Predictions, prepared: Prepared) -> Predictions:

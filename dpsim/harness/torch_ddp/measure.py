@@ -14,7 +14,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.experiment import needed_for, predict_experiment
+from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, write_results
 from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
@@ -31,7 +31,7 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, Predictions, read_predictions
 from dpsim.report.sweep.write import write_report
 from dpsim.study.environment import environment, stamp
-from dpsim.study.inputs import SCHEMA, Inputs, prepared
+from dpsim.study.inputs import SCHEMA, Inputs
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.samples import Samples, samples_before
 from dpsim.study.task import ScriptTask
@@ -142,8 +142,7 @@ def _predictions(declared: Experiment, known: Known, folder: Path, progress: Pro
     else:
         inputs, experiment = _first_rounds(declared, known, progress)
         codec.write(folder / "inputs.json", inputs)
-        needed = needed_for(experiment, inputs.environment)
-        codec.write(path, predict_experiment(experiment, prepared(needed.settings, inputs.early()), inputs.environment))
+        codec.write(path, predict_beforehand(experiment, inputs))
     return read_predictions(path)
 
 
