@@ -251,6 +251,11 @@ class Trainer:
         self.epoch, batches = divmod(step, self.steps_per_epoch)
         self._batches = itertools.islice(self._global_batches(), batches, None)
 
+    def begin_anew(self) -> None:
+        """Train again from the first step, with the initial parameters and optimizer state. Running statistics stay."""
+        self.runner.initialise(self.seed)
+        self.resume_from(0)
+
     def digest(self) -> str:
         """SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order.
 

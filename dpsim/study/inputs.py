@@ -19,7 +19,7 @@ from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
 from dpsim.fields import Decides, deciding
 from dpsim.harness import models
-from dpsim.machine import ComputeSlowdown, Machine, Selection
+from dpsim.machine import NODE, ComputeSlowdown, Machine, Selection
 from dpsim.plan import Plan
 from dpsim.predict.prices import local_share, median_slowest
 from dpsim.progress import Progress
@@ -217,7 +217,8 @@ def prepared(settings: Sequence[Setting], inputs: Inputs) -> Prepared:
             machines.append(_without_cores(link, workload, of_kind))
         else:
             workload = profiled[number]
-            slowdowns = profiled_slowdowns(inputs.profiles[number], rows, number)
+            network = setting.network if setting.runtime == "dpsim" else NODE
+            slowdowns = profiled_slowdowns(inputs.profiles[number], rows, number, network)
             error = profiled_uncertainty(inputs.profiles[number], rows, number)
             machines.append(msgspec.structs.replace(link, compute_slowdown=slowdowns, relative_uncertainty=error))
         if workload not in workloads:
@@ -297,6 +298,7 @@ class _Data:
             dataset=self.name,
             local_batches=tuple(sorted(batches)),
             concurrent=tuple(together),
+            networks=tuple(dict.fromkeys(each.network for each in settings if not each.emulated_compute)) or (NODE,),
             seed=self.seed,
             plan=Plan(devices=1, global_batch=max(batches), fusion_rule="one", **computation),
         )

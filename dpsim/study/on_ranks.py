@@ -31,14 +31,14 @@ from dpsim.study.measure import measure
 from dpsim.study.profile import bare_workload, narrow, profiled_slowdowns, profiled_workload
 from dpsim.study.rows import Rows
 from dpsim.study.runners.calibration import Visited, calibrators, until_known
-from dpsim.study.runners.profile import batch_profilers
+from dpsim.study.runners.profile import profilers
 from dpsim.study.runners.training import TrainedSetting, check_losses
 from dpsim.study.samples import samples_for
 from dpsim.study.task import SweepTask
 from dpsim.workload import Workload
 
 _FIRST_VISITS, _PROFILE_VISITS = 3, 2
-"""Visits a round to each batch of a profile, for one to each table: every prediction rests on these layer times."""
+"""Visits a round to each case of a profile, for one to each table: every prediction rests on these layer times."""
 _ONE_DEVICE_VISITS = 3
 """Visits a round to the setting of one device. It is a single one, where several settings share each other count."""
 _PARTS = 2
@@ -56,7 +56,7 @@ class Preparation:
         self.rows = Rows(() if saved is None else saved.rows)
         self._bare = [bare_workload(config) for config in self._profiles]
         self._profilers = {
-            kind: batch_profilers(comm, config, self.rows, number)
+            kind: profilers(comm, config, self.rows, number)
             for number, (kind, config) in enumerate(self._declared.profiles.items())
         }
         self._calibrators: list[Visited] = []
@@ -80,7 +80,7 @@ class Preparation:
     @property
     def turns(self) -> list[Visited]:
         """What to visit in each round of samples: a profile whose times ranks wait for stays as it is."""
-        computed = [profilers for kind, profilers in self._profilers.items() if kind in self._declared.computed]
+        computed = [of_kind for kind, of_kind in self._profilers.items() if kind in self._declared.computed]
         return [*itertools.chain(*computed)] * _PROFILE_VISITS + self._calibrators
 
     def first_rounds(self) -> None:
@@ -90,8 +90,8 @@ class Preparation:
         links = dict.fromkeys(config.network for config in self._configs)
         what = {"profiling": models, "calibrating": links}
         self._report(" and ".join(f"{verb} {' and '.join(names)}" for verb, names in what.items() if names))
-        profilers = [*itertools.chain(*self._profilers.values())]
-        self._rounds(seconds * len(self._profiles), [*profilers * _FIRST_VISITS, *self._calibrators])
+        profiled = [*itertools.chain(*self._profilers.values())]
+        self._rounds(seconds * len(self._profiles), [*profiled * _FIRST_VISITS, *self._calibrators])
         if declared.emulated:
             workloads = dict(zip(declared.profiles, from_first(self._comm, self._workloads), strict=True))
             configs = [
@@ -115,7 +115,9 @@ class Preparation:
 
     def _known(self) -> bool:
         return all(
-            narrow(profiled_slowdowns(config, self.rows, number)) for number, config in enumerate(self._profiles)
+            narrow(profiled_slowdowns(config, self.rows, number, network))
+            for number, config in enumerate(self._profiles)
+            for network in config.networks
         )
 
     def _workloads(self) -> list[Workload]:

@@ -15,7 +15,7 @@ from dpsim.data import load_dataset
 from dpsim.dtypes import in_dtype
 from dpsim.errors import ConfigError
 from dpsim.harness import models
-from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
+from dpsim.machine import LEAST_SLOWDOWN, NODE, ComputeSlowdown
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
@@ -38,16 +38,18 @@ class ProfileConfig(Noun, frozen=True):
     """What to profile: a model on a data set at some local batches.
 
     ``concurrent`` holds pairs (devices, local batch) at which to measure how much slower the same computation is when
-    so many devices of this machine compute at once. ``plan`` says how one device computes; its ``leaves`` count those
-    of the largest local batch, and a smaller one has its share of them. ``seconds`` bounds the measuring. Several
-    processes of a PyTorch script wait in each step for ``pause_s`` (by their number), as for an allreduce. Where the
-    times of a script's layers are given (``times_given``), only the steps of one and several processes are compared.
+    so many devices of this machine compute at once, on each of the ``networks``. ``plan`` says how one device computes;
+    its ``leaves`` count those of the largest local batch, and a smaller one has its share of them. ``seconds`` bounds
+    the measuring. Several processes of a PyTorch script wait in each step for ``pause_s`` (by their number), as for an
+    allreduce. Where the times of a script's layers are given (``times_given``), only the steps of one and several
+    processes are compared.
     """
 
     model: str = "cnn"
     dataset: str = "digits"
     local_batches: tuple[int, ...] = (8, 16, 32, 64)
     concurrent: tuple[tuple[int, int], ...] = ()
+    networks: tuple[str, ...] = (NODE,)
     seed: int = 0
     seconds: float = 4.0
     plan: Plan = Plan(devices=1, global_batch=1, fusion_rule="one")
@@ -68,6 +70,14 @@ class ProfileConfig(Noun, frozen=True):
         """(devices, local batch) of everything that is profiled, one device first."""
         several = [(devices, batch) for devices, batch in self.concurrent if devices > 1]
         return *((1, batch) for batch in sorted(set(self.local_batches))), *several
+
+    def subjects(self, profile: int = 0) -> tuple[ProfiledBatch, ...]:
+        """Return what is profiled of it as the profile number ``profile`` of a study, one device first."""
+        return tuple(
+            ProfiledBatch(devices=devices, local_batch=batch, profile=profile, network=network)
+            for devices, batch in self.cases
+            for network in (self.networks if devices > 1 else (NODE,))
+        )
 
 
 def bare_workload(config: ProfileConfig) -> Workload:
@@ -130,7 +140,9 @@ def _spread(steps_s: Sequence[Floats]) -> tuple[float, ...]:
     return tuple(np.quantile(ratios, levels).tolist())
 
 
-def profiled_slowdowns(config: ProfileConfig, rows: Rows, profile: int = 0) -> tuple[ComputeSlowdown, ...]:
+def profiled_slowdowns(
+    config: ProfileConfig, rows: Rows, profile: int = 0, network: str = NODE
+) -> tuple[ComputeSlowdown, ...]:
     """Return how much longer each of several devices computes than one alone: the ratio of their median steps.
 
     So one device's median step times the factor is the median step of several, as measured steps are summed up. The
@@ -140,7 +152,7 @@ def profiled_slowdowns(config: ProfileConfig, rows: Rows, profile: int = 0) -> t
     for devices, batch in config.cases:
         if devices > 1:
             alone = ProfiledBatch(devices=1, local_batch=batch, profile=profile)
-            together = ProfiledBatch(devices=devices, local_batch=batch, profile=profile)
+            together = ProfiledBatch(devices=devices, local_batch=batch, profile=profile, network=network)
             of_visits = slowdown(devices, rows.visit_medians(alone, STEP_S), rows.visit_medians(together, STEP_S))
             alone_s, together_s = (float(np.median(rows.values(case, STEP_S))) for case in (alone, together))
             factor = max(together_s / alone_s, LEAST_SLOWDOWN)
@@ -153,7 +165,7 @@ def profiled_uncertainty(config: ProfileConfig, rows: Rows, profile: int = 0) ->
 
     What slows a machine down does so to any number of devices, and each number alone has too few visits.
     """
-    subjects = [ProfiledBatch(devices=devices, local_batch=batch, profile=profile) for devices, batch in config.cases]
+    subjects = config.subjects(profile)
     return later_error([(rows.values(each, AT_S), rows.visit_means(each, STEP_S)) for each in subjects])
 
 

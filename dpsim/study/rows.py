@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dpsim.codec import Noun
 from dpsim.collective import Collective
 from dpsim.errors import FileFormatError
+from dpsim.machine import NODE
 
 Floats = NDArray[np.float64]
 
@@ -22,11 +23,15 @@ LEAST_VISITS = 6
 
 
 class ProfiledBatch(Noun, frozen=True, tag="profiled", tag_field="source"):
-    """A local batch of a profile, computed on ``devices`` devices at once; ``profile`` counts those of a study."""
+    """A local batch of a profile, computed on ``devices`` devices at once; ``profile`` counts those of a study.
+
+    Several devices reduce their gradients on ``network`` in every step, and so wait as long as a training there does.
+    """
 
     devices: int
     local_batch: int
     profile: int = 0
+    network: str = NODE
 
 
 class CalibratedCollective(Noun, frozen=True, tag="calibrated", tag_field="source"):

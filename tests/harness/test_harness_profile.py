@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from dpsim import codec
+from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown
+from dpsim.harness import models
+from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown, Network
 from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
+from dpsim.runtime.trainer import Trainer
 from dpsim.study.profile import (
     ProfileConfig,
     bare_workload,
@@ -28,6 +31,7 @@ from dpsim.study.profile import (
 )
 from dpsim.study.rows import Rows, Series
 from dpsim.study.runners import profile as profile_ranks
+from dpsim.study.runners.visit import train
 from dpsim.workload import Workload, overhead_line
 
 BATCHES = (4, 16, 256)
@@ -73,12 +77,14 @@ def test_the_sums_are_plausible(profiled: Workload) -> None:
 
 
 def test_several_devices_at_once_are_compared_with_one_at_the_same_batch(on_ranks: Callable[..., Any]) -> None:
-    config = ProfileConfig(model="mlp:8", local_batches=(8, 16), concurrent=((2, 8),), seconds=0.2)
+    networks = ("node", "paced:20us,1gbit")
+    config = ProfileConfig(model="mlp:8", local_batches=(8, 16), concurrent=((2, 8),), networks=networks, seconds=0.2)
     task = "dpsim.study.runners.profile:profile_on_ranks"
     measured = on_ranks(task, codec.to_builtins(config), devices=2)
     rows = Rows(codec.decode(plain, Series, "profile") for plain in measured)
-    (slowdown,) = profiled_slowdowns(config, rows)
-    assert slowdown.devices == 2 and 0.05 < slowdown.factor < 100
+    for network in networks:
+        (slowdown,) = profiled_slowdowns(config, rows, network=network)
+        assert slowdown.devices == 2 and 0.05 < slowdown.factor < 100
     assert profiled_workload(config, bare_workload(config), rows).local_batches == (8, 16)
 
 
@@ -145,3 +151,14 @@ def test_computing_times_of_zero_or_below_make_a_workload(seconds: float, monkey
 def test_an_overhead_measured_below_zero_makes_no_negative_line(seconds: list[float]) -> None:
     overhead_s, per_sample_s = overhead_line([8, 16, 64], seconds)
     assert overhead_s >= 0 and per_sample_s >= 0
+
+
+def test_a_training_that_is_timed_begins_anew_before_its_optimizer_state_becomes_subnormal() -> None:
+    """Subnormal numbers take some processors several times as long, and a profile does more steps than a sample."""
+    data = load_dataset("digits", 0)
+    replica = models.load("mlp:8", data.input_shape, data.classes).replica()
+    trainer = Trainer(replica, data, Plan(devices=1, global_batch=32), MPI.COMM_SELF, Network())
+    first = [outcome.sums.loss for outcome in train(trainer)]
+    visits = [[outcome.sums.loss for outcome in train(trainer)] for _ in range(40)]
+    trainer.close()
+    assert first not in visits[:20] and first in visits[20:]

@@ -1,4 +1,4 @@
-"""Profiles on running ranks: each local batch of a model alone, and on several devices at once, back to back."""
+"""Profiles on running ranks: each local batch of a model alone, and on several devices at once, in turns."""
 
 from __future__ import annotations
 
@@ -34,33 +34,50 @@ from dpsim.study.profile import (
     ProfileConfig,
 )
 from dpsim.study.rows import ProfiledBatch, Rows
-from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
+from dpsim.study.runners.visit import train
+from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 
 Floats = NDArray[np.float64]
 _LEAST_SAMPLES = 15
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 67
 
 
-class _Case:
-    """One local batch on several ranks at once, or on one: trains, and keeps the computing times of every step.
+class Profiler:
+    """Visits one local batch on several ranks at once, or on one: trains, and keeps the computing times of each step.
 
-    Several ranks reduce their gradients between backward and update, which is not timed: computation after a
-    communication does not find in its caches what computation alone does.
+    Several ranks reduce their gradients between backward and update, which is not timed: after a wait on the network
+    computation does not find in its caches what computation alone does. Collective over ``comm``.
     """
 
-    def __init__(self, comm: MPI.Intracomm, subject: ProfiledBatch, config: ProfileConfig, dataset: Dataset) -> None:
-        self.subject, self.model = subject, config.model
+    def __init__(
+        self, comm: MPI.Intracomm, subject: ProfiledBatch, config: ProfileConfig, dataset: Dataset, rows: Rows
+    ) -> None:
+        self.subject, self.model, self._comm, self._rows = subject, config.model, comm, rows
+        self._visits = rows.next_visit(subject)
         self.group = first_ranks(comm, subject.devices)
         self.replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
         self.global_batch = subject.devices * subject.local_batch
         if self.group is not None:
             leaves = subject.devices * config.leaves_of(subject.local_batch)
+            network = Network.parse(subject.network)
+            algorithm = network.default_algorithm() if network.emulated else config.plan.algorithm
             plan = msgspec.structs.replace(
-                config.plan, devices=subject.devices, global_batch=self.global_batch, leaves=leaves
+                config.plan,
+                devices=subject.devices,
+                global_batch=self.global_batch,
+                leaves=leaves,
+                algorithm=algorithm,
             )
-            self.trainer = Trainer(self.replica, dataset, plan, self.group, Network(), seed=config.seed)
+            self.trainer = Trainer(self.replica, dataset, plan, self.group, network, seed=config.seed)
 
-    def visit(self, number: int, rows: Rows) -> None:
+    def visit(self, number: int, *, counted: bool) -> bool:
+        """See ``Visitor``: every visit counts, since none is the first after the trainer was built."""
+        quiet_barrier(self._comm)
+        self._visit(self._visits, self._rows)
+        self._visits += 1
+        return True
+
+    def _visit(self, number: int, rows: Rows) -> None:
         """Train a few steps, as a visit of a sweep does. The first two and steps with a short batch do not count.
 
         As a measured one, a step lasts from the slowest rank's end to the slowest rank's end, and the communication of
@@ -68,7 +85,7 @@ class _Case:
         """
         if self.group is None:
             return
-        outcomes = [self.trainer.step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
+        outcomes = train(self.trainer)
         marks = [outcome.marks for outcome in outcomes]
         _check_announced(self.model, self.trainer.schedule, marks[-1])
         gathered = self.group.gather(([each.end_s for each in marks], [exposed_s(each) for each in marks]))
@@ -93,6 +110,7 @@ class _Case:
         rows.add(self.subject, OVERHEAD_S, number, [medians[-1]])
 
     def close(self) -> None:
+        """Give back what the trainer holds. Collective over the ranks that compute."""
         if self.group is not None:
             self.trainer.close()
 
@@ -144,29 +162,8 @@ def _check_announced(model: str, schedule: Schedule, marks: StepMarks) -> None:
         )
 
 
-class BatchProfiler:
-    """Visits one local batch of a profile: on one device, then on several at once. Collective over ``comm``."""
-
-    def __init__(self, comm: MPI.Intracomm, cases: list[_Case], rows: Rows) -> None:
-        self._comm, self._cases, self._rows = comm, cases, rows
-        self._visits = rows.next_visit(cases[0].subject)
-
-    def visit(self, number: int, *, counted: bool) -> bool:
-        """See ``Visitor``: every visit counts, since none is the first after the trainer was built."""
-        for case in self._cases:
-            quiet_barrier(self._comm)
-            case.visit(self._visits, self._rows)
-        self._visits += 1
-        return True
-
-    def close(self) -> None:
-        """Give back what the trainers hold. Collective."""
-        for case in self._cases:
-            case.close()
-
-
-def batch_profilers(comm: MPI.Intracomm, config: ProfileConfig, rows: Rows, profile: int = 0) -> list[BatchProfiler]:
-    """Return what visits each local batch of a profile. Collective. Raises ``ConfigError`` for a batch too large."""
+def profilers(comm: MPI.Intracomm, config: ProfileConfig, rows: Rows, profile: int = 0) -> list[Profiler]:
+    """Return what visits each case of a profile. Collective. Raises ``ConfigError`` for a batch too large."""
     dataset = load_dataset(config.dataset, config.seed)
     samples, largest = len(dataset.train_y), max(devices * batch for devices, batch in config.cases)
     if largest > samples:
@@ -175,24 +172,20 @@ def batch_profilers(comm: MPI.Intracomm, config: ProfileConfig, rows: Rows, prof
             allowed=f"at most {samples}",
             remedy="choose smaller batches",
         )
-    by_batch: dict[int, list[_Case]] = {}
-    for devices, batch in config.cases:
-        subject = ProfiledBatch(devices=devices, local_batch=batch, profile=profile)
-        by_batch.setdefault(batch, []).append(_Case(comm, subject, config, dataset))
-    return [BatchProfiler(comm, cases, rows) for cases in by_batch.values()]
+    return [Profiler(comm, subject, config, dataset, rows) for subject in config.subjects(profile)]
 
 
 def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
     """Profile one ``ProfileConfig`` on running ranks; rank 0 returns the series of its rows (plain values)."""
     config, rows = codec.decode(argument, ProfileConfig, "profile"), Rows()
     report(f"profiling {config.model} at local batch {', '.join(map(str, sorted(set(config.local_batches))))}")
-    profilers = batch_profilers(comm, config, rows)
+    visited = profilers(comm, config, rows)
     first = ProfiledBatch(devices=1, local_batch=min(config.local_batches))
     stop = StopRule(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS, least_s=config.seconds)
     enough = lambda: len(rows.values(first, STEP_S)) >= _LEAST_SAMPLES  # noqa: E731
     for current in rounds(stop, suffice=enough, comm=comm, report=report):
-        for profiler in current.order(profilers):
+        for profiler in current.order(visited):
             profiler.visit(current.number, counted=True)
-    for profiler in profilers:
+    for profiler in visited:
         profiler.close()
     return list(codec.to_builtins(rows.series())) if comm.rank == 0 else None

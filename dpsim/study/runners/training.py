@@ -19,9 +19,11 @@ from dpsim.records.sweep import MeasuredPoint
 from dpsim.replica import Replica
 from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
+from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
 from dpsim.setting import Setting
 from dpsim.study.measure import SettingSamples
+from dpsim.study.runners.visit import train
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.workload import Workload
 
@@ -80,7 +82,7 @@ class TrainedSetting:
         return True
 
     def _visit(self, group: MPI.Intracomm, round_number: int, *, counted: bool) -> None:
-        steps = [self._step() for _ in range(WARM_UP_STEPS + COUNTED_STEPS)]
+        steps = [_kept(outcome) for outcome in train(self.trainer)]
         self._add(group.gather((steps, self.trainer.memory_bytes)), round_number, counted=counted)
 
     def _visit_emulated(
@@ -104,16 +106,12 @@ class TrainedSetting:
         """The steps of a visit, and how well this rank kept its times in those that count."""
         quiet_start(group)
         replica.begin_anew()
-        steps = [self._step() for _ in range(WARM_UP_STEPS)]
+        steps = [_kept(self.trainer.step()) for _ in range(WARM_UP_STEPS)]
         watch = Watch()
         for _ in range(COUNTED_STEPS):
-            steps.append(self._step())
+            steps.append(_kept(self.trainer.step()))
             watch.step(replica.lateness_s)
         return steps, watch.seen()
-
-    def _step(self) -> _Step:
-        outcome = self.trainer.step()
-        return outcome.marks, outcome.sums.loss, outcome.global_samples
 
     def _add(self, seen: list[tuple[list[_Step], int]] | None, round_number: int, *, counted: bool) -> None:
         """Keep the steps and the memory of all ranks of a visit, on rank 0."""
@@ -165,6 +163,10 @@ class TrainedSetting:
         """Give back what the trainer holds. Collective over the setting's ranks."""
         if self.group is not None:
             self.trainer.close()
+
+
+def _kept(outcome: StepOutcome) -> _Step:
+    return outcome.marks, outcome.sums.loss, outcome.global_samples
 
 
 def check_losses(points: Sequence[TrainedSetting]) -> None:
