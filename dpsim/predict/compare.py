@@ -9,6 +9,7 @@ import msgspec
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict.cost import nearest_line
+from dpsim.predict.prices import FREE_NETWORK
 from dpsim.predict.step import Prediction, price, scheduled
 from dpsim.schedule import COMMUNICATION_LANE
 from dpsim.workload import Workload
@@ -22,6 +23,9 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     perfect_scaling          the single-device step of the same global batch over n, nothing exposed
     alpha_beta_no_overlap    computation on n devices + the sum over buckets of alpha + beta bytes, all exposed
     largest_bucket           the model's own prediction at one bucket a step
+    free_communication       computation on n devices, as profiled, and communication that takes no time
+    nothing_hidden           the same and all communication, none of it during computation; where the plan overlaps,
+                             for without overlap it is the prediction itself
     """
     single = _predicted(workload, machine, msgspec.structs.replace(plan, devices=1, layout=""))
     without = msgspec.structs.replace(plan, overlap="off")
@@ -32,11 +36,15 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     exposed_s = float(sum(alpha_s + beta * size for size in sizes))
     one_bucket = msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None)
     largest = _predicted(workload, machine, one_bucket)
-    return {
+    found = {
         "perfect_scaling": (single.step_s / plan.devices, 0.0),
         "alpha_beta_no_overlap": (off.step_s - off.exposed_communication_s + exposed_s, exposed_s),
         "largest_bucket": (largest.step_s, largest.exposed_communication_s),
+        "free_communication": (price(scheduled(workload, machine, without), machine, FREE_NETWORK).step_s, 0.0),
     }
+    if plan.overlap != "off":
+        found["nothing_hidden"] = (off.step_s, off.exposed_communication_s)
+    return found
 
 
 def _predicted(workload: Workload, machine: Machine, plan: Plan) -> Prediction:

@@ -25,9 +25,13 @@ BASELINES = {
     "perfect_scaling": "perfect scaling",
     "alpha_beta_no_overlap": "no overlap",
     "largest_bucket": "largest bucket",
+    "free_communication": "free communication",
+    "nothing_hidden": "nothing hidden",
     "proportional_to_batch": "proportional to the batch",
 }
 """The nulls that the model is scored against, by their names in records."""
+PROFILED_BASELINES = ("free_communication", "nothing_hidden")
+"""Those that know the computation of several devices as it was profiled."""
 
 
 class OnNetwork(Protocol):

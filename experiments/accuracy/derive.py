@@ -22,17 +22,23 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, Predictions, Results
 from dpsim.report.content import Content
 from dpsim.study.environment import environment
+from dpsim.study.inputs import SCHEMA, Inputs
 
 EMULATION, WAITING = "emulation.json", "waiting.json"
 SUFFIX = ".json.xz"
 
 
 class Swept(Noun, frozen=True):
-    """A finished sweep: its predictions, and the results with the hash of these predictions."""
+    """A finished sweep: what was profiled and calibrated, both predictions, and the results with their hashes.
+
+    Sweeps before schema 2 have no ``inputs`` and no ``blind`` predictions.
+    """
 
     predictions: Predictions
     results: Results
-    schema: str = "dpsim.swept/1"
+    blind: Predictions | None = None
+    inputs: Inputs | None = None
+    schema: str = "dpsim.swept/2"
 
 
 def run_sweeps(experiments: Sequence[Experiment], folder: Path, progress: Progress) -> None:
@@ -48,18 +54,18 @@ def run_sweeps(experiments: Sequence[Experiment], folder: Path, progress: Progre
         progress(f"{number} of {len(experiments)}: {experiment.name}")
         working = folder / f"{experiment.name}.running"
         try:
-            predictions, results = measure(experiment, working, progress)
+            swept = measure(experiment, working, progress)
+            inputs = codec.read(working / "inputs.json", Inputs, "inputs", SCHEMA)
         except DpsimError as error:
             progress(f"{experiment.name} is left out: {error}")
             continue
-        keep(path, predictions, results)
+        keep(path, Swept(predictions=swept.predictions, results=swept.results, blind=swept.blind, inputs=inputs))
         shutil.rmtree(working)
 
 
-def keep(path: Path, predictions: Predictions, results: Results) -> None:
+def keep(path: Path, swept: Swept) -> None:
     """Write the record of a finished sweep."""
-    text = codec.to_json(Swept(predictions=predictions, results=results), indent=None)
-    codec.write_output(path, lzma.compress(text.encode()))
+    codec.write_output(path, lzma.compress(codec.to_json(swept, indent=None).encode()))
 
 
 def finished(experiments: Sequence[Experiment], folder: Path) -> Iterator[tuple[str, Comparison]]:
@@ -68,7 +74,7 @@ def finished(experiments: Sequence[Experiment], folder: Path) -> Iterator[tuple[
         path = folder / f"{experiment.name}{SUFFIX}"
         if path.exists():
             swept = read(path)
-            yield experiment.name, compare(swept.predictions, swept.results)
+            yield experiment.name, compare(swept.predictions, swept.results, blind=swept.blind)
 
 
 def read(path: Path) -> Swept:

@@ -167,6 +167,7 @@ def test_skill_is_one_minus_model_over_best_null(compared: Comparison) -> None:
                 "perfect_scaling",
                 "alpha_beta_no_overlap",
                 "largest_bucket",
+                "free_communication",
             }
             best = min(score.null_errors.values())
             assert score.null_median_abs_error == best == score.null_errors[score.null]

@@ -280,6 +280,9 @@ def test_nulls() -> None:
     assert actual["perfect_scaling"] == ((0.5 + 2 * 9 + 1) / 2, 0.0)
     assert actual["alpha_beta_no_overlap"] == (pytest.approx(10.5 + 10), pytest.approx(10.0))
     assert actual["largest_bucket"] == (10.5 + 9, 9.0)
+    assert actual["free_communication"] == (10.5, 0.0)
+    assert actual["nothing_hidden"] == (20.5, 10.0)
+    assert "nothing_hidden" not in nulls(workload(), machine(), plan(overlap="off"))
 
 
 def test_overlap_off_wins_a_tie() -> None:

@@ -186,6 +186,7 @@ def _predicted(setting: Setting, truth: tuple[float, float], buckets: int, bias:
         "perfect_scaling": compute,
         "alpha_beta_no_overlap": compute + buckets * latency + 3e-3 * (setting.network != "node"),
         "largest_bucket": compute + 4e-3 if setting.network != "node" else compute + 2e-4,
+        "free_communication": compute,
     }
     return PredictedPoint(
         setting=setting,

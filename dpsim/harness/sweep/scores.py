@@ -16,6 +16,9 @@ from dpsim.study.statistics import Interval
 
 PERFECT_SCALING = "perfect_scaling"
 PREDICTED_NULLS = (PERFECT_SCALING, "alpha_beta_no_overlap", "largest_bucket")
+PROFILED_NULLS = ("free_communication", "nothing_hidden")
+"""The computation of several devices as it was profiled, without any communication and with all of it: for every
+question, wherever the prediction has them."""
 PROPORTIONAL = "proportional_to_batch"
 """The predicted step at the largest batch, scaled to the batch: a device is equally busy at any of them."""
 HINDSIGHT = "constant"
@@ -116,7 +119,8 @@ def nulls_of(
     batch = 1 if fixed else member.setting.plan.global_batch
     step = {HINDSIGHT: batch * _median_over(members, batches, Pair.samples)}
     exposed = {HINDSIGHT: batch * _median_over(members, batches, Pair.exposed)}
-    for name in predicted_nulls:
+    profiled = [name for name in PROFILED_NULLS if name in member.predicted.null_step_s]
+    for name in (*predicted_nulls, *(profiled if member.setting.plan.devices > 1 else ())):
         for values, into in ((member.predicted.null_step_s, step), (member.predicted.null_exposed_s, exposed)):
             if name not in values:
                 raise FileFormatError(

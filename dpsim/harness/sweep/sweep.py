@@ -75,13 +75,12 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
         return _swept(experiment, folder, progress)
 
 
-def measure(experiment: Experiment, folder: Path, progress: Progress) -> tuple[Predictions, Results]:
+def measure(experiment: Experiment, folder: Path, progress: Progress) -> Swept:
     """Predict and then measure a declared sweep into ``folder``, as ``sweep`` does, without drift and report."""
     experiment = completed(experiment)
     settings_of(experiment.rows)
     with locked(folder):
-        swept = _measured_before(experiment, folder, progress)
-        return swept.predictions, swept.results
+        return _measured_before(experiment, folder, progress)
 
 
 def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -> Swept:

@@ -8,7 +8,7 @@ from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.charts import Bars, Cell, Chart, Dot, Look, Map, Rows, Series, Steps
 from dpsim.report.sweep.tables import group_title
 from dpsim.report.sweep.timelines import Timelines, length_s, parts_s, ready_last, waits_for_ranks_s
-from dpsim.report.words import BASELINES, devices_name, field_name, network_name, percent
+from dpsim.report.words import BASELINES, PROFILED_BASELINES, devices_name, field_name, network_name, percent
 from dpsim.timeline import Timeline
 from dpsim.units import format_size
 
@@ -25,7 +25,10 @@ def curve(
     value: Value,
     nulls_s: Callable[[ComparedPoint], Mapping[str, float]] = lambda point: point.null_step_s,
 ) -> list[Series]:
-    """Return the baselines that all points have, what was predicted, and what was measured, over x."""
+    """Return the baselines that all points have, what was predicted, and what was measured, over x.
+
+    Baselines from the profile are in the table alone: beside the prediction they would hide it.
+    """
 
     def series(source: Look) -> Series:
         y, *ends = (
@@ -39,7 +42,8 @@ def curve(
         y = [value(p, max(nulls_s(p)[name], 1e-12), source) for p in points]
         return Series(name=BASELINES[name], x=x, y=y, look="ideal" if name == "perfect_scaling" else "baseline")
 
-    known = [name for name in BASELINES if all(name in nulls_s(point) for point in points)]
+    shared = [name for name in BASELINES if all(name in nulls_s(point) for point in points)]
+    known = [name for name in shared if name not in PROFILED_BASELINES]
     return [*map(baseline, known), series("predicted"), series("measured")]
 
 

@@ -11,7 +11,7 @@ from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, 
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import MOST_NOISE
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import BASELINES, OnNetwork, network_name, percent, skill_text
+from dpsim.report.words import BASELINES, PROFILED_BASELINES, OnNetwork, network_name, percent, skill_text
 from dpsim.units import format_size
 
 LEGEND = "★ best measured   ◆ best predicted"
@@ -141,7 +141,11 @@ def scores_table(comparison: Comparison, report: QuestionReport) -> Table:
         "Errors of exposed communication are percentages of the step time. Regret: the cost of following the "
         "prediction; the best setting is chosen on one half of the rounds and timed on the other, so that chance can "
         "make it negative, and it differs from the plain difference of two measured medians. "
-        f"Effect = worst / best measured {report.effect} - 1." + _alone(comparison),
+        + "Free communication: computation of as many devices as profiled, and nothing else; nothing hidden: the same "
+        "and all communication. "
+        * (not baselines.isdisjoint(PROFILED_BASELINES))
+        + f"Effect = worst / best measured {report.effect} - 1."
+        + _alone(comparison),
     )
 
 
