@@ -37,8 +37,12 @@ from dpsim.study.samples import samples_for
 from dpsim.study.task import SweepTask
 from dpsim.workload import Workload
 
-_FIRST_VISITS, _PROFILE_VISITS = 3, 2
-"""Visits a round to each case of a profile, for one to each table: every prediction rests on these layer times."""
+_FIRST_VISITS, _PROFILE_VISITS, _TOGETHER_VISITS = 3, 2, 4
+"""Visits a round to each case of a profile, for one to each table: every prediction rests on these layer times.
+
+The last is for several devices at once, beside the samples: other programs of a shared machine slow these down most,
+for about as long as a visit.
+"""
 _ONE_DEVICE_VISITS = 3
 """Visits a round to the setting of one device. It is a single one, where several settings share each other count."""
 _PARTS = 2
@@ -81,7 +85,11 @@ class Preparation:
     def turns(self) -> list[Visited]:
         """What to visit in each round of samples: a profile whose times ranks wait for stays as it is."""
         computed = [of_kind for kind, of_kind in self._profilers.items() if kind in self._declared.computed]
-        return [*itertools.chain(*computed)] * _PROFILE_VISITS + self._calibrators
+        visits = [
+            [each] * (_PROFILE_VISITS if each.subject.devices == 1 else _TOGETHER_VISITS)
+            for each in itertools.chain(*computed)
+        ]
+        return [*itertools.chain(*visits), *self._calibrators]
 
     def first_rounds(self) -> None:
         """Profile and calibrate before anything is measured; where ranks wait, calibrate once more beside that."""

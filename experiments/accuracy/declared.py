@@ -7,9 +7,10 @@ from typing import Any
 from dpsim.records.sweep import Experiment
 
 ROUNDS, QUICK_ROUNDS = 20, 3
-_BUDGET_S, _QUICK_BUDGET_S = 10.0, 5.0
-_NORM_EVERY = 10
-"""Rounds from one sweep over batch norm to the next."""
+_BUDGET_S, _QUICK_BUDGET_S = 20.0, 5.0
+_EMULATED_BUDGET_S = 6.0
+_NORM_EVERY, _EMULATED_EVERY = 5, 4
+"""Rounds from one sweep over batch norm to the next, and from two sweeps with emulated computation to the next two."""
 _SGD = {"kind": "sgd", "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.001}
 _Model = tuple[str, tuple[int, ...], int]
 _MODELS: tuple[_Model, ...] = (
@@ -34,7 +35,7 @@ def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
 
 
 def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
-    """Return a sweep with real and one with emulated computation, in some rounds another one over norms."""
+    """Return a sweep with real computation, in some rounds another one with emulated computation or over norms."""
     networks = ("node", _LINKS[number % len(_LINKS)])
     real = _sweep(
         f"real-{number:02d}",
@@ -48,14 +49,12 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
     emulated = _sweep(
         f"emulated-{number:02d}",
         number,
-        0.6 * budget_s,
+        min(budget_s, _EMULATED_BUDGET_S),
         _EMULATED_MODELS[number % len(_EMULATED_MODELS)],
         {"network": (_EMULATED_LINK,), "devices": (1, 4, 8)},
-        {"compute": "emulated", "algorithm": "halving-doubling", "overlap": ("off", "thread")[number // 2 % 2]},
+        {"compute": "emulated", "algorithm": "halving-doubling", "overlap": ("off", "thread")[number // _EMULATED_EVERY % 2]},
         _EMULATED_THRESHOLDS,
     )
-    if number % _NORM_EVERY:
-        return real, emulated
     norms = Experiment(
         name=f"batch-norm-{number:02d}",
         question="batch-norm",
@@ -64,7 +63,8 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
         seed=number,
         budget_s=budget_s,
     )
-    return real, emulated, norms
+    with_emulated, with_norms = number % _EMULATED_EVERY < 2, number % _NORM_EVERY == 0
+    return real, *[emulated] * with_emulated, *[norms] * with_norms
 
 
 def _sweep(

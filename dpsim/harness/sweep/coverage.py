@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,6 +47,50 @@ def coverage_by_stratum(
     for point in points:
         strata.setdefault(point.stratum, []).append(point)
     return tuple(_coverage(name, members, level, seed) for name, members in strata.items())
+
+
+def by_other_studies(points: Sequence[CoveredPoint], level: float = 0.9) -> tuple[CoveredPoint, ...]:
+    """Return the points with intervals that are as wide as the errors of the other studies of their stratum say.
+
+    An interval predicted exp(-+ w) becomes predicted exp(-+ q w), where q is the quantile of |log(measured / predicted)|
+    / w over the other studies. The points of a study share its error, so each of n studies weighs as much as the one to
+    come: 1 / (n + 1), divided among its points (hierarchical conformal prediction: Lee, Barber and Willett 2023). Points
+    are left out where q is infinite, that is with fewer than level / (1 - level) other studies.
+    """
+    strata: dict[str, list[CoveredPoint]] = {}
+    for point in points:
+        strata.setdefault(point.stratum, []).append(point)
+    judged = []
+    for members in strata.values():
+        for study in dict.fromkeys(point.calibration for point in members):
+            factor = _quantile([point for point in members if point.calibration != study], level)
+            judged += [_widened(p, factor) for p in members if p.calibration == study and math.isfinite(factor)]
+    return tuple(judged)
+
+
+def _half_width(point: CoveredPoint) -> float:
+    return math.log(point.high_s / point.low_s) / 2
+
+
+def _quantile(points: Sequence[CoveredPoint], level: float) -> float:
+    """The factor by which intervals were to be wider, so that the next study's hold with a probability of ``level``."""
+    of_study: dict[str, list[float]] = {}
+    for point in points:
+        error = abs(math.log(point.measured_s / point.predicted_s))
+        of_study.setdefault(point.calibration, []).append(error / max(_half_width(point), 1e-9))
+    weighed = sorted((ratio, 1 / len(ratios)) for ratios in of_study.values() for ratio in ratios)
+    wanted = level * (len(of_study) + 1)
+    reached = 0.0
+    for ratio, weight in weighed:
+        reached += weight
+        if reached >= wanted * (1 - 1e-12):
+            return ratio
+    return math.inf
+
+
+def _widened(point: CoveredPoint, factor: float) -> CoveredPoint:
+    apart = math.exp(factor * _half_width(point))
+    return msgspec.structs.replace(point, low_s=point.predicted_s / apart, high_s=point.predicted_s * apart)
 
 
 def _coverage(stratum: str, points: Sequence[CoveredPoint], level: float, seed: int) -> StratumCoverage:
