@@ -151,16 +151,16 @@ def write_page(
     figure = ReportFigure(
         name=FIGURE,
         title="Predicted against measured",
-        caption="Every setting of every sweep: the step time that was predicted before anything of it was measured, "
-        "with its predicted 90% interval, against the median that was then measured. Emulated ranks wait for profiled "
-        "times instead of computing, so that 8 of them fit on 2 cores.",
+        caption="Every setting of every sweep: the step time that was predicted from what was profiled and calibrated "
+        "in turns with the samples, without any of them, and its predicted 90% interval, against the measured median. "
+        "Emulated ranks wait for profiled times instead of computing, so that 8 of them fit on 2 cores.",
         chart=agreement_chart(by_environment),
     )
     every = [point for points in by_environment.values() for point in points]
     shown = Content(
         name="accuracy",
         heading="How right the predictions are",
-        question="How far from the measured step times are those that were predicted before, and do the stated "
+        question="How far from the measured step times are those that were predicted without them, and do the stated "
         "intervals hold them?",
         answers=(
             f"Half of all predictions are within {_median_error(every)} of the measured step; "
@@ -191,8 +191,10 @@ def write_page(
         ),
         warnings=(),
         rules=(
-            "Every sweep profiled the model and calibrated the machine for itself, wrote its predictions, and only "
-            "then measured.",
+            "Every sweep profiled the model and calibrated the machine for itself, before its samples and in turns "
+            "with them, and was predicted from that alone: beforehand, and from the same minutes as the samples, which "
+            "is what is shown.",
+            "A line on intervals takes the widths that the errors of all other sweeps call for.",
             "Sweeps that did not finish are not in the picture; none that did was left out.",
         ),
         facts=(("processor", processor), ("sweeps", str(len(comparisons)))),

@@ -12,7 +12,7 @@ from report_factory import sweep
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points, interval_scores
+from dpsim.harness.sweep.coverage import by_other_studies, coverage_by_stratum, covered_points, interval_scores
 from dpsim.records.coverage import CoveredPoint, StratumCoverage
 
 DEVIATIONS = 1.6449
@@ -116,3 +116,44 @@ def test_a_sweep_states_its_coverage_only_where_its_predictions_state_a_level() 
     assert comparison.interval is not None and comparison.interval.points == len(comparison.points)
     strata = {point.stratum for point in covered_points(comparison.points, "a")}
     assert strata == {part.stratum for part in comparison.intervals} and "node, 2 devices" in strata
+
+
+def studied(count: int, rng: np.random.Generator, claimed: float = 0.01) -> list[CoveredPoint]:
+    """Studies whose four points share an error that their intervals know nothing of."""
+    points = []
+    for study in range(count):
+        shared = rng.normal(0, 0.05)
+        points += [
+            CoveredPoint(
+                calibration=str(study),
+                stratum="here",
+                low_s=math.exp(-claimed),
+                high_s=math.exp(claimed),
+                predicted_s=1.0,
+                measured_s=math.exp(shared + rng.normal(0, 0.01)),
+            )
+            for _ in range(4)
+        ]
+    return points
+
+
+def test_intervals_by_other_studies_hold_as_often_as_they_say_whatever_they_claimed() -> None:
+    rng = np.random.default_rng(3)
+    inside = []
+    for _ in range(40):
+        points = by_other_studies(studied(20, rng, claimed=float(rng.uniform(0.001, 0.1))))
+        inside += [point.low_s <= point.measured_s <= point.high_s for point in points]
+    assert 0.87 <= np.mean(inside) <= 0.96
+
+
+def test_nine_other_studies_are_needed_and_ones_own_measurement_counts_for_nothing() -> None:
+    rng = np.random.default_rng(4)
+    points = studied(10, rng)
+    assert by_other_studies(points[:-4]) == ()
+    judged = by_other_studies(points)
+    assert len(judged) == len(points)
+    far = [msgspec.structs.replace(p, measured_s=50.0) if p.calibration == "0" else p for p in points]
+    assert [p.low_s for p in by_other_studies(far) if p.calibration == "0"] == [
+        p.low_s for p in judged if p.calibration == "0"
+    ]
+    assert max(p.high_s for p in by_other_studies(far) if p.calibration == "1") > 40

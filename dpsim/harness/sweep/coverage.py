@@ -52,10 +52,11 @@ def coverage_by_stratum(
 def by_other_studies(points: Sequence[CoveredPoint], level: float = 0.9) -> tuple[CoveredPoint, ...]:
     """Return the points with intervals that are as wide as the errors of the other studies of their stratum say.
 
-    An interval predicted exp(-+ w) becomes predicted exp(-+ q w), where q is the quantile of |log(measured / predicted)|
-    / w over the other studies. The points of a study share its error, so each of n studies weighs as much as the one to
-    come: 1 / (n + 1), divided among its points (hierarchical conformal prediction: Lee, Barber and Willett 2023). Points
-    are left out where q is infinite, that is with fewer than level / (1 - level) other studies.
+    An interval predicted exp(-+ w) becomes predicted exp(-+ q w), where q is the quantile of
+    |log(measured / predicted)| / w over the other studies. The points of a study share its error, so each of n studies
+    weighs as much as the one to come: 1 / (n + 1), divided among its points (hierarchical conformal prediction: Lee,
+    Barber and Willett 2023). Where there are fewer than level / (1 - level) other studies, q is infinite, and the point
+    is left out.
     """
     strata: dict[str, list[CoveredPoint]] = {}
     for point in points:
