@@ -1,4 +1,4 @@
-"""Plug-ins: fusion rules and algorithms of installed packages, found by their entry points."""
+"""Plug-ins: fusion rules, algorithms and questions of installed packages, found by their entry points."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpsim.algorithms import ALGORITHMS, Algorithm
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
+from dpsim.harness.sweep.questions import QUESTIONS, compared, completed
 from dpsim.plan import Plan
+from dpsim.records.sweep import read_experiment
 from dpsim.registry import Registry
+from dpsim.report.sweep.content import REPORTS
 
 Dpsim = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[1]
@@ -39,16 +43,34 @@ STAR = replace(ALGORITHMS["recursive-doubling"], name="star")
 """
 
 
+QUESTION = """
+from dataclasses import dataclass, replace
+from dpsim.harness.sweep.questions import Settings
+from dpsim.report.sweep.content import REPORTS
+
+@dataclass(frozen=True, kw_only=True)
+class Strategies(Settings):
+    name: str = "strategies"
+
+    def apart(self, experiment):
+        return ("network", "fusion_threshold_bytes")
+
+QUESTION = Strategies()
+REPORT = replace(REPORTS["settings"], name="strategies", about="strategies")
+"""
+
+
 @pytest.fixture
 def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Install a package of one module with entry points of a group into a folder of the path."""
 
     def install(name: str, code: str, group: str, **points: str) -> Path:
         (tmp_path / f"{name}.py").write_text(code)
-        (info := tmp_path / f"{name}-1.0.dist-info").mkdir()
+        (info := tmp_path / f"{name}-1.0.dist-info").mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         lines = [f"{point} = {name}:{value}" for point, value in points.items()]
-        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+        with (info / "entry_points.txt").open("a") as entries:
+            entries.write("\n".join([f"[{group}]", *lines, ""]))
         importlib.invalidate_caches()
         return tmp_path
 
@@ -58,7 +80,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    for registry in (ALGORITHMS, FUSION_RULES):
+    for registry in (ALGORITHMS, FUSION_RULES, QUESTIONS, REPORTS):
         monkeypatch.setattr(registry, "_items", dict(registry))
         monkeypatch.setattr(registry, "_plugged", set[str]())
 
@@ -74,6 +96,17 @@ def test_a_rule_and_an_algorithm_of_a_package_are_used_by_their_names(
     files = ["--workload", machines / "googlenet_k80.toml", "--machine", machines / "k80_10gbe.toml"]
     code, out, err = dpsim("predict", *files, "--devices", "2", "--fusion-rule", "per-tensor,pairs")
     assert code == 0 and "pairs" in out, err
+
+
+def test_a_question_of_a_package_is_asked_by_its_name(packaged: Callable[..., Path]) -> None:
+    sys.modules.pop("asking", None)
+    packaged("asking", QUESTION, "dpsim.questions", strategies="QUESTION")
+    packaged("asking", QUESTION, "dpsim.question_reports", strategies="REPORT")
+    declared = read_experiment(ROOT / "experiments" / "sweeps" / "zero1.toml")
+    experiment = completed(msgspec.structs.replace(declared, question="strategies"))
+    assert "strategy" in compared(experiment) and REPORTS.find("strategies").about == "strategies"
+    with pytest.raises(ConfigError, match="did you mean 'strategies'"):
+        completed(msgspec.structs.replace(declared, question="strategie"))
 
 
 def test_packages_are_searched_only_for_names_that_are_not_built_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def one_threshold(experiment: Experiment) -> list[float]:
     thresholds = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
     if len(thresholds) > 1:
         raise ConfigError(
-            f"a sweep over {REPORTS[experiment.question].about} at {len(thresholds)} fusion thresholds",
+            f"a sweep over {REPORTS.find(experiment.question).about} at {len(thresholds)} fusion thresholds",
             allowed="one threshold",
             remedy="give one threshold, or compare thresholds with dpsim sweep fusion-threshold --devices",
         )

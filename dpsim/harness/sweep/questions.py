@@ -52,7 +52,7 @@ class Question(ABC):
         """The fields that divide the settings into groups: only settings of one group are compared with each other."""
 
 
-QUESTIONS: Registry[Question] = Registry("question", Question)
+QUESTIONS: Registry[Question] = Registry("question", Question, group="dpsim.questions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ def _refuse_all_overlaps(experiment: Experiment) -> None:
     """Refuse overlap ``all`` where several models are calibrated apart, each with its own recommended overlap."""
     if "all" in experiment.values("overlap"):
         raise ConfigError(
-            f"overlap all in a sweep over {REPORTS[experiment.question].about}",
+            f"overlap all in a sweep over {REPORTS.find(experiment.question).about}",
             allowed="auto, or a mechanism; in a grid of settings an axis overlap = ['off', 'poll', 'thread']",
         )
 
@@ -264,7 +264,7 @@ def check_question(experiment: Experiment, name: str) -> None:
     """Refuse an experiment that asks another question than the command."""
     if experiment.question != name:
         command = experiment.question if experiment.question != "settings" else "FILE"
-        about = REPORTS[experiment.question].about
+        about = REPORTS.find(experiment.question).about
         raise ConfigError(
             f"the experiment {experiment.name} asks another question: it is a sweep over {about}",
             allowed=f'question = "{name}"',

@@ -21,7 +21,7 @@ from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import percent
 
-REPORTS: Registry[QuestionReport] = Registry("question", QuestionReport)
+REPORTS: Registry[QuestionReport] = Registry("question", QuestionReport, group="dpsim.question_reports")
 """What reports say to the questions of ``dpsim.harness.sweep.questions``."""
 for _module in (threshold, devices, local_batch, batch_norm, settings):
     REPORTS.register(_module.REPORT)
@@ -29,7 +29,7 @@ for _module in (threshold, devices, local_batch, batch_norm, settings):
 
 def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content:
     """Return what the report of a sweep says."""
-    report = REPORTS[comparison.experiment.question]
+    report = REPORTS.find(comparison.experiment.question)
     return Content(
         name=comparison.experiment.name,
         heading=f"{_title(comparison)}: predicted, then measured",
@@ -56,7 +56,7 @@ def _title(comparison: Comparison) -> str:
 
 def answers(comparison: Comparison) -> tuple[str, ...]:
     """Return the answers of a sweep, in sentences, of its times and then of the quality of training."""
-    report = REPORTS[comparison.experiment.question]
+    report = REPORTS.find(comparison.experiment.question)
     of_times = (*(answer(comparison, group) for group in comparison.groups), *report.more_answers(comparison))
     if comparison.quality is None:
         return of_times
@@ -67,13 +67,13 @@ def answer(comparison: Comparison, group: Group) -> str:
     """Return the verdict on one group, with the numbers that support it."""
     if nothing := nothing_said(comparison, group):
         return f"On {group_title(group)}, {nothing}"
-    verdict = REPORTS[comparison.experiment.question].answer(comparison, group)
+    verdict = REPORTS.find(comparison.experiment.question).answer(comparison, group)
     return f"{verdict} {errors_sentence(group)}" + own_runtime_sentence(comparison.members(group))
 
 
 def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     """Return the numbers of a group that are worth seeing at first sight."""
-    report = REPORTS[comparison.experiment.question]
+    report = REPORTS.find(comparison.experiment.question)
     if disturbance(comparison, group):
         of_times: tuple[Tile, ...] = (Tile(value="disturbed", label="nothing can be said; run the sweep again"),)
     else:
@@ -85,7 +85,7 @@ def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
 
 def tables(comparison: Comparison) -> tuple[Table, ...]:
     """Return the points, the scores, and what overlap does."""
-    report = REPORTS[comparison.experiment.question]
+    report = REPORTS.find(comparison.experiment.question)
     of_quality = quality_tables(comparison.quality) if comparison.quality is not None else ()
     return report.points(comparison), *score_tables(comparison, report), *of_quality
 

@@ -107,7 +107,7 @@ def panel(data: SweepData, *, network: str | None = None, devices: int | None = 
         )
     devices = _chosen("devices", devices, counts)
     chosen = [(group.network, group.devices) for group in groups].index((network, devices))
-    return REPORTS[comparison.experiment.question].chart(comparison).panels[chosen]
+    return REPORTS.find(comparison.experiment.question).chart(comparison).panels[chosen]
 
 
 def write(folder: Path, data: SweepData, pages: Collection[str]) -> list[Path]:

@@ -135,7 +135,7 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
 
 
 def _report(comparison: Comparison) -> QuestionReport:
-    return REPORTS[comparison.experiment.question]
+    return REPORTS.find(comparison.experiment.question)
 
 
 def _place(comparison: Comparison, group: Group) -> str:

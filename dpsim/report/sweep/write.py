@@ -57,7 +57,7 @@ def _figures(
 ) -> Iterator[ReportFigure | None]:
     if not comparison.groups:
         return
-    report = REPORTS[comparison.experiment.question]
+    report = REPORTS.find(comparison.experiment.question)
     caption = report.caption.format(
         band=band_name(comparison), threshold=field_name("fusion_threshold_bytes", comparison.points[0].runtime)
     )
