@@ -187,7 +187,7 @@ def read_raw(path: Path, what: str) -> Any:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise FileFormatError(
             f"the {what} file {path} is not valid {kind}: {error}",
-            allowed=f"a {what} file as dpsim writes it or as docs describe it",
+            allowed=f"{_a(what)} file as dpsim writes it or as docs describe it",
             remedy=_REMEDIES.get(what, "it may be cut off or damaged: make it again"),
         ) from error
     return raw
@@ -233,12 +233,16 @@ def decode(raw: Any, kind: type[T], what: str) -> T:
             raise FileFormatError(f"bad {what}: {error.__cause__}") from error
         text = str(error)
         match = re.search(r"unknown field `([^`]*)`", text)
-        hint = f"see the format of a {what} in the documentation"
+        hint = f"see the format of {_a(what)} in the documentation"
         if match:
             near = difflib.get_close_matches(match.group(1), sorted(_known_keys(kind, set())), n=1)
             if near:
                 hint = f"did you mean {near[0]!r}?"
         raise FileFormatError(f"bad {what}: {text}", remedy=hint) from error
+
+
+def _a(what: str) -> str:
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
 
 
 def _known_keys(kind: Any, seen: set[Any]) -> set[str]:
@@ -269,7 +273,7 @@ def read(path: Path, kind: type[T], what: str, schema: str, *, convert: Callable
                 remedy="make it again with this version of dpsim, or read it with the one that wrote it",
             )
         raise FileFormatError(
-            f"{path} is not a {what} file: its schema is {schema_found!r}",
+            f"{path} is not {_a(what)} file: its schema is {schema_found!r}",
             allowed=f"schema = {schema!r}",
             remedy="give a file of the right kind, or make it again with this version of dpsim",
         )
