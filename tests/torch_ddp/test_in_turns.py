@@ -23,7 +23,7 @@ from dpsim.study.environment import environment
 from dpsim.study.inputs import Inputs
 from dpsim.study.profile import STEP_S, ProfileConfig, profiled_slowdowns
 from dpsim.study.rows import CalibratedCollective, ProfiledBatch, Rows
-from dpsim.study.runners.script import BatchProfiler, Processes
+from dpsim.study.runners.script import Processes, Profiler
 from dpsim.study.script_profile import computed_s, script_workload
 from dpsim.torch_ddp.visit import Turn, Visit
 from dpsim.workload import Layer, Tensor, Workload
@@ -62,11 +62,14 @@ class Answers(Processes):
 
 def profiled(
     alone: Answers, together: Answers, rows: Rows, config: ProfileConfig = CONFIG, visits: int = 3
-) -> BatchProfiler:
-    profiler = BatchProfiler(config, workload(1.0), [(ALONE, alone), (TOGETHER, together)], rows)
+) -> Profiler:
+    first, *_ = profilers = [
+        Profiler(config, workload(1.0), case, processes, rows)
+        for case, processes in ((ALONE, alone), (TOGETHER, together))
+    ]
     for number in range(visits):
-        assert profiler.visit(number, counted=True)
-    return profiler
+        assert all(profiler.visit(number, counted=True) for profiler in profilers)
+    return first
 
 
 def test_the_slowest_of_several_counts_and_several_alone_wait_as_for_an_allreduce() -> None:
@@ -82,10 +85,10 @@ def test_the_slowest_of_several_counts_and_several_alone_wait_as_for_an_allreduc
 
 def test_visits_of_short_batches_and_after_the_end_of_the_script_are_left_out() -> None:
     alone = Answers([workload(ALONE_S)], [workload(ALONE_S, 3)], [workload(ALONE_S)], [None])
-    together = Answers(*[[workload(ALONE_S)] * 2] * 4)
+    together = Answers(*[[workload(ALONE_S)] * 2] * 3, [workload(ALONE_S), workload(ALONE_S, 3)], [None] * 2)
     rows = Rows()
-    profiler = profiled(alone, together, rows, visits=5)
-    assert len(rows.values(ALONE, STEP_S)) == len(rows.values(TOGETHER, STEP_S)) == 2
+    profiler = profiled(alone, together, rows, visits=6)
+    assert len(rows.values(ALONE, STEP_S)) == 2 and len(rows.values(TOGETHER, STEP_S)) == 3
     with pytest.raises(ConfigError, match="was profiled 2 times, in turns of 8 training steps of 8 samples"):
         profiler.check()
 
@@ -115,10 +118,11 @@ def inputs_of(experiment: Experiment, step_s: float, late_s: float) -> Inputs:
     for seconds in (step_s, late_s):
         for place in range(len(inputs.profiles)):
             cases = {n: ProfiledBatch(devices=n, local_batch=4, profile=place) for n in (1, 2)}
-            answers = [(case, Answers(*[[workload(seconds, 4)] * n] * 6)) for n, case in cases.items()]
-            profiler = BatchProfiler(inputs.profiles[place], workload(1.0, 4), answers, rows)
-            for number in range(6):
-                profiler.visit(number, counted=True)
+            for n, case in cases.items():
+                answers = Answers(*[[workload(seconds, 4)] * n] * 6)
+                profiler = Profiler(inputs.profiles[place], workload(1.0, 4), case, answers, rows)
+                for number in range(6):
+                    profiler.visit(number, counted=True)
             for subject in inputs.calibrations[place].collectives(place):
                 _calibrated(subject, rows)
         if seconds is step_s:

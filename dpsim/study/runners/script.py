@@ -163,17 +163,15 @@ class Study:
             ScriptSetting(setting, of_setting, task.before.of(setting) if task.before else None)
             for setting, of_setting in zip(task.settings, processes, strict=False)
         ]
-        self.profilers: list[BatchProfiler] = []
+        self.profilers: list[Profiler] = []
         self.calibrators: list[Calibrator] = []
         if inputs is not None:
             self._profile = inputs.profiles[task.place]
             others = iter(processes[len(task.settings) :])
-            by_batch: dict[int, list[tuple[ProfiledBatch, Processes]]] = {}
-            for devices, batch in self._profile.cases:
-                subject = ProfiledBatch(devices=devices, local_batch=batch, profile=task.place)
-                by_batch.setdefault(batch, []).append((subject, next(others)))
-            bare = inputs.bare[task.place]
-            self.profilers = [BatchProfiler(self._profile, bare, cases, self.rows) for cases in by_batch.values()]
+            self.profilers = [
+                Profiler(self._profile, inputs.bare[task.place], subject, next(others), self.rows)
+                for subject in self._profile.subjects(task.place)
+            ]
             self.calibrators = [Calibrator(next(others), self.rows)]
 
     @property
@@ -251,38 +249,34 @@ class Calibrator:
         return True
 
 
-class BatchProfiler:
-    """Visits one local batch of a script's profile: in one process, then in several at once, back to back.
+class Profiler:
+    """Visits one local batch of a script's profile, in one process or in several at once.
 
     Several wait in each step for ``pause_s``, by their number: a core that has waited computes more slowly. Where the
     times of the layers are given, only how long a step computes is kept.
     """
 
     def __init__(
-        self, config: ProfileConfig, bare: Workload, cases: Sequence[tuple[ProfiledBatch, Processes]], rows: Rows
+        self, config: ProfileConfig, bare: Workload, subject: ProfiledBatch, processes: Processes, rows: Rows
     ) -> None:
-        self._cases, self._bare, self._rows, self._given = cases, bare, rows, config.times_given
+        self._subject, self._processes, self._rows = subject, processes, rows
+        self._bare, self._given = bare, config.times_given
         self.pause_s = dict(config.pause_s)
-        self._visits = rows.next_visit(cases[0][0])
+        self._visits = rows.next_visit(subject)
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """See ``Visited``. A script that has come to its end is not visited any more, and its rows stay."""
-        if any(processes.ended for _, processes in self._cases):
+        subject = self._subject
+        if self._processes.ended:
             return True
-        seen: list[tuple[ProfiledBatch, list[Workload]]] = []
-        for subject, processes in self._cases:
-            visits = processes.turn(Turn(COUNTED_STEPS, self.pause_s.get(subject.devices, 0.0)))
-            if processes.ended:
-                return True
-            seen.append((subject, [visit.profiled for visit in visits if visit.profiled is not None]))
-        batch = seen[0][0].local_batch
-        if any(each.local_batches != (batch,) for _, profiled in seen for each in profiled):
-            return True  # the last batches of an epoch
-        for subject, profiled in seen:
-            self._rows.add(subject, STEP_S, self._visits, [max(map(computed_s, profiled))])
-            self._rows.add(subject, AT_S, self._visits, [now()])
-            if subject.devices == 1 and not self._given:
-                self._keep_parts(subject, profiled[0])
+        visits = self._processes.turn(Turn(COUNTED_STEPS, self.pause_s.get(subject.devices, 0.0)))
+        profiled = [visit.profiled for visit in visits if visit.profiled is not None]
+        if self._processes.ended or any(each.local_batches != (subject.local_batch,) for each in profiled):
+            return True  # the end of the script, or the last batches of an epoch
+        self._rows.add(subject, STEP_S, self._visits, [max(map(computed_s, profiled))])
+        self._rows.add(subject, AT_S, self._visits, [now()])
+        if subject.devices == 1 and not self._given:
+            self._keep_parts(subject, profiled[0])
         self._visits += 1
         return True
 
@@ -299,10 +293,9 @@ class BatchProfiler:
     def check(self) -> None:
         """Raise ``ConfigError`` where the script was profiled too few times before it came to its end."""
         if self._visits < _LEAST_VISITS:
-            batch = self._cases[0][0].local_batch
             raise ConfigError(
                 f"the script was profiled {self._visits} times, in turns of {WARM_UP_STEPS + COUNTED_STEPS} training "
-                f"steps of {batch} samples each, before it ended or changed its batch",
+                f"steps of {self._subject.local_batch} samples each, before it ended or changed its batch",
                 allowed=f"{_LEAST_VISITS} times or more: dpsim ends the script itself",
                 remedy="let it train longer on batches of one size, or predict without measuring: dpsim profile, then "
                 "dpsim predict",
