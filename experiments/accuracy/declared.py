@@ -46,13 +46,14 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
         {"overlap": "auto"},
         _THRESHOLDS,
     )
+    overlap = ("off", "thread")[number // _EMULATED_EVERY % 2]
     emulated = _sweep(
         f"emulated-{number:02d}",
         number,
         min(budget_s, _EMULATED_BUDGET_S),
         _EMULATED_MODELS[number % len(_EMULATED_MODELS)],
         {"network": (_EMULATED_LINK,), "devices": (1, 4, 8)},
-        {"compute": "emulated", "algorithm": "halving-doubling", "overlap": ("off", "thread")[number // _EMULATED_EVERY % 2]},
+        {"compute": "emulated", "algorithm": "halving-doubling", "overlap": overlap},
         _EMULATED_THRESHOLDS,
     )
     norms = Experiment(

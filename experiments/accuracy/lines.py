@@ -142,9 +142,9 @@ def _sweeps_line(where: str, panels: Sequence[_Panel]) -> Line:
         target=f"{_ENOUGH_SWEEPS:.0%} or more",
         met=None if share is None else share >= _ENOUGH_SWEEPS and undecided <= _MOST_UNDECIDED,
         points=sum(len(panel.points) for panel in panels),
-        calibrations=len(errors),
-        note=f"{len(decided)} of {len(errors)} sweeps: in the others two runs of one setting differ by more; median of "
-        f"all sweeps {_median(errors):.1%}, worst {max(errors):.1%}",
+        calibrations=len(decided),
+        note=f"{len(errors) - len(decided)} more sweeps are undecided: two runs of one setting differ by more; "
+        f"median of all sweeps {_median(errors):.1%}, worst {max(errors):.1%}",
     )
 
 
