@@ -28,7 +28,13 @@ from dpsim.runtime.describe import describe
 from dpsim.setting import Setting
 from dpsim.study.calibration import CalibrateConfig, calibrated_machine
 from dpsim.study.cases import run
-from dpsim.study.profile import ProfileConfig, profiled_slowdowns, profiled_uncertainty, profiled_workload
+from dpsim.study.profile import (
+    ProfileConfig,
+    profiled_slowdowns,
+    profiled_uncertainty,
+    profiled_workload,
+    sampling_uncertainty,
+)
 from dpsim.study.rows import Rows, Series
 from dpsim.study.script_profile import script_workload
 from dpsim.workload import Workload
@@ -186,8 +192,12 @@ def seconds_of_kind(budget_s: float) -> float:
     return min(max(budget_s, _LEAST_S), _MOST_S)
 
 
-def prepared(settings: Sequence[Setting], inputs: Inputs) -> Prepared:
-    """Return the workloads and machines that the rows describe, for each kind of the settings. A pure function."""
+def prepared(settings: Sequence[Setting], inputs: Inputs, *, same_minutes: bool = False) -> Prepared:
+    """Return the workloads and machines that the rows describe, for each kind of the settings. A pure function.
+
+    They are to predict a later run, or with ``same_minutes`` what was measured in turns with them.
+    """
+    scatter = sampling_uncertainty if same_minutes else profiled_uncertainty
     rows, needed = Rows(inputs.rows), [(profile_kind(setting), calibration_kind(setting)) for setting in settings]
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kind for kind, _ in needed))}
     profiled = [
@@ -219,7 +229,7 @@ def prepared(settings: Sequence[Setting], inputs: Inputs) -> Prepared:
             workload = profiled[number]
             network = setting.network if setting.runtime == "dpsim" else NODE
             slowdowns = profiled_slowdowns(inputs.profiles[number], rows, number, network)
-            error = profiled_uncertainty(inputs.profiles[number], rows, number)
+            error = scatter(inputs.profiles[number], rows, number)
             machines.append(msgspec.structs.replace(link, compute_slowdown=slowdowns, relative_uncertainty=error))
         if workload not in workloads:
             workloads.append(workload)

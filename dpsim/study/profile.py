@@ -169,6 +169,15 @@ def profiled_uncertainty(config: ProfileConfig, rows: Rows, profile: int = 0) ->
     return later_error([(rows.values(each, AT_S), rows.visit_means(each, STEP_S)) for each in subjects])
 
 
+def sampling_uncertainty(config: ProfileConfig, rows: Rows, profile: int = 0) -> float:
+    """Return the relative standard error of a median step of the same minutes, by the scatter of the visits.
+
+    A setting is visited about half as often as what is profiled in turns with it.
+    """
+    errors = [median_error(rows.visit_medians(each, STEP_S)) for each in config.subjects(profile)]
+    return float(np.sqrt(2 * np.mean(np.square(errors))))
+
+
 def slowdown(devices: int, alone_s: Floats, together_s: Floats) -> ComputeSlowdown:
     """Return how many times as long steps take on several devices at once: the median ratio of paired visits.
 

@@ -21,12 +21,14 @@ from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
 from dpsim.runtime.trainer import Trainer
 from dpsim.study.profile import (
+    STEP_S,
     ProfileConfig,
     bare_workload,
     joined_slowdown,
     profile,
     profiled_slowdowns,
     profiled_workload,
+    sampling_uncertainty,
     slowdown,
 )
 from dpsim.study.rows import Rows, Series
@@ -162,3 +164,16 @@ def test_a_training_that_is_timed_begins_anew_before_its_optimizer_state_becomes
     visits = [[outcome.sums.loss for outcome in train(trainer)] for _ in range(40)]
     trainer.close()
     assert first not in visits[:20] and first in visits[20:]
+
+
+def test_the_same_minutes_are_less_uncertain_the_more_often_they_were_visited() -> None:
+    config, rng = ProfileConfig(local_batches=(8,)), np.random.default_rng(5)
+    (subject,) = config.subjects()
+    found = []
+    for visits in (16, 256):
+        rows = Rows()
+        for number in range(visits):
+            rows.add(subject, STEP_S, number, [1e-3 * math.exp(rng.normal(0, 0.1))])
+        found.append(sampling_uncertainty(config, rows))
+    assert found == pytest.approx([math.sqrt(math.pi) * 0.1 / math.sqrt(visits) for visits in (16, 256)], rel=0.5)
+    assert found[1] < found[0] / 2

@@ -199,7 +199,7 @@ def _declared_values(experiment: Experiment) -> dict[str, str]:
 def blind_predictions(predictions: Predictions, inputs: Inputs) -> Predictions:
     """Predict what was measured from what was profiled and calibrated in turns with it, and nothing else."""
     needed = needed_for(predictions.experiment, predictions.environment)
-    return predict_again(predictions, prepared(needed.settings, inputs.late()))
+    return predict_again(predictions, prepared(needed.settings, inputs.late(), same_minutes=True))
 
 
 def write_results(folder: Path, current: Environment, measured: Sequence[Samples]) -> None:
