@@ -56,7 +56,7 @@ def summary(lines: Sequence[Line]) -> str:
     rows = [f"| where | {' | '.join(_SHORT.values())} | best simple guess |", "|---" * (len(_SHORT) + 2) + "|"]
     for where, members in itertools.groupby(lines, lambda line: line.where):
         of_quantity = {line.quantity.partition(" of the 90%")[0]: line for line in members}
-        if "coverage" in of_quantity and not where.startswith("emulated link, 1 device"):
+        if {STEP, "coverage"} <= of_quantity.keys() and not where.startswith("emulated link, 1 device"):
             cells = [number(line, line.value) if (line := of_quantity.get(key)) else "-" for key in _SHORT]
             guess = number(of_quantity[STEP], of_quantity[STEP].null)
             rows.append(f"| {' | '.join([where, *cells, guess])} |")

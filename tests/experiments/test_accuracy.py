@@ -13,7 +13,17 @@ from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import SUFFIX, Swept, finished, keep, run_sweeps
 from dpsim.experiments.accuracy.lines import Line, lines
-from dpsim.experiments.accuracy.page import BEGIN, END, FIGURE, into, markdown, note, points_by_environment, write_page
+from dpsim.experiments.accuracy.page import (
+    BEGIN,
+    END,
+    FIGURE,
+    into,
+    markdown,
+    note,
+    points_by_environment,
+    summary,
+    write_page,
+)
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.questions import completed
 from dpsim.records.comparison import Comparison
@@ -58,6 +68,11 @@ def test_lines_hold_errors_coverage_and_shape_of_each_place() -> None:
         for network in ("this machine", "emulated link")
         for devices in ("1 device", "2 devices")
     }
+    assert [row.split(" | ")[0] for row in summary(right).splitlines()[2:]] == [
+        "| emulated link, 2 devices",
+        "| this machine, 1 device",
+        "| this machine, 2 devices",
+    ]
     first = of(right, place, "median error")
     assert first.calibrations == SWEEPS and first.points == SWEEPS * len(
         [p for p in compared().scored if p.network == "node" and p.devices == 2]
