@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -103,7 +104,7 @@ def _stratum_lines(where: str, panels: Sequence[_Panel]) -> Iterator[Line]:
     points = [point for panel in panels for point in panel.points]
     sweeps = len({panel.sweep for panel in panels})
     line = functools.partial(Line, where=where, calibrations=sweeps)
-    yield _step_line(where, points, [point for point in points if point.null_step_s], sweeps, _MOST_ERROR)
+    yield _step_line(where, [panel.points for panel in panels], sweeps, _MOST_ERROR)
     if not points[0].emulated_compute:
         yield _sweeps_line(where, panels)
     percentile = float(np.percentile(np.abs([point.error for point in points]), 90))
@@ -171,11 +172,10 @@ def _skill_line(where: str, panels: Sequence[_Panel]) -> Line | None:
 def _batch_lines(comparisons: Comparisons) -> Iterator[Line]:
     """Yield the step in sweeps over the local batch, where computation is real."""
     members = [each for each in comparisons.values() if each.experiment.question == "local-batch"]
-    points = [point for each in members for point in each.scored if not point.emulated_compute]
-    if points:
-        scored = [point for point in points if point.null_step_s]
+    groups = _groups(members, lambda point: not point.emulated_compute)
+    if groups:
         sweeps = sum(any(not point.emulated_compute for point in each.scored) for each in members)
-        yield _step_line("local batch", points, scored, sweeps, _MOST_BATCH_ERROR)
+        yield _step_line("local batch", groups, sweeps, _MOST_BATCH_ERROR)
 
 
 def _coverages(comparisons: Comparisons) -> list[StratumCoverage]:
@@ -213,21 +213,34 @@ def _interval_lines(coverage: StratumCoverage) -> Iterator[Line]:
     )
 
 
-def _step_line(
-    where: str, points: Sequence[ComparedPoint], with_null: Sequence[ComparedPoint], sweeps: int, most: float
-) -> Line:
-    """Return the error of the step against the best null that knows no measurement."""
+def _step_line(where: str, groups: Sequence[Sequence[ComparedPoint]], sweeps: int, most: float) -> Line:
+    """Return the error of the step in groups of sweeps, against the null that is best in each group."""
+    points = list(itertools.chain(*groups))
     noises = [p.noise for p in points if p.noise is not None and math.isfinite(p.noise)]
+    null_errors: list[float] = []
+    for of_group in groups:
+        if with_null := [point for point in of_group if point.null_step_s]:
+            best = step_score(with_null).null
+            null_errors += [abs(point.null_step_s[best] / point.measured_step_s - 1) for point in with_null]
     return Line(
         where=where,
         quantity=STEP,
         **_at_most(most, _median(abs(point.error) for point in points)),
         points=len(points),
         calibrations=sweeps,
-        null=step_score(with_null).null_median_abs_error if with_null else None,
+        null=_median(null_errors) if null_errors else None,
         noise=_median(noises) if noises else None,
         note=f"made beforehand {_median(abs(point.beforehand_error) for point in points):.1%}",
     )
+
+
+def _groups(members: Iterable[Comparison], wanted: Callable[[ComparedPoint], bool]) -> list[list[ComparedPoint]]:
+    """Return the scored points of each group of each sweep that are wanted."""
+    groups: dict[tuple[int, str], list[ComparedPoint]] = {}
+    for number, comparison in enumerate(members):
+        for point in filter(wanted, comparison.scored):
+            groups.setdefault((number, point.group), []).append(point)
+    return list(groups.values())
 
 
 def _shape_line(where: str, panels: Sequence[_Panel], sweeps: int) -> Line:
@@ -257,10 +270,10 @@ def _shape_line(where: str, panels: Sequence[_Panel], sweeps: int) -> Line:
 def _norm_lines(comparisons: Comparisons) -> Iterator[Line]:
     """Yield the step with each norm on several devices, and what global statistics add to it."""
     members = [each for each in comparisons.values() if each.experiment.question == "batch-norm"]
-    points = [point for each in members for point in each.scored if point.devices > 1]
-    if not points:
+    groups = _groups(members, lambda point: point.devices > 1)
+    if not groups:
         return
-    yield _step_line("batch norm", points, points, len(members), _MOST_NORM_ERROR)
+    yield _step_line("batch norm", groups, len(members), _MOST_NORM_ERROR)
     added = []
     for comparison in members:
         for group in comparison.groups:
