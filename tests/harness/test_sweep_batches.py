@@ -138,7 +138,7 @@ def test_batches_between_the_profiled_ones_are_predicted_and_one_device_is_score
     assert [group.name for group in curve.groups] == [f"{LINK}; 1 device", f"{LINK}; 2 devices"]
     alone, together = curve.groups
     assert set(alone.step.null_errors) == {"proportional_to_batch"}
-    assert set(together.step.null_errors) == {"perfect_scaling", "proportional_to_batch"}
+    assert set(together.step.null_errors) == {"perfect_scaling", "proportional_to_batch", "free_communication"}
     assert alone.shape is not None and "constant" in alone.shape.null_errors
     assert [network.points for network in curve.networks] == [4]
     assert all(point.measured_speedup is not None for point in curve.points)

@@ -118,7 +118,7 @@ def test_a_point_a_device_count_with_its_speedup(done: Done) -> None:
 def test_scores_are_of_more_than_one_device_against_nulls_that_are_not_the_model(done: Done) -> None:
     (group,) = done.shown["summary"]["groups"]
     assert (group["devices"], group["points"]) == (0, 2)
-    assert set(group["step"]["null_errors"]) == {"perfect_scaling", "alpha_beta_no_overlap"}
+    assert set(group["step"]["null_errors"]) == {"perfect_scaling", "alpha_beta_no_overlap", "free_communication"}
     one, *several = done.shown["points"]
     for point in several:
         assert point["null_step_s"]["perfect_scaling"] == pytest.approx(one["predicted_step_s"] / point["devices"])
