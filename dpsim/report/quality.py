@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsim.codec import to_builtins
-from dpsim.records.columns.quality import POINTS
+from dpsim.records.columns import FRAMES
 from dpsim.records.quality import (
     DivergencePoint,
     DivergenceResult,
@@ -98,7 +98,6 @@ def tables(results: QualityResults) -> tuple[Table, ...]:
 
 
 def _cards(results: QualityResults) -> tuple[Card, ...]:
-    """The median errors of what was predicted, over all studies of a kind."""
     errors: dict[str, list[Sequence[float]]] = {
         "gap of batch norm at held-out local batches": [gap.errors.get("predicted", ()) for gap in results.gap],
         "divergence of statistics": [each.errors("predicted") for each in results.divergence],
@@ -171,7 +170,8 @@ def _row(
     measure: str, study: object, point: GapPoint | DivergencePoint | StepsPoint, value: float | None
 ) -> dict[str, Any]:
     """Return a row: what the point says of each column, or else its study."""
-    row = {column.name: getattr(point, column.name, getattr(study, column.name, None)) for column in POINTS}
+    names = [column.name for column in FRAMES["quality"]["points"]]
+    row = {name: getattr(point, name, getattr(study, name, None)) for name in names}
     error = point.predicted / value - 1 if point.predicted is not None and value else None
     held_out = getattr(point, "held_out", True)
     return row | {"measure": measure, "held_out": held_out, "measured": value, "error": error}
@@ -307,7 +307,6 @@ def _steps_sentences(result: StepsResult) -> Iterator[str]:
 
 
 def _gap_table(result: GapResult) -> Table:
-    """Return the gaps by local batch with their intervals, and the way out below."""
     columns: tuple[Column[GapPoint], ...] = (
         Column(head="local batch", cell=lambda point: str(point.local_batch)),
         Column(head="", cell=lambda point: "held out" if point.held_out else "fitted", left=True),
@@ -329,7 +328,6 @@ def _gap_table(result: GapResult) -> Table:
 
 
 def _others_table(result: GapResult) -> Table:
-    """Return the models without batch norm."""
     columns: tuple[Column[GapPoint], ...] = (
         Column(head="model", cell=lambda other: other.model, left=True),
         Column(head="gap", cell=lambda other: _interval(other.gap)),
@@ -345,7 +343,6 @@ def _others_table(result: GapResult) -> Table:
 
 
 def _divergence_table(result: DivergenceResult) -> Table:
-    """Return the divergence at every norm, statistic and local batch."""
     rows = list(zip(result.points, result.measured, strict=True))
     sections = {
         f"local batch {b}": [row for row in rows if row[0].local_batch == b] for b in result.study.local_batches
@@ -368,7 +365,6 @@ def _divergence_table(result: DivergenceResult) -> Table:
 
 
 def _steps_table(result: StepsResult) -> Table:
-    """Return the steps by global batch."""
     columns: tuple[Column[StepsPoint], ...] = (
         Column(head="global batch", cell=lambda point: str(point.global_batch)),
         Column(head="", cell=lambda point: "held out" if point.held_out else "fitted", left=True),

@@ -12,7 +12,7 @@ from dpsim.codec import to_builtins
 from dpsim.dtypes import in_dtype
 from dpsim.errors import ConfigError
 from dpsim.plan import Plan
-from dpsim.records.columns.reproduce import CONFIGURATION
+from dpsim.records.columns import CONFIGURATION
 from dpsim.records.reproduce import (
     Difference,
     MeasuredDrift,
@@ -113,7 +113,6 @@ def _point(record: ReproduceRecord, run: Run) -> dict[str, Any]:
 
 
 def _configuration(plan: Plan) -> dict[str, Any]:
-    """Return the fields of a plan that differ between the runs of a reproduction."""
     values: dict[str, Any] = to_builtins({column.name: getattr(plan, column.name) for column in CONFIGURATION})
     return values
 
@@ -226,7 +225,6 @@ def _mode_name(plan: Plan) -> str:
 
 
 def _first_tensor(difference: Difference) -> str:
-    """Return the first tensor that differs, with its first element that differs."""
     element = f"[{', '.join(map(str, difference.element))}]" if difference.element else ""
     return difference.tensor + element
 
@@ -242,7 +240,6 @@ def _statistics(measured: Sequence[MeasuredDrift]) -> list[float]:
 
 
 def _answers(record: ReproduceRecord) -> Iterator[str]:
-    """Yield a sentence for each mode, then on the drift, then on the saved run."""
     for runs in _modes(record).values():
         yield _answer(record, runs)
     for predicted, measured in record.drifts():
@@ -272,7 +269,6 @@ def _answer(record: ReproduceRecord, runs: Sequence[Run]) -> str:
 
 
 def _in_words(difference: Difference) -> str:
-    """Return the step, tensor, element, size and cause of a difference as one line."""
     text = f"step {difference.step}, {_first_tensor(difference)}"
     if difference.values_known:
         text += (
@@ -296,7 +292,6 @@ def _drift_sentences(predicted: PredictedDrift, measured: Sequence[MeasuredDrift
 
 
 def _warnings(record: ReproduceRecord) -> Iterator[ReportWarning]:
-    """Yield a warning for broken promises, and for a comparison across machine types."""
     if broken := [plan_name(run.plan) for run in record.runs if record.broken(run)]:
         yield ReportWarning(
             kind="not-identical",
@@ -337,7 +332,6 @@ def _threshold(plan: Plan) -> str:
 
 
 def _counts_table(record: ReproduceRecord) -> Table:
-    """Return, for each number of devices, how many of its runs have the bits of one device."""
     sections = {}
     for name, runs in _modes(record).items():
         by_count: dict[int, list[Run]] = {}
@@ -368,8 +362,6 @@ def _counts_table(record: ReproduceRecord) -> Table:
 
 
 def _digests_table(record: ReproduceRecord) -> Table:
-    """Return every run with its digests."""
-
     def sent(run: Run, text: str) -> str:
         return text if run.plan.devices > 1 else ""
 
@@ -405,7 +397,6 @@ def _verdict(record: ReproduceRecord, run: Run) -> str:
 
 
 def _differences_table(record: ReproduceRecord) -> Table:
-    """Return where every trajectory that differs from its reference first does."""
     sections = {}
     for name, runs in _modes(record).items():
         rows: dict[int, tuple[Plan, Difference]] = {}
@@ -439,7 +430,6 @@ def _differences_table(record: ReproduceRecord) -> Table:
 
 
 def _drift_table(record: ReproduceRecord) -> Table:
-    """Return the measured and the predicted drift."""
     sections: dict[str, list[tuple[PredictedDrift, list[MeasuredDrift]]]] = {}
     for predicted, measured in record.drifts():
         if measured:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -152,7 +152,8 @@ def calibrated_machine(
     ranks = max(subject.collective.devices for subject in subjects)
     idle = [_cost(subject, rows) for subject in subjects if not subject.overlap]
     allreduce = tuple(table for table in idle if table.kind == "allreduce")
-    link = Network.parse(network)
+    link, last = Network.parse(network), loads[-1:]
+    visits = [(rows.values(load, AT_S), rows.values(load, each)) for load in last for each in (ALONE_S, TOGETHER_S)]
     return Machine(
         name=f"{measured_in.processor}, {measured_in.cores} cores",
         network=network,
@@ -163,7 +164,7 @@ def calibrated_machine(
         overlap=tuple(_overlap_cost(subject, rows) for subject in subjects if subject.overlap),
         compute_slowdown=tuple(load_slowdown(load, rows) for load in loads),
         selection=tuple(selection),
-        relative_uncertainty=_later_error(loads[-1], rows) if loads else None,
+        relative_uncertainty=later_error(visits) if loads else None,
         memory_bytes=measured_in.memory_bytes / ranks,
         cores=measured_in.cores,
         calibrated_on=f"{measured_in.processor}, {network}, {at}",
@@ -176,53 +177,38 @@ def load_slowdown(load: CalibratedLoad, rows: Rows) -> ComputeSlowdown:
     return slowdown(load.devices, rows.values(load, ALONE_S), rows.values(load, TOGETHER_S))
 
 
-def _later_error(load: CalibratedLoad, rows: Rows) -> float:
-    at_s = rows.values(load, AT_S)
-    return later_error([(at_s, rows.values(load, quantity)) for quantity in (ALONE_S, TOGETHER_S)])
-
-
 def _cost(subject: CalibratedCollective, rows: Rows) -> AllreduceCost:
-    sizes, times = _times(subject, rows)
-    return AllreduceCost(
-        **msgspec.structs.asdict(subject.collective),
-        sizes_bytes=sizes,
-        time_s=tuple(float(np.median(of_size)) for of_size in times),
-        relative_uncertainty=_error(subject, sizes, rows),
-        p10_s=tuple(float(np.quantile(of_size, 0.1)) for of_size in times),
-        p90_s=tuple(float(np.quantile(of_size, 0.9)) for of_size in times),
-    )
+    return AllreduceCost(**_table(subject, rows))
 
 
 def _overlap_cost(subject: CalibratedCollective, rows: Rows) -> OverlapCost:
-    sizes, times = _times(subject, rows)
-    losses = [rows.values(subject, LOSS_S, size) for size in sizes]
+    table = _table(subject, rows)
+    losses = [rows.values(subject, LOSS_S, size) for size in table["sizes_bytes"]]
     medians = [max(0.0, float(np.median(of_size))) for of_size in losses]
     return OverlapCost(
-        **msgspec.structs.asdict(subject.collective),
+        **table,
         overlap=cast(Literal["poll", "thread"], subject.overlap),
-        sizes_bytes=sizes,
-        time_s=tuple(float(np.median(of_size)) for of_size in times),
         compute_loss_s=tuple(medians),
-        relative_uncertainty=_error(subject, sizes, rows),
         loss_relative_uncertainty=_losses_error(losses, medians),
-        p10_s=tuple(float(np.quantile(of_size, 0.1)) for of_size in times),
-        p90_s=tuple(float(np.quantile(of_size, 0.9)) for of_size in times),
     )
 
 
-def _times(subject: CalibratedCollective, rows: Rows) -> tuple[tuple[int, ...], list[Floats]]:
-    """Return the sizes that were measured, ascending, and the times of each, none shorter than the clock's tick."""
-    sizes = rows.parts(subject, TIME_S)
-    return sizes, [np.maximum(rows.values(subject, TIME_S, size), TICK_S) for size in sizes]
+def _table(subject: CalibratedCollective, rows: Rows) -> dict[str, Any]:
+    """Return the sizes that were measured, ascending, and their times, none shorter than the clock's tick.
 
-
-def _error(subject: CalibratedCollective, sizes: Sequence[int], rows: Rows) -> float:
-    """Return the relative standard error of a table: root mean square over sizes, from the medians of visits.
-
-    The values of one visit are not independent.
+    The error is the root mean square over sizes, from the medians of visits: values of one visit are not independent.
     """
+    sizes = rows.parts(subject, TIME_S)
+    times = [np.maximum(rows.values(subject, TIME_S, size), TICK_S) for size in sizes]
     errors = [median_error(np.maximum(rows.visit_medians(subject, TIME_S, size), TICK_S)) for size in sizes]
-    return float(np.sqrt(np.mean(np.square(errors))))
+    return {
+        **msgspec.structs.asdict(subject.collective),
+        "sizes_bytes": sizes,
+        "time_s": tuple(float(np.median(of_size)) for of_size in times),
+        "relative_uncertainty": float(np.sqrt(np.mean(np.square(errors)))),
+        "p10_s": tuple(float(np.quantile(of_size, 0.1)) for of_size in times),
+        "p90_s": tuple(float(np.quantile(of_size, 0.9)) for of_size in times),
+    }
 
 
 def _losses_error(losses_s: Sequence[Floats], medians_s: Sequence[float]) -> float:

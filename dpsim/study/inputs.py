@@ -34,9 +34,9 @@ from dpsim.study.profile import (
     profiled_uncertainty,
     profiled_workload,
     sampling_uncertainty,
+    script_workload,
 )
 from dpsim.study.rows import Rows, Series
-from dpsim.study.script_profile import script_workload
 from dpsim.workload import Workload
 
 SCHEMA = "dpsim.inputs/1"
@@ -167,14 +167,13 @@ def declared(needed: Needed) -> Declared:
     A machine's compute slowdown is that of the model itself, measured at the local batches that will be run; where
     computation is emulated it is the waiting for the slowest device.
     """
-    settings, overlaps = needed.settings, needed.overlaps
-    data = _Data(needed.dataset, needed.seed, needed.interpolates)
+    settings = needed.settings
     real = _by_kind([each for each in settings if not each.emulated_compute], calibration_kind)
     emulated = _by_kind([each for each in settings if each.emulated_compute], calibration_kind)
     return Declared(
-        profiles={kind: data.profile(members) for kind, members in _by_kind(settings, profile_kind).items()},
-        calibrations={kind: data.calibration(members, overlaps) for kind, members in real.items()},
-        emulated={kind: data.calibration(members, overlaps) for kind, members in emulated.items()},
+        profiles={kind: _profile(needed, members) for kind, members in _by_kind(settings, profile_kind).items()},
+        calibrations={kind: _calibration(needed, members) for kind, members in real.items()},
+        emulated={kind: _calibration(needed, members) for kind, members in emulated.items()},
         profile_of={kind: profile_kind(members[0]) for kind, members in emulated.items()},
         computed=frozenset(profile_kind(setting) for setting in settings if not setting.emulated_compute),
     )
@@ -273,65 +272,53 @@ def _by_kind(settings: Sequence[Setting], kind: Callable[[Setting], Kind]) -> di
     return kinds
 
 
-def _ends(batches: set[int]) -> tuple[int, ...]:
-    """Return the smallest and the largest of some local batches; the one if they are the same."""
-    return tuple(sorted({min(batches), max(batches)}))
+def _profile(needed: Needed, settings: Sequence[Setting]) -> ProfileConfig:
+    """Return the profile of settings with one computation, at the local batches that they compute.
+
+    Several devices compute at once only where computation is real: at their smallest and largest local batch.
+    """
+    first, plans = settings[0], [setting.plan for setting in settings]
+    shares: dict[int, set[int]] = {}
+    for plan in (setting.plan for setting in settings if not setting.emulated_compute):
+        shares.setdefault(plan.devices, set()).add(math.ceil(local_share(plan)))
+    together = [(devices, batch) for devices, each in shares.items() for batch in sorted({min(each), max(each)})]
+    batches = {math.ceil(local_share(plan)) for plan in plans}
+    if needed.interpolates:
+        ascending = sorted(batches)
+        batches = {*ascending[::2], ascending[-1], *(batch for _, batch in together)}
+    whole = largest_share(first.plan.global_batch, 1, first.plan.leaves) / first.plan.accumulate
+    computation = {name: getattr(first.plan, name) for name in deciding(Decides.COMPUTE_TIME, Plan)}
+    computation["leaves"] = math.ceil(first.plan.leaves * max(batches) / whole)
+    return ProfileConfig(
+        model=first.model,
+        dataset=needed.dataset,
+        local_batches=tuple(sorted(batches)),
+        concurrent=tuple(together),
+        networks=tuple(dict.fromkeys(each.network for each in settings if not each.emulated_compute)) or (NODE,),
+        seed=needed.seed,
+        plan=Plan(devices=1, global_batch=max(batches), fusion_rule="one", **computation),
+    )
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The data set on which settings are profiled and calibrated."""
-
-    name: str
-    seed: int
-    interpolates: bool
-
-    def profile(self, settings: Sequence[Setting]) -> ProfileConfig:
-        """Return the profile of settings with one computation, at the local batches that they compute.
-
-        Several devices compute at once only where computation is real: at their smallest and largest local batch.
-        """
-        first, plans = settings[0], [setting.plan for setting in settings]
-        shares: dict[int, set[int]] = {}
-        for plan in (setting.plan for setting in settings if not setting.emulated_compute):
-            shares.setdefault(plan.devices, set()).add(math.ceil(local_share(plan)))
-        together = [(devices, batch) for devices, of_devices in shares.items() for batch in _ends(of_devices)]
-        batches = {math.ceil(local_share(plan)) for plan in plans}
-        if self.interpolates:
-            ascending = sorted(batches)
-            batches = {*ascending[::2], ascending[-1], *(batch for _, batch in together)}
-        whole = largest_share(first.plan.global_batch, 1, first.plan.leaves) / first.plan.accumulate
-        computation = {name: getattr(first.plan, name) for name in deciding(Decides.COMPUTE_TIME, Plan)}
-        computation["leaves"] = math.ceil(first.plan.leaves * max(batches) / whole)
-        return ProfileConfig(
-            model=first.model,
-            dataset=self.name,
-            local_batches=tuple(sorted(batches)),
-            concurrent=tuple(together),
-            networks=tuple(dict.fromkeys(each.network for each in settings if not each.emulated_compute)) or (NODE,),
-            seed=self.seed,
-            plan=Plan(devices=1, global_batch=max(batches), fusion_rule="one", **computation),
-        )
-
-    def calibration(self, settings: Sequence[Setting], overlaps: Sequence[str]) -> CalibrateConfig:
-        """Return the calibration of settings with one network, beside the model at the batch of the most devices."""
-        first, dataset = settings[0], load_dataset(self.name, self.seed)
-        most = max(settings, key=lambda setting: setting.plan.devices)
-        model = models.load(first.model, dataset.input_shape, dataset.classes).replica()
-        size = describe(model, first.model).gradient_bytes
-        tokens = dict.fromkeys(setting.plan.layout or setting.plan.devices for setting in settings)
-        return CalibrateConfig(
-            network=first.network,
-            devices=tuple(tokens),
-            algorithms=tuple(dict.fromkeys(setting.plan.algorithm for setting in settings)),
-            overlaps=tuple(overlaps),
-            model=first.model,
-            dataset=self.name,
-            local_batch=math.ceil(local_share(most.plan)),
-            max_bytes=max(size, 1024),
-            wire_dtype=first.plan.wire_dtype,
-            compute_dtype=first.plan.compute_dtype,
-            sums=any(setting.plan.batch_norm != "local" for setting in settings),
-            strategy="zero1" if any(setting.plan.strategy == "zero1" for setting in settings) else "data-parallel",
-            slowdown=False,
-        )
+def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig:
+    """Return the calibration of settings with one network, beside the model at the batch of the most devices."""
+    first, dataset = settings[0], load_dataset(needed.dataset, needed.seed)
+    most = max(settings, key=lambda setting: setting.plan.devices)
+    model = models.load(first.model, dataset.input_shape, dataset.classes).replica()
+    size = describe(model, first.model).gradient_bytes
+    tokens = dict.fromkeys(setting.plan.layout or setting.plan.devices for setting in settings)
+    return CalibrateConfig(
+        network=first.network,
+        devices=tuple(tokens),
+        algorithms=tuple(dict.fromkeys(setting.plan.algorithm for setting in settings)),
+        overlaps=needed.overlaps,
+        model=first.model,
+        dataset=needed.dataset,
+        local_batch=math.ceil(local_share(most.plan)),
+        max_bytes=max(size, 1024),
+        wire_dtype=first.plan.wire_dtype,
+        compute_dtype=first.plan.compute_dtype,
+        sums=any(setting.plan.batch_norm != "local" for setting in settings),
+        strategy="zero1" if any(setting.plan.strategy == "zero1" for setting in settings) else "data-parallel",
+        slowdown=False,
+    )

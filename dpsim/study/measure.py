@@ -18,8 +18,8 @@ from dpsim.setting import Setting
 from dpsim.study.inputs import Inputs
 from dpsim.study.loop import LEAST_ROUNDS, Communicator, StopRule, rounds
 from dpsim.study.rows import TICK_DIGITS
-from dpsim.study.samples import Samples
 from dpsim.study.statistics import median_interval
+from dpsim.study.task import Samples
 
 WARM_UP_ROUNDS = 2
 """Rounds that do not count: caches, buffers made when first used, the first access to every page."""

@@ -33,8 +33,7 @@ from dpsim.study.rows import Rows
 from dpsim.study.runners.calibration import Visited, calibrators, until_known
 from dpsim.study.runners.profile import profilers
 from dpsim.study.runners.training import TrainedSetting, check_losses
-from dpsim.study.samples import samples_for
-from dpsim.study.task import SweepTask
+from dpsim.study.task import SweepTask, samples_for
 from dpsim.workload import Workload
 
 _FIRST_VISITS, _PROFILE_VISITS, _TOGETHER_VISITS = 3, 2, 4

@@ -23,12 +23,15 @@ from dpsim.study.cases import run
 from dpsim.study.rows import ProfiledBatch, Rows, Series
 from dpsim.study.scatter import later_error, median_error
 from dpsim.study.statistics import median_interval
+from dpsim.torch_ddp.tables import joined
 from dpsim.workload import Workload, overhead_line
 
 Floats = NDArray[np.float64]
 STEP_S, FORWARD_S, BACKWARD_S, READY_S = "step_s", "forward_s", "backward_s", "gradient_ready_s"
 UPDATE_S, OVERHEAD_S, AT_S = "update_s", "overhead_s", "at_s"
 """Quantities of a profiled batch: its steps, the medians over a visit of their parts, and when the visit ended."""
+INPUT_S = "input_s_per_sample"
+"""A quantity of a script alone: what its data loader takes for a sample."""
 TICK_S = 1e-9
 """The resolution of the clock: a difference of times that is less was not measured."""
 _SPREAD_QUANTILES = 20
@@ -166,7 +169,9 @@ def profiled_uncertainty(config: ProfileConfig, rows: Rows, profile: int = 0) ->
     What slows a machine down does so to any number of devices, and each number alone has too few visits.
     """
     subjects = config.subjects(profile)
-    return later_error([(rows.values(each, AT_S), rows.visit_means(each, STEP_S)) for each in subjects])
+    return later_error(
+        [(rows.values(each, AT_S), rows.visit_medians(each, STEP_S, middle=np.mean)) for each in subjects]
+    )
 
 
 def sampling_uncertainty(config: ProfileConfig, rows: Rows, profile: int = 0) -> float:
@@ -214,3 +219,49 @@ def profile(config: ProfileConfig, progress: Progress) -> Workload:
     plain = run("dpsim.study.runners.profile:profile_on_ranks", config, most, progress)
     rows = Rows(codec.decode(series, Series, "profile") for series in plain)
     return profiled_workload(config, bare_workload(config), rows)
+
+
+def computed_s(workload: Workload) -> float:
+    """Seconds of a step on one device: everything but communication and waiting for input."""
+    times = workload.times(workload.local_batches[0])
+    accumulate = 1 if workload.ddp is None else workload.ddp.accumulate
+    passes_s = float(times.forward_s.sum() + times.backward_s.sum())
+    return accumulate * passes_s + workload.update_s + times.overhead_s
+
+
+def script_workload(config: ProfileConfig, bare: Workload, rows: Rows, profile: int) -> Workload:
+    """Return the workload that the rows of a script's profile describe; ``bare`` has the same layers.
+
+    A time is the median over visits, scaled so that the parts of a step add up to the median step.
+    """
+    if config.times_given:
+        return bare
+    return joined([_at(batch, bare, rows, profile) for batch in sorted(config.local_batches)])
+
+
+def _at(local_batch: int, bare: Workload, rows: Rows, profile: int) -> Workload:
+    case = ProfiledBatch(devices=1, local_batch=local_batch, profile=profile)
+
+    def median(quantity: str, part: int = 0) -> float:
+        return float(np.median(rows.values(case, quantity, part)))
+
+    layers = tuple(
+        msgspec.structs.replace(layer, forward_s=(median(FORWARD_S, number),), backward_s=(median(BACKWARD_S, number),))
+        for number, layer in enumerate(bare.layers)
+    )
+    visits, load_s = len(rows.values(case, STEP_S)), median(INPUT_S)
+    parts = msgspec.structs.replace(
+        bare,
+        local_batches=(local_batch,),
+        layers=layers,
+        update_s=median(UPDATE_S),
+        overhead_s=median(OVERHEAD_S),
+        overhead_per_sample_s=0.0,
+        input_s_per_sample=load_s,
+        input_workers=bare.input_workers if load_s else 1,
+        input_prefetch=bare.input_prefetch and load_s > 0,
+        relative_uncertainty=median_error(np.maximum(rows.values(case, STEP_S), TICK_S)),
+        source=f"{bare.source}; times are medians of {visits} visits in turns",
+    )
+    scale = median(STEP_S) / max(computed_s(parts), TICK_S)
+    return parts.slowed(scale)

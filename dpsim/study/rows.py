@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
@@ -121,21 +121,15 @@ class Rows:
         """Return all values of a quantity; none where nothing was measured."""
         return np.array(self._series.get((subject, quantity, part), ([], []))[1])
 
-    def by_visit(self, subject: Subject, quantity: str, part: int = 0) -> dict[int, Floats]:
-        """Return the values of each visit."""
+    def visit_medians(
+        self, subject: Subject, quantity: str, part: int = 0, middle: Callable[[list[float]], object] = np.median
+    ) -> Floats:
+        """Return the median of each visit, or another ``middle``."""
         visits, values = self._series.get((subject, quantity, part), ([], []))
         found: dict[int, list[float]] = {}
         for visit, value in zip(visits, values, strict=True):
             found.setdefault(visit, []).append(value)
-        return {visit: np.array(of_visit) for visit, of_visit in found.items()}
-
-    def visit_medians(self, subject: Subject, quantity: str, part: int = 0) -> Floats:
-        """Return the median of each visit."""
-        return np.array([np.median(values) for values in self.by_visit(subject, quantity, part).values()])
-
-    def visit_means(self, subject: Subject, quantity: str, part: int = 0) -> Floats:
-        """Return the mean of each visit."""
-        return np.array([values.mean() for values in self.by_visit(subject, quantity, part).values()])
+        return np.array([middle(of_visit) for of_visit in found.values()])
 
     def parts(self, subject: Subject, quantity: str) -> tuple[int, ...]:
         """Return the parts of a subject of which the quantity was measured, ascending."""

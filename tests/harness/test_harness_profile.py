@@ -33,7 +33,7 @@ from dpsim.study.profile import (
 )
 from dpsim.study.rows import Rows, Series
 from dpsim.study.runners import profile as profile_ranks
-from dpsim.study.runners.visit import train
+from dpsim.study.steps import train
 from dpsim.workload import Workload, overhead_line
 
 BATCHES = (4, 16, 256)

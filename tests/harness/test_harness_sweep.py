@@ -24,7 +24,7 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
 from dpsim.study.inputs import Inputs
-from dpsim.study.samples import SAMPLES_SCHEMA, Samples
+from dpsim.study.task import SAMPLES_SCHEMA, Samples
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = ("node", "paced:50us,1gbit")

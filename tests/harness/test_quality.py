@@ -10,9 +10,17 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.harness.quality.cases import Runs, cases, gap_cases, path_of, run_all, steps_cases
-from dpsim.harness.quality.fits import compare_steps, mean_interval, predict_steps, steps_of
-from dpsim.harness.quality.study import CONVERGENCE, results, study_quality
+from dpsim.harness.quality.fits import (
+    Runs,
+    cases,
+    compare_steps,
+    gap_cases,
+    mean_interval,
+    predict_steps,
+    steps_cases,
+    steps_of,
+)
+from dpsim.harness.quality.study import CONVERGENCE, path_of, results, run_all, study_quality
 from dpsim.harness.train.train import train
 from dpsim.progress import no_progress
 from dpsim.records.quality import (

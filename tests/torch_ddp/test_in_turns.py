@@ -21,10 +21,9 @@ from dpsim.records.sweep import Experiment
 from dpsim.study.calibration import LOSS_S, TIME_S
 from dpsim.study.environment import environment
 from dpsim.study.inputs import Inputs
-from dpsim.study.profile import STEP_S, ProfileConfig, profiled_slowdowns
+from dpsim.study.profile import STEP_S, ProfileConfig, computed_s, profiled_slowdowns, script_workload
 from dpsim.study.rows import CalibratedCollective, ProfiledBatch, Rows
 from dpsim.study.runners.script import Processes, Profiler
-from dpsim.study.script_profile import computed_s, script_workload
 from dpsim.torch_ddp.visit import Turn, Visit
 from dpsim.workload import Layer, Tensor, Workload
 

@@ -32,7 +32,7 @@ from dpsim.setting import settings_of
 from dpsim.study.environment import environment
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
 from dpsim.study.inputs import Inputs, Prepared
-from dpsim.study.samples import SAMPLES_SCHEMA, Samples, samples_before
+from dpsim.study.task import SAMPLES_SCHEMA, Samples, samples_before
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]

@@ -23,8 +23,7 @@ from dpsim.plan import Plan
 from dpsim.report.sweep.content import answers, tables
 from dpsim.runtime.emulated import WorkloadReplica
 from dpsim.setting import Setting, setting_of, settings_of
-from dpsim.study.samples import SAMPLES_SCHEMA, Samples, samples_before
-from dpsim.study.task import ScriptTask
+from dpsim.study.task import SAMPLES_SCHEMA, Samples, ScriptTask, samples_before
 from dpsim.workload import Layer, Tensor, Workload
 
 LAYERS = 4

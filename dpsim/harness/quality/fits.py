@@ -1,4 +1,4 @@
-"""What is fitted and judged: the gap of batch norm, and steps to a target loss with the gradient noise scale.
+"""The trainings of a study, and what is judged: the gap of batch norm, and steps to a target with the noise scale.
 
 The primary outcome of the gap is the mean training loss of the last epoch, with batch statistics, as it is trained.
 Noisy statistics raise it in every step, so that it tells local batches apart where an evaluation with running
@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.harness.quality.cases import Runs, gap_cases, steps_cases
 from dpsim.predict.critical_batch import StepsFit, fit_steps, gradient_noise, power_law, same_samples
 from dpsim.predict.norm_gap import FORM, FORMS, fit_gap, interpolated_gap
 from dpsim.records.convergence import Convergence
@@ -26,14 +26,61 @@ from dpsim.records.quality import (
     GapStudy,
     MeanInterval,
     PredictedCurve,
+    QualityStudy,
     StepsPoint,
     StepsResult,
     StepsStudy,
+    TrainingCase,
     TrainingRun,
 )
 
+Runs = dict[TrainingCase, TrainingRun]
 _SHARES = 8
 _RESAMPLES = 200
+
+
+def cases(study: QualityStudy, *, held_out: bool) -> list[TrainingCase]:
+    """Return the trainings to fit, with their references; or those held out, with the ways out. Longest first."""
+    every: list[TrainingCase] = []
+    for gap in study.gap:
+        for batch in gap.held_out if held_out else (*gap.fitted, None):
+            every += gap_cases(gap, batch)
+        for model in gap.others if held_out else ():
+            every += gap_cases(gap, None, model)
+    for steps in study.steps_to_target:
+        for size in steps.held_out if held_out else steps.fitted:
+            every += steps_cases(steps, size)
+    return sorted(dict.fromkeys(every), key=lambda case: -case.steps)
+
+
+def gap_cases(study: GapStudy, local_batch: int | None, model: str | None = None) -> list[TrainingCase]:
+    """Return a training for each seed at a local batch; ``None``: with the statistics of the global batch."""
+    steps_per_epoch = -(-len(load_dataset(study.dataset).train_y) // study.global_batch)
+    return [
+        study.case(
+            model=model or study.model,
+            local_batch=local_batch or study.global_batch,
+            batch_norm="global" if local_batch is None else "leaf",
+            seed=seed,
+            steps=study.epochs * steps_per_epoch,
+        )
+        for seed in range(study.seeds)
+    ]
+
+
+def steps_cases(study: StepsStudy, global_batch: int) -> list[TrainingCase]:
+    """Return a training to the target for each seed, at the rate of the linear rule."""
+    return [
+        study.case(
+            global_batch=global_batch,
+            local_batch=global_batch,
+            batch_norm="global",
+            learning_rate=study.learning_rate * global_batch / study.reference_batch,
+            seed=seed,
+            steps=-(-study.most_samples // global_batch),
+        )
+        for seed in range(study.seeds)
+    ]
 
 
 def mean_interval(values: Sequence[float]) -> MeanInterval:
@@ -49,7 +96,7 @@ def mean_interval(values: Sequence[float]) -> MeanInterval:
 
 def predict_gap(study: GapStudy, runs: Runs) -> PredictedCurve:
     """Fit the gap, and predict it at the held-out local batches; the other forms and no gap are baselines."""
-    reference = _reference(study, runs)
+    reference = _of(study, runs, None)
     gaps = {b: _gap(_of(study, runs, b), reference, "final_loss").mean for b in study.fitted}
     try:
         fits = {form: fit_gap(gaps, study.global_batch, form) for form in FORMS}
@@ -71,7 +118,7 @@ def predict_gap(study: GapStudy, runs: Runs) -> PredictedCurve:
 
 def compare_gap(study: GapStudy, predicted: PredictedCurve, runs: Runs) -> GapResult:
     """Return the measured gaps with their intervals beside the predictions."""
-    reference = _reference(study, runs)
+    reference = _of(study, runs, None)
     by_batch = dict(zip(predicted.batches, predicted.values, strict=True))
 
     def point(local_batch: int | None, model: str | None = None) -> GapPoint:
@@ -117,12 +164,7 @@ def _of(study: GapStudy, runs: Runs, local_batch: int | None, model: str | None 
     return [runs[case] for case in gap_cases(study, local_batch, model)]
 
 
-def _reference(study: GapStudy, runs: Runs) -> list[TrainingRun]:
-    return _of(study, runs, None)
-
-
 def _gap(own: Sequence[TrainingRun], reference: Sequence[TrainingRun], loss: str) -> MeanInterval:
-    """Return the gap in the log of a loss, paired by seed."""
     return mean_interval(
         [math.log(getattr(a, loss)) - math.log(getattr(b, loss)) for a, b in zip(own, reference, strict=True)]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,23 @@ import msgspec
 
 from dpsim import codec
 from dpsim.errors import FileFormatError
-from dpsim.harness.quality.cases import Runs, cases, run_all
-from dpsim.harness.quality.fits import compare_gap, compare_steps, convergence, predict_gap, predict_steps
+from dpsim.harness.quality.fits import Runs, cases, compare_gap, compare_steps, convergence, predict_gap, predict_steps
 from dpsim.progress import Progress
 from dpsim.records.convergence import ConvergenceFile
 from dpsim.records.quality import (
     PREDICTIONS,
     PREDICTIONS_SCHEMA,
     RECORD,
+    RUN_SCHEMA,
+    RUNS,
     DivergencePoint,
     DivergenceResult,
     QualityPredictions,
     QualityRecord,
     QualityResults,
     QualityStudy,
+    TrainingCase,
+    TrainingRun,
     read_quality,
 )
 from dpsim.study.cases import run_side_by_side
@@ -54,6 +58,35 @@ def study_quality(study: QualityStudy, folder: Path, progress: Progress) -> Qual
     codec.write(folder / CONVERGENCE, derived.convergence)
     codec.write(folder / RECORD, record)
     return derived
+
+
+def path_of(folder: Path, case: TrainingCase) -> Path:
+    """Return the file of a case's run."""
+    return folder / RUNS / f"{codec.digest(case)[:20]}.json"
+
+
+def run_all(cases: Sequence[TrainingCase], folder: Path, progress: Progress) -> Runs:
+    """Return the runs of the cases: those in the folder are read, the others trained and saved there one by one.
+
+    Raises ``FileFormatError`` for a damaged run, and what a training raises; runs that are finished stay.
+    """
+    missing = [case for case in cases if not path_of(folder, case).exists()]
+    if missing:
+        progress(f"{len(missing)} trainings to do, {len(cases) - len(missing)} finished before")
+        files = [str(path_of(folder.resolve(), case)) for case in missing]
+        run_side_by_side("dpsim.study.runners.fit:trainings", missing, progress, files=files)
+    return {case: _read(path_of(folder, case), case) for case in cases}
+
+
+def _read(path: Path, case: TrainingCase) -> TrainingRun:
+    run = codec.read(path, TrainingRun, "training run", RUN_SCHEMA)
+    if run.case != case:
+        raise FileFormatError(
+            f"{path} is not the run that its name says",
+            allowed="the file as dpsim wrote it",
+            remedy="remove it, and it is trained again",
+        )
+    return run
 
 
 def read_results(folder: Path) -> QualityResults | None:

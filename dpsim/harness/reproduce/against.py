@@ -102,7 +102,6 @@ def _trajectory(record: ReproduceRecord, plan: Plan) -> Trajectory | None:
 
 
 def _other_machine(saved: ReproduceRecord, environment: Environment, kernel_table: str) -> list[str]:
-    """Return in what the machine type of a saved run differs from this one."""
     before, now = machine_type(saved.environment), machine_type(environment)
     if saved.kernel_table:  # older records do not have it
         before, now = before | {"kernel table": saved.kernel_table}, now | {"kernel table": kernel_table}

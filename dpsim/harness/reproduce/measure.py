@@ -105,8 +105,6 @@ def possible(reproduction: Reproduction) -> tuple[Plan, ...]:
 
 
 class _Trainings:
-    """The trainings of a reproduction so far, and the jobs that run more of them."""
-
     def __init__(self, reproduction: Reproduction, scratch: Path, progress: Progress) -> None:
         self.reproduction, self._scratch, self._progress = reproduction, scratch, progress
         self.trajectories: list[Trajectory] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.folder_lock import locked
-from dpsim.harness.quality.cases import cases
+from dpsim.harness.quality.fits import cases
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again
@@ -35,8 +35,7 @@ from dpsim.study.cases import run
 from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import Inputs, preparation_s, prepared
 from dpsim.study.loop import LEAST_ROUNDS
-from dpsim.study.samples import Samples, samples_before
-from dpsim.study.task import SweepTask
+from dpsim.study.task import Samples, SweepTask, samples_before
 
 _REPORT_S = 10.0
 """About what starting the ranks and writing the report take."""

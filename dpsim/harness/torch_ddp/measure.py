@@ -33,8 +33,7 @@ from dpsim.report.sweep.write import write_report
 from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import SCHEMA, Inputs
 from dpsim.study.loop import LEAST_ROUNDS
-from dpsim.study.samples import Samples, samples_before
-from dpsim.study.task import ScriptTask
+from dpsim.study.task import Samples, ScriptTask, samples_before
 from dpsim.torch_ddp.profile_script import check_torch, profile_script
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.units import format_duration, format_size

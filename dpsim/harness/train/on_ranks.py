@@ -64,13 +64,12 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
 def _trainer(
     comm: MPI.Intracomm, task: TrainTask, dataset: Dataset, model: Model, report: Progress
 ) -> tuple[Trainer, int]:
-    """A trainer as configured, and the number of steps of the run."""
-    config, costs, replica = task.config, task.costs, model.replica()
+    config, replica = task.config, model.replica()
     plan, schedule = config.plan, None
     if (warning := batch_norm_warning(replica.layers, plan)) is not None:
         report(f"warning: {warning}")
-    if costs is not None:
-        schedule = lower(costs.workload, plan, alpha_s=costs.alpha_s, beta_s_per_byte=costs.beta_s_per_byte)
+    if task.workload is not None:
+        schedule = lower(task.workload, plan, alpha_s=task.alpha_s, beta_s_per_byte=task.beta_s_per_byte)
     steps_per_epoch = -(-len(dataset.train_y) // plan.global_batch)
     total = config.total_steps(steps_per_epoch)
 
@@ -159,8 +158,6 @@ def _restore(trainer: Trainer, config: TrainConfig, model: Model, total: int, re
 
 
 class _EpochReport(Callback):
-    """Reports the loss of every epoch."""
-
     def __init__(self, report: Progress) -> None:
         self._report = report
 

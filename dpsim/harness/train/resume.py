@@ -34,19 +34,16 @@ _DEPENDENT = (
 """Fields of which a new value of the first makes the old one of the second invalid."""
 
 
-class Costs(Noun, frozen=True):
-    """What a fusion rule that needs costs is given: the profiled workload, and alpha-beta of an allreduce."""
-
-    workload: Workload
-    alpha_s: float
-    beta_s_per_byte: float
-
-
 class TrainTask(Noun, frozen=True):
-    """What the ranks of a training are given: its configuration, and the costs that were measured for it."""
+    """What the ranks of a training are given: its configuration, and the costs for a fusion rule that needs them.
+
+    These are the profiled workload, and alpha-beta of an allreduce.
+    """
 
     config: TrainConfig
-    costs: Costs | None = None
+    workload: Workload | None = None
+    alpha_s: float = 0.0
+    beta_s_per_byte: float = 0.0
 
 
 def configured(

@@ -11,7 +11,7 @@ from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.harness.train.resume import Costs, TrainTask, survivors
+from dpsim.harness.train.resume import TrainTask, survivors
 from dpsim.launch.jobs import JobFailed, on_ranks
 from dpsim.launch.rank_info import job
 from dpsim.predict import choose_overlap
@@ -44,42 +44,37 @@ def train(config: TrainConfig, progress: Progress) -> TrainResult:
         )
     if config.checkpoint is not None and not config.resumes_in_place:
         check_unused(Path(config.checkpoint))
-    config, costs = _measured(config, progress)
+    task = _measured(config, progress)
     while True:
         try:
             result = on_ranks(
                 "dpsim.harness.train.on_ranks:train_on_ranks",
-                codec.to_builtins(TrainTask(config=config, costs=costs)),
-                devices=config.plan.devices,
+                codec.to_builtins(task),
+                devices=task.config.plan.devices,
                 progress=progress,
                 pin=True,
                 watch=config.elastic,
             )
         except JobFailed as failed:
-            if not (config.elastic and failed.lost) or config.plan.devices == 1:
+            if not (config.elastic and failed.lost) or task.config.plan.devices == 1:
                 raise
-            config = _survivors(config, failed, progress)
+            wait_until_free(Path(str(config.checkpoint)), _TEARDOWN_S)
+            smaller, step = survivors(task.config, failed.lost)
+            start = f"from step {step}" if step else "from the beginning"
+            devices = smaller.plan.devices
+            progress(f"warning: {failed.given}; going on {start} on {devices} device{'s' * (devices != 1)}")
+            task = msgspec.structs.replace(task, config=smaller)
         else:
             return codec.decode(result, TrainResult, "training result")
 
 
-def _survivors(config: TrainConfig, failed: JobFailed, progress: Progress) -> TrainConfig:
-    """The configuration to continue with after ranks were killed, once the killed run has released its folder."""
-    wait_until_free(Path(str(config.checkpoint)), _TEARDOWN_S)
-    smaller, step = survivors(config, failed.lost)
-    start = f"from step {step}" if step else "from the beginning"
-    devices = smaller.plan.devices
-    progress(f"warning: {failed.given}; going on {start} on {devices} device{'s' * (devices != 1)}")
-    return smaller
-
-
-def _measured(config: TrainConfig, progress: Progress) -> tuple[TrainConfig, Costs | None]:
-    """The configuration with overlap ``auto`` decided, and the costs, if either needs a measurement."""
+def _measured(config: TrainConfig, progress: Progress) -> TrainTask:
+    """Return the training with overlap ``auto`` decided, and the costs, if either needs a measurement."""
     plan = config.plan
     if not config.chooses_overlap and not FUSION_RULES.find(plan.fusion_rule).needs_costs:
-        return config, None
+        return TrainTask(config=config)
     if plan.devices == 1:
-        return msgspec.structs.replace(config, chooses_overlap=False), None
+        return TrainTask(config=msgspec.structs.replace(config, chooses_overlap=False))
     plain = ALGORITHMS.find(plan.algorithm).sixteen_bits  # others send 16 bits only in leaves: measure them without
     profiled = plan if plain else msgspec.structs.replace(plan, wire_dtype=None)
     needed = Needed(
@@ -98,4 +93,4 @@ def _measured(config: TrainConfig, progress: Progress) -> tuple[TrainConfig, Cos
         progress(f"overlap {overlap}, from the predicted steps: {predicted}")
     alpha_s, beta = nearest_line(machine, plan.collective)
     config = config.changed(overlap=overlap, selection=machine.selected(plan.devices))
-    return config, Costs(workload=workload, alpha_s=alpha_s, beta_s_per_byte=beta)
+    return TrainTask(config=config, workload=workload, alpha_s=alpha_s, beta_s_per_byte=beta)

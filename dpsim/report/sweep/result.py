@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dpsim.codec import to_builtins
-from dpsim.records.columns.sweep import without_threshold
+from dpsim.records.columns import without_threshold
 from dpsim.records.comparison import Comparison
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpsim.errors import ConfigError
-from dpsim.records.columns.sweep import run_values
+from dpsim.records.columns import run_values
 from dpsim.records.comparison import Comparison
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results

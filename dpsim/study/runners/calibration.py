@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from dpsim.comm.progress import BucketAllreduce
 from dpsim.comm.progress import Progress as AllreduceProgress
 from dpsim.comm.progress import progress as overlap_mechanism
 from dpsim.comm.selection import select, sizes
-from dpsim.comm.transport import PersistentAllreduce, Transport
+from dpsim.comm.transport import Transport
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
 from dpsim.progress import Progress
@@ -109,33 +110,23 @@ class IdleTable(CollectiveTable):
         buffers = {size: self.link.allocate(size).view(np.float32) for size in self.sizes}
         self._prepared = {size: (buffer, self._collective(buffer)) for size, buffer in buffers.items()}
 
-    def _collective(self, buffer: Array) -> PersistentAllreduce | _OrderedSum:
+    def _collective(self, buffer: Array) -> Callable[[], object]:
         collective = self.subject.collective
-        if collective.kind == "ordered-sum":
-            return _OrderedSum(self.link, buffer)
-        return prepare(self.link, buffer, collective.algorithm, self.compression, kind=collective.kind)
+        if collective.kind == "ordered-sum":  # a sum for which every rank waits
+            plan = Plan(devices=self.link.size, global_batch=self.link.size)
+            return functools.partial(ordered_sum(self.link, plan_partial_sums(plan)), [buffer])
+        return prepare(self.link, buffer, collective.algorithm, self.compression, kind=collective.kind).run
 
     def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
         seconds: dict[int, list[float]] = {size: [] for size in order}
         for _ in range(_IDLE_SAMPLES):
             for size in order:
-                buffer, collective = self._prepared[size]
+                buffer, run = self._prepared[size]
                 buffer[...] = 1.0
                 start_s = _start(self.group, self.link)
-                collective.run()
+                run()
                 seconds[size].append(now() - start_s)
         return {TIME_S: seconds}
-
-
-class _OrderedSum:
-    """A sum for which every rank waits, to be run again and again."""
-
-    def __init__(self, link: Transport, buffer: Array) -> None:
-        plan = Plan(devices=link.size, global_batch=link.size)
-        self._sum, self._buffer = ordered_sum(link, plan_partial_sums(plan)), buffer
-
-    def run(self) -> None:
-        self._sum([self._buffer])
 
 
 class LoadedTable(CollectiveTable):
@@ -290,14 +281,12 @@ def calibrators(
 
 
 def _load(config: CalibrateConfig) -> Load:
-    """Return the computation under which allreduces are measured."""
     if not config.model:
         return StandIn()
     return ReplicaLoad(config.model, config.dataset, config.local_batch, config.workload, config.compute_dtype)
 
 
 def _start(group: MPI.Intracomm, link: Transport) -> float:
-    """Let all ranks begin at once; return the moment."""
     if link.nap_s:
         return quiet_start(group)
     group.Barrier()

@@ -55,8 +55,6 @@ def run(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list
 
 
 class _Run:
-    """The training of one case."""
-
     def __init__(self, comm: MPI.Intracomm, reproduction: Reproduction, case: DigestCase, dataset: Dataset) -> None:
         self.comm, self.case, self.steps = comm, case, case.until or reproduction.steps
         self.replica = models.load(reproduction.model, dataset.input_shape, dataset.classes).replica()
@@ -172,7 +170,6 @@ class SampleDigests:
 
 
 def _row_digests(rows: Array) -> list[bytes]:
-    """8 bytes of the SHA-256 of each row."""
     return [hashlib.sha256(row.tobytes()).digest()[:8] for row in rows]
 
 

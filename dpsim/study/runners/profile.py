@@ -34,8 +34,7 @@ from dpsim.study.profile import (
     ProfileConfig,
 )
 from dpsim.study.rows import ProfiledBatch, Rows
-from dpsim.study.runners.visit import train
-from dpsim.study.steps import WARM_UP_STEPS, step_times_s
+from dpsim.study.steps import WARM_UP_STEPS, step_times_s, train
 
 Floats = NDArray[np.float64]
 _LEAST_SAMPLES = 15

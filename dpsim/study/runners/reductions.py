@@ -74,7 +74,6 @@ class StreamTable(CollectiveTable):
         self._streams = {size: self._stream(size, at_once(size, self._step_bytes)) for size in self.sizes}
 
     def _stream(self, size: int, count: int) -> list[tuple[NDArray[np.float32], ReducedArray]]:
-        """Arrays that are reduced at once."""
         arrays = [pytorch_memory(size).view(np.float32) for _ in range(count)]
         return [(array, ReducedArray(self._reduction, array)) for array in arrays]
 
@@ -188,7 +187,6 @@ def _tables(
     earlier: Rows,
     parts: int,
 ) -> tuple[list[CollectiveTable], list[Reduction]]:
-    """The tables in which this rank takes part: idle for each number of devices, and beside backward."""
     load, network, gloo = TorchLoad(), Network.parse(config.network), distributed.is_initialized()
     tables: list[CollectiveTable] = []
     reductions: list[Reduction] = []

@@ -36,17 +36,18 @@ from dpsim.study.profile import (
     AT_S,
     BACKWARD_S,
     FORWARD_S,
+    INPUT_S,
     OVERHEAD_S,
     STEP_S,
     UPDATE_S,
     ProfileConfig,
+    computed_s,
     narrow,
     profiled_slowdowns,
 )
 from dpsim.study.rows import ProfiledBatch, Rows
 from dpsim.study.runners.calibration import until_known
-from dpsim.study.runners.own_runtime import wait_in_turns
-from dpsim.study.script_profile import INPUT_S, computed_s
+from dpsim.study.runners.training import wait_in_turns
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import ScriptTask
 from dpsim.torch_ddp.tables import check_same
@@ -187,11 +188,17 @@ class Study:
         for number in range(_CALIBRATION_PARTS):
             for calibrator in self.calibrators:
                 calibrator.visit(number, counted=True)
-        pause_s = self._pauses()
+        pause_s: dict[int, float] = {}
+        for subject in self._task.collectives:
+            if not subject.overlap:
+                largest = self.rows.parts(subject, TIME_S)[-1]
+                seconds = float(np.median(self.rows.values(subject, TIME_S, largest)))
+                pause_s[subject.collective.devices] = min(seconds, _LONGEST_PAUSE_S)
         for profiler in self.profilers:
             profiler.pause_s = pause_s
         stop = until_known(self._task.first_s, least_rounds=_LEAST_VISITS)
-        for current in rounds(stop, suffice=self._known, seed=self._task.experiment.seed, report=self._report):
+        known = lambda: narrow(profiled_slowdowns(self._profile, self.rows, self._task.place))  # noqa: E731
+        for current in rounds(stop, suffice=known, seed=self._task.experiment.seed, report=self._report):
             for each in current.order(self.beside):
                 each.visit(current.number, counted=True)
         for profiler in self.profilers:
@@ -205,18 +212,6 @@ class Study:
         assert inputs is not None
         profiles = (*inputs.profiles[:place], replace(inputs.profiles[place], **decided), *inputs.profiles[place + 1 :])
         return replace(inputs, profiles=profiles, rows=self.rows.series(), measured_until=stamp())
-
-    def _pauses(self) -> dict[int, float]:
-        pauses: dict[int, float] = {}
-        for subject in self._task.collectives:
-            if not subject.overlap:
-                largest = self.rows.parts(subject, TIME_S)[-1]
-                seconds = float(np.median(self.rows.values(subject, TIME_S, largest)))
-                pauses[subject.collective.devices] = min(seconds, _LONGEST_PAUSE_S)
-        return pauses
-
-    def _known(self) -> bool:
-        return narrow(profiled_slowdowns(self._profile, self.rows, self._task.place))
 
     def measured(self) -> Any:
         """Visit everything in every round, until all intervals are narrow or the budget is spent; the ``Samples``."""

@@ -13,22 +13,24 @@ from dpsim.data import Dataset
 from dpsim.errors import DpsimError
 from dpsim.harness import models
 from dpsim.harness.sweep.emulation import Watch, Watched, machine_cores
+from dpsim.launch.rank_process import pin
+from dpsim.lowering import lower
 from dpsim.machine import Machine, Network
 from dpsim.predict import scheduled
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.replica import Replica
-from dpsim.runtime.emulated import EmulatedReplica
+from dpsim.runtime.emulated import EmulatedReplica, WorkloadReplica
 from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
 from dpsim.setting import Setting
 from dpsim.study.measure import SettingSamples
-from dpsim.study.runners.visit import train
-from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
+from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s, train
+from dpsim.torch_ddp.visit import Turns, Visit
 from dpsim.workload import Workload
 
 _LOSS_TOLERANCE = 0.02
-
+_UNREAD_BATCHES = 64
 
 _Step = tuple[StepMarks, float, int]
 """The marks of a step on one rank, the sum of its losses, and the samples of the global batch."""
@@ -51,6 +53,7 @@ class TrainedSetting:
         self.group = first_ranks(comm, plan.devices)
         self.samples = SettingSamples(setting, earlier)
         self.typical: tuple[float, list[StepMarks]] | None = None
+        """The step nearest to the median so far, which the report draws."""
         self.new_losses: list[float] = []
         self.memory_bytes = 0
         if self.group is None:
@@ -75,50 +78,38 @@ class TrainedSetting:
     def visit(self, number: int, *, counted: bool) -> bool:
         """See ``Visitor``. The first two steps and those with a short batch do not count."""
         quiet_barrier(self._comm)
-        if self.group is not None and self.emulated is not None:
-            self._visit_emulated(self.group, self.emulated, number, counted=counted)
-        elif self.group is not None:
-            self._visit(self.group, number, counted=counted)
+        if self.group is None:
+            return True
+        if self.emulated is not None:
+            gathered = self._waited_steps(self.group, self.emulated, counted=counted)
+        else:
+            steps = [_kept(outcome) for outcome in train(self.trainer)]
+            seen = self.group.gather((steps, self.trainer.memory_bytes))
+            self.memory_bytes = max(size_bytes for _, size_bytes in seen) if seen else 0
+            gathered = [of_rank for of_rank, _ in seen] if seen else None
+        if gathered is not None:
+            self._add(gathered, number, counted=counted)
         return True
 
-    def _visit(self, group: MPI.Intracomm, round_number: int, *, counted: bool) -> None:
-        steps = [_kept(outcome) for outcome in train(self.trainer)]
-        self._add(group.gather((steps, self.trainer.memory_bytes)), round_number, counted=counted)
-
-    def _visit_emulated(
-        self, group: MPI.Intracomm, replica: EmulatedReplica, round_number: int, *, counted: bool
-    ) -> None:
-        """The same with ranks that wait: they begin together."""
+    def _waited_steps(
+        self, group: MPI.Intracomm, replica: EmulatedReplica, *, counted: bool
+    ) -> list[list[_Step]] | None:
+        """Return the steps of all ranks on rank 0, made again where something else delayed them."""
         attempt, again = 0, True
         while again:
-            gathered = group.gather(self._watched_steps(group, replica))
+            outcomes, seen = watched_steps(group, self.trainer, replica)
+            gathered = group.gather(([_kept(outcome) for outcome in outcomes], seen))
             if gathered is not None:
                 watched = [of_rank for _, of_rank in gathered]
                 again = counted and self.samples.emulation.repeats(watched, machine_cores(), attempt)
             attempt, again = attempt + 1, group.bcast(again)
         if gathered is None:
-            return
+            return None
         if counted:
             self.samples.emulation.visited(watched, machine_cores())
-        self._add([(of_rank, 0) for of_rank, _ in gathered], round_number, counted=counted)
+        return [of_rank for of_rank, _ in gathered]
 
-    def _watched_steps(self, group: MPI.Intracomm, replica: EmulatedReplica) -> tuple[list[_Step], Watched]:
-        """The steps of a visit, and how well this rank kept its times in those that count."""
-        quiet_start(group)
-        replica.begin_anew()
-        steps = [_kept(self.trainer.step()) for _ in range(WARM_UP_STEPS)]
-        watch = Watch()
-        for _ in range(COUNTED_STEPS):
-            steps.append(_kept(self.trainer.step()))
-            watch.step(replica.lateness_s)
-        return steps, watch.seen()
-
-    def _add(self, seen: list[tuple[list[_Step], int]] | None, round_number: int, *, counted: bool) -> None:
-        """Keep the steps and the memory of all ranks of a visit, on rank 0."""
-        if seen is None:
-            return
-        self.memory_bytes = max(size_bytes for _, size_bytes in seen)
-        gathered = [steps for steps, _ in seen]
+    def _add(self, gathered: list[list[_Step]], round_number: int, *, counted: bool) -> None:
         by_step = list(zip(*gathered, strict=True))
         self.new_losses += [sum(loss for _, loss, _ in ranks) / ranks[0][2] for ranks in by_step]
         if not counted:
@@ -126,19 +117,15 @@ class TrainedSetting:
         times_s = step_times_s([[marks.end_s for marks, _, _ in rows] for rows in gathered])
         losses = self.new_losses[-COUNTED_STEPS:]
         for ranks, step_s, loss in zip(by_step[WARM_UP_STEPS:], times_s, losses, strict=True):
-            if ranks[0][2] == self.trainer.plan.global_batch:
-                self._keep(round_number, step_s, loss, [marks for marks, _, _ in ranks])
-
-    def _keep(self, round_number: int, step_s: float, loss: float, marks: list[StepMarks]) -> None:
-        last_s = min(map(exposed_s, marks))  # of the rank that was ready last
-        self.samples.add({"step_s": step_s, "exposed_communication_s": last_s, "round": round_number, "losses": loss})
-        self._keep_typical(step_s, marks)
-
-    def _keep_typical(self, step_s: float, marks: list[StepMarks]) -> None:
-        """Keep the marks of the step nearest to the median so far, which the report draws."""
-        middle = float(np.median(self.samples.step_s))
-        if self.typical is None or abs(step_s - middle) < abs(self.typical[0] - middle):
-            self.typical = (step_s, marks)
+            if ranks[0][2] != self.trainer.plan.global_batch:
+                continue
+            marks = [of_rank for of_rank, _, _ in ranks]
+            last_s = min(map(exposed_s, marks))  # of the rank that was ready last
+            kept = {"step_s": step_s, "exposed_communication_s": last_s, "round": round_number, "losses": loss}
+            self.samples.add(kept)
+            middle = float(np.median(self.samples.step_s))
+            if self.typical is None or abs(step_s - middle) < abs(self.typical[0] - middle):
+                self.typical = (step_s, marks)
 
     def point(self) -> MeasuredPoint:
         """See ``Visitor``."""
@@ -163,6 +150,50 @@ class TrainedSetting:
         """Give back what the trainer holds. Collective over the setting's ranks."""
         if self.group is not None:
             self.trainer.close()
+
+
+def watched_steps(
+    group: MPI.Intracomm, trainer: Trainer, replica: EmulatedReplica
+) -> tuple[list[StepOutcome], Watched]:
+    """Return the steps of a visit by ranks that wait, and how well this rank kept its times in those that count."""
+    quiet_start(group)
+    replica.begin_anew()
+    steps = [trainer.step() for _ in range(WARM_UP_STEPS)]
+    watch = Watch()
+    for _ in range(COUNTED_STEPS):
+        steps.append(trainer.step())
+        watch.step(replica.lateness_s)
+    return steps, watch.seen()
+
+
+def wait_in_turns(
+    group: MPI.Intracomm, setting: Setting, workload: Workload, seed: int, folder: str, number: int
+) -> None:
+    """Take the turns of the ``number``-th setting of a script, as a rank of ``group`` that waits for profiled times.
+
+    It is a rank of dpsim's own runtime, which takes turns with DDP's ranks. It trains on samples that nobody looks at.
+    """
+    pin(group)
+    plan, network, schedule = setting.plan, Network.parse(setting.network), lower(workload, setting.plan)
+    replica = EmulatedReplica(WorkloadReplica(workload), workload, seed=seed, rank=group.rank)
+    samples = _UNREAD_BATCHES * plan.global_batch
+    x, labels = np.zeros((samples, 1), np.float32), np.zeros(samples, np.int64)
+    dataset = Dataset(name="none", train_x=x, train_y=labels, test_x=x[:1], test_y=labels[:1], classes=1)
+    trainer = Trainer(replica, dataset, plan, group, network, seed=seed, schedule=schedule)
+    sizes = tuple(int(size) for size in schedule.bucket_size_bytes)
+    turns, visit = Turns(folder, number), Visit(bucket_bytes=sizes)
+    while turns.take(visit).steps:
+        outcomes, watched = watched_steps(group, trainer, replica)
+        marks = [outcome.marks for outcome in outcomes]
+        visit = Visit(
+            moments_s=[marks[0].begin_s, *(each.end_s for each in marks)],
+            waited_s=[exposed_s(each) for each in marks],
+            logged_s={},
+            bucket_bytes=sizes,
+            watched=watched,
+        )
+    turns.close()
+    trainer.close()
 
 
 def _kept(outcome: StepOutcome) -> _Step:

@@ -45,7 +45,7 @@ from dpsim.records import bench, convergence, quality, reproduce, sweep
 from dpsim.replica import Array
 from dpsim.report.reproduce import content
 from dpsim.runtime import checkpoint
-from dpsim.study.samples import Samples, samples_before
+from dpsim.study.task import Samples, samples_before
 from dpsim.torch_ddp.kineto.workload import read_trace
 
 HANG_S, IDLE_S = 20.0, 120.0
