@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpsim.cli import flags, show
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """\
 Examples:

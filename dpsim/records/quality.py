@@ -190,12 +190,7 @@ class TrainingCase(Noun, frozen=True):
 
     @property
     def plan(self) -> Plan:
-        """The plan on one device, whose leaves stand for devices. Raises ``ConfigError``."""
-        if self.global_batch % self.local_batch:
-            raise ConfigError(
-                f"local batch {self.local_batch} of a global batch of {self.global_batch}",
-                allowed="a divisor of the global batch",
-            )
+        """The plan on one device, whose leaves stand for devices."""
         own = {"devices": 1, "leaves": self.global_batch // self.local_batch, "algorithm": "two-shot"}
         optimizer = Sgd(learning_rate=self.learning_rate, momentum=self.momentum)
         return Plan(**shared(self, Plan) | own, optimizer=optimizer)

@@ -323,14 +323,6 @@ def _facts(record: ReproduceRecord) -> Facts:
     return tuple((name, value) for name, value in facts if value)
 
 
-def _devices(plan: Plan) -> str:
-    return plan.layout or str(plan.devices)
-
-
-def _threshold(plan: Plan) -> str:
-    return format_size(plan.threshold_bytes)
-
-
 def _counts_table(record: ReproduceRecord) -> Table:
     sections = {}
     for name, runs in _modes(record).items():
@@ -366,8 +358,8 @@ def _digests_table(record: ReproduceRecord) -> Table:
         return text if run.plan.devices > 1 else ""
 
     columns: tuple[Column[Run], ...] = (
-        Column(head="devices", cell=lambda run: _devices(run.plan)),
-        Column(head="threshold", cell=lambda run: sent(run, _threshold(run.plan))),
+        Column(head="devices", cell=lambda run: run.plan.layout or str(run.plan.devices)),
+        Column(head="threshold", cell=lambda run: sent(run, format_size(run.plan.threshold_bytes))),
         Column(head="algorithm", cell=lambda run: sent(run, run.plan.algorithm), left=True),
         Column(head="overlap", cell=lambda run: sent(run, run.plan.overlap), left=True),
         Column(head="digest", cell=lambda run: record.trajectories[run.trajectory].digest[:_SHOWN], left=True),
@@ -406,8 +398,8 @@ def _differences_table(record: ReproduceRecord) -> Table:
         if rows:
             sections[name] = list(rows.values())
     columns: tuple[Column[tuple[Plan, Difference]], ...] = (
-        Column(head="devices", cell=lambda row: _devices(row[0])),
-        Column(head="threshold", cell=lambda row: _threshold(row[0])),
+        Column(head="devices", cell=lambda row: row[0].layout or str(row[0].devices)),
+        Column(head="threshold", cell=lambda row: format_size(row[0].threshold_bytes)),
         Column(head="algorithm", cell=lambda row: row[0].algorithm, left=True),
         Column(head="step", cell=lambda row: str(row[1].step)),
         Column(head="first tensor", cell=lambda row: _first_tensor(row[1]), left=True),

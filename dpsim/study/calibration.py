@@ -150,7 +150,7 @@ def calibrated_machine(
     Its link is fitted to the tables (``fitted_link``) and prices, as an extrapolation, what they do not cover.
     """
     ranks = max(subject.collective.devices for subject in subjects)
-    idle = [_cost(subject, rows) for subject in subjects if not subject.overlap]
+    idle = [AllreduceCost(**_table(subject, rows)) for subject in subjects if not subject.overlap]
     allreduce = tuple(table for table in idle if table.kind == "allreduce")
     link, last = Network.parse(network), loads[-1:]
     visits = [(rows.values(load, AT_S), rows.values(load, each)) for load in last for each in (ALONE_S, TOGETHER_S)]
@@ -175,10 +175,6 @@ def calibrated_machine(
 def load_slowdown(load: CalibratedLoad, rows: Rows) -> ComputeSlowdown:
     """Return how much longer the load takes on the slowest of several ranks at once than on one, visit by visit."""
     return slowdown(load.devices, rows.values(load, ALONE_S), rows.values(load, TOGETHER_S))
-
-
-def _cost(subject: CalibratedCollective, rows: Rows) -> AllreduceCost:
-    return AllreduceCost(**_table(subject, rows))
 
 
 def _overlap_cost(subject: CalibratedCollective, rows: Rows) -> OverlapCost:

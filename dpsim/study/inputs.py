@@ -197,39 +197,36 @@ def prepared(settings: Sequence[Setting], inputs: Inputs, *, same_minutes: bool 
     They are to predict a later run, or with ``same_minutes`` what was measured in turns with them.
     """
     scatter = sampling_uncertainty if same_minutes else profiled_uncertainty
-    rows, needed = Rows(inputs.rows), [(profile_kind(setting), calibration_kind(setting)) for setting in settings]
-    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kind for kind, _ in needed))}
+    rows, profiles = Rows(inputs.rows), [*dict.fromkeys(map(profile_kind, settings))]
+    real_first = sorted(settings, key=lambda setting: setting.emulated_compute)
+    calibrations = [*dict.fromkeys(map(calibration_kind, real_first))]
     profiled = [
         (profiled_workload if bare.ddp is None else script_workload)(config, bare, rows, number)
         for number, (config, bare) in enumerate(zip(inputs.profiles, inputs.bare, strict=True))
     ]
-    real = dict.fromkeys(calibration_kind(setting) for setting in settings if not setting.emulated_compute)
-    waiting = dict.fromkeys(calibration_kind(setting) for setting in settings if setting.emulated_compute)
-    machines_of = {
-        (kind, emulated): _machine(inputs, rows, number)
-        for number, (kind, emulated) in enumerate([*((k, False) for k in real), *((k, True) for k in waiting)])
-    }
-    fixed = {kind: inputs.calibrations[len(real) + number].workload for number, kind in enumerate(waiting)}
+    links = [_machine(inputs, rows, number) for number in range(len(calibrations))]
     workloads: list[Workload] = []
     machines: list[Machine] = []
     indices: dict[Kinds, Indices] = {}
-    for setting, kinds in zip(settings, needed, strict=True):
+    for setting in settings:
+        kinds = kinds_of(setting)
         if kinds in indices:
             continue
-        number = numbers[kinds[0]]
-        link = machines_of[kinds[1], setting.emulated_compute]
+        number, calibration = profiles.index(kinds[0]), calibrations.index(kinds[1])
         if setting.emulated_compute:
-            replayed = fixed[kinds[1]]
+            replayed = inputs.calibrations[calibration].workload
             assert replayed is not None
             workload = msgspec.structs.replace(replayed, emulated_compute=True)
-            of_kind = [each for each in settings if each.emulated_compute and calibration_kind(each) == kinds[1]]
-            machines.append(_without_cores(link, workload, of_kind))
+            of_kind = [each for each in settings if calibration_kind(each) == kinds[1]]
+            machines.append(_without_cores(links[calibration], workload, of_kind))
         else:
             workload = profiled[number]
             network = setting.network if setting.runtime == "dpsim" else NODE
-            slowdowns = profiled_slowdowns(inputs.profiles[number], rows, number, network)
-            error = scatter(inputs.profiles[number], rows, number)
-            machines.append(msgspec.structs.replace(link, compute_slowdown=slowdowns, relative_uncertainty=error))
+            changes = {
+                "compute_slowdown": profiled_slowdowns(inputs.profiles[number], rows, number, network),
+                "relative_uncertainty": scatter(inputs.profiles[number], rows, number),
+            }
+            machines.append(msgspec.structs.replace(links[calibration], **changes))
         if workload not in workloads:
             workloads.append(workload)
         indices[kinds] = workloads.index(workload), len(machines) - 1

@@ -91,9 +91,7 @@ class Rows:
     def __init__(self, series: Iterable[Series] = ()) -> None:
         self._series: dict[tuple[Subject, str, int], tuple[list[int], list[float]]] = {}
         self._beforehand: dict[tuple[Subject, str, int], int] = {}
-        for each in series:
-            key = each.subject, each.quantity, each.part
-            self._series[key], self._beforehand[key] = (list(each.visit), list(each.value)), each.beforehand
+        self.join(series)
 
     def add(self, subject: Subject, quantity: str, visit: int, values: Iterable[float], part: int = 0) -> None:
         """Keep the values that a visit took of a quantity."""
@@ -105,7 +103,9 @@ class Rows:
     def join(self, series: Iterable[Series]) -> None:
         """Keep the values that others took."""
         for each in series:
-            visits, kept = self._series.setdefault((each.subject, each.quantity, each.part), ([], []))
+            key = each.subject, each.quantity, each.part
+            visits, kept = self._series.setdefault(key, ([], []))
+            self._beforehand.setdefault(key, each.beforehand)
             visits += each.visit
             kept += each.value
 

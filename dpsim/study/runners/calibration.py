@@ -132,20 +132,15 @@ class IdleTable(CollectiveTable):
 class LoadedTable(CollectiveTable):
     """How long a collective takes under a running load, and how much longer the load takes for it.
 
-    The load alone and the load with collectives alternate; every collective ends well before the load does.
+    The load alone and the load with collectives alternate; every collective ends well before the load does. How many
+    run at once follows from the times of the ``idle`` table.
     """
 
-    load: Load
-    idle: CollectiveTable
-
-    @classmethod
-    def beside(
-        cls, idle: CollectiveTable, link: Transport, subject: CalibratedCollective, load: Load, config: CalibrateConfig
-    ) -> LoadedTable:
-        """Return the table of a load; how many collectives run at once follows from the times without it."""
-        table = cls(idle.group, link, subject, config, idle.rows, idle.parts)
-        table.idle, table.load = idle, load
-        return table
+    def __init__(
+        self, idle: CollectiveTable, link: Transport, subject: CalibratedCollective, load: Load, config: CalibrateConfig
+    ) -> None:
+        self.idle, self.load = idle, load
+        super().__init__(idle.group, link, subject, config, idle.rows, idle.parts)
 
     def _prepare(self) -> None:
         self.sizes = self.sizes[::-2][::-1]  # every second size, the largest among them
@@ -274,7 +269,7 @@ def calibrators(
                     idle = IdleTable(group, link, subject, config, rows, parts)
                     tables.append(idle)
                 else:
-                    tables.append(LoadedTable.beside(idle, link, subject, load, config))
+                    tables.append(LoadedTable(idle, link, subject, load, config))
         quiet_barrier(comm)
         visited.append(_OnGroup(comm, tables))
     return visited, list(selected.values())

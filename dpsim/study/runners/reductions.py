@@ -207,5 +207,5 @@ def _tables(
                 idle = StreamTable(load, link, config, group=group, subject=subject, rows=earlier, parts=parts)
                 tables.append(idle)
             else:
-                tables.append(BackwardTable.beside(idle, link, subject, load, config))
+                tables.append(BackwardTable(idle, link, subject, load, config))
     return tables, reductions
