@@ -12,7 +12,7 @@ from types import FrameType
 from cyclopts import App, CycloptsError
 
 from dpsim import installation
-from dpsim.cli import commands
+from dpsim.cli import commands, flags
 from dpsim.cli.mistakes import as_dpsim_error
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.launch import jobs, rank_info, rank_process
@@ -41,7 +41,7 @@ def build() -> App:
         if hasattr(module, "group"):
             app.command(module.group())
         else:
-            app.command(getattr(module, name), help_epilogue=module.EXAMPLES)
+            flags.command(app, getattr(module, name), module.EXAMPLES)
     app.register_install_completion_command(help="Install completion for your shell.", help_epilogue="")
     return app
 

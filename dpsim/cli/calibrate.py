@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
@@ -12,6 +12,9 @@ from dpsim.cli.machine import bus_bandwidths, link_sentence, print_tables, print
 from dpsim.errors import ConfigError
 from dpsim.registry import listed
 from dpsim.units import parse_bandwidth
+
+if TYPE_CHECKING:
+    from dpsim.machine import Machine
 
 EXAMPLES = """\
 Examples:
@@ -57,75 +60,66 @@ class CollectiveFlags(
     verbose: bool = flags.flag("Show the time of every size too.", default=False)
 
 
-_COLLECTIVES = CollectiveFlags.absent()
-
-
-def calibrate(
-    *,
-    of: CollectiveFlags = _COLLECTIVES,
-) -> None:
+def calibrate(*, of: CollectiveFlags) -> None:
     """Measure the allreduces of this machine, or import measurements; writes a machine file."""
-    if of.from_ is not None:
-        fields = of.values()
-        del fields["local_batch"]
-        imported = flags.provided(
-            network=fields.pop("network", None),
-            devices=fields.pop("devices", None),
-            algorithms=fields.pop("algorithm", None),
-            format=of.format,
-            out_of_place=of.out_of_place,
-        )
-        _refuse(fields | flags.provided(budget=of.budget), "with --from nothing is measured")
-        rate = None if of.line_rate is None else parse_bandwidth(of.line_rate)
-        _import(",".join(of.from_), imported, rate, of.output, of.json, of.verbose)
-        return
-    importing = flags.provided(format=of.format, out_of_place=of.out_of_place or None, line_rate=of.line_rate)
-    _refuse(importing, "without --from nothing is imported")
     from dpsim import codec
     from dpsim.harness.machines import points as points_of
-    from dpsim.machine import Network
-    from dpsim.study import calibration
 
-    flags.writable(of.output)
-    fields = of.values()
-    if "network" in fields and "algorithm" not in fields:
-        fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
-    for name in ("algorithm", "overlap"):
-        if name in fields:
-            fields[f"{name}s"] = fields.pop(name)
-    fields |= flags.provided(seconds=flags.budget(of.budget))
-    with show.progress() as progress:
-        machine = calibration.calibrate(calibration.CalibrateConfig(**fields), progress)
-    codec.write(of.output, machine)
+    machine, shown = _measured(of) if of.from_ is None else _imported(of)
     points = points_of(machine)
     if of.json:
         summary = {"machine": str(of.output), "network": machine.network, "emulated_network": machine.emulated_network}
         summary |= {"link": codec.to_builtins(machine.link), "calibrated_on": machine.calibrated_on}
-        show.print_json("calibrate", points, summary)
+        show.print_json("calibrate", points, summary | shown)
         return
     if of.verbose:
         print_times(points)
-    print_tables(machine)
+    for table in shown.get("imported", ()):
+        scope = f"{table['algorithm']} on {table['layout'] or table['devices']} devices, {table['sizes']} sizes"
+        print(f"{table['file']}: {table['benchmark']}: {scope}, {table['measured']}")
+    print_tables(machine, _line_rate(of))
     print(link_sentence(machine))
-    print(f"machine file: {of.output} (network {machine.network}{', emulated' if machine.emulated_network else ''})")
+    source = f"network {machine.network}"
+    if of.from_ is None:
+        source += ", emulated" * machine.emulated_network
+    elif machine.network == "node":
+        source = machine.name
+    print(f"machine file: {of.output} ({source}){', replaced' * shown.get('replaced', False)}")
 
 
-def _import(
-    files: str,
-    fields: dict[str, Any],
-    line_rate: float | None,
-    output: Path,
-    json: bool,
-    verbose: bool,
-) -> None:
+def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     from dpsim import codec
-    from dpsim.harness.machines import points as points_of
+    from dpsim.machine import Network
+    from dpsim.study import calibration
+
+    importing = flags.provided(format=of.format, out_of_place=of.out_of_place or None, line_rate=of.line_rate)
+    _refuse(importing, "without --from nothing is imported")
+    flags.writable(of.output)
+    fields = of.values()
+    if "network" in fields and "algorithm" not in fields:
+        fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
+    fields |= flags.provided(algorithms=fields.pop("algorithm", None), overlaps=fields.pop("overlap", None))
+    fields |= flags.provided(seconds=flags.budget(of.budget))
+    with show.progress() as progress:
+        machine = calibration.calibrate(calibration.CalibrateConfig(**fields), progress)
+    codec.write(of.output, machine)
+    return machine, {}
+
+
+def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
+    """Return the machine of the files that are imported, and what ``--json`` says of them beside it."""
+    from dpsim import codec
     from dpsim.imports import ImportConfig, import_machine
 
-    replaced = _replaceable(output)
-    machine, tables = import_machine(ImportConfig(files=flags.listed("--from", files, str) or (), **fields))
-    codec.write(output, machine)
-    points = points_of(machine)
+    fields = of.values()
+    del fields["local_batch"]
+    known = flags.provided(algorithms=fields.pop("algorithm", None), format=of.format, out_of_place=of.out_of_place)
+    known |= {name: fields.pop(name) for name in ("network", "devices") if name in fields}
+    _refuse(fields | flags.provided(budget=of.budget), "with --from nothing is measured")
+    line_rate, replaced = _line_rate(of), _replaceable(of.output)
+    files = flags.listed("--from", ",".join(of.from_ or ()), str) or ()
+    machine, tables = import_machine(ImportConfig(files=files, **known))
+    codec.write(of.output, machine)
     imported = [
         {"file": table.file, "benchmark": table.benchmark, "measured": table.measured}
         | {"algorithm": table.cost.algorithm, "devices": table.cost.devices, "layout": table.cost.layout}
@@ -142,26 +136,11 @@ def _import(
             " the devices are in one node, or the rate is meant in bytes (1 GB/s is 8gbit)",
             file=sys.stderr,
         )
-    if json:
-        summary = {"machine": str(output), "network": machine.network, "emulated_network": machine.emulated_network}
-        summary |= {
-            "doubts": doubts,
-            "link": codec.to_builtins(machine.link),
-            "calibrated_on": machine.calibrated_on,
-            "source": machine.source,
-            "replaced": replaced,
-        }
-        show.print_json("calibrate", points, summary | {"imported": imported})
-        return
-    if verbose:
-        print_times(points)
-    for table in imported:
-        scope = f"{table['algorithm']} on {table['layout'] or table['devices']} devices, {table['sizes']} sizes"
-        print(f"{table['file']}: {table['benchmark']}: {scope}, {table['measured']}")
-    print_tables(machine, line_rate)
-    print(link_sentence(machine))
-    source = machine.name if machine.network == "node" else f"network {machine.network}"
-    print(f"machine file: {output} ({source}){', replaced' if replaced else ''}")
+    return machine, {"doubts": doubts, "source": machine.source, "replaced": replaced, "imported": imported}
+
+
+def _line_rate(of: CollectiveFlags) -> float | None:
+    return None if of.line_rate is None else parse_bandwidth(of.line_rate)
 
 
 def _refuse(unused: dict[str, object], reason: str) -> None:

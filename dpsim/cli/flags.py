@@ -216,6 +216,17 @@ def group(name: str, help: str, examples: str) -> App:
     return App(name=name, help=help, help_format="plaintext", help_epilogue=examples)
 
 
+def command(app: App, function: Callable[..., Any], examples: str | None = None, name: str | None = None) -> None:
+    """Add a command to ``app``, its default one without ``examples``. Each parameter of ``Flags`` may be left out."""
+    kinds = inspect.get_annotations(function, eval_str=True)
+    absent = {name: kind() for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Flags)}
+    function.__kwdefaults__ = absent | (function.__kwdefaults__ or {})
+    if examples is None:
+        app.default(function)
+    else:
+        app.command(function, name=name, help_epilogue=examples)
+
+
 def listed(flag: str, text: str | None, read: Callable[[str], T]) -> tuple[T, ...] | None:
     """The comma-separated parts of ``text``, each converted by ``read``; None stays None. Raises ``ConfigError``."""
     if text is None:

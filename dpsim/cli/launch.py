@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -33,7 +32,7 @@ Command = Annotated[str, Parameter(name="COMMAND", help="The command to run, aft
 
 
 class JobFlags(flags.Flags):
-    """Flags for what a scheduler is asked for; the fields of ``BatchJob`` with the same names."""
+    """The flags of what a scheduler is asked for; the fields of ``BatchJob`` with the same names."""
 
     devices: Annotated[str, Parameter(help="Number of ranks: 8 on one node, or 2x4 on 2 nodes with 4 ranks each.")] = (
         "1"
@@ -44,52 +43,31 @@ class JobFlags(flags.Flags):
     output: Annotated[str, Parameter(help="File for what the job prints.")] = ""
     account: Annotated[str, Parameter(help="Account to charge.")] = ""
     queue: Annotated[str, Parameter(name=("--queue", "--partition"), help="Queue or partition.")] = ""
-
-
-_DEFAULTS = JobFlags()
-DryRun = Annotated[
-    bool, Parameter(negative="", show_default=False, help="Print the job script instead of submitting it.")
-]
+    dry_run: bool = flags.flag("Print the job script instead of submitting it.", default=False)
 
 
 def group() -> App:
     """Return ``dpsim launch`` with its commands."""
     app = flags.group("launch", "Run a script or a command on ranks, here or through a scheduler.", EXAMPLES)
-
-    @app.command(help_epilogue=_LOCAL_EXAMPLES)
-    def local(
-        *command: Command, devices: int = 1, hostfile: flags.Hostfile = None, stall_after: flags.StallAfter = None
-    ) -> None:
-        """Run your own Python script on ranks. If one rank fails, all end.
-
-        The script can ask dpsim.rank() and dpsim.size(), or mpi4py, which rank it
-        is. If it fails, its traceback and exit code become the command's.
-        --stall-after is for dpsim.fit, unless the script itself names a time.
-        """
-        from dpsim.launch import hosts
-        from dpsim.launch.user_script import run_script
-        from dpsim.records.checks import check_stall_after
-
-        _check_is_script(command, devices)
-        if stall_after is not None:
-            check_stall_after(stall_after)
-        with hosts.hostfile(hostfile):
-            run_script(command[0], command[1:], devices=devices, stall_after_s=stall_after)
-
-    @app.command(help_epilogue=_SLURM_EXAMPLES)
-    def slurm(*command: Command, job: JobFlags = _DEFAULTS, dry_run: DryRun = False) -> None:
-        """Submit a Slurm job that runs a dpsim command or a Python script on ranks."""
-        _submit("slurm", command, job, dry_run=dry_run)
-
-    @app.command(help_epilogue=_PBS_EXAMPLES)
-    def pbs(*command: Command, job: JobFlags = _DEFAULTS, dry_run: DryRun = False) -> None:
-        """Submit a PBS job that runs a dpsim command or a Python script on ranks."""
-        _submit("pbs", command, job, dry_run=dry_run)
-
+    flags.command(app, local, _LOCAL_EXAMPLES)
+    flags.command(app, slurm, _SLURM_EXAMPLES)
+    flags.command(app, pbs, _PBS_EXAMPLES)
     return app
 
 
-def _check_is_script(command: Sequence[str], devices: int) -> None:
+def local(
+    *command: Command, devices: int = 1, hostfile: flags.Hostfile = None, stall_after: flags.StallAfter = None
+) -> None:
+    """Run your own Python script on ranks. If one rank fails, all end.
+
+    The script can ask dpsim.rank() and dpsim.size(), or mpi4py, which rank it
+    is. If it fails, its traceback and exit code become the command's.
+    --stall-after is for dpsim.fit, unless the script itself names a time.
+    """
+    from dpsim.launch import hosts
+    from dpsim.launch.user_script import run_script
+    from dpsim.records.checks import check_stall_after
+
     if not command:
         raise ConfigError(
             "there is no script to run",
@@ -102,18 +80,28 @@ def _check_is_script(command: Sequence[str], devices: int) -> None:
             allowed="a Python script",
             remedy=f"dpsim commands start their ranks themselves: dpsim {command[0]} --devices {devices}",
         )
+    if stall_after is not None:
+        check_stall_after(stall_after)
+    with hosts.hostfile(hostfile):
+        run_script(command[0], command[1:], devices=devices, stall_after_s=stall_after)
 
 
-def _submit(
-    scheduler: Literal["slurm", "pbs"],
-    command: tuple[str, ...],
-    flags: JobFlags,
-    *,
-    dry_run: bool,
-) -> None:
+def slurm(*command: Command, job: JobFlags) -> None:
+    """Submit a Slurm job that runs a dpsim command or a Python script on ranks."""
+    _submit("slurm", command, job)
+
+
+def pbs(*command: Command, job: JobFlags) -> None:
+    """Submit a PBS job that runs a dpsim command or a Python script on ranks."""
+    _submit("pbs", command, job)
+
+
+def _submit(scheduler: Literal["slurm", "pbs"], command: tuple[str, ...], given: JobFlags) -> None:
     from dpsim.launch.job_script import BatchJob, job_script, submit
 
-    job = BatchJob(scheduler=scheduler, command=command, **asdict(flags))
+    asked = asdict(given)
+    dry_run = asked.pop("dry_run")
+    job = BatchJob(scheduler=scheduler, command=command, **asked)
     if not job.runs_script and command[0] not in commands.modules():
         raise unknown("command", command[0], [*commands.modules(), "a Python script"])
     if dry_run:

@@ -13,7 +13,6 @@ from dpsim.cli import flags, outputs, show
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
-    from dpsim.report.compare.machines import MachineComparison
 
 EXAMPLES = """\
 Examples:
@@ -79,7 +78,8 @@ def compare(
     """
     from dpsim import machine as machines
     from dpsim.codec import to_builtins
-    from dpsim.report.compare.machines import compare_machines
+    from dpsim.report.compare.machines import compare_machines, tables
+    from dpsim.report.terminal import TerminalReport
 
     by_name = {name: machines.read(path) for name, path in zip(_names(files), files, strict=True)}
     comparison = compare_machines(by_name)
@@ -99,7 +99,7 @@ def compare(
     for name, machine in by_name.items():
         print(f"{name}: {machine.name}, network {machine.network}, {machine.calibrated_on or 'an unknown machine'}")
         print(f"  {link_sentence(machine)}")
-    print_comparison(comparison)
+    show.rich(TerminalReport(tables=tables(comparison)))
 
 
 def _names(files: Sequence[Path]) -> list[str]:
@@ -176,14 +176,6 @@ def print_tables(machine: Machine, line_rate: float | None = None) -> None:
             f"{cost.algorithm} on {cost.layout or cost.devices} devices: {format_size(cost.sizes_bytes[0])} in"
             f" {format_duration(cost.time_s[0])}, bus bandwidth up to {format_bandwidth(bus)}{share}"
         )
-
-
-def print_comparison(comparison: MachineComparison) -> None:
-    """Print the lines of all tables, the times at the sizes in common, and the tables without a counterpart."""
-    from dpsim.report.compare.machines import tables
-    from dpsim.report.terminal import TerminalReport
-
-    show.rich(TerminalReport(tables=tables(comparison)))
 
 
 def link_sentence(machine: Machine) -> str:

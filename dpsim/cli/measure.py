@@ -57,14 +57,13 @@ class ScriptFlags(
     json: flags.Json = False
 
 
-_DEFAULTS = ScriptFlags.absent()
 _LISTS = {"local_batch": "local_batches", "network": "networks"}
 """What ``script_experiment`` calls several values of a setting's field."""
 
 
 def measure(
     *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
-    given: ScriptFlags = _DEFAULTS,
+    given: ScriptFlags,
 ) -> None:
     """Predict and measure your own PyTorch script under DDP, unchanged.
 
@@ -108,21 +107,19 @@ def measure(
         if given.predict_only:
             predictions = harness.predict(experiment, known, folder, progress)
         else:
-            measured = harness.measure(experiment, known, folder, progress)
+            comparison, ready_errors = harness.measure(experiment, known, folder, progress)
     if given.predict_only:
         _print_predictions(predictions, folder, json=given.json)
         return
-    errors = sorted(map(abs, measured.ready_errors))
+    errors = list(map(abs, ready_errors))
     ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
     if given.json:
-        show.print_json("measure", points_json(measured.comparison), summary_json(measured.comparison) | ready)
+        show.print_json("measure", points_json(comparison), summary_json(comparison) | ready)
         return
-    show.rich(for_terminal(measured.comparison))
+    show.rich(for_terminal(comparison))
     if errors:
-        print(
-            f"buckets were ready when they were predicted to be within {ready['ready_median_abs_error']:.1%}", end=" "
-        )
-        print(f"(median of {len(errors)} buckets)")
+        error = f"{ready['ready_median_abs_error']:.1%} (median of {len(errors)} buckets)"
+        print(f"buckets were ready when they were predicted to be within {error}")
     print(f"report: {folder / 'index.html'}")
 
 
@@ -135,28 +132,22 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     from dpsim.report.table import Column
     from dpsim.units import format_duration, format_size
 
-    rows: list[dict[str, Any]] = [
-        {
-            "devices": point.setting.plan.devices,
-            "network": point.setting.network,
-            "runtime": point.setting.runtime,
-            "local_batch": point.setting.plan.local_batch,
-            "fusion_threshold_bytes": point.setting.plan.threshold_bytes if point.setting.plan.devices > 1 else None,
-            "buckets": point.buckets,
-            "predicted_step_s": point.step_s,
-            "predicted_samples_per_s": point.setting.plan.global_batch / point.step_s,
-            "predicted_low_s": point.low_s,
-            "predicted_high_s": point.high_s,
-            "predicted_exposed_communication_s": point.exposed_communication_s,
-            "extrapolated": point.extrapolated,
-        }
-        for point in predictions.points
-        if point.setting.repeat == 0
-    ]
+    predicted = [point for point in predictions.points if point.setting.repeat == 0]
+    rows: list[dict[str, Any]] = []
     best: dict[str, list[dict[str, Any]]] = {}
     assumed: dict[str, None] = {}
-    for where in dict.fromkeys(point.setting.where for point in predictions.points):
-        points = [point for point in predictions.points if point.setting.where == where and not point.setting.repeat]
+    for point in predicted:
+        plan = point.setting.plan
+        names = ("step_s", "low_s", "high_s", "exposed_communication_s")
+        rows.append(
+            {"devices": plan.devices, "network": point.setting.network, "runtime": point.setting.runtime}
+            | {"local_batch": plan.local_batch, "buckets": point.buckets, "extrapolated": point.extrapolated}
+            | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
+            | {"predicted_samples_per_s": plan.global_batch / point.step_s}
+            | {f"predicted_{name}": getattr(point, name) for name in names}
+        )
+    for where in dict.fromkeys(point.setting.where for point in predicted):
+        points = [point for point in predicted if point.setting.where == where]
         workload, machine = predictions.workloads[points[0].workload], predictions.machines[points[0].machine]
         plans = [point.setting.plan for point in points]
         best[where] = best_of_plans(workload, machine, plans)

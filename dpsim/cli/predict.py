@@ -41,9 +41,6 @@ class PlanFlags(
     )
 
 
-_PLANS, _LEAVES = PlanFlags.absent(), flags.LeafFlags.absent()
-
-
 def predict(
     *,
     workload: Annotated[Path, Parameter(help="A workload file from dpsim profile.")],
@@ -54,8 +51,8 @@ def predict(
         ),
     ],
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8, or layouts: 2x4.")],
-    plans: PlanFlags = _PLANS,
-    leaves: flags.LeafFlags = _LEAVES,
+    plans: PlanFlags,
+    leaves: flags.LeafFlags,
     target_loss: Annotated[
         float | None, Parameter(help="A training loss to reach: also predict the time to it, with --convergence.")
     ] = None,

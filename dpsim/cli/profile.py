@@ -44,12 +44,9 @@ class ModelFlags(flags.Flags, of="model dataset local_batch... seed optimizer co
     json: flags.Json = False
 
 
-_MODEL = ModelFlags.absent()
-
-
 def profile(
     *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
-    of: ModelFlags = _MODEL,
+    of: ModelFlags,
 ) -> None:
     """Measure the layers of a model on this machine; writes a workload file.
 

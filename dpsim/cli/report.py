@@ -35,14 +35,11 @@ class ReportFlags(flags.Flags):
     )
 
 
-_DEFAULTS = ReportFlags.absent()
-
-
 def report(
     folder: Annotated[Path, Parameter(help=f"The folder of {_KINDS}.")],
     /,
     *,
-    given: ReportFlags = _DEFAULTS,
+    given: ReportFlags,
 ) -> None:
     """Write a report again from its records; nothing is measured."""
     from dpsim.errors import ConfigError

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from dpsim.cli import flags
-from dpsim.cli.sweep_flags import Overlap, Scaling, SweepFlags, batches, declared, run, strong_or_weak
+from dpsim.cli import flags, show
+
+if TYPE_CHECKING:
+    from dpsim.records.comparison import Comparison
+    from dpsim.records.sweep import Experiment
 
 EXAMPLES = """\
 Examples:
@@ -43,20 +47,67 @@ Examples:
   dpsim sweep batch-norm --batch-norm local,leaf,global,none,group,instance
   dpsim sweep batch-norm --network paced:200us,1gbit --local-batch 8,32"""
 
-
 COMMANDS = ("fusion-threshold", "devices", "local-batch", "batch-norm")
+Overlap = Annotated[
+    str | None, Parameter(help="auto: measure the predicted-best mode; or all, off, inline, poll, thread.")
+]
+Scaling = Annotated[
+    Literal["strong", "weak"] | None,
+    Parameter(help="strong (the same global batch on all), or weak (the same local batch on all)."),
+]
 
 
 def group() -> App:
     """``dpsim sweep`` with its commands."""
     app = flags.group("sweep", "Predict, then measure, then compare over a range of settings.", EXAMPLES)
     app.usage = "Usage: dpsim sweep COMMAND\n       dpsim sweep FILE [OPTIONS]"
-    app.command(fusion_threshold, help_epilogue=_THRESHOLD_EXAMPLES)
-    app.command(devices, help_epilogue=_DEVICES_EXAMPLES)
-    app.command(local_batch, help_epilogue=_LOCAL_BATCH_EXAMPLES)
-    app.command(batch_norm, help_epilogue=_BATCH_NORM_EXAMPLES)
-    app.default(_of_file)
+    flags.command(app, fusion_threshold, _THRESHOLD_EXAMPLES)
+    flags.command(app, devices, _DEVICES_EXAMPLES)
+    flags.command(app, local_batch, _LOCAL_BATCH_EXAMPLES)
+    flags.command(app, batch_norm, _BATCH_NORM_EXAMPLES)
+    flags.command(app, _of_file)
     return app
+
+
+class SweepFlags(
+    flags.Flags,
+    of="model dataset devices... fusion_rule algorithm... network... compute seed wire_dtype compute_dtype",
+):
+    """The flags that every sweep has."""
+
+    budget: str | None = flags.flag(
+        "Time to spend on measuring, like 60s; 6 rounds are measured in any case. Profile and calibration "
+        "get as much, 2 to 12s for each computation, and twice that where the machine is not steady."
+    )
+    experiment: Path | None = flags.flag("A file (.toml) that declares an experiment; flags override it.")
+    output: Path | None = flags.flag("Folder of the report [reports/NAME, or the next that is free].")
+    json: flags.Json = False
+    verbose: flags.AllTables = False
+
+    def declared(self, question: str) -> Experiment:
+        """Return the experiment to change, of a file or dpsim's own, which has to ask this question."""
+        from dpsim.harness.sweep import sweep
+        from dpsim.harness.sweep.questions import check_question
+        from dpsim.records.sweep import read_experiment
+
+        flags.writable(self.output, folder=True)
+        own = question.replace("-", "_")
+        experiment = sweep.declared(own) if self.experiment is None else read_experiment(self.experiment)
+        check_question(experiment, question)
+        return experiment
+
+    def changed(self, base: Experiment, values: dict[str, Any]) -> Experiment:
+        """Return ``base`` with other values of its fields and its settings', and with its budget."""
+        import msgspec
+
+        from dpsim.setting import FIELDS
+
+        if isinstance(values.get("fusion_threshold_bytes"), float):
+            values["fusion_threshold_bytes"] = (values["fusion_threshold_bytes"],)
+        of_settings = {name: value for name, value in values.items() if name in FIELDS}
+        of_run = {name: value for name, value in values.items() if name not in FIELDS}
+        of_run |= flags.provided(budget_s=flags.budget(self.budget))
+        return msgspec.structs.replace(base, **base.changed(**of_settings), **of_run)
 
 
 class ThresholdFlags(SweepFlags, of="global_batch fusion_threshold_bytes... overlap"):
@@ -67,22 +118,15 @@ class ThresholdFlags(SweepFlags, of="global_batch fusion_threshold_bytes... over
     )
 
 
-_THRESHOLD = ThresholdFlags.absent()
-
-
-def fusion_threshold(*, given: ThresholdFlags = _THRESHOLD) -> None:
+def fusion_threshold(*, given: ThresholdFlags) -> None:
     """Which fusion threshold makes a step fastest, and does the model predict it?
 
     Profiles the model and calibrates the network, writes its predictions down,
     and only then measures all settings, interleaved and in random order. The
     page to open is index.html in the folder of the report.
     """
-    from dpsim.harness.sweep.questions import check_question
-
-    flags.writable(given.output, folder=True)
-    base = declared("fusion_threshold", given.experiment)
-    check_question(base, "fusion-threshold")
-    run(given.changed(base, given.values()), given, command="sweep fusion-threshold")
+    base = given.declared("fusion-threshold")
+    _run(given.changed(base, given.values()), given, command="sweep fusion-threshold")
 
 
 class DevicesFlags(SweepFlags, of="global_batch fusion_threshold_bytes overlap batch_norm"):
@@ -91,13 +135,10 @@ class DevicesFlags(SweepFlags, of="global_batch fusion_threshold_bytes overlap b
     overlap: Overlap = None
 
 
-_DEVICES, _LEAVES = DevicesFlags.absent(), flags.LeafFlags.absent()
-
-
 def devices(
     *,
-    given: DevicesFlags = _DEVICES,
-    leaves: flags.LeafFlags = _LEAVES,
+    given: DevicesFlags,
+    leaves: flags.LeafFlags,
     scaling: Scaling = None,
     local_batch: Annotated[int | None, Parameter(help="Samples per step on each device, under weak scaling.")] = None,
     steps: Annotated[
@@ -110,23 +151,17 @@ def devices(
     and then trains on each to see how far the parameters diverge from those on
     one device. Exits with 1 where bits that should be the same differ.
     """
-    import msgspec
-
-    from dpsim.harness.sweep.questions import check_question
     from dpsim.records.checks import check_steps
 
-    flags.writable(given.output, folder=True)
-    base = declared("devices", given.experiment)
-    check_question(base, "devices")
+    base = given.declared("devices")
     values = given.values() | leaves.values()
     if "leaves" in values:
         values.setdefault("batch_norm", None)  # the default for this number of leaves
-    values |= strong_or_weak(base, scaling, local_batch, values.get("global_batch"))
-    experiment = given.changed(base, values)
+    values |= _strong_or_weak(base, scaling, local_batch, values.get("global_batch"))
     if steps is not None:
         check_steps(steps)
-        experiment = msgspec.structs.replace(experiment, steps=steps)
-    comparison = run(experiment, given, command="sweep devices")
+        values["steps"] = steps
+    comparison = _run(given.changed(base, values), given, command="sweep devices")
     return 1 if comparison.identical is False else 0
 
 
@@ -140,27 +175,16 @@ class LocalBatchFlags(
     target_loss: float | None = flags.flag("Train to this loss on the training set too: how many steps, how much time?")
 
 
-_LOCAL_BATCH = LocalBatchFlags.absent()
-
-
-def local_batch(*, given: LocalBatchFlags = _LOCAL_BATCH) -> None:
+def local_batch(*, given: LocalBatchFlags) -> None:
     """How fast is training at each local batch, and when is a device busy?
 
     Profiles every other batch, predicts all of them, and only then measures.
     Reports samples per second, speedup, exposed communication and memory, the
     batch from which a device is busy, and from which communication hides.
     """
-    import msgspec
-
-    from dpsim.harness.sweep.questions import check_question
-
-    flags.writable(given.output, folder=True)
-    base = declared("local_batch", given.experiment)
-    check_question(base, "local-batch")
-    values = given.values()
-    experiment = given.changed(base, values | batches(base, given.scaling, values))
-    experiment = msgspec.structs.replace(experiment, **flags.provided(target_loss=given.target_loss))
-    run(experiment, given, command="sweep local-batch")
+    base = given.declared("local-batch")
+    values = given.values() | flags.provided(target_loss=given.target_loss)
+    _run(given.changed(base, values | _batches(base, given.scaling, values)), given, command="sweep local-batch")
 
 
 class BatchNormFlags(SweepFlags, of="norms local_batch... global_batch... scaling overlap"):
@@ -178,40 +202,29 @@ class BatchNormFlags(SweepFlags, of="norms local_batch... global_batch... scalin
     epochs: int | None = flags.flag("Epochs of these trainings (8).")
 
 
-_BATCH_NORM = BatchNormFlags.absent()
-
-
-def batch_norm(*, given: BatchNormFlags = _BATCH_NORM) -> None:
+def batch_norm(*, given: BatchNormFlags) -> None:
     """What does batch norm cost, with whose statistics, and what do other norms cost?
 
     Predicts, then measures the step with each norm, at each local batch and on
     each number of devices, interleaved. With --seeds it also predicts and then
     measures how much worse training becomes with small local batches.
     """
-    import msgspec
+    from msgspec.structs import replace
 
     from dpsim.harness.sweep.norms import norm_cases
-    from dpsim.harness.sweep.questions import check_question
 
-    flags.writable(given.output, folder=True)
-    base = declared("batch_norm", given.experiment)
-    check_question(base, "batch-norm")
-    values = given.values()
-    experiment = given.changed(base, values | batches(base, given.scaling, values))
+    base = given.declared("batch-norm")
+    values = given.values() | flags.provided(seeds=given.seeds, epochs=given.epochs)
+    experiment = given.changed(base, values | _batches(base, given.scaling, values))
     norms = flags.listed("--batch-norm", given.norms, str)
     if norms is not None:
-        cases = norm_cases(experiment, norms)
         cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
-        experiment = msgspec.structs.replace(experiment, **(cleared | {"cases": cases}))
-    experiment = msgspec.structs.replace(experiment, **flags.provided(seeds=given.seeds, epochs=given.epochs))
-    run(experiment, given, command="sweep batch-norm")
+        experiment = replace(experiment, **(cleared | {"cases": norm_cases(experiment, norms)}))
+    _run(experiment, given, command="sweep batch-norm")
 
 
 class FileFlags(SweepFlags, of="global_batch"):
     """The flags of a sweep that a file declares."""
-
-
-_FILE = FileFlags.absent()
 
 
 def _of_file(
@@ -220,7 +233,7 @@ def _of_file(
     ] = None,
     /,
     *,
-    given: FileFlags = _FILE,
+    given: FileFlags,
 ) -> int:
     """Which of the settings in FILE trains fastest, and does the model predict it?
 
@@ -243,5 +256,67 @@ def _of_file(
         )
     flags.writable(given.output, folder=True, inputs=(file,))
     experiment = given.changed(read_experiment(file), given.values())
-    comparison = run(experiment, given, command="sweep")
+    comparison = _run(experiment, given, command="sweep")
     return 1 if comparison.identical is False else 0
+
+
+def _strong_or_weak(
+    base: Experiment, scaling: str | None, local_batch: int | None, global_batch: int | None
+) -> dict[str, int | None]:
+    """The global batch under strong scaling; under weak scaling the local batch, which --global-batch may give too.
+
+    Raises ``ConfigError``.
+    """
+    from dpsim.errors import ConfigError
+
+    weak = base.weak if scaling is None else scaling == "weak"
+    if local_batch is not None and (not weak or global_batch is not None):
+        conflict = f"and --global-batch {global_batch}" if weak else "under strong scaling"
+        raise ConfigError(
+            f"--local-batch {local_batch} {conflict}",
+            allowed="--local-batch with --scaling weak, --global-batch without",
+            remedy="give one of the two",
+        )
+    before = base.value("local_batch") or base.value("global_batch")
+    batch = local_batch or global_batch or before
+    return {"local_batch": batch, "global_batch": None} if weak else {"local_batch": None, "global_batch": batch}
+
+
+def _batches(base: Experiment, scaling: str | None, given: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    """The local batches under weak scaling, the global ones under strong scaling. Raises ``ConfigError``."""
+    from dpsim.errors import ConfigError
+
+    local, whole = given.get("local_batch"), given.get("global_batch")
+    if scaling is None:
+        scaling = "weak" if local or (base.weak and not whole) else "strong"
+    if (local and whole) or (local and scaling == "strong") or (whole and scaling == "weak"):
+        names = " and ".join(name for name, there in (("--local-batch", local), ("--global-batch", whole)) if there)
+        raise ConfigError(
+            f"{names} under {scaling} scaling",
+            allowed="--local-batch under weak scaling, --global-batch under strong scaling",
+            remedy="give one of the two, or leave --scaling out",
+        )
+    kept_as = "local" if scaling == "weak" else "global"
+    values = local or whole or base.values(f"{kept_as}_batch")
+    if not values:
+        raise ConfigError(
+            f"{scaling} scaling of an experiment without such batches", allowed=f"--{kept_as}-batch 16,32,64"
+        )
+    return {"local_batch": None, "global_batch": None} | {f"{kept_as}_batch": values}
+
+
+def _run(experiment: Experiment, common: SweepFlags, *, command: str) -> Comparison:
+    """Run a sweep and print its result."""
+    from dpsim.harness.sweep.sweep import free_folder, sweep
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.result import points_json, summary_json
+    from dpsim.report.sweep.summary import Summary
+
+    folder = common.output if common.output is not None else free_folder(Path("reports"), experiment)
+    with show.progress() as progress:
+        comparison = sweep(experiment, folder, progress)
+    if common.json:
+        show.print_json(command, points_json(comparison), summary_json(comparison))
+    else:
+        show.rich(*[for_terminal(comparison)] * common.verbose, Summary(comparison=comparison, folder=folder))
+    return comparison

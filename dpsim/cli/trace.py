@@ -30,14 +30,11 @@ class PointFlags(flags.Flags, of="network devices local_batch batch_norm fusion_
     json: flags.Json = False
 
 
-_ANY = PointFlags.absent()
-
-
 def trace(
     folder: Annotated[Path, Parameter(help="The folder of a sweep.")],
     /,
     *,
-    point: PointFlags = _ANY,
+    point: PointFlags,
 ) -> None:
     """Export a step of a sweep as a Chrome trace, for Perfetto (ui.perfetto.dev).
 

@@ -25,12 +25,10 @@ from dpsim.torch_ddp.logged import recorded_of
 from dpsim.torch_ddp.record import Recorder
 from dpsim.torch_ddp.recorded import workload_of
 from dpsim.torch_ddp.reductions import MpiReduction
-from dpsim.torch_ddp.refused_writes import check_writes
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.torch_ddp.run_script import act_as_rank, take_over_spawn
-from dpsim.torch_ddp.script_error import calls_to, exit_code, place_in
+from dpsim.torch_ddp.script_error import calls_to, what_happened
 from dpsim.torch_ddp.visit import Turns, Visit
-from dpsim.user_code import text_of
 
 Script = tuple[str, tuple[str, ...]]
 """A script, by its path or the name of a module, and its arguments."""
@@ -115,14 +113,8 @@ def _ends_by_itself(script: str, arguments: tuple[str, ...]) -> bool:
 
 
 def _died(script: str, error: BaseException) -> ConfigError:
-    """The error of a script that raised one on this rank: where, what, and what to do."""
-    place, rank = place_in("__main__", error.__traceback__, Path(script).name), os.environ["RANK"]
-    if isinstance(error, SystemExit):
-        given = f"{place}: the script ended on rank {rank} with {exit_code(error)}"
-    else:
-        text = text_of(error)
-        given = f"{place}: the script raised {type(error).__name__} on rank {rank}" + (f": {text}" if text else "")
-        check_writes(given, error)
+    given = what_happened("__main__", Path(script).name, error, on=f" on rank {os.environ['RANK']}")
+    if not isinstance(error, SystemExit):
         given += calls_to("__main__", error.__traceback__)
     return ConfigError(given, remedy="start it without dpsim first; it has to work on this machine")
 

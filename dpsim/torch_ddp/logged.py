@@ -17,8 +17,7 @@ from dpsim.torch_ddp.request import ScriptRequest
 def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
     """Everything that was recorded of a script that trained enough. Raises ``ConfigError``."""
     ddp = recorder.ddp
-    logged = ddp._get_ddp_logging_data()
-    buckets = kept_buckets(ddp)
+    logged, buckets = ddp._get_ddp_logging_data(), kept_buckets(ddp)
     sizes = [parameter.size_bytes for parameter in parameters_of(ddp)]
     micro_batches = [step.micro_batches for step in recorder.steps]
     settings = DdpSettings(
@@ -37,7 +36,7 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         name=f"{type(ddp.module).__name__} of {request.name}",
         source=f"dpsim profile {request.flag}: medians of {len(recorder.steps)} steps on {ddp.device_type},"
         f" as rank 0 of {request.devices} in one process, PyTorch {torch.__version__}",
-        parameters=_described(ddp),
+        parameters=tuple(_described(ddp, *named) for named in reduced_parameters(ddp)),
         first_parameter=recorder.first_parameter,
         buckets=buckets,
         steps=tuple(recorder.steps),
@@ -97,22 +96,13 @@ def kept_buckets(ddp: Any) -> Buckets:
     return buckets
 
 
-def _described(ddp: Any) -> tuple[RecordedParameter, ...]:
-    modules = dict(ddp.module.named_modules())
-    described = []
-    for name, parameter in reduced_parameters(ddp):
-        owner = name.rpartition(".")[0]
-        normalises = isinstance(modules[owner], torch.nn.modules.batchnorm._BatchNorm)
-        described.append(
-            RecordedParameter(
-                name=name,
-                module=owner,
-                shape=tuple(parameter.shape),
-                dtype=_dtype(parameter),
-                batch_norm_channels=modules[owner].num_features if normalises else 0,
-            )
-        )
-    return tuple(described)
+def _described(ddp: Any, name: str, parameter: Any) -> RecordedParameter:
+    module = name.rpartition(".")[0]
+    owner = ddp.module.get_submodule(module)
+    normalises = isinstance(owner, torch.nn.modules.batchnorm._BatchNorm)
+    channels = owner.num_features if normalises else 0
+    shape, dtype = tuple(parameter.shape), _dtype(parameter)
+    return RecordedParameter(name=name, module=module, shape=shape, dtype=dtype, batch_norm_channels=channels)
 
 
 def _dtype(tensor: Any) -> str:
@@ -127,11 +117,9 @@ def _slots(optimizer: Any) -> int | None:
     """Arrays of the parameters' size that an optimizer keeps for a parameter; None without an optimizer of PyTorch."""
     if optimizer is None:
         return None
-    return max(
-        (
-            sum(isinstance(value, torch.Tensor) and value.shape == parameter.shape for value in state.values())
-            for parameter, state in optimizer.state.items()
-            if parameter.dim()
-        ),
-        default=0,
+    kept = (
+        sum(isinstance(value, torch.Tensor) and value.shape == parameter.shape for value in state.values())
+        for parameter, state in optimizer.state.items()
+        if parameter.dim()
     )
+    return max(kept, default=0)

@@ -18,8 +18,8 @@ from dpsim.launch.child_process import child
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.user_script import check_program
+from dpsim.torch_ddp.recorded import joined
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
-from dpsim.torch_ddp.tables import joined
 from dpsim.workload import Workload
 
 _STDERR = 2
@@ -58,7 +58,8 @@ def _profile(request: ScriptRequest) -> Workload:
             )
         outcome = codec.decode(codec.read_raw(paths[1], "outcome"), ScriptOutcome, "outcome")
     if outcome.error is not None:
-        raise ConfigError(outcome.error.given, allowed=outcome.error.allowed, remedy=outcome.error.remedy)
+        given, allowed, remedy = outcome.error
+        raise ConfigError(given, allowed=allowed, remedy=remedy)
     if outcome.workload is None:
         raise ConfigError(
             f"{request.name} has changed the file in which its process tells what was recorded",

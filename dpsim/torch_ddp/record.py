@@ -6,7 +6,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter, sleep
 from typing import Any
 
@@ -20,13 +20,37 @@ from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
 from dpsim.torch_ddp.process_group import CLOCK, ReplicatedGroup, replace_everywhere
 from dpsim.torch_ddp.recorded import MODES, RecordedStep
-from dpsim.torch_ddp.training import Training
 
 WARM_UP_STEPS = 2
 """Synchronising steps before the first that is recorded: DDP rebuilds its buckets as the second one begins."""
 
 _UNWRAPPED_STEPS = 3
 """Optimizer steps on gradients that were reduced without DDP after which a script is refused."""
+
+
+class Training:
+    """What forward and backward passes have shown of a script.
+
+    With gradients enabled a forward pass trains if DDP or any module in it is in training mode: a library may leave the
+    wrapper alone in evaluation mode. Where all of them are in evaluation mode, a backward pass that follows shows that
+    the script trains in that mode (with its dropout and batch norm frozen), and such forward passes train from then on.
+    """
+
+    def __init__(self) -> None:
+        self._in_evaluation_mode = False
+        self._evaluated = False
+
+    def forward(self, ddp: Any) -> bool:
+        """Whether this forward pass of ``ddp`` trains."""
+        if not torch.is_grad_enabled():
+            return False
+        trains = self._in_evaluation_mode or any(module.training for module in ddp.modules())
+        self._evaluated = not trains
+        return trains
+
+    def backward(self) -> None:
+        """Learn from a backward pass that begins."""
+        self._in_evaluation_mode |= self._evaluated
 
 
 def second_model(verb: str) -> Refused:
@@ -108,7 +132,13 @@ class Recorder:
     # What DDP, backward, the optimizer and the data loader call.
 
     @contextmanager
-    def forward(self, ddp: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Iterator[None]:
+    def building(self, /, *_: Any, **__: Any) -> Iterator[None]:
+        """Around the construction of a DDP model."""
+        yield
+        self.built += 1
+
+    @contextmanager
+    def forward(self, ddp: Any, /, *arguments: Any, **keywords: Any) -> Iterator[None]:
         """Around DDP's forward. Evaluation is not recorded. Raises ``EnoughSteps``."""
         if not self._training.forward(ddp):
             yield
@@ -131,7 +161,7 @@ class Recorder:
         self._forward_since_backward = True
 
     @contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self, /, *_: Any, **__: Any) -> Iterator[None]:
         """Around ``torch.autograd.backward``; one inside another (checkpointing) is part of the outer one."""
         self._depth += 1
         self._training.backward()
@@ -314,36 +344,29 @@ def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:
 
 def install(recorder: Recorder) -> None:
     """Put ``recorder`` around DDP, backward, every optimizer and every data loader of this process."""
-    initialise, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
-    backward, following = torch.autograd.backward, dataloader._BaseDataLoaderIter.__next__
-
-    @functools.wraps(initialise)
-    def recorded_initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
-        initialise(self, *arguments, **keywords)
-        recorder.built += 1
-
-    @functools.wraps(forward)
-    def recorded_forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        with recorder.forward(self, arguments, keywords):
-            return forward(self, *arguments, **keywords)
-
-    @functools.wraps(backward)
-    def recorded_backward(*arguments: Any, **keywords: Any) -> Any:
-        with recorder.backward():
-            return backward(*arguments, **keywords)
-
-    @functools.wraps(following)
-    def recorded_following(self: Any) -> Any:
-        with recorder.loading(self):
-            return following(self)
-
-    DistributedDataParallel.__init__, DistributedDataParallel.forward = recorded_initialise, recorded_forward
-    dataloader._BaseDataLoaderIter.__next__ = recorded_following
-    replace_everywhere(backward, recorded_backward)
+    backward, batches = torch.autograd.backward, dataloader._BaseDataLoaderIter
+    for owner, name, context in (
+        (DistributedDataParallel, "__init__", recorder.building),
+        (DistributedDataParallel, "forward", recorder.forward),
+        (batches, "__next__", recorder.loading),
+    ):
+        setattr(owner, name, _within(context, getattr(owner, name)))
+    replace_everywhere(backward, _within(recorder.backward, backward))
     register_optimizer_step_pre_hook(recorder.update_begins)
     register_optimizer_step_post_hook(recorder.update_ends)
     fsdp.FullyShardedDataParallel.__init__ = _refuse_fsdp
     replace_everywhere(fsdp.fully_shard, _refuse_fsdp)
+
+
+def _within(context: Callable[..., AbstractContextManager[None]], original: Any) -> Any:
+    """Return ``original``, called within the context that its own arguments give."""
+
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        with context(*arguments, **keywords):
+            return original(*arguments, **keywords)
+
+    return wrapped
 
 
 def check_one_graph(recorder: Recorder) -> None:

@@ -67,16 +67,8 @@ class ScriptRequest(Noun, frozen=True):
             )
 
 
-class ScriptError(Noun, frozen=True):
-    """The parts of a ``DpsimError``."""
-
-    given: str
-    allowed: str = ""
-    remedy: str = ""
-
-
 class ScriptOutcome(Noun, frozen=True):
-    """What running a script came to: a workload, or why there is none."""
+    """What running a script came to: a workload, or the three parts of the error that says why there is none."""
 
     workload: Workload | None = None
-    error: ScriptError | None = None
+    error: tuple[str, str, str] | None = None

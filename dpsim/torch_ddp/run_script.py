@@ -26,9 +26,8 @@ from dpsim.torch_ddp.endings import Ending, EnoughSteps, Refused, check_ranks
 from dpsim.torch_ddp.logged import recorded_of
 from dpsim.torch_ddp.record import Recorder, check_one_graph, install
 from dpsim.torch_ddp.recorded import MODES, workload_of
-from dpsim.torch_ddp.refused_writes import check_writes
-from dpsim.torch_ddp.request import ScriptError, ScriptOutcome, ScriptRequest
-from dpsim.torch_ddp.script_error import calls_to, exit_code, place_in
+from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
+from dpsim.torch_ddp.script_error import calls_to, place_in, what_happened
 from dpsim.user_code import text_of
 from dpsim.workload import Workload
 
@@ -184,14 +183,11 @@ class _Joined:
 def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
     """The error of a script that raised one: where, what, and what to do."""
     module = request.function.partition(":")[0] or "__main__"
-    place = place_in(module, error.__traceback__, request.name)
+    raiser = f"the {'function' if request.function else 'script'}"
+    given = what_happened(module, request.name, error, raiser=raiser)
     if isinstance(error, SystemExit):
-        return ConfigError(f"{place}: the script ended with {exit_code(error)}", remedy="see what it printed above")
-    text = text_of(error)
-    given = f"{place}: the {'function' if request.function else 'script'} raised {type(error).__name__}" + (
-        f": {text}" if text else ""
-    )
-    check_writes(given, error)
+        return ConfigError(given, remedy="see what it printed above")
+    place, text = place_in(module, error.__traceback__, request.name), text_of(error)
     if any(words in text for words in _NO_GPU_WORDS):
         return ConfigError(
             f"{place}: the script wants a GPU, and PyTorch has none here: {text}",
@@ -272,7 +268,7 @@ def main() -> None:
 
 
 def _failed(error: ConfigError) -> ScriptOutcome:
-    return ScriptOutcome(error=ScriptError(given=error.given, allowed=error.allowed, remedy=error.remedy))
+    return ScriptOutcome(error=(error.given, error.allowed, error.remedy))
 
 
 def _end_with(outcome_path: Path, outcome: ScriptOutcome) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Where in a user's PyTorch script an exception was raised, and through which calls. Loads no torch."""
+"""What is told of an exception in a user's PyTorch script: where, through which calls, and why. Loads no torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections import deque
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from dpsim.errors import ConfigError
+from dpsim.launch.protected_process import VARIABLE
 from dpsim.user_code import text_of
 
 _DPSIM = str(Path(__file__).parents[1]) + os.sep
@@ -18,11 +20,36 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES = re.compile(r".*/(site|dist)-packages/")
 _MOST_OWN, _INNERMOST, _MOST_CALLS = 8, 3, 1000
 """How many lines of the user's files are shown, how many innermost lines of any file, and among how many calls."""
+_WRITE_WORDS = (
+    "Read-only file system",
+    "Permission denied",
+    "Invalid cross-device link",
+    "No space left on device",
+    "Value too large for defined data type",
+    "cannot be opened",
+)
+"""What the kernel or PyTorch says of a file that a protected script cannot write, move or keep in memory."""
+_WRITABLE = {
+    "namespace": "writing in the script's folder, the working directory, the home and folders that the script's"
+    " arguments name (what is written there is discarded), in temporary folders and in caches",
+    "landlock": "writing in temporary folders and in caches: this system forbids mount namespaces, in which what is"
+    " written elsewhere could be discarded",
+}
+"""Where a script can write under each kind of protection."""
 
 
-def exit_code(ended: SystemExit) -> str:
-    """``exit code 3``, or what ``sys.exit("no data")`` says, which Python prints as it ends with exit code 1."""
-    return f"exit code {ended.code}" if isinstance(ended.code, int) else f"exit code 1: {text_of(ended)}"
+def what_happened(module: str, name: str, error: BaseException, *, raiser: str = "the script", on: str = "") -> str:
+    """Return where and how a script ended: the exception that ``raiser`` raised, or the exit code that it asked for.
+
+    Raises ``ConfigError`` if it ended because its files are protected.
+    """
+    place, text = place_in(module, error.__traceback__, name), text_of(error)
+    if isinstance(error, SystemExit):
+        code = f"exit code {error.code}" if isinstance(error.code, int) else f"exit code 1: {text}"
+        return f"{place}: the script ended{on} with {code}"
+    given = f"{place}: {raiser} raised {type(error).__name__}{on}" + (f": {text}" if text else "")
+    check_writes(given, error)
+    return given
 
 
 def place_in(module: str, where: TracebackType | None, name: str) -> str:
@@ -68,3 +95,22 @@ def _path(filename: str) -> str:
     """A path as short as it can be: below the folder of the libraries or of dpsim, or the current one."""
     below = _LIBRARIES.sub("", filename).removeprefix(str(Path(_DPSIM).parent) + os.sep)
     return below.removeprefix(os.getcwd() + os.sep)
+
+
+def check_writes(given: str, error: BaseException) -> None:
+    """Raises ``ConfigError`` for a script that raised ``error`` because its files are protected."""
+    mode, text = os.environ.get(VARIABLE), text_of(error)
+    if mode in _WRITABLE and any(words in text for words in _WRITE_WORDS):
+        raise ConfigError(
+            given + _saved_by_torch(error),
+            allowed=_WRITABLE[mode],
+            remedy="write there, or let the script change your files: --script-may-write",
+        )
+
+
+def _saved_by_torch(error: BaseException) -> str:
+    """The file that ``torch.save`` wrote, whose errors do not name it; empty if it was not that."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") == "torch.serialization" and frame.f_code.co_name == "save":
+            return f" (torch.save to {frame.f_locals.get('f')!r})"
+    return ""

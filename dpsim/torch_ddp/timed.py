@@ -20,9 +20,8 @@ from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
 from dpsim.torch_ddp.logged import parameters_of
 from dpsim.torch_ddp.process_group import check_world_size, replace_everywhere
-from dpsim.torch_ddp.record import leading_extent, second_model
+from dpsim.torch_ddp.record import Training, leading_extent, second_model
 from dpsim.torch_ddp.reductions import MpiReduction
-from dpsim.torch_ddp.training import Training
 from dpsim.torch_ddp.visit import LOGGED, Turn, Visit
 
 _NANOSECOND_S = 1e-9

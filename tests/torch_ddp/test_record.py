@@ -34,7 +34,7 @@ def test_every_size_of_batch_is_recorded_in_every_mode() -> None:
     recorder, ddp = Recorder(12), model()
     with pytest.raises(EnoughSteps):
         for size in (4, 4, 2) * 9:
-            with recorder.forward(ddp, (torch.zeros(size, 2),), {}):
+            with recorder.forward(ddp, torch.zeros(size, 2)):
                 pass
             with recorder.backward():
                 pass

@@ -7,7 +7,7 @@ import pytest
 
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
-from dpsim.torch_ddp.tables import joined
+from dpsim.torch_ddp.recorded import joined
 from dpsim.workload import Layer, Tensor, Workload
 
 

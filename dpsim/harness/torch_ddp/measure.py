@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from msgspec.structs import replace
 
@@ -20,15 +21,15 @@ from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_device
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.torch_ddp.own_runtime import own_settings
 from dpsim.harness.torch_ddp.places import inputs_for, settings_by_place
-from dpsim.harness.torch_ddp.ready import ready_errors
 from dpsim.launch.jobs import check_launcher, on_ranks
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
+from dpsim.predict.step import price, scheduled
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
-from dpsim.records.sweep import Experiment, Predictions, read_predictions
+from dpsim.records.sweep import Experiment, Predictions, Results, read_predictions
 from dpsim.report.sweep.write import write_report
 from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import SCHEMA, Inputs
@@ -64,31 +65,21 @@ def predict(experiment: Experiment, known: Known, folder: Path, progress: Progre
 
     Raises ``ConfigError``.
     """
-    check_torch()
-    check_launcher()
-    _check_machine(experiment, known)
+    _check_start(experiment, known)
     with locked(folder):
         return _predictions(experiment, known, folder, progress)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """The comparison, and the relative errors of the moments when buckets became ready (none without a hook)."""
-
-    comparison: Comparison
-    ready_errors: list[float]
-
-
-def measure(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> Measured:
+def measure(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> tuple[Comparison, list[float]]:
     """Predict, measure and compare; writes ``predictions.json`` first, then ``results.json`` and the report.
+
+    Returns the comparison, and the relative errors of when buckets became ready (none without a hook).
 
     Profile and calibration take turns with the samples, and at the end ``blind.json`` is made from their rows alone
     (``inputs.json``), unless a machine was given. What the folder holds is not done again, and an interrupted
     measurement goes on. Raises ``ConfigError``.
     """
-    check_torch()
-    check_launcher()
-    _check_machine(experiment, known)
+    _check_start(experiment, known)
     if on_gpus(experiment):
         check_gpus(most_devices(experiment))
     with locked(folder):
@@ -101,9 +92,23 @@ def measure(experiment: Experiment, known: Known, folder: Path, progress: Progre
         comparison = compare(swept.predictions, swept.results, blind=swept.blind)
         progress("writing the report")
         write_report(folder, swept.predictions, swept.results, comparison)
-        return Measured(
-            comparison=comparison, ready_errors=ready_errors(swept.blind or swept.predictions, swept.results)
-        )
+        return comparison, _ready_errors(swept.blind or swept.predictions, swept.results)
+
+
+def _ready_errors(predictions: Predictions, results: Results) -> list[float]:
+    """predicted / measured - 1 of the moment when each bucket was complete, from the start of backward.
+
+    For every bucket of every setting of which it was measured.
+    """
+    predicted = {point.setting: point for point in predictions.points}
+    errors: list[float] = []
+    for run in results.points:
+        point, plan = predicted[run.setting], run.setting.plan
+        workload, machine = predictions.workloads[point.workload], predictions.machines[point.machine]
+        expected_s = price(scheduled(workload, machine, plan), machine).buckets_ready_s()
+        if len(expected_s) == len(run.bucket_ready_s):
+            errors += (expected_s / np.array(run.bucket_ready_s) - 1).tolist()
+    return errors
 
 
 def _check_memory(processes: int) -> None:
@@ -117,8 +122,10 @@ def _check_memory(processes: int) -> None:
         )
 
 
-def _check_machine(experiment: Experiment, known: Known) -> None:
-    """Raises ``ConfigError`` for a machine where the allreduces are calibrated here."""
+def _check_start(experiment: Experiment, known: Known) -> None:
+    """Raises ``ConfigError`` without PyTorch, and for a machine where the allreduces are calibrated here."""
+    check_torch()
+    check_launcher()
     if known.machine is not None and not on_gpus(experiment):
         ways = dict.fromkeys(name.removeprefix("torch-ddp-") for name in experiment.values("runtime"))
         raise ConfigError(

@@ -50,7 +50,7 @@ from dpsim.study.runners.calibration import until_known
 from dpsim.study.runners.training import wait_in_turns
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import ScriptTask
-from dpsim.torch_ddp.tables import check_same
+from dpsim.torch_ddp.recorded import check_same
 from dpsim.torch_ddp.visit import CONTROL, Turn, Visit
 from dpsim.workload import Workload
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,29 +13,22 @@ from dpsim.torch_ddp.kineto.marks import Marks
 Floats = NDArray[np.float64]
 
 
-class WorkClock(Protocol):
-    """Seconds at which work begun by the host in a span of its time began and was done, in the trace's own time."""
+class HostClock:
+    """Seconds at which work begun by the host in a span of its time began and was done, in the trace's own time.
+
+    Here the host computes itself: what it began is done when the next thing begins.
+    """
 
     def begun_s(self, start_s: float, end_s: float) -> float:
         """When the first computation that the host began in this span began."""
-
-    def done_s(self, end_s: float) -> float:
-        """When all computation that the host began before this moment was done."""
-
-    def communicated_s(self, start_s: float, end_s: float) -> float:
-        """When the last communication that the host began in this span was done; minus infinity without any."""
-
-
-class HostClock:
-    """The host computes itself: what it began is done when the next thing begins."""
-
-    def begun_s(self, start_s: float, end_s: float) -> float:
         return start_s
 
     def done_s(self, end_s: float) -> float:
+        """When all computation that the host began before this moment was done."""
         return end_s
 
     def communicated_s(self, start_s: float, end_s: float) -> float:
+        """When the last communication that the host began in this span was done; minus infinity without any."""
         return -math.inf
 
 
@@ -54,7 +46,7 @@ class _Work:
         return _Work(launched_s[order], start_s[order], np.maximum.accumulate(end_s[order]))
 
 
-class DeviceClock:
+class DeviceClock(HostClock):
     """A device computes what the host launches: kernels and copies by their launches; NCCL's kernels communicate."""
 
     def __init__(self, computation: _Work, communication: _Work) -> None:
@@ -76,7 +68,7 @@ class DeviceClock:
         return float(work.done_s[last - 1]) if first < last else -math.inf
 
 
-def clock_of(marks: Marks) -> WorkClock:
+def clock_of(marks: Marks) -> HostClock:
     """The device's clock where the trace has kernels whose launches it has too, otherwise the host's."""
     device = marks.device
     if not len(device.launch) or not len(marks.launch):

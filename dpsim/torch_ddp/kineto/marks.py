@@ -29,12 +29,7 @@ MOST_SPANS, MOST_KERNELS = 2_000_000, 20_000_000
 _CHECKED_EVERY = 1000
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "driver")
-_TYPES = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-}
+_TYPES = {"float": "float32", "double": "float64", "half": "float16"}
 """The types of gradients, by their names in traces: in lower case, without ``c10::``."""
 
 
@@ -110,15 +105,8 @@ class Marks:
     @property
     def spans(self) -> tuple[list[Any], ...]:
         """All lists of spans."""
-        return (
-            self.forwards,
-            self.updates,
-            self.loads,
-            self.functions,
-            self.gradients,
-            self.allreduces,
-            self.transfers,
-        )
+        host = (self.forwards, self.updates, self.loads, self.functions, self.gradients)
+        return (*host, self.allreduces, self.transfers)
 
     def sort(self) -> None:
         """Order everything by its beginning; of two that begin at once the longer goes first."""
@@ -164,16 +152,18 @@ def _keep(marks: Marks, trace: str, event: Event, name: str, category: str) -> N
     elif name == _ACCUMULATE:
         shapes, dtype = _inputs(_arguments(event))
         marks.gradients.append(Gradient(*_span(trace, event), shape=shapes[0] if shapes else None, dtype=dtype))
-    elif name == _FORWARD:
-        marks.forwards.append(Span(*_span(trace, event)))
-    elif name.startswith(_UPDATE):
-        marks.updates.append(Span(*_span(trace, event)))
-    elif name.startswith(_LOAD):
-        marks.loads.append(Span(*_span(trace, event)))
+    elif (kept := _plain_spans(marks, name)) is not None:
+        kept.append(Span(*_span(trace, event)))
     elif match := _STEP.fullmatch(name):
         marks.steps[int(match[1])] = Span(*_span(trace, event))
     else:
         _keep_collective(marks, trace, event, name)
+
+
+def _plain_spans(marks: Marks, name: str) -> list[Span] | None:
+    if name == _FORWARD:
+        return marks.forwards
+    return marks.updates if name.startswith(_UPDATE) else marks.loads if name.startswith(_LOAD) else None
 
 
 def _keep_device_work(marks: Marks, trace: str, event: Event, name: str, is_launch: bool) -> None:

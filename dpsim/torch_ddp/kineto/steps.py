@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dpsim.errors import FileFormatError
-from dpsim.torch_ddp.kineto.clock import HostClock, WorkClock, clock_of
+from dpsim.torch_ddp.kineto.clock import DeviceClock, HostClock, clock_of
 from dpsim.torch_ddp.kineto.marks import Allreduce, Function, Gradient, Marks, Span
+from dpsim.torch_ddp.recorded import RecordedStep
 from dpsim.units import ITEM_BYTES
 
 S = TypeVar("S", bound=Span)
@@ -39,22 +40,14 @@ class TracedGradient:
 
 
 @dataclass(kw_only=True)
-class TracedStep:
+class TracedStep(RecordedStep):
     """One step whose backward communicated: seconds by part, on the device where there is one, else on the host.
 
     ``step_s`` is without the time at its end in which it waited for allreduces alone. ``bucket_ready_s`` and
-    ``gradient_ready_s`` are seconds from the beginning of the last backward; ``sent_after`` is how many gradients were
-    final as each bucket was sent. ``launch_*`` are the host's seconds for the same, 0 where the host computes.
+    ``gradient_ready_s`` are seconds from the beginning of the last backward. ``launch_*`` are the host's seconds for
+    the same, 0 where the host computes.
     """
 
-    number: int
-    step_s: float
-    forward_s: float
-    backward_s: float
-    last_backward_s: float
-    update_s: float
-    input_s: float
-    micro_batches: int
     devices: int | None
     buckets: tuple[SentBucket, ...]
     bucket_ready_s: tuple[float, ...]
@@ -199,7 +192,7 @@ def _first_held(outer: Span, spans: Mapping[str, Sequence[S]]) -> S | None:
     return own[first] if first < len(own) and own[first].start_s <= outer.end_s else None
 
 
-def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: WorkClock, number: int) -> TracedStep | None:
+def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: HostClock, number: int) -> TracedStep | None:
     """A step of the trace; None where its backward sends no gradients. Raises ``FileFormatError``."""
     mark = marks.steps[number]
     micro_batches = _micro_batches(marks, sent, mark)
@@ -224,10 +217,12 @@ def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: WorkClock, num
     if not buckets or done_s <= backward_start_s:
         return None
     updates = _within(marks.updates, mark.start_s, mark.end_s)
-    on_host = isinstance(clock, HostClock)
+    on_host = not isinstance(clock, DeviceClock)
     update_s = sum(clock.done_s(each.end_s) - clock.begun_s(each.start_s, each.end_s) for each in updates)
     return TracedStep(
-        number=number,
+        mode="gradients",
+        start_s=0.0,
+        synchronised=True,
         step_s=_length(marks, clock, number) - max(_communicated(clock, last, updates) - done_s, 0.0),
         forward_s=sum(_forward(clock, each) for each in micro_batches),
         backward_s=sum(clock.done_s(each.end_s) - clock.done_s(each.start_s) for each in micro_batches),
@@ -273,10 +268,10 @@ def _check_sent(trace: str, number: int, allreduce: Allreduce) -> None:
         )
 
 
-def _length(marks: Marks, clock: WorkClock, number: int) -> float:
+def _length(marks: Marks, clock: HostClock, number: int) -> float:
     """Seconds of a step: to the next step's first forward work on a device, or as the host marked it."""
     mark, following = marks.steps[number], marks.steps.get(number + 1)
-    if following is not None and not isinstance(clock, HostClock):
+    if following is not None and isinstance(clock, DeviceClock):
         starts = [
             clock.begun_s(forwards[0].start_s, forwards[0].end_s)
             for each in (mark, following)
@@ -287,12 +282,12 @@ def _length(marks: Marks, clock: WorkClock, number: int) -> float:
     return mark.end_s - mark.start_s
 
 
-def _forward(clock: WorkClock, micro_batch: _MicroBatch) -> float:
+def _forward(clock: HostClock, micro_batch: _MicroBatch) -> float:
     forward = micro_batch.forward
     return clock.done_s(forward.end_s) - clock.begun_s(forward.start_s, forward.end_s)
 
 
-def _communicated(clock: WorkClock, last: _MicroBatch, updates: Sequence[Span]) -> float:
+def _communicated(clock: HostClock, last: _MicroBatch, updates: Sequence[Span]) -> float:
     """When the last bucket had arrived: as its kernel or its backend marked it, else when the update began."""
     marked = [each.done_s for each in last.sent if each.done_s is not None]
     latest = max([*marked, clock.communicated_s(last.start_s, last.end_s)])

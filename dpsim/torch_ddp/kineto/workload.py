@@ -6,11 +6,12 @@ workload has a layer for each gradient. Otherwise it has a layer for each bucket
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, final_buckets
 from dpsim.torch_ddp.kineto.events import open_trace, read_events
 from dpsim.torch_ddp.kineto.marks import collect
 from dpsim.torch_ddp.kineto.steps import SentBucket, TracedGradient, TracedStep, steps_of
-from dpsim.torch_ddp.recorded import Recorded, RecordedParameter, RecordedStep, workload_of
+from dpsim.torch_ddp.recorded import Recorded, RecordedParameter, workload_of
 from dpsim.units import ITEM_BYTES
 from dpsim.workload import Layer, Workload
 
@@ -76,7 +77,9 @@ def read_trace(path: Path, local_batch: int) -> Workload:
         parameters=parts.parameters,
         first_parameter={parts.parameters[parts.buckets[-1][-1]].module: parts.buckets[-1][-1]},
         buckets=parts.buckets,
-        steps=tuple(_recorded(step, parts, local_batch) for step in steps),
+        steps=tuple(
+            replace(step, local_batch=local_batch, ready_s=dict(enumerate(parts.ready_s(step)))) for step in steps
+        ),
         ddp=DdpSettings(
             torch="",
             devices=devices,
@@ -121,10 +124,7 @@ def _devices(trace: str, steps: Sequence[TracedStep], distributed: dict[str, Any
 
 
 def _size_bytes(parameter: RecordedParameter) -> int:
-    elements = 1
-    for extent in parameter.shape:
-        elements *= extent
-    return elements * ITEM_BYTES[parameter.dtype]
+    return math.prod(parameter.shape) * ITEM_BYTES[parameter.dtype]
 
 
 def _whole_buckets(steps: Sequence[TracedStep]) -> _Parts:
@@ -160,12 +160,9 @@ def _gradients(steps: Sequence[TracedStep]) -> _Parts | None:
     if members is None:
         return None
     sizes = [_size_bytes(parameter) for parameter in parameters]
-    caps: tuple[int | None, ...] = (
-        None,
-        min(sum(sizes[index] for index in bucket) for bucket in members[:-1] or members),
-    )
+    smallest = min(sum(sizes[index] for index in bucket) for bucket in members[:-1] or members)
     reduced = [DdpParameter(size_bytes=size, dtype=each.dtype) for size, each in zip(sizes, gradients, strict=True)]
-    for cap_bytes in caps:
+    for cap_bytes in (None, smallest):
         if final_buckets(reduced, range(len(reduced)), DdpOptions(bucket_cap_bytes=cap_bytes)) == members:
             return _Parts(
                 parameters=parameters,
@@ -196,28 +193,11 @@ def _members(
         member, elements = [], 0
         while queue and elements < bucket.elements:
             member.append(queue.popleft())
-            elements += _size_bytes(parameters[member[-1]]) // ITEM_BYTES[parameters[member[-1]].dtype]
+            elements += math.prod(parameters[member[-1]].shape)
         if elements != bucket.elements or not member:
             return None
         members.append(tuple(member))
     return None if any(waiting.values()) else tuple(members)
-
-
-def _recorded(step: TracedStep, parts: _Parts, local_batch: int) -> RecordedStep:
-    return RecordedStep(
-        mode="gradients",
-        start_s=0.0,
-        step_s=step.step_s,
-        forward_s=step.forward_s,
-        backward_s=step.backward_s,
-        last_backward_s=step.last_backward_s,
-        update_s=step.update_s,
-        input_s=step.input_s,
-        micro_batches=step.micro_batches,
-        local_batch=local_batch,
-        synchronised=True,
-        ready_s=dict(enumerate(parts.ready_s(step))),
-    )
 
 
 def _launched(layers: tuple[Layer, ...], steps: Sequence[TracedStep], parts: _Parts) -> tuple[Layer, ...]:
