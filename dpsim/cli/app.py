@@ -58,7 +58,8 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
         except KeyboardInterrupt:
             return 130  # rank 0 prints the message
     _unwind_on_signals()
-    _prepare_stdout()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack some characters of a report
+        sys.stdout.reconfigure(errors="replace")
     app = app or build()
     try:
         _check_utf8(arguments)
@@ -113,14 +114,6 @@ def _system_error(error: OSError | MemoryError) -> DpsimError:
     if error.filename is None:
         _discard_stdout()
     return ConfigError(f"{subject}: {error.strerror or error}", remedy="choose another path, or free space there")
-
-
-def _prepare_stdout() -> None:
-    """Make printing work when stdout is closed, or has an encoding without some characters of a report."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    elif isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def _discard_stdout() -> None:

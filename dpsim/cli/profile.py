@@ -56,6 +56,8 @@ def profile(
     nothing runs, and --local-batch says what the trace was recorded with.
     """
     from dpsim import codec
+    from dpsim.torch_ddp.profile_script import profile_script
+    from dpsim.torch_ddp.request import ScriptRequest
 
     flags.writable(of.output, inputs=() if of.from_ is None else (of.from_,))
     sources = flags.provided(torch_script=of.torch_script, torch_module=of.torch_module, torch=of.torch, from_=of.from_)
@@ -76,7 +78,8 @@ def profile(
         (source,) = map(_flag, sources)
         _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
         script = "" if of.torch else flags.program(of.torch_script, of.torch_module)
-        workload = _of_script(script, of.torch or "", local_batches, of_script)
+        request = ScriptRequest(script=script, function=of.torch or "", **({"devices": 8} | of_script))
+        workload = profile_script(request, local_batches)
     codec.write(of.output, workload)
     _print(workload, of.output, json=of.json)
 
@@ -105,13 +108,6 @@ def _of_model(given: dict[str, Any], local_batches: tuple[int, ...]) -> Workload
     config = study.ProfileConfig(**given, plan=msgspec.structs.replace(plan, **computation))
     with show.progress() as progress:
         return study.profile(config, progress)
-
-
-def _of_script(script: str, function: str, local_batches: tuple[int, ...], given: dict[str, Any]) -> Workload:
-    from dpsim.torch_ddp.profile_script import profile_script
-    from dpsim.torch_ddp.request import ScriptRequest
-
-    return profile_script(ScriptRequest(script=script, function=function, **({"devices": 8} | given)), local_batches)
 
 
 def _of_trace(path: Path, local_batches: tuple[int, ...]) -> Workload:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -78,23 +77,12 @@ def _check_sweep(folder: Path) -> None:
         )
 
 
-def _s_per_sample(point: MeasuredPoint | PredictedPoint) -> float:
-    """Seconds per sample: the median of the measured steps, or the prediction, by the samples of a step."""
-    step_s = point.step_s if isinstance(point.step_s, float) else statistics.median(point.step_s)
-    return step_s / point.setting.plan.global_batch
-
-
 def _point(setting: Setting) -> dict[str, Any]:
     """The setting as a flat point of ``--json``."""
-    plan = setting.plan
     names = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch", "local_batch", "batch_norm", "layout")
-    return {
-        "network": setting.network,
-        "emulated_compute": setting.emulated_compute,
-        "fusion_threshold_bytes": plan.threshold_bytes,
-        "repeat": setting.repeat,
-        **{name: getattr(plan, name) for name in names},
-    }
+    shown = {"network": setting.network, "emulated_compute": setting.emulated_compute}
+    shown |= {"fusion_threshold_bytes": setting.plan.threshold_bytes, "repeat": setting.repeat}
+    return shown | {name: getattr(setting.plan, name) for name in names}
 
 
 def _describe(setting: Setting) -> str:
@@ -109,12 +97,14 @@ def _describe(setting: Setting) -> str:
 
 def _first(points: list[MeasuredPoint | PredictedPoint], conditions: dict[str, object]) -> Setting:
     """The setting that trains fastest on the most devices of those that meet the conditions. Raises ``ConfigError``."""
+    import numpy as np
+
     from dpsim.errors import ConfigError
 
-    s_per_sample = {point.setting: _s_per_sample(point) for point in reversed(points)}
+    step_s = {point.setting: float(np.median(point.step_s)) for point in reversed(points)}
     settings = sorted(
         dict.fromkeys(point.setting for point in points),
-        key=lambda setting: (-setting.plan.devices, s_per_sample[setting]),
+        key=lambda setting: (-setting.plan.devices, step_s[setting] / setting.plan.global_batch),
     )
     for setting in settings:
         if all(setting.value(name) == value for name, value in conditions.items()):

@@ -14,7 +14,7 @@ from dpsim.constraints import check
 from dpsim.errors import ConfigError, unknown
 from dpsim.imports import nccl
 from dpsim.imports.columns import FORMATS as TABLE_FORMATS
-from dpsim.imports.source import Contents, Source, Table, read_source
+from dpsim.imports.source import Contents, Source, read_source
 from dpsim.machine import AllreduceCost, Machine, Network
 from dpsim.predict.formulas import fitted_link
 
@@ -154,7 +154,9 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
                 allowed="2 devices or more",
                 remedy="measure on as many devices as you want to predict for",
             )
-        of_nodes = layout if devices is not None else _layout(table)
+        of_nodes = layout
+        if devices is None and 1 not in node_counts(table.layout, count):
+            of_nodes = table.layout  # flat where one node has all devices or every node has one, as --devices 8 is
         if layout and table.layout not in ("", layout):
             raise ConfigError(
                 f"--devices {layout}, and {file} was measured on {table.layout} ({table.where})",
@@ -172,12 +174,6 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
         )
         doubts = tuple(f"{file}, {doubt}" for doubt in table.doubts)
         yield Imported(file=file, benchmark=contents.benchmark, measured=table.measured, cost=cost, doubts=doubts)
-
-
-def _layout(table: Table) -> str:
-    """A file's own layout; flat where one node has all devices or every node has one, as ``--devices 8`` is."""
-    nodes, of_a_node = node_counts(table.layout, table.devices or 1)
-    return "" if 1 in (nodes, of_a_node) else table.layout
 
 
 def _check_each_once(tables: Sequence[Imported]) -> None:

@@ -350,8 +350,12 @@ def _read_json(source: Source, out_of_place: bool) -> Contents:
     points = []
     for number, result in enumerate(report.results):
         where = f"results[{number}]"
-        figures = {side: getattr(result, side) for side in ("out_of_place", "in_place")}
-        rows = {side: _json_row(where, result, figure) for side, figure in figures.items() if figure}
+        keys = (result.size, result.count, result.type, result.redop, result.root.strip())
+        rows = {}
+        for side, of in (("out_of_place", result.out_of_place), ("in_place", result.in_place)):
+            if of is not None:
+                time, algbw, busbw = (Rounded(value, _HALF_UNIT) for value in (of.time, of.alg_bw, of.bus_bw))
+                rows[side] = Row(where, *keys, time, algbw, busbw, of.nwrong or 0.0)
         if chosen not in rows:
             raise source.refuse(
                 where,
@@ -387,12 +391,6 @@ def _report(source: Source) -> _Report:
             allowed="the file that all_reduce_perf -J wrote (without -C, which puts cpu_time in place of time)",
             remedy="it may be damaged: copy it again",
         ) from error
-
-
-def _json_row(where: str, result: _Result, figures: _Figures) -> Row:
-    time, algbw, busbw = (Rounded(value, _HALF_UNIT) for value in (figures.time, figures.alg_bw, figures.bus_bw))
-    keys = (result.size, result.count, result.type, result.redop, result.root.strip())
-    return Row(where, *keys, time, algbw, busbw, figures.nwrong or 0.0)
 
 
 def _version(code: int) -> str:

@@ -24,6 +24,7 @@ _GAP = re.compile(r"\s+")
 _TAGGED = re.compile(r"\[[^\]\s]*\d+,\d+\]<std(?:out|err)>: ?")  # mpirun --tag-output
 _NUMBERED = re.compile(r"\s*[0-9]{1,6}: ?")  # srun -l
 _OUTLIER = 5.0
+_DAMAGED = "the line may be cut off or damaged: copy the file again"
 _LOG = re.compile(r"\[.*\]|.*\[[0-9]+\] NCCL [A-Z]+ |NCCL version ")
 
 
@@ -254,35 +255,30 @@ def _doubts(points: Sequence[Point]) -> Iterator[str]:
             )
 
 
+def _matched(
+    source: Source, line: int, what: str, text: str, pattern: re.Pattern[str], allowed: str, remedy: str = _DAMAGED
+) -> re.Match[str]:
+    match = pattern.fullmatch(text)
+    if match is None:
+        raise source.refuse(line, f"{what} is {shown(text)}", allowed=allowed, remedy=remedy)
+    return match
+
+
 def whole(source: Source, line: int, what: str, text: str) -> int:
     """Return a whole number of a row, written with digits alone. Raises ``FileFormatError``."""
-    if not _WHOLE.fullmatch(text):
-        raise source.refuse(line, f"{what} is {shown(text)}", allowed="a whole number up to 2^60, digits alone")
-    return int(text)
+    return int(_matched(source, line, what, text, _WHOLE, "a whole number up to 2^60, digits alone", remedy="")[0])
 
 
 def hundredths(source: Source, line: int, what: str, text: str) -> float:
     """Return a time with two digits behind its point, as OSU and IMB print theirs. Raises ``FileFormatError``."""
-    if not _HUNDREDTHS.fullmatch(text):
-        raise source.refuse(
-            line,
-            f"{what} is {shown(text)}",
-            allowed="a time with two digits behind the point, like 12.34",
-            remedy="the line may be cut off or damaged: copy the file again",
-        )
-    return float(text)
+    allowed = "a time with two digits behind the point, like 12.34"
+    return float(_matched(source, line, what, text, _HUNDREDTHS, allowed)[0])
 
 
 def rounded(source: Source, line: int, what: str, text: str) -> Rounded:
     """Return the number of ``12.34`` or ``1.2e+07``. Raises ``FileFormatError``."""
-    match = _ROUNDED.fullmatch(text)
-    if match is None:
-        raise source.refuse(
-            line,
-            f"{what} is {shown(text)}",
-            allowed="a number like 12.34 or 1.2e+07" + (", or N/A" if what in ("#wrong", "error") else ""),
-            remedy="the line may be cut off or damaged: copy the file again",
-        )
+    allowed = "a number like 12.34 or 1.2e+07" + (", or N/A" if what in ("#wrong", "error") else "")
+    match = _matched(source, line, what, text, _ROUNDED, allowed)
     return Rounded(float(text), 0.5 * 10.0 ** (int(match[3] or 0) - len(match[2] or "")))
 
 

@@ -97,13 +97,7 @@ class Listener:
     """
 
     def __init__(
-        self,
-        devices: int,
-        request: dict[str, Any],
-        state: JobState,
-        progress: Progress,
-        *,
-        all_interfaces: bool,
+        self, devices: int, request: dict[str, Any], state: JobState, progress: Progress, *, all_interfaces: bool
     ) -> None:
         self._devices, self._request, self._secret = devices, json.dumps(request), secrets.token_hex(16)
         self._state, self._progress = state, progress
@@ -191,10 +185,8 @@ class Listener:
             return
         if kind == "progress":
             self._progress(value)
-        elif kind == "killed":
-            state.killed.setdefault(rank, value)
-        elif kind == "orphaned":
-            state.orphaned.setdefault(rank, value)
+        elif kind in ("killed", "orphaned"):
+            getattr(state, kind).setdefault(rank, value)
         elif kind == "done":
             state.done.add(rank)
         elif kind == "result":

@@ -36,8 +36,11 @@ def replace_batch_size(local_batch: int) -> set[int]:
 
     @functools.wraps(iterate)
     def checked(self: Any) -> Any:
-        samples = _samples(self)
-        if self.batch_size == local_batch and samples is not None and samples < local_batch:
+        try:
+            samples = len(self.sampler)
+        except TypeError:  # it does not know how many
+            return iterate(self)
+        if self.batch_size == local_batch and samples < local_batch:
             too_few.add(samples)
             if self.drop_last:
                 raise Refused(_too_large(local_batch, samples))
@@ -45,14 +48,6 @@ def replace_batch_size(local_batch: int) -> set[int]:
 
     DataLoader.__init__, DataLoader.__iter__ = resized, checked
     return too_few
-
-
-def _samples(loader: Any) -> int | None:
-    """The samples that a loader takes its batches from on this rank; None where it does not know."""
-    try:
-        return len(loader.sampler)
-    except TypeError:
-        return None
 
 
 def _too_large(local_batch: int, samples: int) -> ConfigError:

@@ -89,7 +89,12 @@ def _become(rank: int, devices: int) -> None:
 
 def _run(script: Script, turns: Turns, watcher: Any) -> None:
     if _ends_by_itself(*script):
-        _check_built(script[0], watcher)
+        if watcher.ddp is None:
+            raise ConfigError(
+                f"{Path(script[0]).name} ended without training a DistributedDataParallel model",
+                allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel and trains it",
+                remedy="wrap the model, and train in training mode with backward()",
+            )
         turns.ended()
     turns.close()
 
@@ -117,12 +122,3 @@ def _died(script: str, error: BaseException) -> ConfigError:
     if not isinstance(error, SystemExit):
         given += calls_to("__main__", error.__traceback__)
     return ConfigError(given, remedy="start it without dpsim first; it has to work on this machine")
-
-
-def _check_built(script: str, timer: Any) -> None:
-    if timer.ddp is None:
-        raise ConfigError(
-            f"{Path(script).name} ended without training a DistributedDataParallel model",
-            allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel and trains it",
-            remedy="wrap the model, and train in training mode with backward()",
-        )

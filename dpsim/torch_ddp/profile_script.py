@@ -51,8 +51,9 @@ def _profile(request: ScriptRequest) -> Workload:
         with child(command, env=_environment(request.devices, folder), stdout=_STDERR) as process:
             code = process.wait()
         if not paths[1].exists():
+            ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             raise ConfigError(
-                f"{request.name} ended its process ({_ending(code)}) before enough was recorded",
+                f"{request.name} ended its process ({ending}) before enough was recorded",
                 allowed="a script that trains until dpsim ends it",
                 remedy="see what it printed above",
             )
@@ -89,7 +90,3 @@ def _environment(devices: int, folder: Path) -> dict[str, str]:
     temporary.mkdir()
     place = {"TMPDIR": str(scratch.short_path(folder, temporary))}
     return threads | dict(os.environ) | scratch.environment(folder) | place
-
-
-def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -144,7 +144,12 @@ class Recorder:
             yield
             return
         self._check_process()
-        self._trains(ddp)
+        if self.ddp is None:
+            self.ddp = ddp
+            self._parameters = [parameter for _, parameter in reduced_parameters(ddp)]
+            self.first_parameter = _first_parameters(ddp, self._parameters)
+        elif self.ddp is not ddp:
+            raise second_model("profile")
         if self._step is None or self._step.synchronised:
             self._next_step(leading_extent((*arguments, *keywords.values())))
         step = self._step
@@ -168,7 +173,9 @@ class Recorder:
         outermost = self._depth == 1 and self._forward_since_backward and self._step is not None
         if outermost and self._step is not None:
             if self._step.mode == "gradients" and self._synchronises:
-                self._hook_gradients()
+                for index, parameter in enumerate(self._parameters):
+                    done = functools.partial(self._gradient_is_ready, index)
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(done))
             self._backward_began_s = self.now()
         try:
             yield
@@ -238,14 +245,6 @@ class Recorder:
 
     # Steps.
 
-    def _trains(self, ddp: Any) -> None:
-        if self.ddp is None:
-            self.ddp = ddp
-            self._parameters = [parameter for _, parameter in reduced_parameters(ddp)]
-            self.first_parameter = _first_parameters(ddp, self._parameters)
-        elif self.ddp is not ddp:
-            raise second_model("profile")
-
     def _next_step(self, local_batch: int) -> None:
         """End the step before this one, and begin another in the next mode. Raises ``EnoughSteps``."""
         if self._step is not None:
@@ -282,11 +281,6 @@ class Recorder:
             step.module_s[name] = step.module_s.get(name, 0.0) + next_s - began_s
             began_s = next_s
         self._modules_began.clear()
-
-    def _hook_gradients(self) -> None:
-        for index, parameter in enumerate(self._parameters):
-            done = functools.partial(self._gradient_is_ready, index)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(done))
 
     def _gradient_is_ready(self, index: int, _: Any) -> None:
         if self._step is not None:

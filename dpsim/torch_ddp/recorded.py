@@ -82,12 +82,8 @@ class Recorded:
     load_s_per_sample: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Consecutive gradients of one module in one bucket, and the seconds by which the last of them is final."""
-
-    members: tuple[int, ...]
-    ready_s: float
+_Group = tuple[tuple[int, ...], float]
+"""Consecutive gradients of one module in one bucket, and the seconds by which the last of them is final."""
 
 
 def workload_of(recorded: Recorded) -> Workload:
@@ -96,7 +92,8 @@ def workload_of(recorded: Recorded) -> Workload:
     Layer times are medians over the steps with hooks, scaled to the medians of the steps without hooks. What is left of
     a step beside layers, update and input is ``overhead_s``.
     """
-    local_batch, accumulate = _most_common([(step.local_batch, step.micro_batches) for step in recorded.steps])
+    counts = Counter((step.local_batch, step.micro_batches) for step in recorded.steps)
+    ((local_batch, accumulate), _), *_ = counts.most_common(1)
     steps = [step for step in recorded.steps if (step.local_batch, step.micro_batches) == (local_batch, accumulate)]
     whole = [step for step in steps if step.mode == "whole"] or steps
     forward_s = _median(whole, lambda step: step.forward_s) / accumulate
@@ -124,10 +121,6 @@ def workload_of(recorded: Recorded) -> Workload:
         input_prefetch=bool(recorded.input_workers and load_s),
         ddp=recorded.ddp,
     )
-
-
-def _most_common(values: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    return Counter(values).most_common(1)[0][0]
 
 
 def _median(steps: Sequence[RecordedStep], seconds: Callable[[RecordedStep], float]) -> float:
@@ -160,12 +153,12 @@ def _ready(recorded: Recorded, steps: Sequence[RecordedStep], backward_s: float)
 def _groups(recorded: Recorded, ready_s: Sequence[float]) -> list[_Group]:
     """The gradients in the order in which DDP sends them, by module. None is ready before the one that goes first."""
     latest = 0.0
-    groups = []
+    groups: list[_Group] = []
     for bucket in recorded.buckets:
         for _, members in itertools.groupby(bucket, key=lambda index: recorded.parameters[index].module):
             group = tuple(members)
             latest = max(latest, *(ready_s[index] for index in group))
-            groups.append(_Group(group, latest))
+            groups.append((group, latest))
     return groups
 
 
@@ -185,26 +178,26 @@ def _module_times(recorded: Recorded, steps: Sequence[RecordedStep], forward_s: 
 
 def _layers(recorded: Recorded, groups: Sequence[_Group], module_s: Mapping[str, float]) -> tuple[Layer, ...]:
     """The layers in forward order: the reverse of the order in which DDP sends their gradients."""
-    place = {index: number for number, group in enumerate(groups) for index in group.members}
+    layer_of = {index: number for number, (members, _) in enumerate(groups) for index in members}
     forward = [0.0] * len(groups)
     for module, seconds in module_s.items():
-        forward[place[recorded.first_parameter[module]]] += seconds
-    names = _names([recorded.parameters[group.members[0]].module for group in groups])
+        forward[layer_of[recorded.first_parameter[module]]] += seconds
+    names = _names([recorded.parameters[members[0]].module for members, _ in groups])
     layers = []
     before_s = 0.0
-    for group, name, seconds in zip(groups, names, forward, strict=True):
-        parameters = [recorded.parameters[index] for index in group.members]
+    for (members, ready_s), name, seconds in zip(groups, names, forward, strict=True):
+        parameters = [recorded.parameters[index] for index in members]
         layers.append(
             Layer(
                 name=name,
                 kind="module",
                 forward_s=(seconds,),
-                backward_s=(group.ready_s - before_s,),
+                backward_s=(ready_s - before_s,),
                 tensors=tuple(Tensor(name=p.name, shape=p.shape, dtype=p.dtype) for p in reversed(parameters)),
                 batch_norm_channels=parameters[0].batch_norm_channels if name == parameters[0].module else 0,
             )
         )
-        before_s = group.ready_s
+        before_s = ready_s
     return tuple(reversed(layers))
 
 

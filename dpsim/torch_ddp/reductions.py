@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -12,16 +12,6 @@ from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError
 
 
-class Reduction(Protocol):
-    """Reduces a tensor over all ranks in place, as DDP asks for it."""
-
-    def reduce(self, tensor: Any) -> Any:
-        """Start to reduce a flat tensor; a future of it. Every rank starts the same ones in the same order."""
-
-    def close(self) -> None:
-        """End; nothing may be under way."""
-
-
 class GlooReduction:
     """gloo's own allreduce (sum) on a process group. DDP divides the gradients as it copies them into the bucket."""
 
@@ -29,10 +19,11 @@ class GlooReduction:
         self._group = group
 
     def reduce(self, tensor: Any) -> Any:
+        """Start to reduce a flat tensor; a future of it. Every rank starts the same ones in the same order."""
         return self._group.allreduce([tensor]).get_future()
 
     def close(self) -> None:
-        pass
+        """End; nothing may be under way."""
 
 
 class MpiReduction:
@@ -73,6 +64,10 @@ class MpiReduction:
 
     def close(self) -> None:
         self._mechanism.close()
+
+
+Reduction = GlooReduction | MpiReduction
+"""What reduces a tensor over all ranks in place, as DDP asks for it."""
 
 
 def _array(tensor: Any) -> Array:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import msgspec
@@ -159,25 +160,16 @@ def take_over_spawn(rank: int, devices: int) -> None:
     """
     import torch.multiprocessing
 
+    def spawn(name: str) -> Any:
+        def call(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+            check_ranks(nprocs, devices, f"{name}(nprocs={nprocs})")
+            fn(rank, *args)
+            return None if join else SimpleNamespace(join=lambda *_, **__: True)
+
+        return call
+
     for original in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
-        process_group.replace_everywhere(original, _spawn(original.__name__, rank, devices))
-
-
-def _spawn(name: str, rank: int, devices: int) -> Any:
-    def call(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
-        check_ranks(nprocs, devices, f"{name}(nprocs={nprocs})")
-        fn(rank, *args)
-        return None if join else _Joined()
-
-    call.__name__ = name
-    return call
-
-
-class _Joined:
-    """The context that ``spawn`` returns without ``join``."""
-
-    def join(self, *_: object, **__: object) -> bool:
-        return True
+        process_group.replace_everywhere(original, spawn(original.__name__))
 
 
 def _died(request: ScriptRequest, error: BaseException) -> ConfigError:

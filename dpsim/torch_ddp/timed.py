@@ -98,12 +98,8 @@ class StepTimer:
             visit.waited_s.append(0.0)
             return
         visit.waited_s.append(self._reduction.waited_s - self._waited_s)
-        visit.ready_s.append(
-            [
-                start_s - self._backward_began_s - (waited_s - self._waited_s)
-                for start_s, waited_s in self._reduction.starts
-            ]
-        )
+        began_s = self._backward_began_s - self._waited_s
+        visit.ready_s.append([start_s - waited_s - began_s for start_s, waited_s in self._reduction.starts])
         self._forget_reductions()
 
     def _forget_reductions(self) -> None:
@@ -162,10 +158,8 @@ def cap_in_mib(size_bytes: float) -> float:
 
 
 def _refuse_hook(*_: Any, **__: Any) -> None:
-    raise _not_by_hook(
-        "the script registers a communication hook of its own",
-        "no hook, for DDP takes one, and this measurement needs it to reduce over MPI",
-    )
+    allowed = "no hook, for DDP takes one, and this measurement needs it to reduce over MPI"
+    raise _not_by_hook("the script registers a communication hook of its own", allowed)
 
 
 def _not_by_hook(given: str, allowed: str) -> Refused:

@@ -26,7 +26,7 @@ class Announcer:
         self._events: StepEvents | None = None
         self._gradients: dict[int, Any] = {}
         for number, layer in enumerate(layers):
-            layer.module.register_forward_hook(functools.partial(self._computed, number))
+            layer.module.register_forward_hook(functools.partial(self._announce_forward, number))
             for tensor, parameter in zip(layer.spec.tensors, layer.parameters, strict=True):
                 hook = functools.partial(self._accumulated, number, tensor.name)
                 parameter.register_post_accumulate_grad_hook(hook)
@@ -59,10 +59,6 @@ class Announcer:
         """The pass has failed; nothing is announced any more."""
         self._events = None
 
-    def _computed(self, layer: int, *_: Any) -> None:
-        if self._events is not None:
-            self._announce_forward(layer)
-
     def _accumulated(self, layer: int, name: str, parameter: Any) -> None:
         if self._events is None:
             return
@@ -73,8 +69,9 @@ class Announcer:
         self._pending[layer].discard(id(parameter))
         self._announce_backward()
 
-    def _announce_forward(self, layer: int) -> None:
-        assert self._events is not None
+    def _announce_forward(self, layer: int, *_: Any) -> None:
+        if self._events is None:
+            return
         with self._kept():
             while self._forward <= layer:
                 self._forward += 1

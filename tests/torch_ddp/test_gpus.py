@@ -170,7 +170,6 @@ while True:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_a_script_with_synchronised_batch_norm_on_a_processor_is_explained(dpsim: Dpsim, tmp_path: Path) -> None:
     script, output = a_script(tmp_path, SYNCHRONISED), tmp_path / "w.json"
     code, out, err = dpsim("profile", "--torch-script", script, "--devices", "2", "--output", output)

@@ -175,7 +175,6 @@ def in_turns(on_ranks: OnRanks, folder: Path, text: str, turns: list[tuple[int, 
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_resident_processes_are_profiled_in_turns_and_their_pauses_count_for_nothing(
     devices: int, on_ranks: OnRanks, tmp_path: Path
@@ -191,14 +190,12 @@ def test_resident_processes_are_profiled_in_turns_and_their_pauses_count_for_not
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_a_script_that_comes_to_its_end_between_turns_says_so(on_ranks: OnRanks, tmp_path: Path) -> None:
     seen = in_turns(on_ranks, tmp_path, SCRIPT.format(steps=12), [(6, 0.0)] * 3, 2)
     assert len(seen) == 3 and seen[-1] == "ended" and all(each is not None for each in seen[0][1])
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_where_one_of_several_scripts_fails_the_others_are_ended(on_ranks: OnRanks, tmp_path: Path) -> None:
     last = sorted(os.sched_getaffinity(0))[:2][-1]
     text = (

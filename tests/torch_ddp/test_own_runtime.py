@@ -112,7 +112,6 @@ def test_a_replica_of_a_workload_has_its_tensors() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("devices", [2, 3])
 def test_its_steps_last_as_long_as_what_is_waited_for_and_send_the_same_buckets(
     devices: int, on_ranks: Callable[..., Any], tmp_path: Path

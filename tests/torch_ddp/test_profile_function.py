@@ -20,7 +20,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "text",
     [
@@ -42,7 +41,6 @@ def test_a_function_becomes_a_workload(text: str, folder: Path, dpsim: Dpsim) ->
     assert "dpsim profile --torch models.small:build" in workload.source
 
 
-@pytest.mark.timeout(120)
 def test_a_function_gives_batches_of_the_sizes_that_it_is_asked_for(folder: Path, dpsim: Dpsim) -> None:
     (folder / "own.py").write_text(f"{PREAMBLE}def build(n):\n    return nn.Linear(8, 3), torch.randn(n, 8)\n")
     code, _, err = dpsim(
@@ -52,7 +50,6 @@ def test_a_function_gives_batches_of_the_sizes_that_it_is_asked_for(folder: Path
     assert workloads.read(folder / "w.json").local_batches == (2, 8)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("text", "arguments", "given"),
     [

@@ -33,6 +33,11 @@ def train(model, steps=1000):
 """
 
 
+def written(script: Path, text: str) -> Path:
+    script.write_text(PREAMBLE + dedent(text))
+    return script
+
+
 def profiled(dpsim: Dpsim, folder: Path, script: Path, *arguments: str, after: tuple[str, ...] = ()) -> Workload:
     path = folder / "w.json"
     code, _, err = dpsim(
@@ -43,7 +48,6 @@ def profiled(dpsim: Dpsim, folder: Path, script: Path, *arguments: str, after: t
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_a_script_for_torchrun_becomes_a_workload_that_predict_accepts(dpsim: Dpsim, tmp_path: Path) -> None:
     script, after = SCRIPTS / "train.py", ("--batch-size", "16", "--workers", "2", "--accumulate", "2")
     workload = profiled(dpsim, tmp_path, script, "--devices", "4", after=after)
@@ -62,24 +66,14 @@ def test_a_script_for_torchrun_becomes_a_workload_that_predict_accepts(dpsim: Dp
     assert workload.update_s > 0 and workload.optimizer_slots == 2
     assert (workload.input_workers, workload.input_prefetch) == (2, True) and workload.input_s_per_sample > 0
     assert "dpsim profile" in workload.source and "rank 0 of 4" in workload.source
-    predict = (
-        "predict",
-        "--workload",
-        tmp_path / "w.json",
-        "--machine",
-        MACHINE,
-        "--devices",
-        "4",
-        "--local-batch",
-        "16",
-    )
+    files = ("--workload", tmp_path / "w.json", "--machine", MACHINE)
+    predict = ("predict", *files, "--devices", "4", "--local-batch", "16")
     code, out, err = dpsim(*predict, "--fusion-rule", "ddp", "--fusion-threshold", f"{ddp.bucket_cap_bytes}B", "--json")
     assert code == 0, err
     assert json.loads(out)["points"][0]["buckets"] == len(ddp.bucket_bytes)
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_forward_and_backward_in_the_closure_of_an_optimizer_are_no_update(dpsim: Dpsim, tmp_path: Path) -> None:
     text = """
     import time
@@ -102,14 +96,12 @@ def test_forward_and_backward_in_the_closure_of_an_optimizer_are_no_update(dpsim
     while True:
         optimizer.step(closure)
     """
-    script = tmp_path / "closure.py"
-    script.write_text(PREAMBLE + dedent(text))
+    script = written(tmp_path / "closure.py", text)
     workload = profiled(dpsim, tmp_path, script)
     assert workload.layers[0].forward_s[0] >= 0.1 and workload.update_s < 0.1, "the closure is no update"
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_path: Path) -> None:
     text = """
     def run(rank, size):
@@ -120,8 +112,7 @@ def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_pat
         print("to stdout")
         mp.spawn(run, args=(2,), nprocs=2)
     """
-    script = tmp_path / "spawns.py"
-    script.write_text(PREAMBLE + dedent(text))
+    script = written(tmp_path / "spawns.py", text)
     code, out, err = dpsim(
         "profile", "--torch-script", script, "--devices", "2", "--steps", "3", "--output", tmp_path / "w.json", "--json"
     )
@@ -142,7 +133,6 @@ def write_package(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_a_module_of_a_package_is_run_as_python_would_with_its_arguments(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +145,6 @@ def test_a_module_of_a_package_is_run_as_python_would_with_its_arguments(
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_a_file_of_a_package_and_a_module_that_is_missing_are_explained(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +176,6 @@ SCRIPTS_OF_LIBRARIES = {
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("text", SCRIPTS_OF_LIBRARIES.values(), ids=SCRIPTS_OF_LIBRARIES.keys())
 def test_what_training_libraries_do_with_groups_and_modes_is_profiled(dpsim: Dpsim, tmp_path: Path, text: str) -> None:
     script = tmp_path / "library.py"
@@ -198,7 +186,6 @@ def test_what_training_libraries_do_with_groups_and_modes_is_profiled(dpsim: Dps
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_an_evaluation_with_gradients_enabled_is_not_counted_as_training(dpsim: Dpsim, tmp_path: Path) -> None:
     text = """
     dist.init_process_group("gloo")
@@ -209,14 +196,12 @@ def test_an_evaluation_with_gradients_enabled_is_not_counted_as_training(dpsim: 
         ddp.train()
         ddp(torch.randn(4, 8)).sum().backward()
     """
-    script = tmp_path / "evaluates.py"
-    script.write_text(PREAMBLE + dedent(text))
+    script = written(tmp_path / "evaluates.py", text)
     workload = profiled(dpsim, tmp_path, script)
     assert workload.local_batches == (4,) and workload.ddp is not None and workload.ddp.accumulate == 1
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_gradients_that_a_script_reduces_itself_are_refused_after_a_few_steps(dpsim: Dpsim, tmp_path: Path) -> None:
     text = """
     dist.init_process_group("gloo")
@@ -229,8 +214,7 @@ def test_gradients_that_a_script_reduces_itself_are_refused_after_a_few_steps(dp
         optimizer.step()
     print("came to its end")
     """
-    script = tmp_path / "handmade.py"
-    script.write_text(PREAMBLE + dedent(text))
+    script = written(tmp_path / "handmade.py", text)
     code, out, err = dpsim("profile", "--torch-script", script, "--output", tmp_path / "w.json")
     assert (code, out) == (2, "") and "came to its end" not in err
     assert "reduces its gradients without calling a DistributedDataParallel model" in err and "wrap the model" in err
@@ -352,7 +336,6 @@ def test_gradients_that_a_script_reduces_itself_are_refused_after_a_few_steps(dp
         "FSDP",
     ],
 )
-@pytest.mark.timeout(120)
 def test_a_script_that_cannot_be_profiled_is_explained(
     text: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path
 ) -> None:
@@ -365,7 +348,6 @@ def test_a_script_that_cannot_be_profiled_is_explained(
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_an_exception_is_shown_with_the_calls_of_the_script_and_whether_it_ends_in_dpsim(
     dpsim: Dpsim, tmp_path: Path
 ) -> None:
@@ -387,12 +369,10 @@ def test_an_exception_is_shown_with_the_calls_of_the_script_and_whether_it_ends_
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_a_model_compiled_by_torchscript_is_profiled_whole(dpsim: Dpsim, tmp_path: Path) -> None:
     """Its modules take no hooks: what was called before them has the time of their forward."""
     text = "train(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.jit.script(torch.nn.Linear(8, 3))))"
-    script = tmp_path / "scripted.py"
-    script.write_text(PREAMBLE + text)
+    script = written(tmp_path / "scripted.py", text)
     workload = profiled(dpsim, tmp_path, script)
     assert [layer.name for layer in workload.layers] == ["0", "1"]
     assert [layer.forward_s[0] > 0 for layer in workload.layers] == [True, False]
@@ -410,10 +390,8 @@ for _ in range(100):
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_several_local_batches_replace_the_batch_size_of_data_loaders(dpsim: Dpsim, tmp_path: Path) -> None:
-    script = tmp_path / "loads.py"
-    script.write_text(PREAMBLE + LOADER)
+    script = written(tmp_path / "loads.py", LOADER)
     workload = profiled(dpsim, tmp_path, script, "--local-batch", "64,16")
     assert workload.local_batches == (16, 64) and workload.input_s_per_sample > 0
     assert all(len(layer.forward_s) == len(layer.backward_s) == 2 for layer in workload.layers)
@@ -421,17 +399,14 @@ def test_several_local_batches_replace_the_batch_size_of_data_loaders(dpsim: Dps
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 def test_a_script_that_makes_its_own_batches_cannot_have_others(dpsim: Dpsim, tmp_path: Path) -> None:
-    script = tmp_path / "own.py"
-    script.write_text(PREAMBLE + "train(torch.nn.Linear(8, 3))")
+    script = written(tmp_path / "own.py", "train(torch.nn.Linear(8, 3))")
     code, out, err = dpsim("profile", "--torch-script", script, "--local-batch", "8", "--output", tmp_path / "w.json")
     assert (code, out) == (2, "")
     assert "with --local-batch 8, own.py still trains on 4 samples at once" in err and "DataLoader" in err
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("drops_last", [False, True])
 def test_a_local_batch_above_the_data_is_refused(drops_last: bool, dpsim: Dpsim, tmp_path: Path) -> None:
     text = f"""
@@ -443,8 +418,7 @@ def test_a_local_batch_above_the_data_is_refused(drops_last: bool, dpsim: Dpsim,
         for (x,) in data:
             ddp(x).sum().backward()
     """
-    script = tmp_path / "few.py"
-    script.write_text(PREAMBLE + dedent(text))
+    script = written(tmp_path / "few.py", text)
     code, out, err = dpsim("profile", "--torch-script", script, "--local-batch", "64", "--output", tmp_path / "w.json")
     assert (code, out) == (2, "")
     assert "--local-batch 64 is more than the data: a rank has 48 samples" in err and "Traceback" not in err

@@ -386,7 +386,6 @@ def test_without_pytorch_the_torch_replica_says_what_to_install(
     assert done.returncode and "pip install 'dpsim[torch]'" in done.stderr
 
 
-@pytest.mark.timeout(120)
 def test_the_torch_module_of_the_documentation_is_trained_and_profiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dpsim: Dpsim
 ) -> None:

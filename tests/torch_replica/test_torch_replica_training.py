@@ -144,7 +144,6 @@ def test_leaves_of_a_torch_module_with_batch_norm_are_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.ranks
 @pytest.mark.xdist_group("ranks on GPUs")
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", IN_BOTH)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_torch_on_gpus_comes_close_to_the_host(ranks: int, name: str) -> None:

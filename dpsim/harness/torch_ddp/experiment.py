@@ -56,19 +56,11 @@ def script_experiment(
         for name in names:
             if name not in known:
                 raise unknown(what, name, known)
-    axes: dict[str, tuple[Any, ...]] = {"devices": tuple(sorted(devices))}
-    lists: dict[str, Sequence[Any]] = {
-        "communication": communication,
-        "networks": networks,
-        "runtimes": runtimes,
-        "devices": devices,
-    }
-    for name, flag, values in ((_BATCH, "local_batches", local_batches), (_CAP, "caps_bytes", caps_bytes)):
-        if values:
-            lists[flag] = values
-            axes[name] = tuple(sorted(values))
-    for flag, values in lists.items():
-        check_distinct(flag, values)
+    lists: dict[str, Sequence[Any]] = {"communication": communication, "networks": networks, "runtimes": runtimes}
+    lists |= {"devices": devices}
+    lists |= {name: values for name, values in ((_BATCH, local_batches), (_CAP, caps_bytes)) if values}
+    for name, values in lists.items():
+        check_distinct({_BATCH: "local_batches", _CAP: "caps_bytes"}.get(name, name), values)
     if len(local_batches) == 1:
         raise ConfigError(
             f"--local-batch {local_batches[0]}, with which there is nothing to compare",
@@ -97,7 +89,7 @@ def script_experiment(
     return Experiment(
         name="ddp",
         dataset=_OWN_DATA,
-        axes=axes,
+        axes={name: tuple(sorted(values)) for name, values in lists.items() if name in ("devices", _BATCH, _CAP)},
         cases=tuple(cases),
         script=script,
         other_runtimes=tuple(name for name in runtimes if name != _DDP),
@@ -159,11 +151,8 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         )
     batches = tuple(map(int, experiment.values(_BATCH)))
     _check_batches(batches, workload)
-    base: dict[str, Any] = {
-        "model": Path(experiment.script).name,
-        "accumulate": ddp.accumulate,
-        "fusion_rule": "ddp",
-    }
+    model = Path(experiment.script).name
+    base: dict[str, Any] = {"model": model, "accumulate": ddp.accumulate, "fusion_rule": "ddp"}
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
     caps: Sequence[float] = experiment.values(_CAP)
@@ -177,19 +166,16 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         axes[_CAP] = tuple(map(float, caps))
     elif caps:
         base[_CAP] = float(caps[0])
-    question, compared = _asked(batches, experiment.values(_CAP))
+    question, compared = "fusion-threshold", tuple[str, ...]()
+    if batches and len(experiment.values(_CAP)) < 2:
+        question = "local-batch"
+    elif batches:
+        question, compared = "settings", (_CAP, _BATCH)
     if experiment.other_runtimes:
         check_emulation(workload)
     whole = replace(experiment, base=base, axes=axes, question=question, compared=compared)
     settings_of(whole.rows)
     return whole
-
-
-def _asked(batches: Sequence[int], caps: Sequence[float]) -> tuple[str, tuple[str, ...]]:
-    """The question that these settings answer, and the fields that are compared where the question leaves it open."""
-    if not batches:
-        return "fusion-threshold", ()
-    return ("local-batch", ()) if len(caps) < 2 else ("settings", (_CAP, _BATCH))
 
 
 def _check_batches(batches: Sequence[int], workload: Workload) -> None:

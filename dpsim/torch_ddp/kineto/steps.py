@@ -7,7 +7,7 @@ import itertools
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dpsim.errors import FileFormatError
@@ -63,16 +63,12 @@ class _MicroBatch:
     """A forward and the functions of the backward after it, with the allreduces that were sent among them."""
 
     forward: Span
-    functions: list[Function]
-    sent: list[Allreduce] = field(default_factory=list)
+    functions: Sequence[Function]
+    sent: Sequence[Allreduce]
 
-    @property
-    def start_s(self) -> float:
-        return self.functions[0].start_s
-
-    @property
-    def end_s(self) -> float:
-        return max(function.end_s for function in self.functions)
+    def __post_init__(self) -> None:
+        self.start_s = self.functions[0].start_s
+        self.end_s = max(function.end_s for function in self.functions)
 
 
 def steps_of(trace: str, marks: Marks) -> list[TracedStep]:
@@ -133,7 +129,13 @@ def _sent_by_ddp(marks: Marks) -> list[Allreduce]:
             sent.append(event)
     _attach(sent, marks.transfers)
     accumulating = [function for function in marks.functions if function.accumulates]
-    return [each for each in sent if any(_holds(function, each) for function in _before(accumulating, each))]
+
+    def begun_before(event: Span) -> Sequence[Function]:
+        """The last few of them that began before an event, on any thread."""
+        count = bisect.bisect_right(accumulating, event.start_s, key=lambda function: function.start_s)
+        return accumulating[max(count - 4, 0) : count]
+
+    return [each for each in sent if any(_holds(function, each) for function in begun_before(each))]
 
 
 def _attach(calls: list[Allreduce], transfers: Sequence[Allreduce]) -> None:
@@ -157,21 +159,8 @@ def _attach(calls: list[Allreduce], transfers: Sequence[Allreduce]) -> None:
 
 def _merged(call: Allreduce, event: Allreduce) -> Allreduce:
     """A call with what another event says of the same allreduce."""
-    return Allreduce(
-        call.start_s,
-        call.end_s,
-        call.thread,
-        elements=call.elements if event.elements is None else event.elements,
-        dtype=event.dtype or call.dtype,
-        ranks=call.ranks if event.ranks is None else event.ranks,
-        done_s=call.done_s if event.done_s is None else event.done_s,
-    )
-
-
-def _before(functions: Sequence[Function], event: Span) -> Sequence[Function]:
-    """The last few functions that began before an event, on any thread."""
-    count = bisect.bisect_right(functions, event.start_s, key=lambda function: function.start_s)
-    return functions[max(count - 4, 0) : count]
+    said = {name: getattr(event, name) for name in ("elements", "dtype", "ranks", "done_s")}
+    return replace(call, **{name: value for name, value in said.items() if value not in (None, "")})
 
 
 def _holds(outer: Span, inner: Span) -> bool:
@@ -218,16 +207,18 @@ def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: HostClock, num
         return None
     updates = _within(marks.updates, mark.start_s, mark.end_s)
     on_host = not isinstance(clock, DeviceClock)
-    update_s = sum(clock.done_s(each.end_s) - clock.begun_s(each.start_s, each.end_s) for each in updates)
     return TracedStep(
         mode="gradients",
         start_s=0.0,
         synchronised=True,
         step_s=_length(marks, clock, number) - max(_communicated(clock, last, updates) - done_s, 0.0),
-        forward_s=sum(_forward(clock, each) for each in micro_batches),
+        forward_s=sum(
+            clock.done_s(each.forward.end_s) - clock.begun_s(each.forward.start_s, each.forward.end_s)
+            for each in micro_batches
+        ),
         backward_s=sum(clock.done_s(each.end_s) - clock.done_s(each.start_s) for each in micro_batches),
         last_backward_s=done_s - backward_start_s,
-        update_s=update_s,
+        update_s=sum(clock.done_s(each.end_s) - clock.begun_s(each.start_s, each.end_s) for each in updates),
         input_s=sum(e.end_s - e.start_s for e in _within(marks.loads, mark.start_s, mark.end_s)) if on_host else 0.0,
         micro_batches=len(micro_batches),
         devices=max((each.ranks for each in last.sent if each.ranks), default=None),
@@ -245,12 +236,11 @@ def _micro_batches(marks: Marks, sent: list[Allreduce], mark: Span) -> list[_Mic
     """The forwards of a step that have a backward; those of evaluation have none."""
     forwards = _within(marks.forwards, mark.start_s, mark.end_s)
     ends_s = [*(forward.start_s for forward in forwards), mark.end_s][1:]
-    micro_batches = []
-    for forward, end_s in zip(forwards, ends_s, strict=True):
-        functions = list(_within(marks.functions, forward.end_s, end_s))
-        if functions:
-            micro_batches.append(_MicroBatch(forward, functions, list(_within(sent, forward.end_s, end_s))))
-    return micro_batches
+    return [
+        _MicroBatch(forward, functions, _within(sent, forward.end_s, end_s))
+        for forward, end_s in zip(forwards, ends_s, strict=True)
+        if (functions := _within(marks.functions, forward.end_s, end_s))
+    ]
 
 
 def _check_sent(trace: str, number: int, allreduce: Allreduce) -> None:
@@ -280,11 +270,6 @@ def _length(marks: Marks, clock: HostClock, number: int) -> float:
         if len(starts) == 2:
             return starts[1] - starts[0]
     return mark.end_s - mark.start_s
-
-
-def _forward(clock: HostClock, micro_batch: _MicroBatch) -> float:
-    forward = micro_batch.forward
-    return clock.done_s(forward.end_s) - clock.begun_s(forward.start_s, forward.end_s)
 
 
 def _communicated(clock: HostClock, last: _MicroBatch, updates: Sequence[Span]) -> float:
