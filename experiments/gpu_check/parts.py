@@ -26,7 +26,7 @@ from dpsim.experiments.command import tell
 from dpsim.experiments.gpu_check import logical
 from dpsim.experiments.gpu_check.journal import Journal
 from dpsim.experiments.gpu_check.libraries import NUMBA_STEPS
-from dpsim.experiments.gpu_check.probes import alone, error_line, without_folders
+from dpsim.experiments.gpu_check.probes import alone, error_line, why_no_pytorch, without_folders
 from dpsim.experiments.gpu_check.record import BESIDE_PYTORCH, REPRODUCIBLE, TARGETS, Tests
 from dpsim.launch import child_process, jobs, rank_info, rank_process, scratch
 from dpsim.study.environment import cores
@@ -110,13 +110,6 @@ def run_training(journal: Journal, seconds: float, command: Sequence[str] = (), 
             path = journal.parts / f"3-training-{number}.trainings"
             required = REQUIRED if name == REPRODUCIBLE else {}
             _figure(journal, name, [*command, str(path), name], required, path, min(left_s, figure_s))
-
-
-def why_no_pytorch(*, simulated: bool) -> str:
-    """Say why nothing is measured beside PyTorch, as far as it can be said without loading it."""
-    if simulated:
-        return "PyTorch is not compared with the simulator"
-    return "" if importlib.util.find_spec("torch") is not None else "PyTorch is not installed"
 
 
 def _figure(

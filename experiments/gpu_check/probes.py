@@ -207,6 +207,13 @@ def probe_pytest() -> Probe:
     return Probe(name="pytest", works=True, text="installed, with what the tests need")
 
 
+def why_no_pytorch(*, simulated: bool) -> str:
+    """Say why nothing is measured beside PyTorch, as far as it can be said without loading it."""
+    if simulated:
+        return "PyTorch is not compared with the simulator"
+    return "" if importlib.util.find_spec("torch") is not None else "PyTorch is not installed"
+
+
 def remedy(name: str, driver: Driver, reason: str = "") -> str:
     """Say what to do about a library that fails for ``reason``."""
     if known := next((text for sign, text in _KNOWN.items() if sign in reason), ""):

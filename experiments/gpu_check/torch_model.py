@@ -11,13 +11,13 @@ _CLASSES, _RATE, _MOMENTUM = 10, 0.01, 0.9
 
 
 class TorchModel:
-    """See ``training.Peer``. ``token`` is dpsim's name of the model, ``shape`` [H, W, C]; ``where``: cuda or cpu.
+    """A training on random samples. ``token`` is dpsim's name of the model, ``shape`` [H, W, C].
 
     With ``compute_dtype`` bfloat16 forward and loss run under ``torch.autocast``; parameters stay float32.
     """
 
     def __init__(
-        self, token: str, shape: tuple[int, int, int], batch: int, where: str, compute_dtype: str = "float32"
+        self, token: str, shape: tuple[int, int, int], batch: int, compute_dtype: str, where: str = "cuda"
     ) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
@@ -35,6 +35,7 @@ class TorchModel:
         self._labels = torch.randint(0, _CLASSES, (batch,))
 
     def steps(self, count: int) -> None:
+        """Train ``count`` steps and wait for the GPU."""
         for _ in range(count):
             x, labels = self._x.to(self._where), self._labels.to(self._where)
             self._optimizer.zero_grad(set_to_none=False)  # gradients stay allocated, as dpsim's do
@@ -46,6 +47,7 @@ class TorchModel:
             torch.cuda.synchronize()
 
     def activation_bytes(self) -> int:
+        """Return the most memory that a step takes beyond parameters, gradients and optimizer."""
         self.steps(2)  # now gradients and the optimizer's state are allocated
         if self._where != "cuda":
             return 0
@@ -55,6 +57,7 @@ class TorchModel:
         return int(torch.cuda.max_memory_allocated() - before)
 
     def close(self) -> None:
+        """Give its memory back."""
         del self._model, self._optimizer
         if self._where == "cuda":
             torch.cuda.empty_cache()

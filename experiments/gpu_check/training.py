@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -29,6 +29,7 @@ from dpsim.dtypes import ComputeDtype
 from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.layers import check_layers
+from dpsim.experiments.gpu_check.probes import why_no_pytorch
 from dpsim.experiments.turns import in_turns
 from dpsim.machine import Network
 from dpsim.nn import build_model
@@ -47,26 +48,10 @@ _RATE, _MOMENTUM = 0.01, 0.9
 _MARKS = 1000
 
 
-class NoPeer(Exception):
-    """Why a figure cannot be taken beside PyTorch here."""
-
-
-class Peer(Protocol):
-    """The same training by another library. It is made with (model token, shape of a sample, batch, compute dtype)."""
-
-    def steps(self, count: int) -> None:
-        """Train ``count`` steps and wait for the GPU."""
-
-    def activation_bytes(self) -> int:
-        """Return the most memory that a step takes beyond parameters, gradients and optimizer."""
-
-    def close(self) -> None:
-        """Give its memory back."""
-
-
-MakePeer = Callable[[str, tuple[int, int, int], int, ComputeDtype], Peer]
 Inputs = tuple[str, tuple[int, int, int], int]
 """Model token, shape of a sample, batch."""
+MakePeer = Callable[[str, tuple[int, int, int], int, ComputeDtype], Any]
+"""Makes a ``torch_model.TorchModel``, or what stands for it."""
 Steps = Callable[[int], object]
 """Trains so many steps, and waits for the GPU."""
 
@@ -75,29 +60,20 @@ Steps = Callable[[int], object]
 class Effort:
     """What is trained, in how many rounds of how many steps."""
 
-    mlp: str = "mlp:4096,4096,4096,4096"
-    bfloat16_mlp: str = "mlp:8192,8192,8192,8192"
-    pictures: str = "resnet20"
-    picture_shape: tuple[int, int, int] = (32, 32, 3)
-    mlp_batch: int = 1024
-    picture_batch: int = 512
-    reproducible_batch: int = 2048
+    mlp: Inputs = ("mlp:4096,4096,4096,4096", MLP_SHAPE, 1024)
+    bfloat16_mlp: Inputs = ("mlp:8192,8192,8192,8192", MLP_SHAPE, 1024)
+    reproducible: Inputs = ("mlp:4096,4096,4096,4096", MLP_SHAPE, 2048)
+    pictures: Inputs = ("resnet20", (32, 32, 3), 512)
     rounds: int = 7
     counted: int = 5
 
-    @property
-    def picture_inputs(self) -> Inputs:
-        return self.pictures, self.picture_shape, self.picture_batch
 
-
+_TOY_MLP: Inputs = ("mlp:4,4", MLP_SHAPE, 8)
 TOY = Effort(
-    mlp="mlp:4,4",
-    bfloat16_mlp="mlp:4,4",
-    pictures="cnn:2",
-    picture_shape=(4, 4, 1),
-    mlp_batch=8,
-    picture_batch=4,
-    reproducible_batch=16,
+    mlp=_TOY_MLP,
+    bfloat16_mlp=_TOY_MLP,
+    reproducible=("mlp:4,4", MLP_SHAPE, 16),
+    pictures=("cnn:2", (4, 4, 1), 4),
     rounds=2,
     counted=1,
 )
@@ -181,14 +157,14 @@ def _setting(inputs: Inputs) -> str:
 
 def _reproducible(effort: Effort, peer: MakePeer) -> r.Training:
     """Time steps with 8 leaves, and without."""
-    inputs = (effort.mlp, MLP_SHAPE, effort.reproducible_batch)
+    inputs = effort.reproducible
     with _training(*inputs, leaves=8, batch_norm="leaf") as leaves, _training(*inputs) as plain:
         return _timed(r.REPRODUCIBLE, effort, f"{_setting(inputs)}, 8 leaves", _steps(leaves), _steps(plain))
 
 
 def _timelines(effort: Effort, peer: MakePeer) -> r.Training:
     """Time steps whose Timelines are made, and what recording their events cost added; and steps alone."""
-    with _training(*effort.picture_inputs) as trainer:
+    with _training(*effort.pictures) as trainer:
         marks = trainer.step().marks.settle()
         recording_s = marks.events * (seconds_per_event() + _seconds_per_mark(trainer))
 
@@ -198,7 +174,7 @@ def _timelines(effort: Effort, peer: MakePeer) -> r.Training:
                 timeline([[step]], trainer.runner.program.names, emulated_network=False)
             _settle(trainer)
 
-        setting = f"{_setting(effort.picture_inputs)}, {marks.events} events a step"
+        setting = f"{_setting(effort.pictures)}, {marks.events} events a step"
         return _timed(r.TIMELINES, effort, setting, recorded, _steps(trainer), recording_s)
 
 
@@ -215,7 +191,7 @@ def _seconds_per_mark(trainer: Trainer) -> float:
 
 def _state_bytes(effort: Effort, peer: MakePeer) -> r.Training:
     """Return what the memory of parameters, gradients and optimizer takes of the GPU, and the sum of their bytes."""
-    with _training(effort.mlp, MLP_SHAPE, effort.mlp_batch) as trainer:
+    with _training(*effort.mlp) as trainer:
         assert isinstance(trainer.transport, CudaTransport)
         device, arena = trainer.transport.device, trainer.runner.arena
         device.settle()
@@ -224,74 +200,69 @@ def _state_bytes(effort: Effort, peer: MakePeer) -> r.Training:
         taken = before - device.free_bytes()
         arrays = 2 + len(another.optimizer_state)
     elements = sum(tensor.elements for layer in trainer.replica.layers for tensor in layer.tensors)
-    return _bytes(
-        r.STATE_BYTES, f"{effort.mlp}, SGD with momentum", taken, elements * arena.parameters.itemsize * arrays
-    )
+    expected = elements * arena.parameters.itemsize * arrays
+    return _bytes(r.STATE_BYTES, f"{effort.mlp[0]}, SGD with momentum", taken, expected)
 
 
 def _activation_bytes(effort: Effort, peer: MakePeer) -> r.Training:
     """Return what a step of both takes beside parameters, gradients and optimizer."""
-    with contextlib.closing(peer(*effort.picture_inputs, "float32")) as other:
+    with contextlib.closing(peer(*effort.pictures, "float32")) as other:
         other_bytes = other.activation_bytes()
-    with _training(*effort.picture_inputs) as trainer:
-        pool = _pool(trainer)
+    with _training(*effort.pictures) as trainer:
+        # where CuPy takes the results of expressions from; the simulator has none
+        pool: Any = getattr(trainer.transport.memory.xp, "get_default_memory_pool", lambda: None)()
         if pool is not None:
             pool.free_all_blocks()
         _steps(trainer)(2)
         assert isinstance(trainer.replica, SizedReplica)
         own_bytes = trainer.replica.work_bytes + (pool.total_bytes() if pool is not None else 0)
-    return _bytes(r.ACTIVATION_BYTES, _setting(effort.picture_inputs), own_bytes, other_bytes)
+    return _bytes(r.ACTIVATION_BYTES, _setting(effort.pictures), own_bytes, other_bytes)
 
 
 def _bytes(name: str, setting: str, own: int, other: int) -> r.Training:
     return r.Training(name=name, setting=setting, unit="bytes", own=(float(own),), other=(float(other),))
 
 
-def _pool(trainer: Trainer) -> Any:
-    """Return where CuPy takes the results of expressions from; None in the simulator."""
-    make = getattr(trainer.transport.memory.xp, "get_default_memory_pool", None)
-    return make() if make is not None else None
-
-
-def _torch_model(token: str, shape: tuple[int, int, int], batch: int, compute_dtype: ComputeDtype) -> Peer:
-    """Return PyTorch's eager mode. Raises ``NoPeer`` where PyTorch cannot be imported, or not for CUDA."""
-    if simulating():
-        raise NoPeer("PyTorch is not compared with the simulator")
+def no_pytorch() -> str:
+    """Say why nothing can be measured beside PyTorch's eager mode, which is loaded."""
+    if reason := why_no_pytorch(simulated=simulating()):
+        return reason
     try:
         import torch
     except ImportError as error:
-        raise NoPeer(f"PyTorch cannot be imported: {error}") from error
-    if not torch.cuda.is_available():
-        raise NoPeer("PyTorch here has no CUDA")
+        return f"PyTorch cannot be imported: {error}"
+    return "" if torch.cuda.is_available() else "PyTorch here has no CUDA"
+
+
+def _torch_model(*inputs: Any) -> Any:
     from dpsim.experiments.gpu_check.torch_model import TorchModel
 
-    return TorchModel(token, shape, batch, "cuda", compute_dtype)
+    return TorchModel(*inputs)
 
 
 FIGURES: dict[str, Callable[[Effort, MakePeer], r.Training]] = {
-    r.MLP_SPEED: lambda effort, peer: _against(r.MLP_SPEED, effort, peer, (effort.mlp, MLP_SHAPE, effort.mlp_batch)),
-    r.PICTURE_SPEED: lambda effort, peer: _against(r.PICTURE_SPEED, effort, peer, effort.picture_inputs),
+    r.MLP_SPEED: lambda effort, peer: _against(r.MLP_SPEED, effort, peer, effort.mlp),
+    r.PICTURE_SPEED: lambda effort, peer: _against(r.PICTURE_SPEED, effort, peer, effort.pictures),
     r.REPRODUCIBLE: _reproducible,
     r.TIMELINES: _timelines,
     r.STATE_BYTES: _state_bytes,
     r.ACTIVATION_BYTES: _activation_bytes,
-    r.BFLOAT16_SPEED: lambda effort, peer: _against(
-        r.BFLOAT16_SPEED, effort, peer, (effort.bfloat16_mlp, MLP_SHAPE, effort.mlp_batch), "bfloat16"
-    ),
+    r.BFLOAT16_SPEED: lambda effort, peer: _against(r.BFLOAT16_SPEED, effort, peer, effort.bfloat16_mlp, "bfloat16"),
 }
 
 
 def measure(name: str, peer: MakePeer | None = None) -> r.Training:
-    """Take the figure of this name. ``peer`` replaces PyTorch. Raises ``NoPeer`` where PyTorch is missing."""
+    """Take the figure of this name. ``peer`` replaces PyTorch."""
     return FIGURES[name](TOY if simulating() else Effort(), peer or _torch_model)
 
 
 def main(path: Path, name: str) -> None:
     """Append a figure to the file ``path``, or print why this machine cannot have it."""
+    if missing := no_pytorch() if name in r.BESIDE_PYTORCH else "":
+        print(missing)
+        return
     try:
         keep(path, [measure(name)])
-    except NoPeer as missing:
-        print(missing)
     except MemoryError as error:  # CuPy's too
         print(f"too little memory: {' '.join(str(error).split())[:200]}")
 

@@ -104,7 +104,7 @@ def test_pytorch_trains_the_same_shapes() -> None:
         ("resnet20", (32, 32, 3), "float32"),
     ]
     for token, shape, compute_dtype in cases:
-        model = TorchModel(token, shape, 4, "cpu", compute_dtype)
+        model = TorchModel(token, shape, 4, compute_dtype, "cpu")
         model.steps(2)
         assert model.activation_bytes() == 0  # only a GPU tells
         model.close()
