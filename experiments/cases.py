@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import FileFormatError
+from dpsim.launch.jobs import on_ranks
+from dpsim.progress import Progress, no_progress
 from dpsim.records.sweep import Environment
 from dpsim.study.environment import environment, stamp
 from dpsim.study.statistics import Interval, median_ratio
 
 Case = TypeVar("Case", bound=Noun)
-Samples = Mapping[str, Sequence[float]]
 
 
 class Measured(Noun, Generic[Case], frozen=True):
@@ -38,38 +40,56 @@ class Record(Noun, Generic[Case], frozen=True):
     schema: str
 
 
-def measure(
-    schema: str,
-    cases: Iterable[Case],
-    of_case: Callable[[Case], Samples],
-    done: Callable[[Measured[Case]], object] = lambda measured: None,
-) -> Record[Case]:
-    """Return the record of all cases. ``of_case`` measures one; ``done`` gets each as soon as it is measured."""
-    begun, measured = stamp(), []
-    for case in cases:
-        samples = {name: tuple(values) for name, values in of_case(case).items()}
-        measured.append(Measured(case=case, samples=samples))
-        done(measured[-1])
-    return Record(
-        environment=environment(),
-        measured_from=begun,
-        measured_until=stamp(),
-        measured=tuple(measured),
-        schema=schema,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Study(Generic[Case]):
+    """An experiment on ranks: a ``task`` (``module:function``) gets a case, and returns its samples by name.
 
-
-def read(path: Path, kind: Any, what: str, schema: str, names: Collection[str]) -> Any:
-    """Read a record, ``kind`` being ``Record[...]``; every case must have samples of these names.
-
-    Raises ``FileFormatError``.
+    A case has ``devices`` and a ``title``. ``record`` is ``Record[...]`` of its cases, and all have ``samples``.
     """
-    record = codec.read(path, kind, what, schema)
-    for number, each in enumerate(record.measured):
-        if missing := sorted({*names} - each.samples.keys()):
-            raise FileFormatError(
-                f"{path}: case {number} of the {what} has no samples {', '.join(missing)}",
-                allowed=f"samples of {', '.join(names)}",
-                remedy="measure it again",
-            )
-    return record
+
+    name: str
+    schema: str
+    record: Any
+    samples: tuple[str, ...]
+    task: str
+    pin: bool = True
+
+    def measure(
+        self,
+        cases: Iterable[Any],
+        progress: Progress = no_progress,
+        *,
+        done: Callable[[Measured[Case]], object] = lambda measured: None,
+        **argument: Any,
+    ) -> Record[Case]:
+        """Measure cases, each in a job of its own; ``done`` gets each at once. Raises ``DpsimError``.
+
+        The task gets ``argument``, and ``case`` in plain types.
+        """
+        begun, measured = stamp(), []
+        for case in cases:
+            progress(case.title)
+            given = argument | {"case": codec.to_builtins(case)}
+            taken = on_ranks(self.task, given, devices=case.devices, pin=self.pin)
+            measured.append(Measured(case=case, samples={name: tuple(values) for name, values in taken.items()}))
+            done(measured[-1])
+        return Record(
+            environment=environment(),
+            measured_from=begun,
+            measured_until=stamp(),
+            measured=tuple(measured),
+            schema=self.schema,
+        )
+
+    def read(self, path: Path) -> Record[Case]:
+        """Read a record. Raises ``FileFormatError``."""
+        what = f"record of {self.name}"
+        record: Record[Case] = codec.read(path, self.record, what, self.schema)
+        for number, each in enumerate(record.measured):
+            if missing := sorted({*self.samples} - each.samples.keys()):
+                raise FileFormatError(
+                    f"{path}: case {number} of the {what} has no samples {', '.join(missing)}",
+                    allowed=f"samples of {', '.join(self.samples)}",
+                    remedy="measure it again",
+                )
+        return record

@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,12 +21,10 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.experiments import cases as cases_record
 from dpsim.experiments import command
-from dpsim.experiments.cases import Measured, Record, Samples
+from dpsim.experiments.cases import Measured, Record, Study
 from dpsim.experiments.turns import in_turns
 from dpsim.harness import models
-from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.plan import Overlap, Plan
 from dpsim.progress import Progress
@@ -43,7 +39,6 @@ from dpsim.study.statistics import median_interval
 from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 from dpsim.workload import Workload
 
-SCHEMA = "dpsim.emulation/2"
 _SAMPLES = ("real_s", "replayed_s", "real_exposed_s", "replayed_exposed_s")
 _STEPS = 8
 _LINK = "paced:1ms,200mbit"
@@ -58,6 +53,14 @@ class Case(Noun, frozen=True):
     fusion_threshold_bytes: float
     network: str = _LINK
     rounds: int = 22
+
+    @property
+    def devices(self) -> int:
+        return 2
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, overlap {self.overlap}, threshold {self.fusion_threshold_bytes:g}"
 
 
 Replayed = Measured[Case]
@@ -76,26 +79,18 @@ CASES = tuple(
 )
 
 
-def measure(cases: Sequence[Case], progress: Progress) -> Record[Case]:
-    """Measure each case in a job of two pinned ranks."""
-
-    def of_case(case: Case) -> Samples:
-        progress(f"{case.model}, overlap {case.overlap}, threshold {case.fusion_threshold_bytes:g}")
-        task = "dpsim.experiments.emulation:replay_on_ranks"
-        return dict(on_ranks(task, dict(codec.to_builtins(case)), devices=2, pin=True))
-
-    return cases_record.measure(SCHEMA, cases, of_case)
-
-
-def read(path: Path) -> Record[Case]:
-    """Read a record. Raises ``FileFormatError``."""
-    record: Record[Case] = cases_record.read(path, Record[Case], "record of emulation", SCHEMA, _SAMPLES)
-    return record
+STUDY: Study[Case] = Study(
+    name="emulation",
+    schema="dpsim.emulation/2",
+    record=Record[Case],
+    samples=_SAMPLES,
+    task="dpsim.experiments.emulation:replay_on_ranks",
+)
 
 
 def replay_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
     """Return the samples of one ``Case``, on rank 0."""
-    case = codec.decode(argument, Case, "case")
+    case = codec.decode(argument["case"], Case, "case")
     data = load_dataset("digits")
     plan = Plan(
         devices=comm.size,
@@ -170,16 +165,15 @@ def lines(record: Record[Case]) -> list[str]:
         real_s, again_s, real_exposed_s, again_exposed_s = (each.samples[name] for name in _SAMPLES)
         ratio = median_interval([again / real for real, again in zip(real_s, again_s, strict=True)])
         text.append(
-            f"{each.case.model}, overlap {each.case.overlap}, threshold {each.case.fusion_threshold_bytes:g}, "
-            f"{each.case.network}: real {1e3 * np.median(real_s):.2f} ms, replayed {change(each):+.1%} "
-            f"(paired: {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}); exposed {1e3 * np.median(real_exposed_s):.2f} "
-            f"and {1e3 * np.median(again_exposed_s):.2f} ms"
+            f"{each.case.title}, {each.case.network}: real {1e3 * np.median(real_s):.2f} ms, "
+            f"replayed {change(each):+.1%} (paired: {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}); exposed "
+            f"{1e3 * np.median(real_exposed_s):.2f} and {1e3 * np.median(again_exposed_s):.2f} ms"
         )
     return text
 
 
 def main() -> int:
-    return command.recorded("emulation", __doc__, functools.partial(measure, CASES), lines)
+    return command.recorded("emulation", __doc__, functools.partial(STUDY.measure, CASES), lines)
 
 
 if __name__ == "__main__":

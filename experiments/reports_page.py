@@ -78,7 +78,7 @@ def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
             raise ConfigError(f"{folder} has no finished sweep", remedy="make accuracy measures them")
         return ACCURACY, listed(derived.content, derived.written)
     if (folder / cost.RECORD).is_file():
-        costs = cost.read(folder)
+        costs = cost.STUDY.read(folder / cost.RECORD)
         return SAME_BITS, listed(cost.content(costs), cost.write_report(folder, costs))
     saved = load(folder)
     written = saved.declared.report.write(folder, saved.data, tuple(PAGES))

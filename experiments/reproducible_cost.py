@@ -7,7 +7,7 @@ order. It prints medians, ratios to the plain step with 95 % intervals, and the 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,9 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.data import load_dataset
-from dpsim.experiments import cases as cases_record
 from dpsim.experiments import command
-from dpsim.experiments.cases import Measured, Record, Samples
+from dpsim.experiments.cases import Measured, Record, Study
 from dpsim.experiments.turns import in_turns, ratio_lines
-from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import BatchNormMode, Plan
@@ -35,7 +33,7 @@ from dpsim.runtime.trainer import Trainer
 from dpsim.study.loop import LEAST_ROUNDS, StopRule
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 
-RECORD, SCHEMA = "cost.json", "dpsim.reproducible-cost/2"
+RECORD = "cost.json"
 PLAIN, AGAIN = "plain", "plain again"
 _VISIT_S = 0.3
 _MLP = "mlp:2048,2048,2048"
@@ -113,40 +111,26 @@ def cases() -> tuple[Case, ...]:
     return tuple(cases)
 
 
-def measure(chosen: Sequence[Case], seconds: float, done: Callable[[Cost], object]) -> Record[Case]:
-    """Measure cases on pinned ranks, each for ``seconds``. Raises ``DpsimError``."""
-
-    def of_case(case: Case) -> Samples:
-        return step_times(case.model, case.dataset, case.plans(), seconds)
-
-    return cases_record.measure(SCHEMA, chosen, of_case, done)
-
-
-def step_times(model: str, dataset: str, plans: Mapping[str, Plan], seconds: float) -> dict[str, tuple[float, ...]]:
-    """Return the median step of each round in seconds, by plan, measured on pinned ranks. Raises ``DpsimError``.
-
-    All plans have as many devices, and take turns for ``seconds``.
-    """
-    devices = next(iter(plans.values())).devices
-    argument = {"model": model, "dataset": dataset, "plans": codec.to_builtins(plans), "seconds": seconds}
-    task = "dpsim.experiments.reproducible_cost:measure_on_ranks"
-    taken: dict[str, list[float]] = on_ranks(task, argument, devices=devices, pin=True)
-    return {name: tuple(steps_s) for name, steps_s in taken.items()}
+STUDY: Study[Case] = Study(
+    name="reproducible_cost",
+    schema="dpsim.reproducible-cost/2",
+    record=Record[Case],
+    samples=(PLAIN, AGAIN),
+    task="dpsim.experiments.reproducible_cost:measure_on_ranks",
+)
 
 
 def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
-    """Time the plans: the median step of each round in seconds, by name; every plan trains a replica of its own.
+    """Time the plans of a case for ``seconds``: the median step of each round, by name; each trains its own replica.
 
     A visit has two steps that do not count and one to six that do. A step lasts from the slowest rank's end to the
     next one's.
     """
-    plans = {name: codec.decode(plain, Plan, "plan") for name, plain in argument["plans"].items()}
-    dataset = load_dataset(argument["dataset"])
+    case = codec.decode(argument["case"], Case, "case")
+    dataset = load_dataset(case.dataset)
     trainers = {
-        name: Trainer(
-            build_model(argument["model"], dataset.input_shape, dataset.classes), dataset, plan, comm, Network()
-        )
-        for name, plan in plans.items()
+        name: Trainer(build_model(case.model, dataset.input_shape, dataset.classes), dataset, plan, comm, Network())
+        for name, plan in case.plans().items()
     }
     first = next(iter(trainers.values()))
     first.step()
@@ -170,14 +154,6 @@ def lines(measured: Cost) -> Iterator[str]:
     case = measured.case
     yield f"{case.title}, {counted(case.devices, 'device')}, {len(measured.samples[PLAIN])} rounds"
     yield from ratio_lines(measured.samples, PLAIN, case.limits)
-
-
-def read(folder: Path) -> Record[Case]:
-    """Read the record in a folder. Raises ``FileFormatError``."""
-    record: Record[Case] = cases_record.read(
-        folder / RECORD, Record[Case], "record of reproducible_cost", SCHEMA, (PLAIN, AGAIN)
-    )
-    return record
 
 
 def write_report(folder: Path, record: Record[Case]) -> list[Path]:
@@ -305,7 +281,9 @@ def main() -> int:
         options.error(f"no case fits; there are {', '.join(sorted({case.model for case in cases()}))}")
 
     def run() -> None:
-        record = measure(selected, given.seconds, lambda measured: print("\n".join(lines(measured)), flush=True))
+        record = STUDY.measure(
+            selected, done=lambda measured: print("\n".join(lines(measured)), flush=True), seconds=given.seconds
+        )
         if given.output is not None:
             codec.write(given.output / RECORD, record)
             written = write_report(given.output, record)

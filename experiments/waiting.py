@@ -12,8 +12,6 @@ import gc
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -24,12 +22,10 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.experiments import cases as cases_record
 from dpsim.experiments import command
-from dpsim.experiments.cases import Measured, Record, Samples
+from dpsim.experiments.cases import Measured, Record, Study
 from dpsim.experiments.turns import in_turns
 from dpsim.harness import models
-from dpsim.launch.jobs import on_ranks
 from dpsim.machine import Link, Machine, Network
 from dpsim.plan import Plan
 from dpsim.predict.step import price, scheduled
@@ -41,8 +37,6 @@ from dpsim.study.loop import StopRule
 from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 from dpsim.workload import Workload
 
-SCHEMA = "dpsim.waiting/2"
-_SAMPLES = ("equal_s", "drawn_s", "predicted_s", "lateness_s")
 _STEPS = 8
 _QUANTILES = 40
 _MODEL, _LINK = "mlp:16", "paced:50us,10gbit"
@@ -62,6 +56,10 @@ class Case(Noun, frozen=True):
     deviation: float = 0.15
     compute_s: float = 0.04
     rounds: int = 24
+
+    @property
+    def title(self) -> str:
+        return f"{self.devices} ranks, {self.shape} spread of {self.deviation:.0%}"
 
 
 Waiting = Measured[Case]
@@ -123,26 +121,19 @@ def predicted_s(workload: Workload, case: Case) -> float:
     return price(schedule, machine).prediction.waiting_for_slowest_s
 
 
-def measure(cases: Sequence[Case], progress: Progress) -> Record[Case]:
-    """Measure each case in a job of its own. Raises ``DpsimError``."""
-
-    def of_case(case: Case) -> Samples:
-        progress(f"{case.devices} ranks, {case.shape} spread of {case.deviation:.0%}")
-        task = "dpsim.experiments.waiting:wait_on_ranks"
-        return dict(on_ranks(task, dict(codec.to_builtins(case)), devices=case.devices))
-
-    return cases_record.measure(SCHEMA, cases, of_case)
-
-
-def read(path: Path) -> Record[Case]:
-    """Read a record. Raises ``FileFormatError``."""
-    record: Record[Case] = cases_record.read(path, Record[Case], "record of waiting", SCHEMA, _SAMPLES)
-    return record
+STUDY: Study[Case] = Study(
+    name="waiting",
+    schema="dpsim.waiting/2",
+    record=Record[Case],
+    samples=("equal_s", "drawn_s", "predicted_s", "lateness_s"),
+    task="dpsim.experiments.waiting:wait_on_ranks",
+    pin=False,
+)
 
 
 def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
     """Return the samples of one ``Case``."""
-    case = codec.decode(argument, Case, "case")
+    case = codec.decode(argument["case"], Case, "case")
     data, network = load_dataset("digits"), Network.parse(_LINK)
     replicas = []
     for spread in ((), quantiles(case.shape, case.deviation)):
@@ -178,7 +169,7 @@ def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progres
 def lines(record: Record[Case]) -> list[str]:
     """Return a line for each case: what waiting adds to the step, predicted and measured."""
     return [
-        f"{each.case.devices} ranks, {each.case.shape} spread of {each.case.deviation:.0%}: predicted "
+        f"{each.case.title}: predicted "
         f"{predicted_share(each):+.1%}, measured {measured_share(each):+.1%} of "
         f"{1e3 * statistics.fmean(each.samples['equal_s']):.1f} ms ({len(each.samples['drawn_s'])} steps each, "
         f"moments missed by {1e3 * each.samples['lateness_s'][0]:.2f} ms)"
@@ -187,7 +178,7 @@ def lines(record: Record[Case]) -> list[str]:
 
 
 def main() -> int:
-    return command.recorded("waiting", __doc__, functools.partial(measure, CASES), lines)
+    return command.recorded("waiting", __doc__, functools.partial(STUDY.measure, CASES), lines)
 
 
 if __name__ == "__main__":

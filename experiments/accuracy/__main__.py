@@ -12,7 +12,7 @@ from pathlib import Path
 from dpsim import codec
 from dpsim.experiments import command, emulation, waiting
 from dpsim.experiments.accuracy.declared import experiments
-from dpsim.experiments.accuracy.derive import EMULATION, WAITING, derive, run_sweeps
+from dpsim.experiments.accuracy.derive import derive, run_sweeps
 from dpsim.experiments.accuracy.page import into
 from dpsim.experiments.quality.__main__ import measured
 
@@ -32,10 +32,9 @@ def main() -> int:
     def run() -> None:
         folder: Path = given.output
         if not given.no_run:
-            if not (folder / EMULATION).exists():
-                codec.write(folder / EMULATION, emulation.measure(emulation.CASES, progress))
-            if not (folder / WAITING).exists():
-                codec.write(folder / WAITING, waiting.measure(waiting.CASES, progress))
+            for each in (emulation, waiting):
+                if not (path := folder / f"{each.STUDY.name}.json").exists():
+                    codec.write(path, each.STUDY.measure(each.CASES, progress))
             run_sweeps(declared, folder / "sweeps", progress)
             measured("quick" if given.quick else "full", folder / "quality", progress)
         derived = derive(folder, declared)

@@ -24,7 +24,6 @@ from dpsim.report.content import Content
 from dpsim.study.environment import environment
 from dpsim.study.inputs import SCHEMA, Inputs
 
-EMULATION, WAITING = "emulation.json", "waiting.json"
 SUFFIX = ".json.xz"
 
 
@@ -109,10 +108,10 @@ def derive(folder: Path, experiments: Sequence[Experiment]) -> Derived | None:
     """
     comparisons = dict(finished(experiments, folder / "sweeps"))
     measured = [*lines(comparisons)]
-    if (path := folder / EMULATION).exists():
-        measured.append(emulation_line(emulation.read(path)))
-    if (path := folder / WAITING).exists():
-        measured.append(waiting_line(waiting.read(path)))
+    if (path := folder / "emulation.json").exists():
+        measured.append(emulation_line(emulation.STUDY.read(path)))
+    if (path := folder / "waiting.json").exists():
+        measured.append(waiting_line(waiting.STUDY.read(path)))
     if (quality := read_results(folder / "quality")) is not None:
         measured += quality_lines(quality)
     if not measured:

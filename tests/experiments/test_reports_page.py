@@ -14,7 +14,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.experiments.cases import Measured, Record
 from dpsim.experiments.reports_page import committed, write_reports
-from dpsim.experiments.reproducible_cost import AGAIN, PLAIN, RECORD, SCHEMA, Case, Mode, content
+from dpsim.experiments.reproducible_cost import AGAIN, PLAIN, RECORD, STUDY, Case, Mode, content
 from dpsim.harness.load import load_sweep
 from dpsim.report.sweep.summary import verdicts
 
@@ -27,7 +27,9 @@ def costs() -> Record[Case]:
     ]
     step_s = {PLAIN: (0.010, 0.011, 0.012), mode.name: (0.011, 0.012, 0.013), AGAIN: (0.010, 0.012, 0.011)}
     measured = tuple(Measured(case=case, samples=step_s) for case in cases)
-    return Record(environment=ENVIRONMENT, measured_from="a", measured_until="b", measured=measured, schema=SCHEMA)
+    return Record(
+        environment=ENVIRONMENT, measured_from="a", measured_until="b", measured=measured, schema=STUDY.schema
+    )
 
 
 @pytest.fixture

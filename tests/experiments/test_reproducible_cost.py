@@ -11,13 +11,12 @@ from dpsim.experiments.reproducible_cost import (
     AGAIN,
     PLAIN,
     RECORD,
+    STUDY,
     Case,
     Mode,
     cases,
     lines,
     main,
-    measure,
-    read,
     write_report,
 )
 
@@ -30,7 +29,7 @@ def test_every_mode_takes_its_turns_and_the_report_shows_them(tmp_path: Path) ->
         for batch in (16, 32)
     ]
     printed: list[list[str]] = []
-    record = measure(chosen, 0.1, lambda each: printed.append([*lines(each)]))
+    record = STUDY.measure(chosen, done=lambda each: printed.append([*lines(each)]), seconds=0.1)
     for each in record.measured:
         assert list(each.samples) == [PLAIN, *(mode.name for mode in modes), AGAIN]
         assert min(len(rounds) for rounds in each.samples.values()) >= 6
@@ -39,7 +38,7 @@ def test_every_mode_takes_its_turns_and_the_report_shows_them(tmp_path: Path) ->
     written = write_report(tmp_path / "cost", record)
     shown = (tmp_path / "cost" / "report.md").read_text()
     assert {"index.html", "cost.png"} <= {path.name for path in written}
-    assert read(tmp_path / "cost") == record
+    assert STUDY.read(tmp_path / "cost" / RECORD) == record
     of = record.measured[0].ratio(modes[0].name, PLAIN)
     assert "| 16 | 8 leaves, batch norm leaf |" in shown and f"| {of.median:.3f} |" in shown
     assert f"{of.median - 1:+.1%} with 8 leaves" in shown

@@ -15,7 +15,7 @@ from dpsim.data import load_dataset
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments import command
 from dpsim.experiments.accuracy.lines import waiting_line
-from dpsim.experiments.waiting import Case, Shape, error, lines, measure, predicted_s, quantiles, read, workload_of
+from dpsim.experiments.waiting import STUDY, Case, Shape, error, lines, predicted_s, quantiles, workload_of
 from dpsim.harness import models
 from dpsim.runtime.describe import describe
 
@@ -50,7 +50,7 @@ def test_the_prediction_is_the_mean_of_the_largest_of_independent_draws(
 
 def test_a_run_keeps_the_samples_of_both_kinds_of_step(tmp_path: Path) -> None:
     case = Case(devices=2, shape="normal", deviation=0.4, compute_s=0.01, rounds=2)
-    record = measure([case], lambda line: None)
+    record = STUDY.measure([case])
     (waiting,) = record.measured
     assert len(waiting.samples["equal_s"]) == len(waiting.samples["drawn_s"]) == 16
     # A step after a late one is shorter, for moments follow one another: only most steps last as long as they compute.
@@ -59,11 +59,11 @@ def test_a_run_keeps_the_samples_of_both_kinds_of_step(tmp_path: Path) -> None:
     assert line.points == 16 and line.value == abs(error(waiting))
     assert lines(record)[0].startswith("2 ranks, normal spread of 40%: predicted +")
     codec.write(tmp_path / "waiting.json", record)
-    assert read(tmp_path / "waiting.json") == record
+    assert STUDY.read(tmp_path / "waiting.json") == record
     text = (tmp_path / "waiting.json").read_text().replace('"drawn_s"', '"drown_s"')
     (tmp_path / "waiting.json").write_text(text)
     with pytest.raises(FileFormatError, match="has no samples drawn_s"):
-        read(tmp_path / "waiting.json")
+        STUDY.read(tmp_path / "waiting.json")
 
 
 def test_the_command_prints_lines_writes_the_record_and_explains_errors(
