@@ -24,63 +24,38 @@ _LOOK_S = 0.02
 _CODES = range(3)
 """0: done; 1: a rank failed, or a check did; 2: a mistake that was explained."""
 
-_PREDICT = ("predict", "--workload", "w.toml", "--machine", "m.toml", "--devices", "2,4", "--global-batch", "64")
-_COMMANDS: tuple[tuple[str, ...], ...] = (
-    (*_PREDICT, "--fusion-threshold", "0,32KiB,inf", "--json"),
-    (*_PREDICT, "--fusion-rule", "horovod", "--algorithm", "ring", "--overlap", "off"),
-    (*_PREDICT, "--output", "out.json"),
-    ("report", "sweep", "--output", "again"),
-    ("report", "sweep", "--json"),
-    ("trace", "sweep", "--output", "trace.json"),
-    ("calibrate", "--from", "nccl.txt", "--output", "machine.json"),
-    ("calibrate", "--from", "osu.txt", "--devices", "2", "--output", "machine.json"),
-    ("launch", "slurm", "--devices", "2x4", "--time", "00:30:00", "--dry-run", "--", "train", "--model", "mlp"),
-    ("launch", "pbs", "--devices", "8", "--queue", "short", "--dry-run", "--", "own.py", "--lr", "0.1"),
-    ("launch", "local", "--devices", "1", "--", "missing.py"),
-    ("train", "--model", "mlp:4", "--dataset", "synthetic:4x4x1,classes=3,train=8,test=8", "--steps", "1"),
-    ("train", "--resume", "run", "--devices", "1", "--epochs", "1"),
-    ("train", "--hostfile", "hosts.txt", "--steps", "1", "--model", "mlp:4", "--global-batch", "4"),
-    ("sweep", "fusion-threshold", "--model", "mlp:4", "--budget", "1ms", "--devices", "x", "--output", "s"),
-    ("profile", "--model", "mlp:4", "--local-batch", "0", "--output", "w.json"),
-    ("bench", "allreduce", "--devices", "0", "--min", "4B", "--max", "8B"),
-    ("reproduce", "--model", "mlp:4", "--devices", "1", "--steps", "1", "--leaves", "x"),
-    ("doctor", "--help"),
-    ("--version",),
+_PREDICT = "predict --workload w.toml --machine m.toml --devices 2,4 --global-batch 64"
+_COMMANDS = (
+    f"{_PREDICT} --fusion-threshold 0,32KiB,inf --json",
+    f"{_PREDICT} --fusion-rule horovod --algorithm ring --overlap off",
+    f"{_PREDICT} --output out.json",
+    "report sweep --output again",
+    "report sweep --json",
+    "trace sweep --output trace.json",
+    "calibrate --from nccl.txt --output machine.json",
+    "calibrate --from osu.txt --devices 2 --output machine.json",
+    "launch slurm --devices 2x4 --time 00:30:00 --dry-run -- train --model mlp",
+    "launch pbs --devices 8 --queue short --dry-run -- own.py --lr 0.1",
+    "launch local --devices 1 -- missing.py",
+    "train --model mlp:4 --dataset synthetic:4x4x1,classes=3,train=8,test=8 --steps 1",
+    "train --resume run --devices 1 --epochs 1",
+    "train --hostfile hosts.txt --steps 1 --model mlp:4 --global-batch 4",
+    "sweep fusion-threshold --model mlp:4 --budget 1ms --devices x --output s",
+    "profile --model mlp:4 --local-batch 0 --output w.json",
+    "bench allreduce --devices 0 --min 4B --max 8B",
+    "reproduce --model mlp:4 --devices 1 --steps 1 --leaves x",
+    "doctor --help",
+    "--version",
 )
 _WRITTEN = ("--output", "--checkpoint")
 _COMPILING = 5
 """So many of the commands, as they stand, do all the compiling there is."""
 _STRANGE = (
     "",
-    "-1",
-    "0",
-    "99999999999999999999",
-    "9" * 5000,
-    "nan",
-    "inf",
-    "-inf",
-    "1e999",
-    "\ud800",
-    "é" * 300,
-    "a" * 300,
-    "/dev/null",
-    "/dev/zero/x",
-    "..",
-    "/proc/self/mem",
-    "\x1b[31m",
-    "--json",
-    "--",
-    "2x",
-    "x2",
-    "1,,2",
-    "%n",
-    "$(id)",
-    "mlp:99999999999",
-    "synthetic:99999x99999x3,classes=10",
-    "npz:/dev/zero",
-    "resnet99999999999999",
-    "w.toml",
-    "sweep",
+    *("9" * 5000, "é" * 300, "a" * 300, "\ud800", "\x1b[31m"),
+    *("-1", "0", "99999999999999999999", "nan", "inf", "-inf", "1e999", "2x", "x2", "1,,2", "%n", "$(id)"),
+    *("--json", "--", "w.toml", "sweep", "/dev/null", "/dev/zero/x", "..", "/proc/self/mem", "npz:/dev/zero"),
+    *("mlp:99999999999", "resnet99999999999999", "synthetic:99999x99999x3,classes=10"),
 )
 
 
@@ -101,7 +76,7 @@ def prepared(folder: Path) -> None:
 
 def _command(moments: random.Random) -> list[str]:
     """Return a command with one to three words exchanged, damaged, removed, doubled or inserted."""
-    words = list(moments.choice(_COMMANDS))
+    words = moments.choice(_COMMANDS).split()
     for _ in range(moments.choice((1, 1, 2, 3))):
         at = moments.randrange(len(words) + 1)
         match moments.choice(("exchange", "exchange", "damage", "lose", "double", "insert")):
@@ -135,7 +110,7 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
     words = _command(moments)
     if number % 4 == 0:
         _damage_a_file(run.folder, moments)
-        words = list(moments.choice(_COMMANDS))
+        words = moments.choice(_COMMANDS).split()
     run.start(["dpsim", *words])
     wrong = _watched(run.process)
     run.end()
@@ -180,10 +155,8 @@ def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     whole = folder / "whole"
     whole.mkdir()
     prepared(whole)
-    for words in _COMMANDS[:_COMPILING]:
-        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run(
-            [sys.executable, "-m", "dpsim", *words], cwd=whole, env=variables, capture_output=True, check=True
-        )
+    for line in _COMMANDS[:_COMPILING]:
+        variables, words = {**os.environ, "PYTHONPATH": str(ROOT)}, [sys.executable, "-m", "dpsim", *line.split()]
+        subprocess.run(words, cwd=whole, env=variables, capture_output=True, check=True)
     for number in range(first, last):
         yield case(number, seed, folder)

@@ -24,7 +24,7 @@ while True:
 _OWN_SCRIPT = "import time\n\nimport dpsim\n\ntime.sleep(1)\nprint(dpsim.rank(), dpsim.size())\n"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command:
     """A command of ``python -m``, the kinds of its processes, and about how long it runs: signals come meanwhile.
 
@@ -32,12 +32,16 @@ class Command:
     a rank is killed. ``predictions``: the file that the same command, given again, keeps and continues from.
     """
 
-    words: tuple[str, ...]
+    line: str
     usual_s: float
     kinds: tuple[str, ...] = _RANKS
     trains: bool = False
     elastic: bool = False
     predictions: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(self.line.split())
 
     def again(self, folder: Path) -> tuple[str, ...]:
         """Return the words of the command that continues in its folder; none where nothing can be continued."""
@@ -46,42 +50,38 @@ class Command:
         return self.words if self.trains or self.predictions else ()
 
 
-def _training(*flags: str, kinds: tuple[str, ...] = _RANKS) -> Command:
-    words = "dpsim train --model mlp:6 --steps 1000 --devices 2 --leaves 8 --checkpoint run --checkpoint-every 100"
-    return Command(words=(*words.split(), *flags), usual_s=8, kinds=kinds, trains=True, elastic="--elastic" in flags)
-
-
-def _command(words: str, usual_s: float, kinds: tuple[str, ...] = _RANKS, predictions: str = "") -> Command:
-    return Command(words=tuple(words.split()), usual_s=usual_s, kinds=kinds, predictions=predictions)
+def _training(flags: str = "", kinds: tuple[str, ...] = _RANKS) -> Command:
+    line = "dpsim train --model mlp:6 --steps 1000 --devices 2 --leaves 8 --checkpoint run --checkpoint-every 100"
+    return Command(f"{line} {flags}", 8, kinds, trains=True, elastic=flags == "--elastic")
 
 
 COMMANDS = {
     "train": _training(),
-    "train --elastic": _training("--elastic", kinds=(*_RANKS, "watcher")),
-    "train --strategy zero1": _training("--strategy", "zero1"),
-    "launch local": _command("dpsim launch local --devices 4 -- own.py", 4),
-    "profile --torch-script": _command(
+    "train --elastic": _training("--elastic", (*_RANKS, "watcher")),
+    "train --strategy zero1": _training("--strategy zero1"),
+    "launch local": Command("dpsim launch local --devices 4 -- own.py", 4),
+    "profile --torch-script": Command(
         "dpsim profile --torch-script train.py --devices 2 --steps 4", 12, ("launcher", "keeper", "script")
     ),
-    "calibrate": _command("dpsim calibrate --devices 2 --budget 1s", 14),
-    "reproduce": _command("dpsim reproduce --model mlp:6 --devices 1,2 --steps 20 --output record", 10),
-    "sweep": _command(
+    "calibrate": Command("dpsim calibrate --devices 2 --budget 1s", 14),
+    "reproduce": Command("dpsim reproduce --model mlp:6 --devices 1,2 --steps 20 --output record", 10),
+    "sweep": Command(
         f"dpsim sweep fusion-threshold --model mlp:6 --dataset {_SYNTHETIC} --fusion-threshold 0,inf --devices 2"
         " --budget 1s --output sweep",
         40,
         predictions="sweep/predictions.json",
     ),
-    "measure --torch-script": _command(
+    "measure --torch-script": Command(
         "dpsim measure --torch-script train.py --devices 2 --communication gloo --bucket-cap inf --budget 1s"
         " --output measured",
         110,
         (*_RANKS, "script"),
-        "measured/predictions.json",
+        predictions="measured/predictions.json",
     ),
-    "bench allreduce": _command(
+    "bench allreduce": Command(
         "dpsim bench allreduce --devices 2 --max 4KiB --budget 1s --peers mpi,gloo", 50, (*_RANKS, "script")
     ),
-    "experiments.peers": _command(
+    "experiments.peers": Command(
         "dpsim.experiments.peers --model mlp:8 --devices 2 --systems dpsim,ddp-gloo --rounds 6 --steps 2"
         " --local-batch 4",
         60,
