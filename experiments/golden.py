@@ -171,16 +171,12 @@ def help_pages(shown: Callable[[str], str]) -> dict[str, str]:
     while waiting:
         texts |= {line: shown(line) for line in waiting}
         waiting = [
-            f"{line.removesuffix('--help')}{command} --help" for line in waiting for command in _commands(texts[line])
+            f"{line.removesuffix('--help')}{name} --help"
+            for line in waiting
+            for box in re.findall(r"╭─ Commands.*?╰", texts[line], re.DOTALL)
+            for name in re.findall(r"^│ ([^-\s]\S*) ", box, re.MULTILINE)
         ]
     return texts
-
-
-def _commands(text: str) -> list[str]:
-    """Return the commands that a help page lists."""
-    box = re.search(r"╭─ Commands.*?╰", text, re.DOTALL)
-    rows = re.findall(r"^│ (\S+) ", box[0], re.MULTILINE) if box else []
-    return [row for row in rows if not row.startswith("-")]
 
 
 def help_words(texts: Mapping[str, str]) -> str:

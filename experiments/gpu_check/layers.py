@@ -6,8 +6,9 @@ forward and backward once on random numbers: in the memory of a GPU, and by NumP
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -46,28 +47,25 @@ def parts_of(network: Network) -> dict[str, Callable[[], Network]]:
         if isinstance(layer, Conv2D):
             size = f"{layer.kernel}x{layer.kernel}"
             text = f"a convolution {size} of {layer.input_shape} to {layer.output_shape}"
-            parts[text] = lambda layer=layer: _network(_convolution(layer))  # type: ignore[misc]
+            parts[text] = functools.partial(_convolution, layer)
         elif isinstance(layer, BatchNorm):
             rectified = isinstance(after, ReLU)
             text = f"a batch norm of {layer.input_shape} with its {'rectifier' if rectified else 'branch'}"
-            parts[text] = lambda layer=layer, rectified=rectified: _network(_norm(layer, rectified))  # type: ignore[misc]
+            parts[text] = functools.partial(_norm, layer, rectified)
     return parts
 
 
-def _network(layers: Iterator[Layer]) -> Network:
-    return Network(list(layers), NumpyOps())
-
-
-def _convolution(like: Conv2D) -> Iterator[Layer]:
+def _convolution(like: Conv2D) -> Network:
     outputs = like.output_shape[-1]
-    yield Conv2D("conv", NumpyOps(), like.input_shape, outputs, like.dtype, like.kernel, like.stride)
+    alone = Conv2D("conv", NumpyOps(), like.input_shape, outputs, like.dtype, like.kernel, like.stride)
+    return Network([alone], NumpyOps())
 
 
-def _norm(like: BatchNorm, rectified: bool) -> Iterator[Layer]:
-    """Yield a norm, alone or beside its own operand, and a rectifier."""
+def _norm(like: BatchNorm, rectified: bool) -> Network:
+    """Return a norm, alone or beside its own operand, and a rectifier."""
     norm = BatchNorm("norm", NumpyOps(), like.input_shape, like.dtype)
-    yield from [norm] if rectified else residual("branch", [norm])
-    yield ReLU("relu", NumpyOps(), like.input_shape, like.dtype)
+    layers: Iterable[Layer] = [norm] if rectified else residual("branch", [norm])
+    return Network([*layers, ReLU("relu", NumpyOps(), like.input_shape, like.dtype)], NumpyOps())
 
 
 def difference(make: Callable[[], Network], samples: int, memory: Memory) -> str:
@@ -83,19 +81,17 @@ def difference(make: Callable[[], Network], samples: int, memory: Memory) -> str
     x = numbers((samples, *right.input_shape)) + np.float32(0.5)
     grad = numbers((samples, *right.chain[-1].output_shape))
     if isinstance(right.chain[-1], ReLU):
-        grad[_near_zero(make(), parameters, x)] = 0
+        rectified, before = x, make()
+        _bind(before, HOST, parameters)
+        for layer in before.chain[:-1]:
+            rectified = layer.forward(rectified, (0, samples), training=True)
+        grad[np.abs(rectified) < _NEAR_ZERO] = 0
     expected, actual = (results(of, at, parameters, x, grad) for of, at in ((right, HOST), (own, memory)))
-    return next((name for name, value in expected.items() if not _close(actual[name], value)), "")
-
-
-def _near_zero(network: Network, parameters: Mapping[str, Array], x: Array) -> Array:
-    """Return where the operand of the last layer is near zero."""
-    _bind(network, HOST, parameters)
-    *before, _ = network.chain
-    for layer in before:
-        x = layer.forward(x, (0, len(x)), training=True)
-    near: Array = np.abs(x) < _NEAR_ZERO
-    return near
+    for name, value in expected.items():
+        size = np.sqrt(np.mean(np.square(value, dtype=np.float64)))
+        if not (np.abs(actual[name] - value) <= TOLERANCE * size).all():  # as for NaN
+            return name
+    return ""
 
 
 def results(
@@ -127,9 +123,3 @@ def _placed(memory: Memory, host: Array) -> Array:
     array: Array = memory.zeros(host.nbytes).view(host.dtype).reshape(host.shape)
     memory.write(array, host)
     return array
-
-
-def _close(actual: Array, right: Array) -> bool:
-    """Return whether no element is further away than rounding explains; NaN is."""
-    size = np.sqrt(np.mean(np.square(right, dtype=np.float64)))
-    return bool((np.abs(actual - right) <= TOLERANCE * size).all())

@@ -94,7 +94,7 @@ def run_training(journal: Journal, seconds: float, command: Sequence[str] = (), 
     """Measure training on one GPU, for ``seconds``: each figure in a process of its own, which ``figure_s`` bounds.
 
     ``command`` runs in place of ``training``, with the figure's file and its name. Figures beside a PyTorch that is not
-    there start no process.
+    there start no process. What a figure prints is a reason why it is left out.
     """
     missing = "" if command else why_no_pytorch(simulated=journal.gpus.simulated)
     command = command or (sys.executable, "-m", f"{__package__}.training")
@@ -107,23 +107,17 @@ def run_training(journal: Journal, seconds: float, command: Sequence[str] = (), 
                 journal.left_out.append(f"{name}: {reason or 'no time left'}")
                 continue
             journal.progress(f"training: {name}")
-            path = journal.parts / f"3-training-{number}.trainings"
+            path, limit_s = journal.parts / f"3-training-{number}.trainings", min(left_s, figure_s)
             required = REQUIRED if name == REPRODUCIBLE else {}
-            _figure(journal, name, [*command, str(path), name], required, path, min(left_s, figure_s))
-
-
-def _figure(
-    journal: Journal, name: str, command: Sequence[str], variables: Mapping[str, str], path: Path, seconds: float
-) -> None:
-    """Take one figure. What it prints is a reason why it is left out."""
-    ended = run_alone(journal, command, path, seconds, variables=variables, errors=True)
-    journal.left_out.extend(f"{name}: {line}" for line in ended.out.splitlines())
-    print(ended.err, end="", file=sys.stderr, flush=True)
-    if ended.code is None:
-        journal.failed.append(f"{name}: not done after {seconds:.0f} s")
-    elif ended.code:
-        reason = without_folders(error_line(ended.err)) if ended.code > 0 else ""
-        journal.failed.append(f"{name}: {reason or ended.ending}")
+            words = [*command, str(path), name]
+            ended = run_alone(journal, words, path, limit_s, variables=required, errors=True)
+            journal.left_out.extend(f"{name}: {line}" for line in ended.out.splitlines())
+            print(ended.err, end="", file=sys.stderr, flush=True)
+            if ended.code is None:
+                journal.failed.append(f"{name}: not done after {limit_s:.0f} s")
+            elif ended.code:
+                reason = without_folders(error_line(ended.err)) if ended.code > 0 else ""
+                journal.failed.append(f"{name}: {reason or ended.ending}")
 
 
 def run_between(journal: Journal, driver: Driver) -> None:

@@ -46,6 +46,7 @@ CLASSES = 10
 MLP_SHAPE = (28, 28, 1)
 _RATE, _MOMENTUM = 0.01, 0.9
 _MARKS = 1000
+"""So many marks are asked for in the stream that computes, to know what the host takes for one."""
 
 
 Inputs = tuple[str, tuple[int, int, int], int]
@@ -166,7 +167,11 @@ def _timelines(effort: Effort, peer: MakePeer) -> r.Training:
     """Time steps whose Timelines are made, and what recording their events cost added; and steps alone."""
     with _training(*effort.pictures) as trainer:
         marks = trainer.step().marks.settle()
-        recording_s = marks.events * (seconds_per_event() + _seconds_per_mark(trainer))
+        begin_s = now()
+        for _ in range(_MARKS):
+            trainer.transport.memory.mark()
+        recording_s = marks.events * (seconds_per_event() + (now() - begin_s) / _MARKS)
+        _settle(trainer)
 
         def recorded(count: int) -> None:
             for _ in range(count):
@@ -176,17 +181,6 @@ def _timelines(effort: Effort, peer: MakePeer) -> r.Training:
 
         setting = f"{_setting(effort.pictures)}, {marks.events} events a step"
         return _timed(r.TIMELINES, effort, setting, recorded, _steps(trainer), recording_s)
-
-
-def _seconds_per_mark(trainer: Trainer) -> float:
-    """Return what the host takes to ask for a mark in the stream that computes."""
-    memory = trainer.transport.memory
-    begin_s = now()
-    for _ in range(_MARKS):
-        memory.mark()
-    taken_s = now() - begin_s
-    _settle(trainer)
-    return taken_s / _MARKS
 
 
 def _state_bytes(effort: Effort, peer: MakePeer) -> r.Training:

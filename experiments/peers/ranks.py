@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -23,23 +22,11 @@ from dpsim.replica import Array
 from dpsim.runtime.trainer import Trainer
 
 
-class Training(Protocol):
-    """A training on one rank. Its steps are collective, unless each rank trains by itself."""
-
-    def step(self) -> Any:
-        """Make one optimizer update; return the loss."""
-
-    def loss_sum(self, loss: Any) -> float:
-        """Return a loss of ``step``, summed over this rank's samples."""
-
-    def gradients(self) -> dict[str, Array]:
-        """Return the gradients of the last step, means over the global batch, by dpsim's names and in its layout."""
-
-    def close(self) -> None: ...
-
-
 class OwnTraining:
-    """A ``Trainer`` on all ranks, or without communication one of a single device on each rank."""
+    """A ``Trainer`` on all ranks, or without communication one of a single device on each rank.
+
+    Its steps are collective, unless each rank trains by itself.
+    """
 
     def __init__(self, comm: MPI.Intracomm, work: Work, setting: Change, *, communicate: bool) -> None:
         comm, work = (comm, work) if communicate else (MPI.COMM_SELF, work.alone())
@@ -50,21 +37,25 @@ class OwnTraining:
         self.close = self._trainer.close
 
     def step(self) -> float:
+        """Make one optimizer update; return the loss, summed over this rank's samples."""
         return self._trainer.step().sums.loss
 
-    def loss_sum(self, loss: float) -> float:
-        return loss
-
     def gradients(self) -> dict[str, Array]:
+        """Return the gradients of the last step, means over the global batch."""
         return {name: value / self._work.global_batch for name, value in self._trainer.runner.gradients.items()}
 
 
 def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:
     """Run the commands ``build``, ``visit`` and ``drop`` that come through the socket, until it is closed."""
     work = codec.decode(argument["work"], Work, "work of the peers")
-    make = _maker(comm, argument["system"], Path(argument["folder"]))
+    make: Any = OwnTraining
+    if argument["system"] != OWN:
+        from dpsim.experiments.peers.torch_training import TorchTraining, join_group
+
+        join_group(comm, Path(argument["folder"]))
+        make = TorchTraining
     settings: dict[int, Change] = {}
-    made: dict[tuple[int, bool], Training] = {}
+    made: dict[tuple[int, bool], Any] = {}
 
     def visit(training: int, steps: int, communicate: bool) -> dict[str, Any]:
         """Take ``steps`` steps; reply when each ended, on the machine's clock."""
@@ -75,7 +66,7 @@ def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         for _ in range(steps):
             losses.append(trained.step())
             end_s.append(now())
-        return {"end_s": end_s, "loss_sums": [trained.loss_sum(loss) for loss in losses]}
+        return {"end_s": end_s, "loss_sums": list(map(float, losses))}
 
     def build(training: int, setting: Change, save: bool, reference: str) -> dict[str, Any]:
         """Take the first steps; reply this rank's loss sums and, on rank 0, the errors of the first gradients.
@@ -104,13 +95,3 @@ def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         return {}
 
     obey({"build": build, "visit": visit, "drop": drop}, {"rank": comm.rank}, argument["socket"])
-
-
-def _maker(comm: MPI.Intracomm, system: str, folder: Path) -> Callable[..., Training]:
-    """Return the class of a system's trainings, once its ranks have met."""
-    if system == OWN:
-        return OwnTraining
-    from dpsim.experiments.peers.torch_training import TorchTraining, join_group
-
-    join_group(comm, folder)
-    return TorchTraining

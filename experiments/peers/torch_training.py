@@ -130,7 +130,7 @@ class TorchTraining:
         self._batches = _batches(work, comm.rank, channels_last=channels_last)
 
     def step(self) -> Any:
-        """Make one optimizer update; return the mean loss of this rank's samples, still a tensor."""
+        """Make one optimizer update; return the loss, summed over this rank's samples, still a tensor."""
         x, labels = next(self._batches)
         self._optimizer.zero_grad(set_to_none=True)
         with self._apart():
@@ -138,10 +138,7 @@ class TorchTraining:
             (loss * self._scale if self._scale != 1.0 else loss).backward()
         self._finish()
         self._optimizer.step()
-        return loss.detach()
-
-    def loss_sum(self, loss: Any) -> float:
-        return float(loss) * self._work.local_batch
+        return loss.detach() * self._work.local_batch
 
     def gradients(self) -> dict[str, Array]:
         """Return the last step's gradients, means over the global batch, by dpsim's names and in its layout."""

@@ -380,7 +380,12 @@ def test_figures_beside_a_pytorch_that_is_not_there_start_no_process(
     simulated: bool, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
-    monkeypatch.setattr(parts, "_figure", lambda journal, name, *_: taken.append(name))
+
+    def run_alone(journal: Journal, command: list[str], *given: object, **options: object) -> parts.Ended:
+        taken.append(command[-1])
+        return parts.Ended(0, "", "")
+
+    monkeypatch.setattr(parts, "run_alone", run_alone)
     monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
     run = dataclasses.replace(journal, gpus=msgspec.structs.replace(journal.gpus, simulated=simulated))
     parts.run_training(run, 60.0)
