@@ -39,11 +39,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     due; ``core_s``, the core time of the waiting thread (None under ``poll``, where no thread waits).
     """
     link = transport(comm, Network.parse(argument["network"]))
-    rows = []
-    for size_bytes in argument["sizes_bytes"]:
-        for overlap, loaded in CASES:
-            rows.append(_row(comm, link, size_bytes, overlap, loaded, argument["repeats"]))
-    return rows
+    sizes, repeats = argument["sizes_bytes"], argument["repeats"]
+    return [_row(comm, link, size, overlap, loaded, repeats) for size in sizes for overlap, loaded in CASES]
 
 
 def _row(

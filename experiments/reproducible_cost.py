@@ -164,8 +164,9 @@ def write_report(folder: Path, record: Record[Case]) -> list[Path]:
             "Reproducible training's step over the plain one's at the same global batch, against the batch: "
             f"{curves[0].case.model}, whose weights take 40 MB. Bars: 95 % intervals."
         )
-        title = "Cost against the global batch"
-        figures.append(ReportFigure(name="cost", title=title, caption=caption, chart=_chart(curves)))
+        panels = [_panel(devices, curves) for devices in sorted({each.case.devices for each in curves})]
+        chart, title = Chart(panels=panels, height_in=3.4), "Cost against the global batch"
+        figures.append(ReportFigure(name="cost", title=title, caption=caption, chart=chart))
     return write_content(folder, content(record), figures)
 
 
@@ -237,15 +238,8 @@ def _curves(record: Record[Case]) -> list[Cost]:
     return [measured for measured in record.measured if measured.case.model in several[:1]]
 
 
-def _chart(curves: Sequence[Cost]) -> Chart:
-    counts = sorted({measured.case.devices for measured in curves})
-    return Chart(
-        panels=[_panel(counted(n, "device"), [m for m in curves if m.case.devices == n]) for n in counts], height_in=3.4
-    )
-
-
-def _panel(title: str, measured: Sequence[Cost]) -> Lines:
-    curve = sorted(measured, key=lambda each: each.case.global_batch)
+def _panel(devices: int, curves: Sequence[Cost]) -> Lines:
+    curve = sorted((each for each in curves if each.case.devices == devices), key=lambda each: each.case.global_batch)
     batches = [each.case.global_batch for each in curve]
     series = [Series(name="", x=batches, y=[1.0] * len(batches), look="baseline")]
     for number, mode in enumerate(curve[0].case.modes):
@@ -253,7 +247,7 @@ def _panel(title: str, measured: Sequence[Cost]) -> Lines:
         median, low, high = ([getattr(ratio, end) for ratio in ratios] for end in ("median", "low", "high"))
         series.append(Series(name=f"{mode.leaves} leaves", x=batches, y=median, low=low, high=high, look=number))
     return Lines(
-        title=title,
+        title=counted(devices, "device"),
         subtitle="step over the plain one",
         x_label="global batch",
         series=series,

@@ -94,7 +94,10 @@ def lines(comparisons: Comparisons) -> Iterator[Line]:
         yield from _stratum_lines(where, panels[where])
         if where in coverages:
             yield from _interval_lines(coverages[where])
-    yield from _batch_lines(comparisons)
+    over_batches = [each for each in comparisons.values() if each.experiment.question == "local-batch"]
+    if groups := _groups(over_batches, lambda point: not point.emulated_compute):
+        sweeps = sum(any(not point.emulated_compute for point in each.scored) for each in over_batches)
+        yield _step_line("local batch", groups, sweeps, _MOST_BATCH_ERROR)
     yield from _norm_lines(comparisons)
     if _EVERYWHERE in coverages:
         yield from _interval_lines(coverages[_EVERYWHERE])
@@ -167,15 +170,6 @@ def _skill_line(where: str, panels: Sequence[_Panel]) -> Line | None:
         note=f"median {_median(skills):.2f}, worst {min(skills):.2f}; {sum(skill > 0 for skill in skills)} of "
         f"{len(skills)} above 0",
     )
-
-
-def _batch_lines(comparisons: Comparisons) -> Iterator[Line]:
-    """Yield the step in sweeps over the local batch, where computation is real."""
-    members = [each for each in comparisons.values() if each.experiment.question == "local-batch"]
-    groups = _groups(members, lambda point: not point.emulated_compute)
-    if groups:
-        sweeps = sum(any(not point.emulated_compute for point in each.scored) for each in members)
-        yield _step_line("local batch", groups, sweeps, _MOST_BATCH_ERROR)
 
 
 def _coverages(comparisons: Comparisons) -> list[StratumCoverage]:

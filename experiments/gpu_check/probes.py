@@ -91,12 +91,10 @@ def probe_all(driver: Driver, known: Callable[[Probe], None], tell: Progress) ->
 
 def probe_driver(driver: Driver) -> Probe:
     """Return the driver's CUDA and its GPUs; what keeps processes from sharing them."""
-    if driver.problem:
-        remedy = (
-            f"install an NVIDIA driver for CUDA {driver.cuda if driver.cuda_version else 12} or newer; see nvidia-smi"
-        )
-        return Probe(name="driver", works=False, text=driver.problem, remedy=remedy)
-    return Probe(name="driver", works=True, text=driver.description)
+    if not driver.problem:
+        return Probe(name="driver", works=True, text=driver.description)
+    remedy = f"install an NVIDIA driver for CUDA {driver.cuda if driver.cuda_version else 12} or newer; see nvidia-smi"
+    return Probe(name="driver", works=False, text=driver.problem, remedy=remedy)
 
 
 def probe_libraries(
@@ -124,10 +122,8 @@ def probe_libraries(
         elif name in known:
             probes.append(Probe(name=name, works=True, text=known[name]))
         else:
-            probes.append(
-                Probe(name=name, works=False, text=without_folders(reason), remedy=remedy(name, driver, reason))
-            )
-            failing = name
+            failing, fix = name, remedy(name, driver, reason)
+            probes.append(Probe(name=name, works=False, text=without_folders(reason), remedy=fix))
     return tuple(probes)
 
 
@@ -219,10 +215,6 @@ def remedy(name: str, driver: Driver, reason: str = "") -> str:
     if known := next((text for sign, text in _KNOWN.items() if sign in reason), ""):
         return known
     install = f"pip install 'dpsim[{driver.extra}]', which fits a driver for CUDA {driver.cuda}"
-    if name == "NCCL":
-        return f"pip install {driver.nccl_package}; only the comparison with NCCL needs it"
-    if name == "MPI":
-        return "pip install 'dpsim[mpich]', or add its wheels to WHEELS; only what runs between processes needs it"
     toolkit = f"pip install '{driver.cupy_package}[ctk]', which fits a driver for CUDA {driver.cuda}"
     return {
         "numba-cuda": install,
@@ -231,6 +223,8 @@ def remedy(name: str, driver: Driver, reason: str = "") -> str:
         "cudadevrt": f"set CUDA_HOME to a CUDA toolkit that has lib64/libcudadevrt.a, or {install}",
         "CuPy": toolkit,
         "cuBLAS": toolkit,
+        "NCCL": f"pip install {driver.nccl_package}; only the comparison with NCCL needs it",
+        "MPI": "pip install 'dpsim[mpich]', or add its wheels to WHEELS; only what runs between processes needs it",
     }[name]
 
 

@@ -248,20 +248,18 @@ def read(path: Path) -> GpuCheck:
 
 def check_contribution(record: GpuCheck) -> None:
     """Refuse what does not belong among contributed reports. Raises ``ConfigError``."""
-    reason = ""
-    if record.gpus.simulated:
-        reason = "it was taken in numba's CUDA simulator"
-    elif not record.points:
-        reason = "it has no measurement"
-    elif record.summary.running:
-        reason = f"it ended during: {record.summary.running}"
-    elif derived(record) != record:
-        reason = "its points or claims do not follow from its samples"
-    if reason:
-        raise ConfigError(
-            f"this gpu-check record is no contribution: {reason}",
-            allowed="the file that make gpu-check wrote on a machine with a GPU, unchanged",
-        )
+    refused = {
+        "it was taken in numba's CUDA simulator": record.gpus.simulated,
+        "it has no measurement": not record.points,
+        f"it ended during: {record.summary.running}": record.summary.running,
+        "its points or claims do not follow from its samples": derived(record) != record,
+    }
+    for reason, holds in refused.items():
+        if holds:
+            raise ConfigError(
+                f"this gpu-check record is no contribution: {reason}",
+                allowed="the file that make gpu-check wrote on a machine with a GPU, unchanged",
+            )
 
 
 def table(record: GpuCheck) -> str:

@@ -86,7 +86,7 @@ def occurrences(tree: Path, text: str) -> list[tuple[Path, re.Match[str]]]:
 
 
 def try_mutation(tree: Path, mutation: Mutation, limit_s: float) -> Outcome:
-    """Break a checkout, run its tests until one fails, and mend it again."""
+    """Break a checkout, run the tests that are named, and all if none of these fails, and mend it again."""
     where = occurrences(tree, mutation.text)
     if len(where) != 1:
         return Outcome("place not found", f"the text occurs {len(where)} times: {mutation.text}")
@@ -94,7 +94,11 @@ def try_mutation(tree: Path, mutation: Mutation, limit_s: float) -> Outcome:
     source = path.read_text(encoding="utf-8")
     path.write_text(source[: match.start()] + mutation.replacement + source[match.end() :], encoding="utf-8")
     try:
-        outcome = _first_failure(tree, mutation.tests, limit_s)
+        outcome = Outcome("not caught")
+        if all(argument.startswith("-") or (tree / argument).exists() for argument in mutation.tests):
+            outcome = run_tests(tree, mutation.tests, limit_s)
+        if outcome.verdict == "not caught":
+            outcome = run_tests(tree, ["-n", "2", "--dist", "loadfile", "tests"], limit_s)
     finally:
         path.write_text(source, encoding="utf-8")
     if outcome.verdict != "caught":
@@ -103,15 +107,6 @@ def try_mutation(tree: Path, mutation: Mutation, limit_s: float) -> Outcome:
     if without.verdict != "not caught":
         return Outcome("not caught", f"without the mutation, too, {outcome.detail} fails: {without.detail}")
     return outcome
-
-
-def _first_failure(tree: Path, tests: Sequence[str], limit_s: float) -> Outcome:
-    """Run the tests that are named, and all tests if these do not fail."""
-    if all(argument.startswith("-") or (tree / argument).exists() for argument in tests):
-        outcome = run_tests(tree, tests, limit_s)
-        if outcome.verdict != "not caught":
-            return outcome
-    return run_tests(tree, ["-n", "2", "--dist", "loadfile", "tests"], limit_s)
 
 
 def run_tests(tree: Path, arguments: Sequence[str], limit_s: float) -> Outcome:
