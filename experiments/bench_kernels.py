@@ -214,12 +214,6 @@ def pass_times(of: Pass) -> _Row:
     return row | {"rate": of.size_bytes / time_s / 1e9, "unit": "GB"}
 
 
-def _line(row: _Row) -> str:
-    times = "  ".join(f"{name} {time_s * 1e3:.4f}" for name, time_s in row["time_s"].items())
-    ratio = f"   {row['over_torch']:.2f}" if row["over_torch"] is not None else ""
-    return f"{row['problem']:52} {times}   best: {row['fastest']}{ratio}"
-
-
 def main() -> None:
     options = command.parser("bench_kernels", __doc__)
     options.add_argument("--model", default=",".join(NETWORKS), help=f"built-in networks (all: {', '.join(NETWORKS)})")
@@ -239,8 +233,10 @@ def main() -> None:
         where = f"{processor.model()} ({processor.family()}), {processor.blas()}, PyTorch {torch}"
         tell(f"{where}, one thread; milliseconds, medians; the fastest of dpsim's over PyTorch's last")
         for problem in every:
-            points.append(candidate_times(problem, given.seconds))
-            tell(_line(points[-1]), flush=True)
+            points.append(row := candidate_times(problem, given.seconds))
+            times = "  ".join(f"{name} {time_s * 1e3:.4f}" for name, time_s in row["time_s"].items())
+            ratio = f"   {row['over_torch']:.2f}" if row["over_torch"] is not None else ""
+            tell(f"{row['problem']:52} {times}   best: {row['fastest']}{ratio}", flush=True)
         rows = [pass_times(each) for each in passes()]
     if given.json:
         report = {"schema": 2, "command": "bench_kernels", "machine": where, "points": points, "passes": rows}

@@ -69,8 +69,19 @@ def write_reports(root: Path, folders: Iterable[Path]) -> Path:
 def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
     """Draw the report in a folder again; returns the title of its section, and what the list says of it."""
 
-    def listed(content: Content, written: Iterable[Path]) -> ListedReport:
-        return _listed(root, folder, (content.heading, content.question, content.answers[0]), written)
+    def listed(texts: Content | tuple[str, str, str], written: Iterable[Path]) -> ListedReport:
+        """Return what the list says: heading, question and verdict, and the first figure written."""
+        if isinstance(texts, Content):
+            texts = texts.heading, texts.question, texts.answers[0]
+        heading, question, verdict = texts
+        figure = next((path for path in written if path.suffix == ".svg"), None)
+        return ListedReport(
+            folder=folder.relative_to(root).as_posix(),
+            heading=heading,
+            question=question,
+            verdict=verdict,
+            figure=None if figure is None else figure.relative_to(root).as_posix(),
+        )
 
     if (folder / "sweeps").is_dir():
         derived = derive(folder, experiments())
@@ -85,22 +96,9 @@ def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
     if saved.kind == "sweep":
         compared = saved.data.comparison
         question = REPORTS[compared.experiment.question].question(compared)
-        return SWEEPS, _listed(root, folder, (folder.name, question, next(verdicts(compared))), written)
+        return SWEEPS, listed((folder.name, question, next(verdicts(compared))), written)
     section, content = CONTENTS[saved.kind]
     return section, listed(content(saved.data), written)
-
-
-def _listed(root: Path, folder: Path, texts: tuple[str, str, str], written: Iterable[Path]) -> ListedReport:
-    """Return what the list says of a report: its heading, question and verdict, and the first figure written."""
-    heading, question, verdict = texts
-    figure = next((path for path in written if path.suffix == ".svg"), None)
-    return ListedReport(
-        folder=folder.relative_to(root).as_posix(),
-        heading=heading,
-        question=question,
-        verdict=verdict,
-        figure=None if figure is None else figure.relative_to(root).as_posix(),
-    )
 
 
 def main() -> int:

@@ -33,21 +33,15 @@ def disturb(core: int, slowdown: float, seed: int) -> None:
     slow = bool(random.integers(2))
     while True:
         end_s = now() + random.uniform(_SHORTEST_S, _LONGEST_S)
-        if slow:
-            _take(busy_s, end_s)
-        else:
+        period = int(now() / _PERIOD_S) + 1
+        while slow and period * _PERIOD_S < end_s:  # compute in the first ``busy_s`` of every period
+            sleep_until(period * _PERIOD_S)
+            while now() < period * _PERIOD_S + busy_s:
+                pass
+            period = max(period, int(now() / _PERIOD_S)) + 1
+        if not slow:
             sleep_until(end_s)
         slow = not slow
-
-
-def _take(busy_s: float, end_s: float) -> None:
-    """Compute in the first ``busy_s`` of every period until ``end_s``."""
-    period = int(now() / _PERIOD_S) + 1
-    while period * _PERIOD_S < end_s:
-        sleep_until(period * _PERIOD_S)
-        while now() < period * _PERIOD_S + busy_s:
-            pass
-        period = max(period, int(now() / _PERIOD_S)) + 1
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dpsim.records.sweep import Experiment
@@ -35,26 +36,35 @@ def experiments(*, quick: bool = False) -> tuple[Experiment, ...]:
 
 
 def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
-    """Return a sweep with real computation, in some rounds another one with emulated computation or over norms."""
+    """Return a sweep with real computation, in some rounds another one with emulated computation or over norms.
+
+    Even rounds go over the local batch, odd ones over the fusion threshold.
+    """
     networks = ("node", _LINKS[number % len(_LINKS)])
-    real = _sweep(
-        f"real-{number:02d}",
-        number,
-        budget_s,
-        _MODELS[number % len(_MODELS)],
-        {"network": networks, "devices": (1, 2)},
-        {"overlap": "auto"},
-        _THRESHOLDS,
-    )
+
+    def sweep(
+        name: str, models: Sequence[_Model], thresholds: Sequence[float | str], most_s: float, base: Any, **axes: Any
+    ) -> Experiment:
+        token, batches, global_batch = models[number % len(models)]
+        base = {**base, "model": token, "optimizer": _SGD}
+        if number % 2:
+            base["global_batch"], axes["fusion_threshold_bytes"] = global_batch, thresholds
+        else:
+            axes["local_batch"] = batches
+        question = "fusion-threshold" if number % 2 else "local-batch"
+        name = f"{name}-{number:02d}"
+        return Experiment(name=name, question=question, base=base, axes=axes, seed=number, budget_s=most_s)
+
+    real = sweep("real", _MODELS, _THRESHOLDS, budget_s, {"overlap": "auto"}, network=networks, devices=(1, 2))
     overlap = ("off", "thread")[number // _EMULATED_EVERY % 2]
-    emulated = _sweep(
-        f"emulated-{number:02d}",
-        number,
-        min(budget_s, _EMULATED_BUDGET_S),
-        _EMULATED_MODELS[number % len(_EMULATED_MODELS)],
-        {"network": (_EMULATED_LINK,), "devices": (1, 4, 8)},
-        {"compute": "emulated", "algorithm": "halving-doubling", "overlap": overlap},
+    emulated = sweep(
+        "emulated",
+        _EMULATED_MODELS,
         _EMULATED_THRESHOLDS,
+        min(budget_s, _EMULATED_BUDGET_S),
+        {"compute": "emulated", "algorithm": "halving-doubling", "overlap": overlap},
+        network=(_EMULATED_LINK,),
+        devices=(1, 4, 8),
     )
     norms = Experiment(
         name=f"batch-norm-{number:02d}",
@@ -66,26 +76,3 @@ def _round(number: int, budget_s: float) -> tuple[Experiment, ...]:
     )
     with_emulated, with_norms = number % _EMULATED_EVERY < 2, number % _NORM_EVERY == 0
     return real, *[emulated] * with_emulated, *[norms] * with_norms
-
-
-def _sweep(
-    name: str,
-    number: int,
-    budget_s: float,
-    model: _Model,
-    axes: dict[str, Any],
-    base: dict[str, Any],
-    thresholds: tuple[float | str, ...],
-) -> Experiment:
-    """Return a sweep over the local batch in even rounds, over the fusion threshold in odd ones."""
-    token, batches, global_batch = model
-    over_batches = number % 2 == 0
-    base = base | {"model": token, "optimizer": _SGD}
-    return Experiment(
-        name=name,
-        question="local-batch" if over_batches else "fusion-threshold",
-        base=base if over_batches else base | {"global_batch": global_batch},
-        axes=axes | ({"local_batch": batches} if over_batches else {"fusion_threshold_bytes": thresholds}),
-        seed=number,
-        budget_s=budget_s,
-    )

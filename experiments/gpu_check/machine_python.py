@@ -72,12 +72,9 @@ def link(folders: list[str]) -> str:
 def missing(venv: Path) -> list[str]:
     """Return the packages of ``NEEDED`` that the environment does not have."""
     folders = [str(_own_packages(venv)), *package_folders(sys.path)]
-    present = {_normal(each.metadata["Name"] or "") for each in metadata.distributions(path=folders)}
+    names = (each.metadata["Name"] or "" for each in metadata.distributions(path=folders))
+    present = {name.lower().replace("_", "-").replace(".", "-") for name in names}
     return [name for name in NEEDED if name not in present]
-
-
-def _normal(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def environment(venv: Path, variables: Mapping[str, str]) -> dict[str, str]:
@@ -103,8 +100,8 @@ def main(arguments: list[str], execute: Callable[[str, list[str], dict[str, str]
     parser = argparse.ArgumentParser(prog="machine_python", usage=usage, description=__doc__)
     parser.add_argument("venv", type=Path, metavar="VENV")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="wheels of what this Python does not have")
-    own, passed_on = _divided(arguments)
-    options = parser.parse_args(own)
+    end = [*arguments, "--"].index("--")  # argparse refuses options after positional ones there
+    options, passed_on = parser.parse_args(arguments[:end]), arguments[end + 1 :]
     if options.wheels is not None and not options.wheels.is_dir():
         _fail(f"{options.wheels} is no folder", "give a folder of .whl files: WHEELS=FOLDER")
     make(options.venv, options.wheels)
@@ -119,12 +116,6 @@ def main(arguments: list[str], execute: Callable[[str, list[str], dict[str, str]
     command = [python, "-m", "dpsim.experiments.gpu_check", *passed_on]
     sys.stdout.flush()
     execute(python, command, environment(options.venv, os.environ))
-
-
-def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments before ``--``, and those after it: argparse refuses options after positional ones there."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:end], arguments[end + 1 :]
 
 
 def _python(venv: Path) -> Path:
