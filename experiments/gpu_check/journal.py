@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from dpsim import codec
 from dpsim.experiments.command import tell
-from dpsim.experiments.gpu_check.probes import with_libraries
 from dpsim.experiments.gpu_check.record import (
     GpuCheck,
     Gpus,
@@ -91,7 +90,7 @@ class Journal:
         record = GpuCheck(
             taken_at=self.taken_at,
             environment=self.environment,
-            gpus=with_libraries(self.gpus, self.probes),
+            gpus=self.gpus,
             tests=self.tests,
             samples=self._kept("*.jsonl", Samples),
             summary=summary,

@@ -15,8 +15,6 @@ import sys
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from dpsim.comm.cuda.available import cupy_version, simulating
 from dpsim.comm.cuda.driver import Driver
 from dpsim.errors import DpsimError
@@ -49,20 +47,15 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 def gpus(driver: Driver) -> Gpus:
     """Return the GPUs of the driver, and the packages that use them. Creates no CUDA context."""
-    packages = {"numba_cuda": version("numba-cuda"), "cupy": cupy_version(), "nccl": "none"}
-    if simulating():
-        return Gpus(names=("numba's CUDA simulator",), driver="none", cuda="none", simulated=True, **packages)
-    names = tuple(gpu.name for gpu in driver.gpus)
-    return Gpus(names=names, driver=kernel_driver(), cuda=f"driver {driver.cuda}", simulated=False, **packages)
-
-
-def with_libraries(gpus: Gpus, probes: Sequence[Probe]) -> Gpus:
-    """Return the same with the versions of CUDA's runtime and of NCCL, as far as they are probed by now."""
-    by_name = {probe.name: probe for probe in probes}
-    cupy, nccl = by_name.get("CuPy"), by_name.get("NCCL")
-    runtime = f", {cupy.text.split(', ')[-1]}" if cupy is not None and cupy.works else ""
-    library = gpus.nccl if nccl is None else nccl.text if nccl.works else f"none: {nccl.text}"
-    return msgspec.structs.replace(gpus, cuda=gpus.cuda + runtime, nccl=library)
+    simulated = simulating()
+    return Gpus(
+        names=("numba's CUDA simulator",) if simulated else tuple(gpu.name for gpu in driver.gpus),
+        driver="none" if simulated else kernel_driver(),
+        cuda="none" if simulated else f"driver {driver.cuda}",
+        numba_cuda=version("numba-cuda"),
+        cupy=cupy_version(),
+        simulated=simulated,
+    )
 
 
 def kernel_driver() -> str:

@@ -105,14 +105,16 @@ TARGETS = {
 
 
 class Gpus(Noun, frozen=True):
-    """What was measured on, and with what. ``simulated``: numba's CUDA simulator, whose times mean nothing."""
+    """What was measured on, and with what; versions of CUDA's runtime and of NCCL are with the probes.
+
+    ``simulated``: numba's CUDA simulator, whose times mean nothing.
+    """
 
     names: tuple[str, ...]
     driver: str
     cuda: str
     numba_cuda: str
     cupy: str
-    nccl: str
     simulated: bool
 
 

@@ -51,10 +51,9 @@ def record(
     gpus = r.Gpus(
         names=names,
         driver="580.95.05",
-        cuda="driver 13.1, runtime 13.0",
+        cuda="driver 13.1",
         numba_cuda="0.30.4",
         cupy="14.2.0",
-        nccl="2.28.3",
         simulated=simulated,
     )
     return r.derived(

@@ -41,7 +41,7 @@ ON_RANKS = "dpsim.experiments.gpu_check.between:"
 def journal(tmp_path: Path) -> Journal:
     for name in ("record", "parts"):
         (tmp_path / name).mkdir()
-    gpus = r.Gpus(names=("GPU",), driver="580", cuda="13.0", numba_cuda="0.30", cupy="14", nccl="none", simulated=False)
+    gpus = r.Gpus(names=("GPU",), driver="580", cuda="13.0", numba_cuda="0.30", cupy="14", simulated=False)
     return Journal(
         folder=tmp_path / "record",
         parts=tmp_path / "parts",
@@ -140,8 +140,6 @@ def test_probes_are_in_the_record_as_they_are_known(journal: Journal, capsys: py
     for count, probe in enumerate((works, fails), 1):
         journal.probed(probe)
         assert on_disk(journal).probes == (works, fails)[:count]
-    actual = on_disk(journal).gpus
-    assert (actual.cuda, actual.nccl) == ("13.0, runtime 13.0", "none: no libnccl.so.2")
     assert "NCCL        FAILS  no libnccl.so.2; to do: install it" in capsys.readouterr().err
 
 

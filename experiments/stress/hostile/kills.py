@@ -48,17 +48,15 @@ class Attack:
         return f"{self.command}: {self.number.name} to {self.kind} from {self.after_s:.2f} s on"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Hit:
-    """What got the signal, whether it ``ignores`` that, and what the command had ``said`` before."""
-
-    rank: int | None
-    ignores: bool
-    said: str
-
-
 class _Run(Run):
-    """One run of a command whose processes get a signal."""
+    """One run of a command whose processes get a signal.
+
+    ``rank`` got it, ``ignores`` says whether it is ignored, and ``said`` is what the command had printed before.
+    """
+
+    rank = -1
+    ignores = False
+    said = ""
 
     def __init__(self, command: Command, marked: Path) -> None:
         super().__init__(marked)
@@ -66,19 +64,19 @@ class _Run(Run):
         prepare(self.folder)
         self.start(command.words)
 
-    def hit(self, attack: Attack) -> _Hit | None:
-        """Send the signal; None where the command ended before it had such a process."""
+    def hit(self, attack: Attack) -> bool:
+        """Send the signal; False where the command ended before it had such a process."""
         time.sleep(attack.after_s)
         while self.process.poll() is None:
             for pid in self.processes():
                 with contextlib.suppress(psutil.Error, FileNotFoundError):
                     process = psutil.Process(pid)
                     if _kind(process, self.process.pid) == attack.kind:
-                        rank = int(process.environ().get("PMI_RANK", -1))
-                        hit = _Hit(rank=rank, ignores=_ignores(pid, attack), said=self.text())
+                        self.rank = int(process.environ().get("PMI_RANK", -1))
+                        self.ignores, self.said = _ignores(pid, attack), self.text()
                         process.send_signal(attack.number)
-                        return hit
-        return None
+                        return True
+        return False
 
     def wait(self) -> int:
         """Return the exit code, if the command ends in time, or its ranks and scripts do. Raises ``TimeoutExpired``."""
@@ -147,10 +145,9 @@ def outcome(attack: Attack, folder: Path, case: str) -> Outcome:
 
 def _judged(run: _Run, attack: Attack, digest: str) -> tuple[str, str]:
     """Return what became of the command, and what is wrong with that."""
-    hit = run.hit(attack)
-    if hit is None:
+    if not run.hit(attack):
         return "had ended", "" if run.process.returncode == 0 else f"exit code {run.process.returncode}"
-    became = _ended(run, attack, hit)
+    became = _ended(run, attack)
     if attack.kind == "keeper" and attack.number == signal.SIGSTOP:
         subprocess.run([sys.executable, "-c", _NEXT], env=run.environment | {"DPSIM_FOLDER": ""}, check=True)
     if wrong := run.left():
@@ -161,7 +158,7 @@ def _judged(run: _Run, attack: Attack, digest: str) -> tuple[str, str]:
     if became == "went on by itself":
         ended_well = run.process.returncode == 0 and digest in run.text()
         return became, "" if ended_well else f"it ended with exit code {run.process.returncode}"
-    if became == "ended" and not early and (wrong := _misnamed(run, attack, hit)):
+    if became == "ended" and not early and (wrong := _misnamed(run, attack)):
         return became, wrong
     kept = run.predictions()
     if words := run.command.again(run.folder):
@@ -177,11 +174,11 @@ def _judged(run: _Run, attack: Attack, digest: str) -> tuple[str, str]:
     return became, ""
 
 
-def _ended(run: _Run, attack: Attack, hit: _Hit) -> str:
+def _ended(run: _Run, attack: Attack) -> str:
     """Wait until the command has ended, or had the time to; end it where it rightly goes on; what became of it."""
     elastic = run.command.elastic and attack.kind in ("rank", "watcher") and attack.number == signal.SIGKILL
     with contextlib.suppress(subprocess.TimeoutExpired):
-        if hit.ignores or attack.kind == "keeper" or attack.number == signal.SIGSTOP:
+        if run.ignores or attack.kind == "keeper" or attack.number == signal.SIGSTOP:
             run.process.wait(_GOES_ON_S)
             return "had ended"
         code = run.process.wait(_CONTINUES_S) if elastic else run.wait()
@@ -190,24 +187,24 @@ def _ended(run: _Run, attack: Attack, hit: _Hit) -> str:
     if attack.number == signal.SIGSTOP:
         run.process.kill()
         return "stopped"
-    if hit.ignores or attack.kind == "keeper":
+    if run.ignores or attack.kind == "keeper":
         run.process.terminate()
         return "ignored"
-    if run.text() != hit.said:  # the ranks were done, and the command does what comes next
+    if run.text() != run.said:  # the ranks were done, and the command does what comes next
         with contextlib.suppress(subprocess.TimeoutExpired):
             if run.process.wait(_CONTINUES_S) == 0:
                 return "went on by itself"
     return "hung"
 
 
-def _misnamed(run: _Run, attack: Attack, hit: _Hit) -> str:
+def _misnamed(run: _Run, attack: Attack) -> str:
     """Say what is wrong with a run's exit code and last message; empty where they tell of the signal."""
     code, name = run.process.returncode, attack.number.name
     if attack.kind == "launcher":
         right = {-attack.number, 128 + attack.number}
         return "" if code in right else f"exit code {code} instead of {right}"
     last = re.split(r"^(?=dpsim: )", run.text(), flags=re.MULTILINE)[-1]
-    rank = rf"(rank {hit.rank} of \d|ranks [^:]*\b{hit.rank}\b[^:]* of \d|one of \d ranks)"
+    rank = rf"(rank {run.rank} of \d|ranks [^:]*\b{run.rank}\b[^:]* of \d|one of \d ranks)"
     expected = {
         "rank": rf"{rank} (was|were) killed by {name}",
         "watcher": rf"{rank} (was|were) killed by (SIGKILL|{name})",
