@@ -52,7 +52,7 @@ _MARKS = 1000
 Inputs = tuple[str, tuple[int, int, int], int]
 """Model token, shape of a sample, batch."""
 MakePeer = Callable[[str, tuple[int, int, int], int, ComputeDtype], Any]
-"""Makes a ``torch_model.TorchModel``, or what stands for it."""
+"""Makes a ``TorchModel``, or what stands for it."""
 Steps = Callable[[int], object]
 """Trains so many steps, and waits for the GPU."""
 
@@ -228,10 +228,62 @@ def no_pytorch() -> str:
     return "" if torch.cuda.is_available() else "PyTorch here has no CUDA"
 
 
-def _torch_model(*inputs: Any) -> Any:
-    from dpsim.experiments.gpu_check.torch_model import TorchModel
+class TorchModel:
+    """A training on random samples in PyTorch's eager mode, in float32 without TF32.
 
-    return TorchModel(*inputs)
+    ``token`` is dpsim's name of the model, ``shape`` [H, W, C]; ``where`` is cuda or cpu. With ``compute_dtype``
+    bfloat16 forward and loss run under ``torch.autocast``; parameters stay float32.
+    """
+
+    def __init__(
+        self, token: str, shape: tuple[int, int, int], batch: int, compute_dtype: str, where: str = "cuda"
+    ) -> None:
+        import torch
+
+        from dpsim.experiments.peers.torch_training import mlp, resnet20
+
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        height, width, channels = shape
+        kind, _, hidden = token.partition(":")
+        if kind == "mlp":
+            model = mlp([height * width * channels, *map(int, hidden.split(",")), CLASSES])
+        else:
+            model = resnet20(channels)
+        self._torch, self._where, self._rounds = torch, where, compute_dtype == "bfloat16"
+        self._model = model.to(where)
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
+        self._loss = torch.nn.CrossEntropyLoss()
+        self._x = torch.randn(batch, channels, height, width)
+        self._labels = torch.randint(0, CLASSES, (batch,))
+
+    def steps(self, count: int) -> None:
+        """Train ``count`` steps and wait for the GPU."""
+        for _ in range(count):
+            x, labels = self._x.to(self._where), self._labels.to(self._where)
+            self._optimizer.zero_grad(set_to_none=False)  # gradients stay allocated, as dpsim's do
+            with self._torch.autocast(self._where, self._torch.bfloat16, enabled=self._rounds):
+                loss = self._loss(self._model(x), labels)
+            loss.backward()
+            self._optimizer.step()
+        if self._where == "cuda":
+            self._torch.cuda.synchronize()
+
+    def activation_bytes(self) -> int:
+        """Return the most memory that a step takes beyond parameters, gradients and optimizer."""
+        self.steps(2)  # now gradients and the optimizer's state are allocated
+        if self._where != "cuda":
+            return 0
+        before = self._torch.cuda.memory_allocated()
+        self._torch.cuda.reset_peak_memory_stats()
+        self.steps(1)
+        return int(self._torch.cuda.max_memory_allocated() - before)
+
+    def close(self) -> None:
+        """Give its memory back."""
+        del self._model, self._optimizer
+        if self._where == "cuda":
+            self._torch.cuda.empty_cache()
 
 
 FIGURES: dict[str, Callable[[Effort, MakePeer], r.Training]] = {
@@ -247,7 +299,7 @@ FIGURES: dict[str, Callable[[Effort, MakePeer], r.Training]] = {
 
 def measure(name: str, peer: MakePeer | None = None) -> r.Training:
     """Take the figure of this name. ``peer`` replaces PyTorch."""
-    return FIGURES[name](TOY if simulating() else Effort(), peer or _torch_model)
+    return FIGURES[name](TOY if simulating() else Effort(), peer or TorchModel)
 
 
 def main(path: Path, name: str) -> None:

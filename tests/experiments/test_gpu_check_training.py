@@ -96,15 +96,13 @@ def test_both_take_turns_and_the_first_round_does_not_count() -> None:
 
 @pytest.mark.torch
 def test_pytorch_trains_the_same_shapes() -> None:
-    from dpsim.experiments.gpu_check.torch_model import TorchModel
-
     cases = [
         ("mlp:8,8", (4, 4, 1), "float32"),
         ("mlp:8,8", (4, 4, 1), "bfloat16"),
         ("resnet20", (32, 32, 3), "float32"),
     ]
     for token, shape, compute_dtype in cases:
-        model = TorchModel(token, shape, 4, compute_dtype, "cpu")
+        model = training.TorchModel(token, shape, 4, compute_dtype, "cpu")
         model.steps(2)
         assert model.activation_bytes() == 0  # only a GPU tells
         model.close()

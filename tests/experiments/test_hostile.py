@@ -13,8 +13,7 @@ from dpsim.errors import ConfigError
 from dpsim.experiments.stress import running
 from dpsim.experiments.stress.hostile import kills
 from dpsim.experiments.stress.hostile.__main__ import PARTS
-from dpsim.experiments.stress.hostile.killed_commands import COMMANDS
-from dpsim.experiments.stress.hostile.kills import Attack
+from dpsim.experiments.stress.hostile.kills import COMMANDS, Attack
 from dpsim.experiments.stress.tally import Outcome, Tally, attack, tallied
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 
 from dpsim.experiments.command import ROOT
-from dpsim.experiments.stress.hostile.damage import damaged
-from dpsim.experiments.stress.hostile.readers import HANG_S, IDLE_S, MEMORY_BYTES
+from dpsim.experiments.stress.hostile.readers import HANG_S, IDLE_S, MEMORY_BYTES, damaged
 from dpsim.experiments.stress.running import Run
 from dpsim.experiments.stress.tally import Outcome
 
