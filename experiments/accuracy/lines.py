@@ -95,9 +95,9 @@ def lines(comparisons: Comparisons) -> Iterator[Line]:
         if where in coverages:
             yield from _interval_lines(coverages[where])
     over_batches = [each for each in comparisons.values() if each.experiment.question == "local-batch"]
-    if groups := _groups(over_batches, lambda point: not point.emulated_compute):
+    if computed := _groups(over_batches, lambda point: not point.emulated_compute):
         sweeps = sum(any(not point.emulated_compute for point in each.scored) for each in over_batches)
-        yield _step_line("local batch", groups, sweeps, _MOST_BATCH_ERROR)
+        yield _step_line("local batch", computed, sweeps, _MOST_BATCH_ERROR)
     yield from _norm_lines(comparisons)
     if _EVERYWHERE in coverages:
         yield from _interval_lines(coverages[_EVERYWHERE])

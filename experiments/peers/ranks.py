@@ -78,7 +78,7 @@ def serve_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         if comm.rank == 0:
             gradients = made[training, True].gradients()
             if save:
-                np.savez(reference, **gradients)  # type: ignore[arg-type]  # names are the tensors'
+                np.savez(reference, **gradients)
             with np.load(reference) as saved:
                 reply["gradient_errors"] = gradient_errors(gradients, dict(saved))
         reply["loss_sums"] += visit(training, CHECKED_STEPS - 1, True)["loss_sums"]
