@@ -5,6 +5,7 @@ Loads nothing: the implementation is named, and imported when an allreduce is fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -121,7 +122,32 @@ def _halving(nodes: int, of_a_node: int) -> tuple[Line, ...]:
 
 
 def _library(nodes: int, of_a_node: int) -> tuple[Line, ...]:
-    return _doubling(nodes, of_a_node) + _halving(nodes, of_a_node)
+    return _doubling(nodes, of_a_node) + _halving(nodes, of_a_node) + _ring(nodes, of_a_node)
+
+
+_NCCL_RING = (6.6, 0.6, 2.7, 0.5), (14.0, 1.9, 4.0, 0.92), (8.4, 3.4, 14.0, 1.0)
+_NCCL_TREE = (6.8, 0.6, 5.0, 0.92 / 3.8), (14.0, 1.25, 8.5, 0.92 * 0.92), (8.4, 4.0, 14.0, 0.92)
+"""A protocol each (LL, LL128, Simple): microseconds of the start, a hop over NVLink, a hop over the network; and the
+share of the link's bandwidth. They are those of NCCL's tuning model (NVIDIA/nccl, src/graph/tuning.cc)."""
+
+
+def _nccl(nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    """NCCL's ring and tree by each protocol, the lowest of which its tuning model chooses.
+
+    ring: start + (2(n-1) - 2(m-1)) NVLink + 2(m-1) network + 2(n-1)/n M / share, m nodes; tree: start
+    + 2((n/m-1) NVLink + log2(m) network) + 2 M / share. The link's latency is that of LL's hop: alpha counts in these.
+    """
+    n, across = nodes * of_a_node, 2 * (nodes - 1)
+    hop_us, part = _NCCL_RING[0][1 if nodes == 1 else 2], (n - 1) / n
+    ring = [
+        Line((start + (2 * (n - 1) - across) * inside + across * network) / hop_us, 2 * part / share, part)
+        for start, inside, network, share in _NCCL_RING
+    ]
+    tree = [
+        Line((start + 2 * ((of_a_node - 1) * inside + math.log2(nodes) * network)) / hop_us, 2 / share, 1.0)
+        for start, inside, network, share in _NCCL_TREE
+    ]
+    return (*ring, *tree)
 
 
 def _hierarchical(nodes: int, of_a_node: int) -> tuple[Line, ...]:
@@ -144,7 +170,7 @@ def _always(count: int) -> Callable[[int, int], int]:
 
 _in_memory = partial(Algorithm, place="shared memory", sixteen_bits=True, sixteen_bit_messages=False, steps=None)
 _by_messages = partial(Algorithm, place="messages", sixteen_bit_messages=True, steps=None)
-_of_a_library = partial(Algorithm, lines=_library, rounds=_always(1), sixteen_bit_messages=True, steps=None)
+_of_a_library = partial(Algorithm, rounds=_always(1), sixteen_bit_messages=True, steps=None)
 
 # The formulas are those of Thakur, Rabenseifner and Gropp 2005. Where n is no power of two, the logarithmic algorithms
 # fold the other ranks in first and send them the sums last.
@@ -171,7 +197,12 @@ for _algorithm in (
         has_reduce_scatter=True,
     ),
     _of_a_library(
-        name="mpi", summary="the MPI library's own", place="library", sixteen_bits=False, has_reduce_scatter=False
+        name="mpi",
+        summary="the MPI library's own",
+        place="library",
+        lines=_library,
+        sixteen_bits=False,
+        has_reduce_scatter=False,
     ),
     _by_messages(
         name="ring",
@@ -218,6 +249,7 @@ for _algorithm in (
         name=NCCL,
         summary="NCCL's own: it runs on GPUs, and is priced from the tables of nccl-tests",
         place="elsewhere",
+        lines=_nccl,
         sixteen_bits=True,
         has_reduce_scatter=True,
     ),

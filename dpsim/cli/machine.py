@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from dpsim.cli import flags, outputs, show
 
 if TYPE_CHECKING:
-    from dpsim.machine import Machine
+    from dpsim.machine import Link, Machine
 
 EXAMPLES = """\
 Examples:
@@ -179,23 +179,25 @@ def print_tables(machine: Machine, line_rate: float | None = None) -> None:
 
 
 def link_sentence(machine: Machine) -> str:
-    """A sentence about the link, which prices the settings that no table covers."""
-    from dpsim.units import format_bandwidth, format_duration
-
+    """Sentences about the links, which price the settings that no table covers."""
     if machine.link is None:
         return "no link: only settings that the tables cover can be priced"
-    text = (
-        f"link for settings that no table covers: {format_duration(machine.link.latency_s)}, "
-        f"{format_bandwidth(machine.link.bandwidth_bytes_per_s)} each way"
-    )
-    for seconds, of in ((machine.link.message_overhead_s, "message"), (machine.link.bucket_overhead_s, "bucket")):
+    inside = f"; inside a node {_link(machine.link_in_node)}" if machine.link_in_node else ""
+    return f"link for settings that no table covers: {_link(machine.link)}{inside}"
+
+
+def _link(link: Link) -> str:
+    from dpsim.units import format_bandwidth, format_duration
+
+    text = f"{format_duration(link.latency_s)}, {format_bandwidth(link.bandwidth_bytes_per_s)} each way"
+    for seconds, of in ((link.message_overhead_s, "message"), (link.bucket_overhead_s, "bucket")):
         if seconds:
             text += f", and {format_duration(seconds)} of the host for each {of}"
-    if not machine.link.fitted_to:
+    if not link.fitted_to:
         return text
     return (
-        f"{text}, fitted to {machine.link.fitted_to} (residual {machine.link.median_residual:.0%} in the median, "
-        f"{machine.link.largest_residual:.0%} at most)"
+        f"{text}, fitted to {link.fitted_to} (residual {link.median_residual:.0%} in the median, "
+        f"{link.largest_residual:.0%} at most)"
     )
 
 

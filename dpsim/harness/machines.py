@@ -7,7 +7,7 @@ from typing import Any
 
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine, Network
-from dpsim.predict.formulas import fitted_link
+from dpsim.predict.formulas import fitted_links
 
 
 def points(machine: Machine) -> list[dict[str, Any]]:
@@ -21,7 +21,7 @@ def points(machine: Machine) -> list[dict[str, Any]]:
 
 
 def merged(machines: Sequence[Machine]) -> Machine:
-    """Merge machines into one with the tables of all, and fit its link to them again.
+    """Merge machines into one with the tables of all, and fit its links to them again.
 
     Everything that is not a table comes from the first machine. Raises ``ConfigError`` for machines on different
     networks, or with a table of the same allreduce.
@@ -52,7 +52,13 @@ def merged(machines: Sequence[Machine]) -> Machine:
             )
     slowdown = {each.devices: each for machine in reversed(machines) for each in machine.compute_slowdown}
     selection = {each.devices: each for machine in reversed(machines) for each in machine.selection}
-    declared_link = first.link if first.link is not None and not first.link.fitted_to else None
+    link, link_in_node = first.link, first.link_in_node
+    if link is None or link.fitted_to:
+        wire_latency_s = Network.parse(first.network).wire_latency_s
+        link, fitted_in_node = fitted_links(
+            tables, emulated=first.emulated_network, wire_latency_s=wire_latency_s, cores=first.cores
+        )
+        link_in_node = link_in_node if link_in_node is not None and not link_in_node.fitted_to else fitted_in_node
     return Machine(
         name="; ".join(dict.fromkeys(machine.name for machine in machines)),
         network=first.network,
@@ -62,13 +68,8 @@ def merged(machines: Sequence[Machine]) -> Machine:
         overlap=overlap,
         compute_slowdown=tuple(slowdown[devices] for devices in sorted(slowdown)),
         selection=tuple(selection[devices] for devices in sorted(selection)),
-        link=declared_link
-        or fitted_link(
-            tables,
-            emulated=first.emulated_network,
-            wire_latency_s=Network.parse(first.network).wire_latency_s,
-        ),
-        link_in_node=first.link_in_node,
+        link=link,
+        link_in_node=link_in_node,
         memory_bytes=first.memory_bytes,
         cores=first.cores,
         calibrated_on="; ".join(dict.fromkeys(machine.calibrated_on for machine in machines if machine.calibrated_on)),

@@ -9,14 +9,14 @@ from typing import Literal, TypeVar, get_args
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, node_counts, parse_devices
+from dpsim.collective import Collective, parse_devices
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, unknown
 from dpsim.imports import nccl
 from dpsim.imports.columns import FORMATS as TABLE_FORMATS
 from dpsim.imports.source import Contents, Source, read_source
 from dpsim.machine import AllreduceCost, Machine, Network
-from dpsim.predict.formulas import fitted_link
+from dpsim.predict.formulas import fitted_links
 
 T = TypeVar("T")
 Format = Literal["nccl-tests", "osu", "imb"]
@@ -70,8 +70,8 @@ class Imported:
 def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]:
     """The machine that the files describe, and where each of its tables comes from.
 
-    It has their tables, and a link fitted to them (``fitted_link``) that prices, as an extrapolation, what no table
-    covers. It has no overlap, no slowdown and no memory, for the files say nothing of these.
+    It has their tables, and links fitted to them (``fitted_links``) that price, as an extrapolation, algorithms without
+    a table. It has no overlap, no slowdown and no memory, for the files say nothing of these.
     Raises ``FileFormatError`` for a file that cannot be believed, ``ConfigError`` for a number of devices that is
     missing or contradicts a file, and for a table given twice.
     """
@@ -92,13 +92,15 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
         f"{table.benchmark.split(',')[0]} on {table.cost.layout or table.cost.devices} devices" for table in tables
     ]
     allreduce = tuple(table.cost for table in tables)
-    link = Network.parse(config.network)
+    network = Network.parse(config.network)
+    link, link_in_node = fitted_links(allreduce, emulated=network.emulated, wire_latency_s=network.wire_latency_s)
     machine = Machine(
         name="; ".join(named) or ", ".join(Path(file).stem for file in config.files),
         network=config.network,
-        emulated_network=link.emulated,
+        emulated_network=network.emulated,
         allreduce=allreduce,
-        link=fitted_link(allreduce, emulated=link.emulated, wire_latency_s=link.wire_latency_s),
+        link=link,
+        link_in_node=link_in_node,
         calibrated_on="; ".join([*named, *dict.fromkeys(measured_on)]),
         source="dpsim calibrate --from " + "; ".join(made_by),
     )
@@ -154,9 +156,7 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
                 allowed="2 devices or more",
                 remedy="measure on as many devices as you want to predict for",
             )
-        of_nodes = layout
-        if devices is None and 1 not in node_counts(table.layout, count):
-            of_nodes = table.layout  # flat where one node has all devices or every node has one, as --devices 8 is
+        of_nodes = layout if devices is not None else table.layout
         if layout and table.layout not in ("", layout):
             raise ConfigError(
                 f"--devices {layout}, and {file} was measured on {table.layout} ({table.where})",

@@ -9,7 +9,7 @@ import msgspec
 from dpsim.algorithms import ALGORITHMS, NCCL
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
-from dpsim.predict.cost import sharing, table_for, whole
+from dpsim.predict.cost import idle_curve, sharing, table_for, whole
 from dpsim.predict.prices import EXACT_DEVICES, waiting_factor
 from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
 from dpsim.workload import Workload
@@ -109,13 +109,25 @@ def _shared_cores(machine: Machine, plans: Sequence[Plan]) -> str:
 
 
 def _link(machine: Machine, plans: Sequence[Plan]) -> str:
-    if not plans or machine.link is None:
-        return ""
-    missing = _listed(plans, lambda p: f"{p.algorithm} on {_layout(p)}")
-    return (
-        f"no table of the machine covers {missing} devices: priced by {_named(machine.link)}; calibrate these device"
-        " counts for better ones"
+    scaled = {plan: idle_curve(machine, whole(machine.priced(plan.collective))).scaled for plan in plans}
+    by_link = [plan for plan in plans if scaled[plan] is None]
+    by_tables = [plan for plan in plans if scaled[plan] is not None]
+    tables = dict.fromkeys(
+        f"{table.algorithm} on {table.layout or table.devices}"
+        for near in scaled.values()
+        for table in (near.tables if near else ())
     )
+    named = {
+        f"the nearest tables ({', '.join(tables)}), scaled by the algorithm's rounds and bytes": by_tables,
+        _named(machine.link) if machine.link else "": by_link,
+    }
+    sentences = [
+        f"no table of the machine covers {_listed(priced, lambda p: f'{p.algorithm} on {_layout(p)}')} devices: priced"
+        f" by {source}; calibrate these device counts for better ones"
+        for source, priced in named.items()
+        if priced
+    ]
+    return "; ".join(sentences)
 
 
 def _halves(machine: Machine, plans: Sequence[Plan]) -> str:

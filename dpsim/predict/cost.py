@@ -19,6 +19,7 @@ from dpsim.jit import jit
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.memo import remember
 from dpsim.predict.formulas import link_points, nonnegative, wire_share
+from dpsim.predict.scaling import Nearest, nearest_tables, scaled_points
 
 Floats = NDArray[np.float64]
 Table = TypeVar("Table", AllreduceCost, OverlapCost)
@@ -32,12 +33,14 @@ class Curve:
     """Costs against size: row 0 of ``points`` (rows, two or more columns) is bytes, ascending; the others seconds.
 
     The last segment says how costs go on. Sizes from ``first_bytes`` to ``last_bytes`` count as known; the cost of any
-    other is extrapolated.
+    other is extrapolated. Where other tables were scaled (``dpsim.predict.scaling``), ``scaled`` are these, and nothing
+    counts as known.
     """
 
     points: Floats
     first_bytes: float
     last_bytes: float
+    scaled: Nearest | None = None
 
 
 @jit
@@ -101,8 +104,9 @@ def cost(machine: Machine, collective: Collective, size_bytes: float) -> tuple[f
     """(seconds of one allreduce with nothing else running, whether that is extrapolated).
 
     Where a table of this algorithm, device count and layout covers the size, the cost is linear between its points;
-    outside it is extrapolated (``_continued``). Without such a table the link's formula gives it, which counts as
-    extrapolated. One device costs 0. Raises ``ConfigError`` where the machine has neither table nor link.
+    outside it is extrapolated (``_continued``). Without such a table the nearest ones of the algorithm are scaled, and
+    where there are none the link's formula gives it; both count as extrapolated. One device costs 0. Raises
+    ``ConfigError`` where the machine has neither table nor link.
     """
     if collective.devices == 1:
         return 0.0, False
@@ -115,7 +119,7 @@ def cost(machine: Machine, collective: Collective, size_bytes: float) -> tuple[f
 def idle_curve(machine: Machine, collective: Collective) -> Curve:
     """The collective's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``.
 
-    Without a table of its own a reduce-scatter or an all-gather costs half of the allreduce, as an extrapolation.
+    Without any table of its kind a reduce-scatter or an all-gather costs half of the allreduce, as an extrapolation.
     """
     algorithm, devices, layout = collective.algorithm, collective.devices, collective.layout
     ALGORITHMS.find(algorithm)
@@ -127,8 +131,11 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
     check(algorithm=algorithm, devices=devices, layout=layout)
     table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
-        points = _continued(np.array([_sizes(table, collective.wire_dtype), table.time_s], np.float64))
-        return Curve(points, *_known(table, collective.wire_dtype))
+        return Curve(_table_points(table, collective.wire_dtype), *_known(table, collective.wire_dtype))
+    near = nearest_tables(machine, tables_of(machine, collective.kind), collective)
+    if near is not None:
+        curves = [_table_points(each, collective.wire_dtype) for each in near.tables]
+        return Curve(scaled_points(machine, near, curves, collective), *_NOTHING, scaled=near)
     if collective.kind != "allreduce":
         return Curve(_halved(idle_curve(machine, whole(collective)).points), *_NOTHING)
     if machine.link is None:
@@ -174,12 +181,16 @@ def _halved(points: Floats) -> Floats:
     return np.vstack([points[:1], points[1:] / 2])
 
 
+def _table_points(table: AllreduceCost, wire_dtype: str) -> Floats:
+    return _continued(np.array([sizes_on_the_wire(table, wire_dtype), table.time_s], np.float64))
+
+
 def _known(table: Table, wire_dtype: str) -> tuple[float, float]:
     """The smallest and the largest size that a table covers; nothing where it is of another wire dtype."""
     return (table.sizes_bytes[0], table.sizes_bytes[-1]) if table.wire_dtype == wire_dtype else _NOTHING
 
 
-def _sizes(table: Table, wire_dtype: str) -> Floats:
+def sizes_on_the_wire(table: Table, wire_dtype: str) -> Floats:
     """A table's sizes for a wire dtype. Where it is of another one, messages cost what as many bytes on the wire do.
 
     ``hierarchical`` sends only some of its bytes in that dtype, and shared memory none: they cost what the table says.
@@ -190,9 +201,16 @@ def _sizes(table: Table, wire_dtype: str) -> Floats:
 
 
 def table_for(tables: Sequence[Table], collective: Collective) -> Table | None:
-    """The table of this kind, algorithm, device count and layout, of the same wire dtype if there is one."""
-    key = collective.kind, collective.algorithm, collective.devices, collective.layout
-    fitting = [table for table in tables if (table.kind, table.algorithm, table.devices, table.layout) == key]
+    """The table of this kind, algorithm, device count and layout, of the same wire dtype if there is one.
+
+    For flat devices it is also that of so many devices of one node, or of so many nodes, unless there are both.
+    """
+    key = collective.kind, collective.algorithm, collective.devices
+    alike = [table for table in tables if (table.kind, table.algorithm, table.devices) == key]
+    fitting = [table for table in alike if table.layout == collective.layout]
+    if not fitting and not collective.layout:
+        fitting = [table for table in alike if 1 in node_counts(table.layout, collective.devices)]
+        fitting = fitting if len({table.layout for table in fitting}) == 1 else []
     return min(fitting, key=lambda table: table.wire_dtype != collective.wire_dtype, default=None)
 
 
@@ -217,7 +235,7 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
     wire_dtype = collective.wire_dtype
     table = table_for(of_algorithm, collective)
     if table is not None:
-        points = np.array([_sizes(table, wire_dtype), table.time_s, table.compute_loss_s], np.float64)
+        points = np.array([sizes_on_the_wire(table, wire_dtype), table.time_s, table.compute_loss_s], np.float64)
         largest = _known(table, wire_dtype)[1]  # small messages count as covered: the allreduce alone tells their cost
         return Curve(_continued(points), 0.0, largest), table.poll_s
     idle = idle_curve(machine, collective)
@@ -228,7 +246,7 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
         of_algorithm, key=lambda t: (abs(t.devices - collective.devices), t.layout, t.wire_dtype != wire_dtype)
     )
     alone = idle_curve(machine, nearest.collective)
-    sizes = _sizes(nearest, wire_dtype)
+    sizes = sizes_on_the_wire(nearest, wire_dtype)
     ratios = [
         _ratio(time_s, at(alone.points, 1, size))
         for size, time_s in zip(nearest.sizes_bytes, nearest.time_s, strict=True)
@@ -254,17 +272,21 @@ def nearest_line(machine: Machine, collective: Collective) -> tuple[float, float
     """(alpha_s, beta_s_per_byte) of the line alpha + beta M that is nearest to the allreduce's cost.
 
     With a table: least squares of the relative error over its points, neither number below 0; a single point is all
-    bandwidth. Without one: the formula's first value and last slope. (0, 0) on one device.
+    bandwidth. Without one: the same of the scaled tables, or the formula's first value and last slope. (0, 0) on one
+    device.
     """
     if collective.devices == 1:
         return 0.0, 0.0
     table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
-        return fitted_line(_sizes(table, collective.wire_dtype), np.array(table.time_s))
-    if collective.kind != "allreduce":
+        return fitted_line(sizes_on_the_wire(table, collective.wire_dtype), np.array(table.time_s))
+    if collective.kind != "allreduce" and idle_curve(machine, collective).scaled is None:
         alpha_s, beta = nearest_line(machine, whole(collective))
         return alpha_s / 2, beta / 2
-    sizes, times = idle_curve(machine, collective).points
+    curve = idle_curve(machine, collective)
+    sizes, times = curve.points
+    if curve.scaled is not None:
+        return fitted_line(sizes, times)
     return float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
 
 

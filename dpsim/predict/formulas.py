@@ -84,8 +84,27 @@ def rounds(collective: Collective) -> int:
     return count if collective.kind == "allreduce" else -(-count // 2)
 
 
+def fitted_links(
+    tables: Sequence[AllreduceCost], *, emulated: bool = False, wire_latency_s: float | None = None, cores: int = 0
+) -> tuple[Link | None, Link | None]:
+    """(link, link inside a node) nearest to tables: each level is fitted to the rows of its own layouts.
+
+    The second is ``None`` where all tables are of one level. Flat tables are of one node where dpsim measured them
+    (``cores`` is known) and the network is not emulated, and else every device counts as a node.
+    """
+    inside = [t for t in tables if node_counts(t.layout, 1)[0] == 1 and (t.layout or (cores and not emulated))]
+    across = [t for t in tables if t not in inside]
+    in_node = fitted_link(inside) if across else None
+    link = fitted_link(across or inside, emulated=emulated, wire_latency_s=wire_latency_s, in_node=in_node)
+    return link, in_node
+
+
 def fitted_link(
-    tables: Sequence[AllreduceCost], *, emulated: bool = False, wire_latency_s: float | None = None
+    tables: Sequence[AllreduceCost],
+    *,
+    emulated: bool = False,
+    wire_latency_s: float | None = None,
+    in_node: Link | None = None,
 ) -> Link | None:
     """The latency and bandwidth nearest to all tables, by the formulas of their algorithms; ``None`` without a time.
 
@@ -93,6 +112,7 @@ def fitted_link(
     (reducing is part of the bandwidth). Where an algorithm costs the lowest of several lines, each point belongs
     to the line that is lowest there; this is repeated until no point changes. ``emulated``: each device has a link.
     What a message takes beyond ``wire_latency_s``, where that is known (an emulated link), is overhead of the host.
+    What an algorithm sends inside nodes costs what ``in_node`` says, if it is known.
     """
     points = [
         (ALGORITHMS.find(table.algorithm).lines(*node_counts(table.layout, table.devices)), sent_bytes, time_s)
@@ -106,14 +126,16 @@ def fitted_link(
     times = np.array([time_s for _, _, time_s in points])
     choices = [0] * len(points)
     for _ in range(_MOST_ROUNDS):
-        rows = np.array([_row(lines[i], size, emulated) for (lines, size, _), i in zip(points, choices, strict=True)])
-        solution = nonnegative(rows, times)
-        costs = ([np.dot(_row(line, size, emulated), solution) for line in lines] for lines, size, _ in points)
+        chosen = [(lines[i], size) for (lines, size, _), i in zip(points, choices, strict=True)]
+        rows = np.array([_row(line, size, emulated, in_node) for line, size in chosen])
+        solution = nonnegative(rows[:, :2], times, times - rows[:, 2])
+        known = np.append(solution, 1.0)
+        costs = ([np.dot(_row(line, size, emulated, in_node), known) for line in lines] for lines, size, _ in points)
         lowest = [int(np.argmin(of_point)) for of_point in costs]
         if lowest == choices:
             break
         choices = lowest
-    residuals = np.abs(rows @ solution / times - 1)
+    residuals = np.abs(rows @ known / times - 1)
     message_s, seconds_per_byte = solution.tolist()
     latency_s = message_s if wire_latency_s is None else min(wire_latency_s, message_s)
     return Link(
@@ -132,18 +154,22 @@ def _sent(table: AllreduceCost) -> list[float]:
     return [share * size for size in table.sizes_bytes]
 
 
-def _row(line: Line, size_bytes: float, emulated: bool) -> tuple[float, float]:
-    """The factors of latency and of seconds per byte."""
-    senders = 1 if emulated else line.senders
-    return line.alpha + line.alpha_in_node, (line.beta * senders + line.beta_in_node) * size_bytes
+def _row(line: Line, size_bytes: float, emulated: bool, in_node: Link | None) -> tuple[float, float, float]:
+    """The factors of latency and of seconds per byte, and the seconds inside nodes where ``in_node`` is known."""
+    alpha, beta = line.alpha, line.beta * (1 if emulated else line.senders)
+    if in_node is None:
+        return alpha + line.alpha_in_node, (beta + line.beta_in_node) * size_bytes, 0.0
+    inside_s = line.alpha_in_node * in_node.latency_s + line.beta_in_node * size_bytes / in_node.bandwidth_bytes_per_s
+    return alpha, beta * size_bytes, inside_s
 
 
-def nonnegative(rows: Floats, times: Floats) -> Floats:
-    """x >= 0 that makes ``rows @ x`` nearest to ``times`` (above 0): least squares of the relative error."""
+def nonnegative(rows: Floats, times: Floats, goal_s: Floats | None = None) -> Floats:
+    """x >= 0 with ``rows @ x`` nearest to ``goal_s`` (``times``): least squares of the error relative to ``times``."""
     from scipy.optimize import nnls
 
     weighted = rows / times[:, None]
     scale = np.max(weighted, axis=0)
     scale[scale == 0] = 1.0
-    solution: Floats = nnls(weighted / scale, np.ones(len(times)))[0] / scale
+    goal = np.ones(len(times)) if goal_s is None else goal_s / times
+    solution: Floats = nnls(weighted / scale, goal)[0] / scale
     return solution

@@ -20,7 +20,7 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
 from dpsim.plan import STRATEGIES, Strategy
 from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
-from dpsim.predict.formulas import fitted_link
+from dpsim.predict.formulas import fitted_links
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.study.cases import run
@@ -147,20 +147,24 @@ def calibrated_machine(
 ) -> Machine:
     """Return the machine that the rows of a calibration describe, measured in an environment at an instant.
 
-    Its link is fitted to the tables (``fitted_link``) and prices, as an extrapolation, what they do not cover.
+    Its links are fitted to the tables (``fitted_links``) and price, as an extrapolation, algorithms without a table.
     """
     ranks = max(subject.collective.devices for subject in subjects)
     idle = [AllreduceCost(**_table(subject, rows)) for subject in subjects if not subject.overlap]
     allreduce = tuple(table for table in idle if table.kind == "allreduce")
-    link, last = Network.parse(network), loads[-1:]
+    wire, last = Network.parse(network), loads[-1:]
     visits = [(rows.values(load, AT_S), rows.values(load, each)) for load in last for each in (ALONE_S, TOGETHER_S)]
+    link, link_in_node = fitted_links(
+        allreduce, emulated=wire.emulated, wire_latency_s=wire.wire_latency_s, cores=measured_in.cores
+    )
     return Machine(
         name=f"{measured_in.processor}, {measured_in.cores} cores",
         network=network,
-        emulated_network=link.emulated,
+        emulated_network=wire.emulated,
         allreduce=allreduce,
         halves=tuple(table for table in idle if table.kind != "allreduce"),
-        link=fitted_link(allreduce, emulated=link.emulated, wire_latency_s=link.wire_latency_s),
+        link=link,
+        link_in_node=link_in_node,
         overlap=tuple(_overlap_cost(subject, rows) for subject in subjects if subject.overlap),
         compute_slowdown=tuple(load_slowdown(load, rows) for load in loads),
         selection=tuple(selection),

@@ -100,7 +100,7 @@ def test_nccl_text_comes_back_as_it_was_printed(
     for out_of_place, expected in zip((True, False), both, strict=True):
         machine = read_text(tmp_path_factory.getbasetemp(), text, out_of_place=out_of_place)
         printed = [(size, round(float(outputs.float_text(us, 7)), 6)) for size, us in expected]
-        assert (points_of(machine), on(machine)) == (printed, [("nccl", devices, "")])
+        assert (points_of(machine), on(machine)) == (printed, [("nccl", devices, f"1x{devices}")])
 
 
 @given(both=swept(), processes=st.integers(1, 8), of_a_process=st.integers(2, 8))
@@ -110,12 +110,15 @@ def test_nccl_json_comes_back_as_it_was_printed(
     text = outputs.nccl_json(*both, ["node"] * processes, of_a_process)
     for out_of_place, expected in zip((True, False), both, strict=True):
         machine = read_text(tmp_path_factory.getbasetemp(), text, out_of_place=out_of_place)
-        assert (points_of(machine), on(machine)) == (expected, [("nccl", processes * of_a_process, "")])
+        assert (points_of(machine), on(machine)) == (
+            expected,
+            [("nccl", processes * of_a_process, f"1x{processes * of_a_process}")],
+        )
 
 
 def test_nothing_is_invented(machine_of: MachineOf) -> None:
     machine = machine_of(outputs.imb({2: POINTS, 4: POINTS}))
-    assert machine.link == fitted_link(machine.allreduce)
+    assert (machine.link, machine.link_in_node) == (fitted_link(machine.allreduce), None)
     derived = ("name", "allreduce", "link")
     rest = {name: getattr(machine, name) for name in Machine.__struct_fields__ if name not in derived}
     assert rest == {name: getattr(Machine(name="", allreduce=machine.allreduce), name) for name in rest} | {
@@ -182,9 +185,9 @@ def test_the_source_holds_the_versions_that_the_file_names(machine_of: MachineOf
 @pytest.mark.parametrize(
     ("hosts", "layout"),
     [
-        (["one"] * 8, ""),
+        (["one"] * 8, "1x8"),
         (TWO_NODES, "2x4"),
-        (["a", "b", "c", "d"], ""),
+        (["a", "b", "c", "d"], "4x1"),
         (["a", "b"] * 4, ""),
         (["a"] * 3 + ["b"] * 5, ""),
     ],
@@ -212,7 +215,7 @@ def test_several_files_are_one_machine(machine_of: MachineOf) -> None:
 
 def test_a_file_of_several_runs_is_as_many_tables(machine_of: MachineOf) -> None:
     runs = [outputs.nccl(POINTS, IN_PLACE, n, lines_of_ranks=outputs.ranks(["node"] * n)) for n in (2, 4, 8)]
-    assert on(machine_of("".join(runs))) == [("nccl", 2, ""), ("nccl", 4, ""), ("nccl", 8, "")]
+    assert on(machine_of("".join(runs))) == [("nccl", n, f"1x{n}") for n in (2, 4, 8)]
     assert on(machine_of(outputs.osu(POINTS).replace("Allreduce", "Broadcast") + outputs.osu(POINTS), devices=(2,)))
 
 
@@ -416,7 +419,7 @@ def test_the_import_as_json_says_what_each_table_is(dpsim: Dpsim, tmp_path: Path
     shown = json.loads(out)
     assert shown["points"][0] == {
         "devices": 2,
-        "layout": "2",
+        "layout": "1x2",
         "algorithm": "nccl",
         "wire_dtype": "float32",
         "kind": "allreduce",
