@@ -86,7 +86,7 @@ def nearest_tables(machine: Machine, tables: Sequence[AllreduceCost], collective
     sides = [t for t in (below, above) if t is not None]
     chosen = tuple(sides if sides[0].devices != sides[-1].devices else sides[:1])
     errors = [math.hypot(_stated(t), SCALED_STEP * math.log2(t.devices / collective.devices)) for t in chosen]
-    open_share = _sharing(machine, chosen[0].layout, collective)[1] if taken != "inside" else 0.0
+    open_share = _sharing(machine, chosen[0].layout, collective)[1]
     return Nearest(chosen, math.hypot(min(errors), layout_error(asked, levels), open_share))
 
 
@@ -114,7 +114,7 @@ def scaled_points(machine: Machine, near: Nearest, curves: Sequence[Floats], col
     tables = [_along(points, sizes) for points in curves]
     scaled = []
     for table, of_table, times in zip(near.tables, there, tables, strict=True):
-        share = _sharing(machine, table.layout, collective)[0] if level(machine, table.layout) != "inside" else 1.0
+        share = _sharing(machine, table.layout, collective)[0]
         alpha = np.minimum(times[0], times)
         ratios = here.rounds / of_table.rounds, share * here.bytes / of_table.bytes
         scaled.append(alpha * ratios[0] + (times - alpha) * ratios[1])
@@ -150,9 +150,10 @@ def _sharing(machine: Machine, layout: str, collective: Collective) -> tuple[flo
     factor is 1, with one for each k0 / k. The middle of both in logarithms is taken, and 90 % reach from one to the
     other. Algorithms of messages send as they count, and emulated links are each device's own.
     """
-    ratio = node_counts(layout, 1)[1] / node_counts(collective.layout, 1)[1]
-    if machine.emulated_network or ALGORITHMS.find(collective.algorithm).place not in ("library", "elsewhere"):
+    of_a_library = ALGORITHMS.find(collective.algorithm).place in ("library", "elsewhere")
+    if machine.emulated_network or not of_a_library or level(machine, collective.layout) != "across":
         return 1.0, 0.0
+    ratio = node_counts(layout, 1)[1] / node_counts(collective.layout, 1)[1]
     return math.sqrt(ratio), abs(math.log(ratio)) / 2 / _DEVIATIONS_90
 
 

@@ -94,6 +94,7 @@ def test_between_nodes_that_nothing_measured_is_refused_and_an_unknown_level_is_
     with pytest.raises(ConfigError, match=r"\[link\]"):
         priced(across, "1x8", MIB)
     flat = Machine(name="m", allreduce=(table("4", (MIB,), (1.0,)),))
+    assert priced(flat, "1x8", MIB)[0] == pytest.approx(7 / 6)
     assert priced(flat, "1x8", MIB)[1] > UNMEASURED_LAYOUT > 4 * priced(flat, "8", MIB)[1]
     fitted, _ = fitted_links(across.allreduce)
     assert priced(Machine(name="m", allreduce=across.allreduce, link=fitted), "1x8", MIB, "ring")[1] > UNMEASURED_LAYOUT
