@@ -161,7 +161,8 @@ def _along(points: Floats, sizes: Floats) -> Floats:
     """Seconds at sizes along points (bytes; seconds), which go on beyond the last as between the last two."""
     (before, last), (earlier_s, last_s) = points[0, -2:], points[1, -2:]
     beyond = last_s + (last_s - earlier_s) / (last - before) * (sizes - last)
-    return np.where(sizes > last, beyond, np.interp(sizes, points[0], points[1]))
+    seconds: Floats = np.where(sizes > last, beyond, np.interp(sizes, points[0], points[1]))
+    return seconds
 
 
 def _stated(table: AllreduceCost) -> float:
