@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.fields import Decides, deciding, declared, shared
+from dpsim.harness.sweep.compare import _trains
 from dpsim.harness.sweep.questions import completed
-from dpsim.harness.sweep.related import _trains
 from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
 from dpsim.records.reproduce import Reproduction, plan_name

@@ -78,7 +78,7 @@ def measure(
     from dpsim.harness.torch_ddp.experiment import script_experiment
     from dpsim.launch.user_script import is_module
     from dpsim.report.sweep.content import for_terminal
-    from dpsim.report.sweep.result import points_json, summary_json
+    from dpsim.report.sweep.saved import points_json, summary_json
 
     script = flags.program(given.torch_script, given.torch_module)
     fields = given.values()

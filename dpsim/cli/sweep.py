@@ -309,7 +309,7 @@ def _run(experiment: Experiment, common: SweepFlags, *, command: str) -> Compari
     """Run a sweep and print its result."""
     from dpsim.harness.sweep.sweep import free_folder, sweep
     from dpsim.report.sweep.content import for_terminal
-    from dpsim.report.sweep.result import points_json, summary_json
+    from dpsim.report.sweep.saved import points_json, summary_json
     from dpsim.report.sweep.summary import Summary
 
     folder = common.output if common.output is not None else free_folder(Path("reports"), experiment)

@@ -10,7 +10,7 @@ from dpsim import codec
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import MeasuredPoint, Predictions, Results
-from dpsim.report.sweep.result import points_json, summary_json
+from dpsim.report.sweep.saved import points_json, summary_json
 
 FIXED_POINT_NAMES = {
     "devices",

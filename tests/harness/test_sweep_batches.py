@@ -17,7 +17,7 @@ from dpsim.harness.sweep.questions import compared, completed, group_name
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
-from dpsim.report.sweep.busy import busy_from, hidden_from
+from dpsim.report.sweep.local_batch import busy_from, hidden_from
 from dpsim.setting import setting_of
 
 Dpsim = Callable[..., tuple[int, str, str]]

@@ -18,7 +18,7 @@ from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.sweep import plan_text
 from dpsim.records.convergence import Convergence
 from dpsim.records.sweep import Experiment
-from dpsim.report.sweep.target import sentence
+from dpsim.report.sweep.content import target_sentence
 
 Dpsim = Callable[..., tuple[int, str, str]]
 NORMS = {"model": "cnn:2,2", "overlap": "off", "optimizer": {"kind": "sgd", "learning_rate": 0.03, "momentum": 0.8}}
@@ -112,13 +112,13 @@ def test_time_to_target_is_steps_times_step_and_names_the_devices_that_pay() -> 
             (next(p for p in comparison.scored if p.devices == d) for d in (1, 2)), (1.0, 0.5), (100, 100), strict=True
         )
     )
-    text = sentence("node", [*alone, *together], convergence)
+    text = target_sentence("node", [*alone, *together], convergence)
     assert "training to loss 0.5 is fastest with local batch 50 on 2 devices: 20 steps, 10 s" in text
     assert "goodput 100 of 200 samples/s" in text and "All 2 devices pay (predicted: 2)" in text
     slow = [together[0].replaced(measured_step_s=0.99)]
-    assert "Beyond 1 device more do not pay (predicted: 2)" in sentence("node", [*alone, *slow], convergence)
+    assert "Beyond 1 device more do not pay (predicted: 2)" in target_sentence("node", [*alone, *slow], convergence)
     large = [together[0].replaced(global_batch=400, measured_step_s=0.1)]
-    assert "global batch 400 is outside the batches" in sentence("node", [*alone, *large], convergence)
+    assert "global batch 400 is outside the batches" in target_sentence("node", [*alone, *large], convergence)
 
 
 @pytest.mark.slow

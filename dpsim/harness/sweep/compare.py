@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from dpsim.errors import FileFormatError
+from dpsim.fields import Decides, deciding
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
-from dpsim.harness.sweep.related import with_related
 from dpsim.plan import Plan
 from dpsim.predict import recommended
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
 from dpsim.records.quality import QualityResults
-from dpsim.records.reproduce import ReproduceRecord
-from dpsim.records.sweep import Predictions, Results
+from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised
+from dpsim.records.sweep import MeasuredPoint, Predictions, Results
+from dpsim.setting import Setting
 from dpsim.study.statistics import median_interval
 
 
@@ -49,7 +50,7 @@ def compare(
     places = dict.fromkeys(item.setting.where for item in pairs)
     chosen = {where: _chosen_overlap(where, pairs, predictions) for where in places}
     points, groups = _grouped(pairs, chosen, blind or predictions)
-    points = with_related(points, results, drift)
+    points = _with_related(points, results, drift)
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
     several = [g for g in groups if g.devices != 1]
@@ -213,3 +214,70 @@ def _point(item: Pair, group: str, scored: bool, noise: float | None, prediction
         scored=scored,
         group=group,
     )
+
+
+def _with_related(
+    points: Sequence[ComparedPoint], results: Results, drift: ReproduceRecord | None
+) -> list[ComparedPoint]:
+    """Return the points with their speedup, dpsim's own runtime and the drift of their training, where measured.
+
+    The single device of a point has the same global batch, or under weak scaling the same local batch. One device needs
+    no network: where it was not run under a point's network, its run under another one serves.
+    """
+    weak = results.experiment.weak
+    single: dict[tuple[Any, ...], ComparedPoint] = {}
+    for point in points:
+        if point.devices == 1:
+            single.setdefault((point.network, *_scaled_from(point, weak)), point)
+            single.setdefault(_scaled_from(point, weak), point)
+    return [
+        point.replaced(
+            alone=single.get((point.network, *_scaled_from(point, weak))) or single.get(_scaled_from(point, weak)),
+            own_run=_own_run(point.setting, results),
+            **{} if drift is None else _trained(point.setting, drift),
+        )
+        for point in points
+    ]
+
+
+def _scaled_from(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
+    """Return what a point and the single device have in common that its speedup is over."""
+    setting = point.setting
+    batch = point.local_batch if weak else float(point.global_batch)
+    return setting.compute, setting.runtime, batch, setting.plan.accumulate, *setting.identity(Decides.COMPUTE_TIME)
+
+
+def _own_run(setting: Setting, results: Results) -> MeasuredPoint | None:
+    """Return the run of dpsim's own runtime with the plan of a setting, where that was measured beside it."""
+    wanted = setting.plan, setting.network
+    runs = (run for run in results.other_points if run.step_s and (run.setting.plan, run.setting.network) == wanted)
+    return next(runs, None)
+
+
+def _trained(setting: Setting, record: ReproduceRecord) -> dict[str, Any]:
+    """Return the outcome of a setting's training and its divergence, or nothing where it was not trained."""
+    trains = (run for run in record.runs if _trains(record.reproduction.model, run.plan, setting))
+    run = next(trains, None)
+    if run is None:
+        return {}
+    plan, devices = run.plan, setting.plan.devices
+    trajectory = record.trajectories[run.trajectory]
+    if devices == 1:
+        return {"trajectory": trajectory}
+    measured, predicted = record.measured_drift(plan), record.predicted_drift(plan)
+    if measured is None and promised(plan) and record.identical(run):
+        measured = MeasuredDrift(plan=plan, parameters=0.0, loss=0.0)
+    if predicted is None and promised(plan):
+        predicted = PredictedDrift(batch_norm=plan.batch_norm, devices=devices, parameters=0.0)
+    return {"trajectory": trajectory, "divergence": measured, "predicted_divergence": predicted}
+
+
+def _trains(model: str, trained: Plan, setting: Setting) -> bool:
+    """Return whether a model and plan train what a setting does; on one device its communication does not matter."""
+    plan = setting.plan
+    names = deciding(Decides.BITS | Decides.SHARES, Plan) if plan.devices == 1 else (*_COMPARED, "threshold_bytes")
+    return model == setting.model and all(getattr(plan, name) == getattr(trained, name) for name in names)
+
+
+_COMPARED = tuple(name for name in Plan.__struct_fields__ if name != "fusion_threshold_bytes")
+"""The fields of a plan as they were given; a threshold may have been left out."""

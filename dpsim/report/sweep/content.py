@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dpsim.records.comparison import Comparison, Group
+from dpsim.predict.critical_batch import StepsFit, paying_devices
+from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.convergence import Convergence
 from dpsim.registry import Registry
 from dpsim.report.content import Card, Content, Facts, Tile
 from dpsim.report.quality import RULES as QUALITY_RULES
@@ -14,12 +17,12 @@ from dpsim.report.sweep import batch_norm, devices, local_batch, settings, thres
 from dpsim.report.sweep.facts import RULES
 from dpsim.report.sweep.question import QuestionReport
 from dpsim.report.sweep.reliability import disturbance, nothing_said
-from dpsim.report.sweep.tables import errors_sentence, group_title, own_runtime_sentence, score_tables
-from dpsim.report.sweep.target import time_to_target
+from dpsim.report.sweep.tables import by_network, errors_sentence, group_title, own_runtime_sentence, score_tables
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
-from dpsim.report.words import percent
+from dpsim.report.words import devices_name, percent
+from dpsim.units import format_duration
 
 REPORTS: Registry[QuestionReport] = Registry("question", QuestionReport, group="dpsim.question_reports")
 """What reports say to the questions of ``dpsim.harness.sweep.questions``."""
@@ -93,3 +96,54 @@ def tables(comparison: Comparison) -> tuple[Table, ...]:
 def for_terminal(comparison: Comparison) -> TerminalReport:
     """Return all of a sweep as ``rich.print`` shows it; ``Summary`` is its short form."""
     return TerminalReport(tables=tables(comparison), warnings=warnings(comparison), answers=answers(comparison))
+
+
+def time_to_target(comparison: Comparison) -> Iterator[str]:
+    """Yield, for each network, where training to the target loss is fastest, and how many devices pay."""
+    if comparison.quality is None:
+        return
+    for convergence in comparison.quality.convergence.convergence:
+        for network, points in by_network(comparison.scored).items():
+            yield target_sentence(network, points, convergence)
+
+
+def target_sentence(network: str, points: Sequence[ComparedPoint], convergence: Convergence) -> str:
+    """Return where training to a target is fastest among these points, and how many devices pay."""
+    fit = StepsFit(min_steps=convergence.min_steps, noise_batch=convergence.noise_batch)
+
+    def measured_s(point: ComparedPoint) -> float:
+        return fit.time_s(point.global_batch, point.measured_step_s)
+
+    def predicted_s(point: ComparedPoint) -> float:
+        return fit.time_s(point.global_batch, point.predicted_step_s)
+
+    best, chosen = min(points, key=measured_s), min(points, key=predicted_s)
+    images_per_s = best.global_batch / best.measured_step_s
+    text = (
+        f"On {network}, training to loss {convergence.target_loss:g} is fastest with {_name(best)}: "
+        f"{fit.steps(best.global_batch):.0f} steps, {format_duration(measured_s(best))} (predicted "
+        f"{format_duration(predicted_s(best))}), goodput {fit.goodput(best.global_batch, images_per_s):,.0f} of "
+        f"{images_per_s:,.0f} samples/s"
+    )
+    if not min(convergence.batches) <= best.global_batch <= max(convergence.batches):
+        text += f"; global batch {best.global_batch} is outside the batches at which steps were fitted"
+    if chosen is best:
+        text += ". The model chose the same"
+    else:
+        text += f". The model chose {_name(chosen)}, which takes {format_duration(measured_s(chosen))}"
+    pay, expected = (paying_devices(_fastest(points, time_s)) for time_s in (measured_s, predicted_s))
+    if pay < max(point.devices for point in points):
+        return f"{text}. Beyond {devices_name(pay)} more do not pay (predicted: {expected})."
+    return f"{text}. All {devices_name(pay)} pay (predicted: {expected})."
+
+
+def _name(point: ComparedPoint) -> str:
+    return f"local batch {point.local_batch:g} on {devices_name(point.devices)}"
+
+
+def _fastest(points: Sequence[ComparedPoint], time_s: Callable[[ComparedPoint], float]) -> dict[int, float]:
+    """Return the shortest time to the target on each number of devices."""
+    fastest: dict[int, float] = {}
+    for point in points:
+        fastest[point.devices] = min(time_s(point), fastest.get(point.devices, time_s(point)))
+    return fastest

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.charts import Chart, Lines, Look
 from dpsim.report.content import Tile
-from dpsim.report.sweep.busy import BUSY, HIDDEN, Measured, busy_from, hidden_from
 from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
 from dpsim.report.sweep.charts import curve
 from dpsim.report.sweep.question import QuestionReport
@@ -19,6 +20,47 @@ from dpsim.report.sweep.tables import (
 )
 from dpsim.report.table import Column, Table
 from dpsim.report.words import enumerated, percent
+
+BUSY = 0.9
+"""The share of a device's best samples/s from which on it counts as busy."""
+HIDDEN = 0.05
+"""The share of a step up to which exposed communication counts as hidden."""
+
+
+class FromBatch(NamedTuple):
+    """A local batch as it was measured and predicted; ``None``: at no batch of the curve."""
+
+    measured: float | None
+    predicted: float | None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Both as text; ``none`` where there is no such batch."""
+        return tuple("none" if batch is None else f"{batch:g}" for batch in self)
+
+
+def busy_from(points: Sequence[ComparedPoint]) -> FromBatch:
+    """Return the smallest local batch from which on samples/s stay at 90 % of the best of the curve or more."""
+
+    def of(source: str) -> float | None:
+        rates = [(point.local_batch, point.global_batch / getattr(point, f"{source}_step_s")) for point in points]
+        best = max(rate for _, rate in rates)
+        return _from((batch, rate >= BUSY * best) for batch, rate in rates)
+
+    return FromBatch(of("measured"), of("predicted"))
+
+
+def hidden_from(points: Sequence[ComparedPoint]) -> FromBatch:
+    """Return the smallest local batch from which on at most 5 % of the step are exposed communication."""
+    measured = ((p.local_batch, p.exposed_communication_s / p.measured_step_s <= HIDDEN) for p in points)
+    predicted = ((p.local_batch, p.predicted_exposed_communication_s / p.predicted_step_s <= HIDDEN) for p in points)
+    return FromBatch(_from(measured), _from(predicted))
+
+
+def _from(fulfilled: Iterable[tuple[float, bool]]) -> float | None:
+    """Return the smallest batch from which on it is as wanted at every batch."""
+    wanted = itertools.takewhile(lambda each: each[1], sorted(fulfilled, key=lambda each: (-each[0], each[1])))
+    return min((batch for batch, _ in wanted), default=None)
 
 
 def _question(comparison: Comparison) -> str:
@@ -34,20 +76,15 @@ def _question(comparison: Comparison) -> str:
 def _answer(comparison: Comparison, group: Group) -> str:
     points = comparison.members(group)
     best = comparison.best_measured(group)
+    busy, predicted = busy_from(points).texts
     sentences = [
         f"On {group_title(group)}, local batch {best.local_batch:g} reached "
         f"the most samples per second: {samples_per_s(best)}. "
-        f"The devices reach {BUSY:.0%} of that from local batch {_batch(busy_from(points))}."
+        f"The devices reach {BUSY:.0%} of that from local batch {busy} on (predicted: {predicted})."
     ]
     if best.devices > 1:
         sentences.append(_hiding(points))
     return " ".join(sentences)
-
-
-def _batch(batch: Measured) -> str:
-    """Return ``64 on (predicted: 32)``."""
-    values = ["none" if value is None else f"{value:g}" for value in (batch.measured, batch.predicted)]
-    return f"{values[0]} on (predicted: {values[1]})"
 
 
 def _hiding(points: Sequence[ComparedPoint]) -> str:
@@ -65,21 +102,17 @@ def _hiding(points: Sequence[ComparedPoint]) -> str:
         return (
             f"Communication hides at all of these batches ({expected}): at most {HIDDEN:.0%} of the step are exposed."
         )
-    return f"Below a local batch of {_batch(hidden).replace(' on', '')} more than {HIDDEN:.0%} of the step are exposed."
+    first, predicted = hidden.texts
+    return f"Below a local batch of {first} (predicted: {predicted}) more than {HIDDEN:.0%} of the step are exposed."
 
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
-    points, best = comparison.members(group), comparison.best_measured(group)
-    busy = busy_from(points)
-    tiles = [
+    best = comparison.best_measured(group)
+    busy, predicted = busy_from(comparison.members(group)).texts
+    return (
         Tile(value=samples_per_s(best), label=f"samples/s at local batch {best.local_batch:g}, the best"),
-        Tile(
-            value="none" if busy.measured is None else f"{busy.measured:g}",
-            label=f"local batch from which {BUSY:.0%} of that are reached; predicted "
-            + ("none" if busy.predicted is None else f"{busy.predicted:g}"),
-        ),
-    ]
-    return tuple(tiles)
+        Tile(value=busy, label=f"local batch from which {BUSY:.0%} of that are reached; predicted {predicted}"),
+    )
 
 
 def _share_exposed(point: ComparedPoint) -> str:
@@ -156,8 +189,7 @@ def _curve(group: Group, members: Sequence[ComparedPoint]) -> Lines:
 
 def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Group]]:
     def busy(group: Group) -> str:
-        batch = busy_from(comparison.members(group))
-        measured, predicted = ("none" if each is None else f"{each:g}" for each in (batch.measured, batch.predicted))
+        measured, predicted = busy_from(comparison.members(group)).texts
         return f"{measured} ({predicted})"
 
     return setting_columns(comparison, Column(head=f"{BUSY:.0%} of fastest from batch (predicted)", cell=busy))
