@@ -21,12 +21,12 @@ from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import derive
 from dpsim.experiments.command import ROOT
 from dpsim.harness.load import load
+from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.report.bench import content as bench_content
 from dpsim.report.content import Content
 from dpsim.report.page import ListedReport, list_page
 from dpsim.report.quality import content as quality_content
 from dpsim.report.reproduce import content as reproduce_content
-from dpsim.report.sweep.content import REPORTS
 from dpsim.report.sweep.summary import verdicts
 from dpsim.report.write import PAGES
 
@@ -95,7 +95,7 @@ def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
     written = saved.declared.report.write(folder, saved.data, tuple(PAGES))
     if saved.kind == "sweep":
         compared = saved.data.comparison
-        question = REPORTS[compared.experiment.question].question(compared)
+        question = QUESTIONS[compared.experiment.question].question(compared)
         return SWEEPS, listed((folder.name, question, next(verdicts(compared))), written)
     section, content = CONTENTS[saved.kind]
     return section, listed(content(saved.data), written)

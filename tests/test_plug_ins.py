@@ -17,7 +17,6 @@ from dpsim.harness.sweep.questions import QUESTIONS, compared, completed
 from dpsim.plan import Plan
 from dpsim.records.sweep import read_experiment
 from dpsim.registry import Registry
-from dpsim.report.sweep.content import REPORTS
 
 Dpsim = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[1]
@@ -44,19 +43,15 @@ STAR = replace(ALGORITHMS["recursive-doubling"], name="star")
 
 
 QUESTION = """
-from dataclasses import dataclass, replace
-from dpsim.harness.sweep.questions import Settings
-from dpsim.report.sweep.content import REPORTS
+from dataclasses import replace
+from dpsim.harness.sweep.questions import QUESTIONS
 
-@dataclass(frozen=True, kw_only=True)
-class Strategies(Settings):
-    name: str = "strategies"
-
-    def apart(self, experiment):
-        return ("network", "fusion_threshold_bytes")
-
-QUESTION = Strategies()
-REPORT = replace(REPORTS["settings"], name="strategies", about="strategies")
+QUESTION = replace(
+    QUESTIONS["settings"],
+    name="strategies",
+    about="strategies",
+    apart=lambda experiment: ("network", "fusion_threshold_bytes"),
+)
 """
 
 
@@ -80,7 +75,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    for registry in (ALGORITHMS, FUSION_RULES, QUESTIONS, REPORTS):
+    for registry in (ALGORITHMS, FUSION_RULES, QUESTIONS):
         monkeypatch.setattr(registry, "_items", dict(registry))
         monkeypatch.setattr(registry, "_plugged", set[str]())
 
@@ -101,10 +96,9 @@ def test_a_rule_and_an_algorithm_of_a_package_are_used_by_their_names(
 def test_a_question_of_a_package_is_asked_by_its_name(packaged: Callable[..., Path]) -> None:
     sys.modules.pop("asking", None)
     packaged("asking", QUESTION, "dpsim.questions", strategies="QUESTION")
-    packaged("asking", QUESTION, "dpsim.question_reports", strategies="REPORT")
     declared = read_experiment(ROOT / "experiments" / "sweeps" / "zero1.toml")
     experiment = completed(msgspec.structs.replace(declared, question="strategies"))
-    assert "strategy" in compared(experiment) and REPORTS.find("strategies").about == "strategies"
+    assert "strategy" in compared(experiment) and QUESTIONS.find("strategies").about == "strategies"
     with pytest.raises(ConfigError, match="did you mean 'strategies'"):
         completed(msgspec.structs.replace(declared, question="strategie"))
 

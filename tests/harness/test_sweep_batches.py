@@ -14,10 +14,10 @@ from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.norms import norm_cases
 from dpsim.harness.sweep.questions import compared, completed, group_name
+from dpsim.harness.sweep.questions.local_batch import busy_from, hidden_from
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
-from dpsim.report.sweep.local_batch import busy_from, hidden_from
 from dpsim.setting import setting_of
 
 Dpsim = Callable[..., tuple[int, str, str]]

@@ -23,6 +23,7 @@ from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.drift import DRIFT, DRIFT_PREDICTIONS, drift, read_drift
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.questions import completed
+from dpsim.harness.sweep.questions.devices import QUESTION, drift_sentence
 from dpsim.harness.sweep.sweep import declared, free_folder, sweep
 from dpsim.plan import Plan
 from dpsim.predict.prices import local_share
@@ -36,7 +37,6 @@ from dpsim.records.sweep import (
     read_results,
 )
 from dpsim.report.sweep.content import answers
-from dpsim.report.sweep.devices import REPORT, drift_sentence
 from dpsim.report.sweep.warnings import warnings
 from dpsim.runtime.micro_batches import own_leaves
 from dpsim.study.inputs import Prepared
@@ -278,7 +278,7 @@ def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> Non
     assert [p.measured_speedup for p in actual.points] == pytest.approx([1, 2**0.5, 3**0.5])
     assert [p.is_best_measured for p in actual.points] == [False, False, True]
     assert any("Drift is not measured under weak scaling" in sentence for sentence in answers(actual))
-    assert "drift" not in {column.head for column in REPORT.points(actual).columns}
+    assert "drift" not in {column.head for column in QUESTION.points(actual).columns}
     assert drift(predictions, Path("nowhere"), lambda _: None) is None
 
 

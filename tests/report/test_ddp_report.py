@@ -7,11 +7,12 @@ import pytest
 from report_factory import PACED, sweep
 
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.questions import QUESTIONS
+from dpsim.harness.sweep.questions.threshold import OWN_RUNTIME
 from dpsim.records.comparison import Comparison
 from dpsim.report.charts import Lines
 from dpsim.report.content import Facts
-from dpsim.report.sweep.content import REPORTS, answers, content, tables
-from dpsim.report.sweep.threshold import OWN_RUNTIME
+from dpsim.report.sweep.content import answers, content, tables
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.words import field_name, threshold_noun
 
@@ -36,7 +37,7 @@ def of_ddp() -> Comparison:
 
 def drawn(comparison: Comparison) -> Lines:
     """The only panel of the main figure."""
-    (panel,) = REPORTS["fusion-threshold"].chart(comparison).panels
+    (panel,) = QUESTIONS["fusion-threshold"].chart(comparison).panels
     assert isinstance(panel, Lines)
     return panel
 

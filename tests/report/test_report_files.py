@@ -15,12 +15,13 @@ from rich.console import Console
 
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.charts import Bars
 from dpsim.report.figures import draw, on_axes
 from dpsim.report.figures.style import NARROW_IN, WIDE_IN, heading
 from dpsim.report.sweep.charts import parts_chart, setting_label
-from dpsim.report.sweep.content import REPORTS, answers, for_terminal, tiles
+from dpsim.report.sweep.content import answers, for_terminal, tiles
 from dpsim.report.sweep.timelines import Timelines
 from dpsim.report.sweep.write import write_report
 from dpsim.report.table import Column, narrowed, table
@@ -91,7 +92,7 @@ def test_page_and_markdown_tell_the_answer_and_mark_emulation(folder: Path, comp
 
 
 def test_labels_of_the_best_points_stand_clear_of_what_is_drawn_and_lead_to_it(compared: Comparison) -> None:
-    figure = draw(REPORTS["fusion-threshold"].chart(compared))
+    figure = draw(QUESTIONS["fusion-threshold"].chart(compared))
     figure.canvas.draw()
     for axis, group in zip(figure.axes, compared.groups, strict=True):
         assert axis.get_ylim()[0] >= 0
@@ -233,7 +234,7 @@ def test_step_times_are_drawn_from_zero_with_the_labels_of_two_best_points_on_di
     best_predicted = measured(second, 0.9, is_best_predicted=True)
     rest = [measured(point, 1.0) for point in rest]
     changed = msgspec.structs.replace(comparison, points=(best_measured, best_predicted, *rest))
-    axis = on_axes(Figure().add_subplot(), REPORTS["fusion-threshold"].chart(changed).panels[0])
+    axis = on_axes(Figure().add_subplot(), QUESTIONS["fusion-threshold"].chart(changed).panels[0])
     assert axis.get_ylim()[0] == 0
     notes = {n.get_text(): n.get_position()[1] - n.xy[1] for n in axis.get_children() if isinstance(n, Annotation)}
     assert notes["best measured"] * notes["best predicted"] < 0

@@ -15,13 +15,14 @@ from dpsim.fields import Decides, deciding
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.pairing import Pair, pair
-from dpsim.harness.sweep.questions import QUESTIONS, Question, compared, group_name
+from dpsim.harness.sweep.questions import compared, group_name
 from dpsim.plan import Plan
 from dpsim.predict import recommended
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
 from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised
 from dpsim.records.sweep import MeasuredPoint, Predictions, Results
+from dpsim.report.sweep.question import QUESTIONS, Question
 from dpsim.setting import Setting
 from dpsim.study.statistics import median_interval
 

@@ -20,7 +20,7 @@ from dpsim.lowering.fusion import fuse
 from dpsim.machine import Network
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
-from dpsim.report.sweep.content import REPORTS
+from dpsim.report.sweep.question import QUESTIONS
 from dpsim.runtime.describe import describe
 from dpsim.setting import Setting, setting_of, settings_of, threshold_bytes
 
@@ -40,7 +40,7 @@ def one_threshold(experiment: Experiment) -> list[float]:
     thresholds = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
     if len(thresholds) > 1:
         raise ConfigError(
-            f"a sweep over {REPORTS.find(experiment.question).about} at {len(thresholds)} fusion thresholds",
+            f"a sweep over {QUESTIONS.find(experiment.question).about} at {len(thresholds)} fusion thresholds",
             allowed="one threshold",
             remedy="give one threshold, or compare thresholds with dpsim sweep fusion-threshold --devices",
         )
@@ -134,6 +134,20 @@ def fitting(experiment: Experiment) -> tuple[Setting, ...]:
             remedy="lower --global-batch",
         )
     return settings
+
+
+def places(experiment: Experiment) -> tuple[str, ...]:
+    """Return the fields that say where a setting runs: times of different places are never compared."""
+    return ("network", *(name for name in ("runtime", "compute") if name in experiment.varied))
+
+
+def refuse_all_overlaps(experiment: Experiment) -> None:
+    """Refuse overlap ``all`` where several models are calibrated apart, each with its own recommended overlap."""
+    if "all" in experiment.values("overlap"):
+        raise ConfigError(
+            f"overlap all in a sweep over {QUESTIONS.find(experiment.question).about}",
+            allowed="auto, or a mechanism; in a grid of settings an axis overlap = ['off', 'poll', 'thread']",
+        )
 
 
 def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:

@@ -8,14 +8,12 @@ from pathlib import Path
 from dpsim.predict.critical_batch import StepsFit, paying_devices
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.records.convergence import Convergence
-from dpsim.registry import Registry
 from dpsim.report.content import Card, Content, Facts, Tile
 from dpsim.report.quality import RULES as QUALITY_RULES
 from dpsim.report.quality import answers as quality_answers
 from dpsim.report.quality import tables as quality_tables
-from dpsim.report.sweep import batch_norm, devices, local_batch, settings, threshold
 from dpsim.report.sweep.facts import RULES
-from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.question import QUESTIONS
 from dpsim.report.sweep.reliability import disturbance, nothing_said
 from dpsim.report.sweep.tables import by_network, errors_sentence, group_title, own_runtime_sentence, score_tables
 from dpsim.report.sweep.warnings import warnings
@@ -24,15 +22,10 @@ from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import devices_name, percent
 from dpsim.units import format_duration
 
-REPORTS: Registry[QuestionReport] = Registry("question", QuestionReport, group="dpsim.question_reports")
-"""What reports say to the questions of ``dpsim.harness.sweep.questions``."""
-for _module in (threshold, devices, local_batch, batch_norm, settings):
-    REPORTS.register(_module.REPORT)
-
 
 def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content:
     """Return what the report of a sweep says."""
-    report = REPORTS.find(comparison.experiment.question)
+    report = QUESTIONS.find(comparison.experiment.question)
     return Content(
         name=comparison.experiment.name,
         heading=f"{_title(comparison)}: predicted, then measured",
@@ -59,7 +52,7 @@ def _title(comparison: Comparison) -> str:
 
 def answers(comparison: Comparison) -> tuple[str, ...]:
     """Return the answers of a sweep, in sentences, of its times and then of the quality of training."""
-    report = REPORTS.find(comparison.experiment.question)
+    report = QUESTIONS.find(comparison.experiment.question)
     of_times = (*(answer(comparison, group) for group in comparison.groups), *report.more_answers(comparison))
     if comparison.quality is None:
         return of_times
@@ -70,13 +63,13 @@ def answer(comparison: Comparison, group: Group) -> str:
     """Return the verdict on one group, with the numbers that support it."""
     if nothing := nothing_said(comparison, group):
         return f"On {group_title(group)}, {nothing}"
-    verdict = REPORTS.find(comparison.experiment.question).answer(comparison, group)
+    verdict = QUESTIONS.find(comparison.experiment.question).answer(comparison, group)
     return f"{verdict} {errors_sentence(group)}" + own_runtime_sentence(comparison.members(group))
 
 
 def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     """Return the numbers of a group that are worth seeing at first sight."""
-    report = REPORTS.find(comparison.experiment.question)
+    report = QUESTIONS.find(comparison.experiment.question)
     if disturbance(comparison, group):
         of_times: tuple[Tile, ...] = (Tile(value="disturbed", label="nothing can be said; run the sweep again"),)
     else:
@@ -88,7 +81,7 @@ def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
 
 def tables(comparison: Comparison) -> tuple[Table, ...]:
     """Return the points, the scores, and what overlap does."""
-    report = REPORTS.find(comparison.experiment.question)
+    report = QUESTIONS.find(comparison.experiment.question)
     of_quality = quality_tables(comparison.quality) if comparison.quality is not None else ()
     return report.points(comparison), *score_tables(comparison, report), *of_quality
 

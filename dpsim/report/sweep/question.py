@@ -1,4 +1,4 @@
-"""What a report says to the question of a sweep, and the words that depend on the question."""
+"""``Question``: what a sweep may ask, and all that depends on it; see ``dpsim.harness.sweep.questions``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.sweep import Experiment
+from dpsim.registry import Registry
 from dpsim.report.charts import Chart
 from dpsim.report.content import Tile
 from dpsim.report.sweep.reliability import as_fast
@@ -15,8 +17,16 @@ from dpsim.report.write import ReportFigure
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionReport:
-    """The parts of a report that a question decides.
+class Question:
+    """What a sweep asks, what of it the model is scored on, and what its report says.
+
+    ``completed`` returns the experiment with what the question fills in, and raises ``ConfigError`` where it cannot be
+    asked. ``apart`` are the fields that divide the settings into groups: only those of one group are compared.
+    ``nulls`` are the predicted baselines on several devices, ``single_nulls`` those on one; without them one device is
+    not scored, for its prediction repeats the profile. ``interpolates``: only every other local batch is profiled, so
+    that predictions go beyond what was profiled. ``alternatives``: under overlap ``auto`` a second mechanism is
+    measured too, to show what overlap does. ``alternatives_apart``: only settings with the recommended overlap are
+    compared with each other.
 
     ``about`` says what such a sweep is over. ``question`` is a sentence, ``answer`` what can be said of a group beside
     the errors of its predictions, ``tiles`` the numbers of a group worth seeing at first sight, and ``points`` the
@@ -35,6 +45,13 @@ class QuestionReport:
 
     name: str
     about: str
+    completed: Callable[[Experiment], Experiment]
+    apart: Callable[[Experiment], tuple[str, ...]]
+    nulls: tuple[str, ...]
+    single_nulls: tuple[str, ...] = ()
+    interpolates: bool = False
+    alternatives: bool = False
+    alternatives_apart: bool = True
     question: Callable[[Comparison], str]
     answer: Callable[[Comparison, Group], str]
     tiles: Callable[[Comparison, Group], tuple[Tile, ...]]
@@ -63,3 +80,6 @@ class QuestionReport:
             return self.fastest(comparison, group)
         best, others = self.label(comparison, comparison.best_measured(group)), len(as_fast(comparison, group)) - 1
         return f"{best} (and {counted(others, 'other')} as fast)" if others else best
+
+
+QUESTIONS: Registry[Question] = Registry("question", Question, group="dpsim.questions")

@@ -17,7 +17,7 @@ from dpsim.records.reproduce import ReproduceRecord
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
 from dpsim.report.charts import Panel
 from dpsim.report.saved import Samples
-from dpsim.report.sweep.content import REPORTS
+from dpsim.report.sweep.question import QUESTIONS
 from dpsim.report.words import counted
 from dpsim.schedule import KINDS, LANE_NAMES
 from dpsim.timeline import Timeline
@@ -158,7 +158,7 @@ def panel(data: SweepData, *, network: str | None = None, devices: int | None = 
         )
     devices = _chosen("devices", devices, counts)
     chosen = [(group.network, group.devices) for group in groups].index((network, devices))
-    return REPORTS.find(comparison.experiment.question).chart(comparison).panels[chosen]
+    return QUESTIONS.find(comparison.experiment.question).chart(comparison).panels[chosen]
 
 
 def write(folder: Path, data: SweepData, pages: Collection[str]) -> list[Path]:

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from dpsim.records.comparison import Comparison, Group
 from dpsim.report.quality import answers as quality_answers
-from dpsim.report.sweep.content import REPORTS
-from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.question import QUESTIONS, Question
 from dpsim.report.sweep.reliability import (
     as_fast,
     beforehand_sentence,
@@ -134,8 +133,8 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
         yield from quality_answers(comparison.quality)
 
 
-def _report(comparison: Comparison) -> QuestionReport:
-    return REPORTS.find(comparison.experiment.question)
+def _report(comparison: Comparison) -> Question:
+    return QUESTIONS.find(comparison.experiment.question)
 
 
 def _place(comparison: Comparison, group: Group) -> str:

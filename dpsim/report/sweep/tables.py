@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
-from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.reliability import MOST_NOISE
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import BASELINES, PROFILED_BASELINES, OnNetwork, network_name, percent, skill_text
@@ -75,7 +75,7 @@ def errors_sentence(group: Group) -> str:
     return f"{text}."
 
 
-def score_tables(comparison: Comparison, report: QuestionReport) -> tuple[Table, ...]:
+def score_tables(comparison: Comparison, report: Question) -> tuple[Table, ...]:
     """Return the table of scores, and that of overlap where points were run with and without it."""
     tables = []
     if comparison.groups:
@@ -102,7 +102,7 @@ def _score_rows(devices: str, group: Group | Overall) -> Iterator[_ScoreRow]:
     yield _ScoreRow(devices="", of="exposed", score=group.exposed_communication)
 
 
-def scores_table(comparison: Comparison, report: QuestionReport) -> Table:
+def scores_table(comparison: Comparison, report: Question) -> Table:
     """Return the model's median absolute errors and those of the baselines, for each group and over all of them."""
     baselines = {name for group in comparison.groups for name in (group.shape or group.step).null_errors}
     sections = {}

@@ -12,8 +12,9 @@ from dpsim.report.content import environment_facts
 from dpsim.report.quality import quality_figures
 from dpsim.report.reproduce import drift_chart
 from dpsim.report.sweep.charts import parts_chart, step_chart
-from dpsim.report.sweep.content import REPORTS, content
+from dpsim.report.sweep.content import content
 from dpsim.report.sweep.facts import run_facts
+from dpsim.report.sweep.question import QUESTIONS
 from dpsim.report.sweep.tables import band_name
 from dpsim.report.sweep.timelines import Timelines
 from dpsim.report.words import field_name
@@ -57,7 +58,7 @@ def _figures(
 ) -> Iterator[ReportFigure | None]:
     if not comparison.groups:
         return
-    report = REPORTS.find(comparison.experiment.question)
+    report = QUESTIONS.find(comparison.experiment.question)
     caption = report.caption.format(
         band=band_name(comparison), threshold=field_name("fusion_threshold_bytes", comparison.points[0].runtime)
     )

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from dpsim.errors import ConfigError
+from dpsim.harness.sweep.grids import of_devices, one_threshold, places
+from dpsim.harness.sweep.scores import DEVICES_NULLS
 from dpsim.predict.drift import unpredictable_drift
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart, Lines, Look
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import curve
-from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.reliability import cost_of_choice, uncertainty, unsure
 from dpsim.report.sweep.summary_table import speedup, where
 from dpsim.report.sweep.tables import (
@@ -292,9 +296,27 @@ def _drift(comparison: Comparison) -> tuple[str, ...]:
     return () if sentence is None else (sentence,)
 
 
-REPORT = QuestionReport(
+def _completed(experiment: Experiment) -> Experiment:
+    thresholds = one_threshold(experiment)
+    if experiment.weak and experiment.value("leaves"):
+        raise ConfigError(
+            f"weak scaling with {experiment.value('leaves')} leaves: each device count trains another global batch",
+            allowed="leaves with strong scaling, where every device count trains the same batch",
+            remedy="leave out --reproducible and --leaves, or use --scaling strong",
+        )
+    return of_devices(experiment, thresholds)
+
+
+def _apart(experiment: Experiment) -> tuple[str, ...]:
+    return places(experiment)
+
+
+QUESTION = Question(
     name="devices",
     about="the number of devices",
+    completed=_completed,
+    apart=_apart,
+    nulls=DEVICES_NULLS,
     question=question,
     answer=_answer,
     more_answers=_more_answers,

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
+from dpsim.harness.sweep.grids import of_devices, one_threshold, places, refuse_all_overlaps
+from dpsim.harness.sweep.norms import NORM_FIELDS, NORMS_COMPARED, norm_cases
+from dpsim.harness.sweep.scores import PERFECT_SCALING
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import settings_chart
-from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.summary_table import setting_columns
 from dpsim.report.sweep.tables import (
     LEGEND,
@@ -120,9 +126,29 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
     return setting_columns(comparison, Column(head="global statistics add (predicted)", cell=added))
 
 
-REPORT = QuestionReport(
+def _completed(experiment: Experiment) -> Experiment:
+    refuse_all_overlaps(experiment)
+    cases = tuple({name: row[name] for name in NORM_FIELDS if name in row} for row in experiment.rows)
+    distinct = tuple(case for place, case in enumerate(cases) if case not in cases[:place])
+    if len(distinct) == 1:
+        emulated = experiment.value("compute") == "emulated"  # which cannot have leaves
+        distinct = norm_cases(experiment, [n for n in NORMS_COMPARED if n != "leaf" or not emulated])
+    batch = "local_batch" if experiment.weak else "global_batch"
+    rest = msgspec.structs.replace(experiment, **experiment.changed(**dict.fromkeys(NORM_FIELDS)))
+    return of_devices(rest, one_threshold(rest), (batch,), distinct)
+
+
+def _apart(experiment: Experiment) -> tuple[str, ...]:
+    return (*places(experiment), "devices", "local_batch" if experiment.weak else "global_batch")
+
+
+QUESTION = Question(
     name="batch-norm",
     about="batch norm",
+    completed=_completed,
+    apart=_apart,
+    nulls=(PERFECT_SCALING,),
+    alternatives_apart=False,
     question=_question,
     answer=_answer,
     tiles=_tiles,

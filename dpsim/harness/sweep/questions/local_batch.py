@@ -6,12 +6,16 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from dpsim.errors import ConfigError
+from dpsim.harness.sweep.grids import of_devices, one_threshold, places
+from dpsim.harness.sweep.scores import PERFECT_SCALING, PROPORTIONAL
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart, Lines, Look
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
 from dpsim.report.sweep.charts import curve
-from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.summary_table import setting_columns
 from dpsim.report.sweep.tables import (
     LEGEND,
@@ -21,6 +25,7 @@ from dpsim.report.sweep.tables import (
 from dpsim.report.table import Column, Table
 from dpsim.report.words import enumerated, percent
 
+LEAST_BATCHES = 3
 BUSY = 0.9
 """The share of a device's best samples/s from which on it counts as busy."""
 HIDDEN = 0.05
@@ -195,9 +200,40 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
     return setting_columns(comparison, Column(head=f"{BUSY:.0%} of fastest from batch (predicted)", cell=busy))
 
 
-REPORT = QuestionReport(
+def _completed(experiment: Experiment) -> Experiment:
+    """Return the experiment with the batches that vary: the local ones under weak scaling, or else the global ones.
+
+    No null knows how time depends on the batch: a sum of computation and allreduces would be the model itself.
+    """
+    if experiment.value("leaves"):
+        raise ConfigError(
+            f"a sweep over the local batch with {experiment.value('leaves')} leaves",
+            allowed="training without leaves",
+            remedy="leave out --reproducible and --leaves",
+        )
+    varied = "local_batch" if experiment.weak else "global_batch"
+    batches = experiment.values(varied)
+    if len(batches) < LEAST_BATCHES:
+        raise ConfigError(
+            f"a sweep over the local batch with {len(batches)} values of {varied}: {', '.join(map(str, batches))}",
+            allowed=f"{LEAST_BATCHES} or more: the curve is predicted between those that are profiled",
+            remedy="give more, such as --local-batch 8,16,32,64,128",
+        )
+    return of_devices(experiment, one_threshold(experiment), varied=(varied,))
+
+
+def _apart(experiment: Experiment) -> tuple[str, ...]:
+    return (*places(experiment), "devices")
+
+
+QUESTION = Question(
     name="local-batch",
     about="the local batch",
+    completed=_completed,
+    apart=_apart,
+    nulls=(PERFECT_SCALING, PROPORTIONAL),
+    single_nulls=(PROPORTIONAL,),
+    interpolates=True,
     question=_question,
     answer=_answer,
     tiles=_tiles,

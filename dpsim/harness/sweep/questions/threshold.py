@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from dpsim.harness.sweep.grids import of_devices, places, telling_thresholds
+from dpsim.harness.sweep.scores import PREDICTED_NULLS
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart, Lines, Mark, Series
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import curve, point_name, size_ticks
-from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.reliability import (
     as_fast,
     cost_of_choice,
@@ -34,6 +37,7 @@ from dpsim.report.words import (
     threshold_name,
     threshold_noun,
 )
+from dpsim.setting import threshold_bytes
 from dpsim.units import format_size
 
 OWN_RUNTIME = "dpsim (emulated)"
@@ -298,9 +302,22 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
     ]
 
 
-REPORT = QuestionReport(
+def _completed(experiment: Experiment) -> Experiment:
+    given = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
+    return of_devices(experiment, sorted(set(given or telling_thresholds(experiment))))
+
+
+def _apart(experiment: Experiment) -> tuple[str, ...]:
+    return (*places(experiment), "devices")
+
+
+QUESTION = Question(
     name="fusion-threshold",
     about="the fusion threshold",
+    completed=_completed,
+    apart=_apart,
+    nulls=PREDICTED_NULLS,
+    alternatives=True,
     question=question,
     answer=_answer,
     more_answers=_one_device,

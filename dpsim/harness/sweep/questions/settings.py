@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dpsim.errors import ConfigError
+from dpsim.harness.sweep.grids import fitting, places, refuse_all_overlaps
+from dpsim.harness.sweep.scores import PREDICTED_NULLS
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.sweep import Experiment
 from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
 from dpsim.report.sweep.charts import map_chart, settings_chart
-from dpsim.report.sweep.question import QuestionReport
+from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.reliability import (
     as_fast,
     cost_of_choice,
@@ -23,6 +27,8 @@ from dpsim.report.table import Column, Table
 from dpsim.report.words import counted, enumerated, field_name, milliseconds, percent
 from dpsim.report.write import figure
 
+_PROBLEM = ("network", "compute", "model", "devices", "global_batch", "local_batch")
+"""Fields that set the problem rather than solve it: their values are not compared where anything else varies."""
 _MAP = (
     "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ best measured, "
     "◆ best predicted of the group."
@@ -120,9 +126,37 @@ def _points(comparison: Comparison) -> Table:
     )
 
 
-REPORT = QuestionReport(
+def _completed(experiment: Experiment) -> Experiment:
+    refuse_all_overlaps(experiment)
+    if not experiment.varied:
+        raise ConfigError(
+            f"the experiment {experiment.name} has a single setting, with which nothing can be compared",
+            allowed="[axes] with several values of a field, or several [[cases]]",
+            remedy="give an axis several values, such as algorithm = ['ring', 'halving-doubling']",
+        )
+    if max(setting.plan.devices for setting in fitting(experiment)) < 2:
+        raise ConfigError(
+            "a sweep on one device", allowed="two devices or more in some setting: one communicates nothing"
+        )
+    return experiment
+
+
+def _apart(experiment: Experiment) -> tuple[str, ...]:
+    varied = experiment.varied
+    compared = experiment.compared or tuple(name for name in varied if name not in _PROBLEM)
+    batch = tuple(name for name in ("global_batch", "local_batch", "devices") if name in varied)[:1]
+    where = places(experiment) if experiment.script else ("network",)
+    known = (*where, *(compared or batch), *(("algorithm", "overlap") if experiment.script else ()))
+    return (*where, *(name for name in varied if name not in known))  # DDP's algorithm and overlap are its place's
+
+
+QUESTION = Question(
     name="settings",
     about="settings",
+    completed=_completed,
+    apart=_apart,
+    nulls=PREDICTED_NULLS,
+    alternatives_apart=False,
     question=_question,
     answer=_answer,
     tiles=_tiles,
