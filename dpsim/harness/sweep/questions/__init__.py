@@ -11,6 +11,8 @@ from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS
 from dpsim.setting import Setting
 
+__all__ = ["QUESTIONS", "check_question", "compared", "completed", "group_name"]
+
 for _module in (threshold, devices, local_batch, batch_norm, settings):
     QUESTIONS.register(_module.QUESTION)
 
