@@ -82,7 +82,7 @@ def test_the_readme_shows_what_predict_prints() -> None:
     printed = _predicted(f"{files} --devices 2,4,8 --local-batch 16")
     shown = next(block for _, block in _BLOCK.findall(text) if block.startswith("GoogleNet"))
     assert shown.strip().splitlines() == [line.rstrip() for line in printed.splitlines() if not line.startswith("Note")]
-    assert (gain := "speedup 3.79 (2.80 to 5.08), scaling efficiency 47") in printed and f"{gain} %" in text
+    assert (gain := "speedup 4.42 (3.22 to 5.96), scaling efficiency 55") in printed and f"{gain} %" in text
     assert "local batch 32 is enough, with 95%" in _predicted(f"{files} --devices 4 --local-batch 16,32,64")
     upgrade = files.replace("k80_10gbe", "ethernet_10gbit") + f",{ROOT}/experiments/machines/ethernet_100gbit.toml"
     printed = _predicted(f"{upgrade} --devices 8 --local-batch 16 --algorithm ring")
