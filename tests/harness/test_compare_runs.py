@@ -24,8 +24,9 @@ from dpsim.harness.compare.ratios import (
     medians,
     verdict,
 )
-from dpsim.harness.compare.runs import MeasuredRun, RoundSamples, bench_run, sweep_run
+from dpsim.harness.compare.runs import MeasuredRun, RoundSamples, bench_run, sweep_run, varied_fields
 from dpsim.harness.sweep.compare import compare
+from dpsim.optimizer import AdamW
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.run_comparison import RunComparison
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
@@ -52,13 +53,14 @@ def changed(records: Records, factor: float = 1.0, **experiment: object) -> Reco
     return predictions, msgspec.structs.replace(results, experiment=declared, points=points, predictions_sha256=sha256)
 
 
-def run_of(records: Records, label: str) -> MeasuredRun:
-    predictions, results = records
-    return sweep_run(SweepData(predictions, results, compare(predictions, results)), label, "")
+def runs_of(*sweeps: Records) -> list[MeasuredRun]:
+    saved = [SweepData(predictions, results, compare(predictions, results)) for predictions, results in sweeps]
+    varied = varied_fields(saved)
+    return [sweep_run(each, f"run{i}", "", varied) for i, each in enumerate(saved)]
 
 
 def compared(*sweeps: Records) -> RunComparison:
-    return compare_measured([run_of(records, f"run{i}") for i, records in enumerate(sweeps)])
+    return compare_measured(runs_of(*sweeps))
 
 
 def small(
@@ -69,6 +71,30 @@ def small(
     overlaps: tuple[str, ...] = ("thread", "off"),
 ) -> Records:
     return sweep(networks=networks, devices=devices, rounds=6, seed=seed, timelines=False, overlaps=overlaps)
+
+
+def with_optimizer(records: Records, optimizer: AdamW, overlaps: tuple[str, ...]) -> Records:
+    """The records with another optimizer in the settings of some overlaps."""
+
+    def other(point: Point) -> Point:
+        setting = point.setting
+        if setting.plan.overlap not in overlaps:
+            return point
+        plan = msgspec.structs.replace(setting.plan, optimizer=optimizer)
+        return msgspec.structs.replace(point, setting=msgspec.structs.replace(setting, plan=plan))
+
+    predictions, results = records
+    predictions = msgspec.structs.replace(predictions, points=tuple(map(other, predictions.points)))
+    points = tuple(map(other, results.points))
+    sha256 = codec.digest(predictions)
+    return predictions, msgspec.structs.replace(results, points=points, predictions_sha256=sha256)
+
+
+def test_settings_are_joined_where_one_run_varies_the_optimizer_and_the_other_does_not() -> None:
+    both = with_optimizer(small(devices=(2,), seed=1), AdamW(), ("off",))
+    comparison = compared(both, small(devices=(2,), seed=2))
+    assert comparison.points and all(dict(point.setting)["overlap"] == "thread" for point in comparison.points)
+    assert all("optimizer" in dict(point.setting) for point in comparison.points)
 
 
 def test_a_run_that_takes_twice_as_long_has_the_ratio_two_at_every_setting() -> None:
@@ -265,7 +291,7 @@ def test_sums_that_were_wrong_are_not_compared() -> None:
 
 def test_a_sweep_is_not_compared_with_a_benchmark() -> None:
     with pytest.raises(ConfigError, match="is a sweep and factor 1 is a benchmark"):
-        compare_measured([run_of(small(), "a"), bench(1.0, 1)])
+        compare_measured([*runs_of(small()), bench(1.0, 1)])
 
 
 @pytest.fixture

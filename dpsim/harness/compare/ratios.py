@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
-from dpsim.harness.compare.runs import Floats, MeasuredRun, MeasuredSetting, RoundSamples, SettingFields, read_run
+from dpsim.harness.compare.runs import Floats, MeasuredRun, MeasuredSetting, RoundSamples, SettingFields, read_runs
 from dpsim.records.run_comparison import MeanRatio, NotCompared, RatioPoint, RunComparison, RunPair, Verdict
 from dpsim.study.statistics import RESAMPLES
 
@@ -37,7 +37,7 @@ def compare_runs(paths: Sequence[Path], labels: Sequence[str] | None = None) -> 
             allowed="two or more folders",
             remedy="give one more, or read a single one with dpsim report",
         )
-    return compare_measured([read_run(path, name) for path, name in zip(paths, _labels(paths, labels), strict=True)])
+    return compare_measured(read_runs(paths, _labels(paths, labels)))
 
 
 def compare_measured(runs: Sequence[MeasuredRun]) -> RunComparison:

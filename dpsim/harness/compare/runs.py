@@ -91,23 +91,39 @@ class MeasuredRun:
     unusable: dict[SettingFields, str]
 
 
-def read_run(path: Path, label: str) -> MeasuredRun:
-    """Read a run from its folder, or from the record in it. Raises ``ConfigError`` and ``FileFormatError``."""
-    saved = load(path)
-    if saved.kind == "sweep":
-        return sweep_run(saved.data, label, str(path if path.is_dir() else path.parent))
-    if saved.kind == "bench":
-        return bench_run(saved.data, label, str(path))
-    reason, remedy = _REFUSED.get(saved.kind, ("no record that can be compared", ""))
-    raise FileFormatError(f"{path} is {reason}", allowed=_KINDS, remedy=remedy)
+def read_runs(paths: Sequence[Path], labels: Sequence[str]) -> list[MeasuredRun]:
+    """Read runs from their folders, or from the records in them. Raises ``ConfigError`` and ``FileFormatError``."""
+    loaded = [load(path) for path in paths]
+    for path, saved in zip(paths, loaded, strict=True):
+        if saved.kind not in ("sweep", "bench"):
+            reason, remedy = _REFUSED.get(saved.kind, ("no record that can be compared", ""))
+            raise FileFormatError(f"{path} is {reason}", allowed=_KINDS, remedy=remedy)
+    varied = varied_fields([saved.data for saved in loaded if saved.kind == "sweep"])
+    return [
+        sweep_run(saved.data, label, str(path if path.is_dir() else path.parent), varied)
+        if saved.kind == "sweep"
+        else bench_run(saved.data, label, str(path))
+        for path, label, saved in zip(paths, labels, loaded, strict=True)
+    ]
 
 
-def sweep_run(saved: SweepData, label: str, path: str) -> MeasuredRun:
-    """Return the run of a sweep, with the samples of each setting as the sweep's own report uses them."""
+def varied_fields(sweeps: Sequence[SweepData]) -> tuple[str, ...]:
+    """Return the fields that few sweeps vary, such as the optimizer, and that one of these varies."""
+    settings = [[point.setting for point in saved.comparison.points] for saved in sweeps]
+    return tuple(
+        name for name in _WHERE_VARIED if any(len({each.value(name) for each in of_one}) > 1 for of_one in settings)
+    )
+
+
+def sweep_run(saved: SweepData, label: str, path: str, varied: Sequence[str]) -> MeasuredRun:
+    """Return the run of a sweep, with the samples of each setting as the sweep's own report uses them.
+
+    Settings are also named by the fields that are ``varied`` in any of the compared runs.
+    """
     points, experiment = saved.comparison.points, saved.results.experiment
     index = {number: i for i, number in enumerate(sorted({n for run in saved.results.points for n in run.round}))}
     settings = {}
-    for fields, point in zip(_named(points), points, strict=True):
+    for fields, point in zip(_named(points, varied), points, strict=True):
         rounds = {run.setting: [index[number] for number in run.round] for run in point.runs}
         settings[fields] = MeasuredSetting(
             samples=_joined([_samples(run.step_s, rounds[run.setting]) for run in point.runs]),
@@ -185,14 +201,12 @@ def _described(
     )
 
 
-def _named(points: Sequence[ComparedPoint]) -> list[SettingFields]:
+def _named(points: Sequence[ComparedPoint], varied: Sequence[str]) -> list[SettingFields]:
     """Return the fields that name the setting of each point.
 
     Without communication most fields mean nothing, and one device is named by the others; unless a run has measured it
-    several times. Fields that few runs vary, such as the optimizer, are part of the name where the run varies them, and
-    who trains where it is not dpsim.
+    several times. Who trains is part of the name where it is not dpsim.
     """
-    varied = [name for name in _WHERE_VARIED if len({point.setting.value(name) for point in points}) > 1]
     short = [_fields(point, varied, communication=point.devices > 1) for point in points]
     return [
         fields if short.count(fields) == 1 else _fields(point, varied, communication=True)
