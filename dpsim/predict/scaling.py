@@ -108,8 +108,9 @@ def scaled_points(machine: Machine, near: Nearest, curves: Sequence[Floats], col
     logarithms, weighted by the logarithm of the devices; where both counts lie between those of the two tables, so does
     the price. It never falls with size.
     """
-    here = counts(machine, collective.algorithm, collective.devices, collective.layout)
-    there = [counts(machine, t.algorithm, t.devices, t.layout) for t in near.tables]
+    inside = "inside" in {level(machine, each.layout) for each in (collective, *near.tables)}
+    here = counts(machine, collective, inside=inside)
+    there = [counts(machine, t.collective, inside=inside) for t in near.tables]
     sizes = np.unique(np.concatenate([points[0] for points in curves]))
     tables = [_along(points, sizes) for points in curves]
     scaled = []
@@ -128,12 +129,13 @@ def scaled_points(machine: Machine, near: Nearest, curves: Sequence[Floats], col
     return np.array([sizes, np.maximum.accumulate(times)])
 
 
-def counts(machine: Machine, algorithm: str, devices: int, layout: str) -> Counts:
-    """Count the rounds and bytes of an algorithm on its slowest link: between nodes where there are several."""
-    nodes, of_a_node = node_counts(layout, devices)
-    if level(machine, layout) == "inside":
-        nodes, of_a_node = 1, devices
-    lines = ALGORITHMS.find(algorithm).lines(nodes, of_a_node)
+def counts(machine: Machine, collective: Collective, *, inside: bool) -> Counts:
+    """Count the rounds and bytes of an algorithm on its slowest link: between nodes where there are several.
+
+    ``inside`` counts all devices as of one node. Both sides of a ratio must be counted alike: a round is one of its link.
+    """
+    nodes, of_a_node = (1, collective.devices) if inside else node_counts(collective.layout, collective.devices)
+    lines = ALGORITHMS.find(collective.algorithm).lines(nodes, of_a_node)
     if nodes == 1:
         return Counts(
             min(line.alpha + line.alpha_in_node for line in lines), min(line.beta + line.beta_in_node for line in lines)

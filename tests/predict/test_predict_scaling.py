@@ -118,6 +118,16 @@ def test_flat_devices_take_the_table_of_one_node_or_of_one_device_a_node_but_not
     assert collective_cost(both, "nccl", 4, MIB) == (9.0, True) and priced(both, "4", MIB)[1] > UNMEASURED_LAYOUT
 
 
+@pytest.mark.parametrize("known", ["1x2", "2"])
+def test_flat_devices_and_those_of_a_node_are_counted_alike(known: str) -> None:
+    machine = Machine(name="m", allreduce=(table(known, A100_SIZES, A100["1x2"]),))
+    for size in A100_SIZES:
+        flat = [priced(machine, str(devices), size)[0] for devices in range(2, 17)]
+        assert flat == sorted(flat)
+        if known == "1x2":
+            assert flat == [priced(machine, f"1x{devices}", size)[0] for devices in range(2, 17)]
+
+
 def test_halves_are_scaled_from_tables_of_their_own() -> None:
     gather = table("2", (MIB, 2 * MIB), (1.0, 2.0), kind="all-gather")
     machine = Machine(name="m", allreduce=(table("2", (MIB,), (10.0,)),), halves=(gather,))
