@@ -132,7 +132,7 @@ def scaled_points(machine: Machine, near: Nearest, curves: Sequence[Floats], col
 def counts(machine: Machine, collective: Collective, *, inside: bool) -> Counts:
     """Count the rounds and bytes of an algorithm on its slowest link: between nodes where there are several.
 
-    ``inside`` counts all devices as of one node. Both sides of a ratio must be counted alike: a round is one of its link.
+    ``inside`` counts all devices as of one node. Both sides of a ratio must be counted alike, as rounds of one link.
     """
     nodes, of_a_node = (1, collective.devices) if inside else node_counts(collective.layout, collective.devices)
     lines = ALGORITHMS.find(collective.algorithm).lines(nodes, of_a_node)
