@@ -108,7 +108,8 @@ def scaled_points(machine: Machine, near: Nearest, curves: Sequence[Floats], col
     logarithms, weighted by the logarithm of the devices; where both counts lie between those of the two tables, so does
     the price. It never falls with size.
     """
-    inside = "inside" in {level(machine, each.layout) for each in (collective, *near.tables)}
+    layouts = (collective.layout, *(table.layout for table in near.tables))
+    inside = "inside" in {level(machine, layout) for layout in layouts}
     here = counts(machine, collective, inside=inside)
     there = [counts(machine, t.collective, inside=inside) for t in near.tables]
     sizes = np.unique(np.concatenate([points[0] for points in curves]))
