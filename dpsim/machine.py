@@ -18,7 +18,7 @@ from dpsim.collective import Collective, CollectiveKind, check_layout, node_coun
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
 from dpsim.memo import remember
-from dpsim.uncertainty import check_uncertainty
+from dpsim.uncertainty import IntervalWidth, check_uncertainty
 from dpsim.units import parse_bandwidth, parse_duration
 
 SCHEMA = "dpsim.machine/1"
@@ -281,7 +281,8 @@ class Machine(Noun, frozen=True, dict=True):
     it; ``link_in_node``, if there is one, connects the devices of a node. ``cores`` are those of a node (0: unknown).
     ``halves`` are tables of other collectives: reduce-scatters and all-gathers alone, and ordered sums; ``overlap`` may
     have some of reduce-scatters. ``relative_uncertainty`` is one standard error of the mean of its times over a later
-    stretch as long as the calibration, relative (``None``: not known).
+    stretch as long as the calibration, relative (``None``: not known). ``interval_widths`` is what past studies on it
+    say of predicted intervals.
     """
 
     name: str
@@ -300,6 +301,7 @@ class Machine(Noun, frozen=True, dict=True):
     selection: tuple[Selection, ...] = ()
     halves: tuple[AllreduceCost, ...] = ()
     relative_uncertainty: float | None = None
+    interval_widths: tuple[IntervalWidth, ...] = ()
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):

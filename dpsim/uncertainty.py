@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 
 ASSUMED_COMPUTE = 0.08
@@ -25,6 +26,24 @@ ASSUMED_OVERLAP = 0.20
 ASSUMED_LOSS = 0.50
 """Of the compute time lost to overlap, where its uncertainty is not stated."""
 _MOST = 10.0
+
+
+class IntervalWidth(Noun, frozen=True):
+    """How many times as wide as the model's own a predicted interval must be in a group of settings.
+
+    So many past ``studies`` of this machine call for it; none: it is assumed (``dpsim.predict.residuals``).
+    """
+
+    group: str
+    factor: float
+    studies: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor > 0 and self.studies >= 0):
+            raise ConfigError(
+                f"intervals of {self.group!r} are {self.factor} times as wide by {self.studies} studies",
+                allowed="a finite factor > 0, and 0 studies or more",
+            )
 
 
 def check_uncertainty(what: str, **values: float | None) -> None:

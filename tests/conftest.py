@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("PyTorch is not installed: pip install 'dpsim[torch]'")
     if item.get_closest_marker("cupy") and "cupy" not in INSTALLED:
         pytest.skip("CuPy is not installed: make test-cupy fetches its wheel")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_past_studies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What other tests measured says nothing of how wide the intervals of these predictions are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPSIM_STUDIES_DIR", str(tmp_path_factory.getbasetemp() / f"studies-{uuid.uuid4()}"))
+        yield
 
 
 @pytest.fixture

@@ -126,13 +126,15 @@ def measure(
 def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) -> None:
     """Print a row for every predicted setting, a verdict for each number of devices, and what is assumed."""
     from dpsim.predict.cautions import cautions
-    from dpsim.predict.interval import LEVEL
     from dpsim.predict.points import best_of_plans
     from dpsim.report.prediction import band, best_sentence, faster_with_fewer, verdicts
     from dpsim.report.table import Column
+    from dpsim.report.words import interval_name, interval_sentence
     from dpsim.units import format_duration, format_size
 
     predicted = [point for point in predictions.points if point.setting.repeat == 0]
+    studies = min(point.interval_studies for point in predicted)
+    level = predicted[0].interval_level if studies else None
     rows: list[dict[str, Any]] = []
     best: dict[str, list[dict[str, Any]]] = {}
     assumed: dict[str, None] = {}
@@ -153,7 +155,8 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         best[where] = best_of_plans(workload, machine, plans)
         assumed |= dict.fromkeys(cautions(machine, plans, workload))
     if json:
-        summary = {"predicted_at": predictions.predicted_at, "folder": str(folder), "interval_level": LEVEL}
+        summary: dict[str, Any] = {"predicted_at": predictions.predicted_at, "folder": str(folder)}
+        summary |= {"interval_level": level, "interval_studies": studies}
         summary["best"] = [each | {"where": where} for where, of_place in best.items() for each in of_place]
         show.print_json("measure", rows, summary)
         return
@@ -170,9 +173,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
             Column(head="buckets", cell=lambda row: str(row["buckets"])),
             Column(head="samples/s", cell=lambda row: f"{row['predicted_samples_per_s']:,.0f}"),
             Column(head="step", cell=lambda row: format_duration(row["predicted_step_s"])),
-            Column(
-                head=f"{LEVEL:.0%} interval", cell=lambda row: band(row["predicted_low_s"], row["predicted_high_s"])
-            ),
+            Column(head=interval_name(level), cell=lambda row: band(row["predicted_low_s"], row["predicted_high_s"])),
             Column(head="exposed", cell=lambda row: format_duration(row["predicted_exposed_communication_s"])),
             Column(head="", cell=lambda row: "extrapolated" * row["extrapolated"]),
         ),
@@ -184,6 +185,6 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
             print(f"{where}: {best_sentence(each, faster, weak=True, cap='bucket cap')}")
         for sentence in verdicts({"best": of_place}, weak=True):
             print(f"{where}: {sentence}")
-    for sentence in (f"the {LEVEL:.0%} intervals are of the median over a later run", *assumed):
+    for sentence in (interval_sentence(level, studies), *assumed):
         print(f"Note: {sentence}.")
     print(f"predictions: {folder / 'predictions.json'}; the same command without --predict-only measures them")

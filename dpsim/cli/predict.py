@@ -75,11 +75,12 @@ def predict(
     from dpsim.optimizer import Sgd, changed
     from dpsim.predict import predict_on_machines, predict_points
     from dpsim.predict.critical_batch import add_time_to_target
+    from dpsim.predict.past import with_past_studies
     from dpsim.report.prediction import best_sentence, columns, faster_with_fewer, notes, verdicts
 
     files = flags.listed("--machine", machine, Path) or ()
     flags.writable(output, inputs=tuple(path for path in (workload, *files, convergence) if path))
-    profiled, known = workloads.read(workload), {str(path): machines.read(path) for path in files}
+    profiled, known = workloads.read(workload), {str(path): with_past_studies(machines.read(path)) for path in files}
     calibrated = next(iter(known.values()))
     fields = plans.values() | leaves.values()
     if "optimizer" in fields:

@@ -15,9 +15,11 @@ from dpsim.machine import Machine
 from dpsim.plan import Plan
 from dpsim.predict.compare import choose_overlap, nulls, recommended
 from dpsim.predict.cost import alpha_beta, collective_cost, compute_slowdown
-from dpsim.predict.interval import LEVEL, interval, predict
+from dpsim.predict.interval import interval, predict
 from dpsim.predict.memory import Memory, memory
+from dpsim.predict.past import with_past_studies
 from dpsim.predict.points import predict_on_machines, predict_one, predict_points
+from dpsim.predict.residuals import LEVEL
 from dpsim.predict.step import Prediction, PricedStep, price, scheduled, step_times, timeline
 
 __all__ = [
@@ -62,7 +64,7 @@ class _Callable(ModuleType):
         Raises ``ConfigError`` and ``FileFormatError``.
         """
         trained = _workload.read(workload) if isinstance(workload, (Path, str)) else workload
-        known = _machine.read(machine) if isinstance(machine, (Path, str)) else machine
+        known = with_past_studies(_machine.read(machine)) if isinstance(machine, (Path, str)) else machine
         if plan is None and devices is not None:
             thresholds = [] if threshold is None else [threshold]
             return predict_one(trained, known, devices, thresholds, **settings)

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from dpsim.machine import Machine
 from dpsim.plan import Plan
 from dpsim.predict.prices import FREE_NETWORK, Factors
+from dpsim.predict.residuals import LEVEL, width_of
 from dpsim.predict.step import Prediction, PricedStep, price, scheduled
 from dpsim.predict.uncertainty import Uncertainty, uncertainty
 from dpsim.schedule import Schedule
+from dpsim.uncertainty import IntervalWidth
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
-LEVEL = 0.9
 _DEVIATIONS = NormalDist().inv_cdf((1 + LEVEL) / 2)
 COMMON_MODEL_ERROR = 0.02
 """The relative error of the model that all plans of one workload and machine share; one standard error."""
@@ -39,12 +40,14 @@ class Interval:
     """The ends of an interval, and how much each uncertainty makes of it.
 
     ``shifts`` (2, parts): by how much the logarithm of the step changes where the machine's speed, the layer times,
-    the collectives, and the two costs of overlap are one standard error longer (row 0) or shorter (row 1).
+    the collectives, and the two costs of overlap are one standard error longer (row 0) or shorter (row 1). ``width`` is
+    how many times as wide as these and the model's own error call for it was made, and by how many past studies.
     """
 
     low_s: float
     high_s: float
     shifts: Floats
+    width: IntervalWidth
 
 
 def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
@@ -63,7 +66,9 @@ def predict_with_interval(workload: Workload, machine: Machine, plan: Plan) -> t
         communication_cost_s=priced.step_s - free_s,
         low_s=ends.low_s,
         high_s=ends.high_s,
-        interval_level=LEVEL,
+        interval_level=LEVEL if ends.width.studies else None,
+        interval_factor=ends.width.factor,
+        interval_studies=ends.width.studies,
     )
     return prediction, ends
 
@@ -71,21 +76,24 @@ def predict_with_interval(workload: Workload, machine: Machine, plan: Plan) -> t
 def interval(priced: PricedStep, schedule: Schedule) -> Interval:
     """The interval that is to hold the median step of a later run with a probability of 90 %.
 
-    low = step exp(-z sqrt(sum d_down^2 + m^2)), high = step exp(z sqrt(sum d_up^2 + m^2)), z = 1.645: the schedule is
-    priced again with each of the uncertainties (``dpsim.predict.uncertainty``) one standard error up and one down,
+    low = step exp(-f z sqrt(sum d_down^2 + m^2)), high = step exp(f z sqrt(sum d_up^2 + m^2)), z = 1.645: the schedule
+    is priced again with each of the uncertainties (``dpsim.predict.uncertainty``) one standard error up and one down,
     where d is the change of the step's logarithm. m is the model's own error (``COMMON_MODEL_ERROR`` and
     ``OWN_MODEL_ERROR``, or the two of emulated computation). What is to be held is the median over the samples of a
-    run; its own sampling error is part of the uncertainty of the machine's speed.
+    run; its own sampling error is part of the uncertainty of the machine's speed. f is what the errors of past studies
+    call for (``dpsim.predict.residuals.width_of``); without them it is assumed, and the level is not promised.
     """
     errors, step_s = uncertainty(schedule, priced.machine), priced.step_s
+    width = width_of(priced.machine, schedule)
     steps = _shifted_steps(priced, schedule, errors)
     if not step_s > 0:
-        return Interval(step_s, step_s, np.zeros_like(steps))
+        return Interval(step_s, step_s, np.zeros_like(steps), width)
     shifts = np.log(np.maximum(steps, 1e-300) / step_s)
     model = math.hypot(*_model_errors(schedule))
     up = math.hypot(model, *np.maximum(shifts, 0).max(axis=0).tolist())
     down = math.hypot(model, *np.maximum(-shifts, 0).max(axis=0).tolist())
-    return Interval(step_s * math.exp(-_DEVIATIONS * down), step_s * math.exp(_DEVIATIONS * up), shifts)
+    deviations = width.factor * _DEVIATIONS
+    return Interval(step_s * math.exp(-deviations * down), step_s * math.exp(deviations * up), shifts, width)
 
 
 def _model_errors(schedule: Schedule) -> tuple[float, float]:
@@ -115,7 +123,8 @@ def ratio_interval(
     """The interval of a step over another one of the same workload, at the same level.
 
     What is uncertain about both shifts both. Of two machines that is the layer times alone. On one machine ``under`` is
-    of as many devices or more, whose layer times are the more uncertain by what they slow each other down.
+    of as many devices or more, whose layer times are the more uncertain by what they slow each other down. The width is
+    the model's own: past studies do not tell how far off ratios were.
     """
     (top, of_top), (bottom, of_bottom) = over, under
     if not (top.step_s > 0 and bottom.step_s > 0):

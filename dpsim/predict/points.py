@@ -18,8 +18,9 @@ from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict.cautions import cautions
 from dpsim.predict.compare import choose_overlap
-from dpsim.predict.interval import LEVEL, Interval, equally_fast, predict, predict_with_interval, ratio_interval
+from dpsim.predict.interval import Interval, equally_fast, predict, predict_with_interval, ratio_interval
 from dpsim.predict.memory import memory
+from dpsim.predict.residuals import LEVEL
 from dpsim.predict.step import Prediction
 from dpsim.units import format_size
 from dpsim.workload import Workload
@@ -147,7 +148,8 @@ def _summed_up(
         "scaling": "weak" if planned.weak else "strong",
         "wire_dtype": next(iter(planned.plans)).wire_dtype,
         "best": [_best(rows) for rows in groups.values()],
-        "interval_level": LEVEL,
+        "interval_level": LEVEL if all(point["interval_level"] for point in points) else None,
+        "interval_studies": min(point["interval_studies"] for point in points),
         "extrapolated": any(point["extrapolated"] for point in points),
         "from_script": planned.told.sentence,
         "cautions": [
@@ -365,6 +367,7 @@ def _point(workload: Workload, machine: Machine, plan: Plan, single: _Predicted,
         "predicted_low_s": predicted.low_s,
         "predicted_high_s": predicted.high_s,
         "interval_level": predicted.interval_level,
+        "interval_studies": predicted.interval_studies,
         "predicted_exposed_communication_s": predicted.exposed_communication_s,
         "predicted_communication_cost_s": predicted.communication_cost_s,
         "waiting_for_slowest_s": predicted.waiting_for_slowest_s,

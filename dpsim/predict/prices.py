@@ -171,3 +171,14 @@ def median_slowest(workload: Workload, devices: int) -> float:
     F = 0.5^(1/n). Synchronous training waits for the slowest device, and a measured step is a median.
     """
     return workload.spread_at(0.5 ** (1 / devices))
+
+
+def median_slowest_error(workload: Workload, devices: int, steps: int) -> float:
+    """The relative standard error of that median over so many steps, each of which draws anew.
+
+    The share of steps below the median of all scatters by 0.5 / sqrt(steps) around one half. Where a few steps take
+    much longer than the others, whether those are the half above the median is then a matter of chance.
+    """
+    share = 0.5 / math.sqrt(steps)
+    low, high = (workload.spread_at(each ** (1 / devices)) for each in (0.5 - share, 0.5 + share))
+    return math.log(high / low) / 2

@@ -45,9 +45,10 @@ class Prediction(Noun, frozen=True):
     - ``communication_cost_s`` = step_s - the step on a network where every collective takes no time. It is more than
       the exposed communication where overlap takes compute time away.
     - ``low_s`` and ``high_s`` are the ends of the interval that holds the median measured step with a probability of
-      ``interval_level`` (``dpsim.predict.interval``).
+      ``interval_level`` (``dpsim.predict.interval``; ``None``: its width is assumed). It is ``interval_factor`` times
+      as wide as the model's own, by ``interval_studies`` past studies of the machine.
 
-    The last four are ``None`` where they were not asked for: in ``price(...).prediction``.
+    The last six are not set where they were not asked for: in ``price(...).prediction``.
     """
 
     step_s: float
@@ -64,6 +65,8 @@ class Prediction(Noun, frozen=True):
     low_s: float | None = None
     high_s: float | None = None
     interval_level: float | None = None
+    interval_factor: float = 1.0
+    interval_studies: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from dpsim.uncertainty import (
 )
 from dpsim.workload import Workload
 
-_NORMAL_95 = 1.96
+NORMAL_95 = 1.96
 BATCH_STEP, SIZE_STEP, DEVICES_STEP = 0.05, 0.10, 0.05
 """What each doubling adds that a local batch, a message size, or a number of devices lies outside what was measured.
 
@@ -54,7 +54,7 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     """The uncertainties of a plan's prices on a machine.
 
     Emulated computation takes the times of the workload, whatever they are: they are not uncertain, and the machine's
-    speed does not change them.
+    speed does not change them. How long ranks wait for the slowest of them is, for it is drawn anew in each step.
     """
     plan, workload = schedule.plan, schedule.workload
     devices = plan.devices
@@ -63,8 +63,7 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     compute = 0.0 if emulated else _compute(workload, local_share(plan))
     if devices == 1:
         return Uncertainty(speed, compute, 0.0, 0.0, 0.0)
-    if not emulated:
-        compute = math.hypot(compute, _slowdown(machine, devices, plan.layout))
+    compute = math.hypot(compute, _slowdown(machine, devices, plan.layout, emulated=emulated))
     collective = machine.priced(plan.collective)
     network = _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, schedule)
     if schedule.sharded:
@@ -84,18 +83,21 @@ def _compute(workload: Workload, local_batch: float) -> float:
 
 
 @remember
-def _slowdown(machine: Machine, devices: int, layout: str) -> float:
+def _slowdown(machine: Machine, devices: int, layout: str, *, emulated: bool) -> float:
     """Of the compute slowdown; more for every doubling away from the nearest calibrated number of devices.
 
-    Devices that do not share processors need no slowdown to be measured: where the machine states none at all and they
-    have a core each (or nothing is known of cores), it is taken to be 1 with the assumed uncertainty.
+    That of emulated computation is exact where no half width is stated. Devices that do not share processors need no
+    slowdown to be measured: where the machine states none at all and they have a core each (or nothing is known of
+    cores), it is taken to be 1 with the assumed uncertainty.
     """
     nearest: ComputeSlowdown | None = min(
         machine.compute_slowdown, key=lambda slowdown: abs(math.log2(slowdown.devices / devices)), default=None
     )
+    if emulated:
+        return 0.0 if nearest is None else nearest.half_width / NORMAL_95
     if nearest is None:
         return ASSUMED_SLOWDOWN + DEVICES_STEP * math.log2(max(1.0, compute_slowdown(machine, devices, layout)[0]))
-    stated = nearest.half_width / _NORMAL_95 if nearest.half_width > 0 else ASSUMED_SLOWDOWN
+    stated = nearest.half_width / NORMAL_95 if nearest.half_width > 0 else ASSUMED_SLOWDOWN
     return stated + DEVICES_STEP * abs(math.log2(devices / nearest.devices))
 
 

@@ -113,12 +113,8 @@ class ComparedPoint(Row):
         head="predicted ms",
         form="ms",
     )
-    predicted_low_s = _Column(
-        "s", "The lower end of the predicted interval, or of an assumed band.", lambda p: p.predicted.low_s
-    )
-    predicted_high_s = _Column(
-        "s", "The upper end of the predicted interval, or of an assumed band.", lambda p: p.predicted.high_s
-    )
+    predicted_low_s = _Column("s", "The lower end of the predicted interval.", lambda p: p.predicted.low_s)
+    predicted_high_s = _Column("s", "The upper end of the predicted interval.", lambda p: p.predicted.high_s)
     exposed_communication_s = _Column(
         "s",
         "Measured time of a step in which communication is not hidden by computation: the median over all samples.",
@@ -290,8 +286,13 @@ class ComparedPoint(Row):
     )
     interval_level = _Column(
         "ratio",
-        "The probability with which the predicted interval is to hold the measured step; NaN for an assumed band.",
+        "The probability with which the predicted interval is to hold the measured step; NaN: its width is assumed.",
         lambda p: p.predicted.interval_level,
+    )
+    interval_studies = _Column(
+        "count",
+        "The past studies of this machine whose errors tell how wide the predicted interval must be; 0: it is assumed.",
+        lambda p: p.predicted.interval_studies,
     )
     predicted_communication_cost_s = _Column(
         "s",
@@ -442,7 +443,7 @@ class Comparison(Noun, frozen=True):
     stretch as long as the profile (0: not known).
     ``compute_slowdown_half_width`` is half the widest 95 % interval of its compute slowdowns, relative to the slowdown.
     ``intervals`` is the coverage of the predicted intervals for each network and number of devices, ``interval`` that
-    of all points together (none where the predictions state no level); one calibration is behind all of them.
+    of all points together; one calibration is behind all of them.
     ``quality`` is what the sweep learnt of the quality of training, where it declared that.
     ``blind_predicted_at`` is when the compared predictions were made, from what was profiled and calibrated in turns
     with the samples; empty where they were made beforehand. ``beforehand_median_abs_error`` is then that of those made
@@ -477,6 +478,16 @@ class Comparison(Noun, frozen=True):
     blind_predicted_at: str = ""
     beforehand_median_abs_error: float | None = None
     machine_change: float | None = None
+
+    @property
+    def interval_studies(self) -> int:
+        """The past studies of the machine that each predicted interval rests on (0: some are assumed)."""
+        return min(point.interval_studies for point in self.scored or self.points)
+
+    @property
+    def interval_level(self) -> float | None:
+        """The level of the predicted intervals (``None``: the widths of some are assumed)."""
+        return self.interval.level if self.interval is not None and self.interval_studies else None
 
     @property
     def drift_measured(self) -> bool:

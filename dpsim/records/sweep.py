@@ -104,8 +104,9 @@ class PredictedPoint(Noun, frozen=True):
     ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement, those of ``dpsim.predict.nulls``.
     One more, a constant per device count, is computed in the comparison. ``memory_bytes`` is what a device needs,
     without communication buffers (0: not known). ``workload`` and ``machine`` are the places of what it was predicted
-    from. ``low_s`` to ``high_s`` holds the median measured step with a probability of ``interval_level`` (``None``: the
-    band was assumed). ``communication_cost_s`` is ``step_s`` - the step on a network where collectives take no time.
+    from. ``low_s`` to ``high_s`` holds the median measured step with a probability of ``interval_level`` (``None``: its
+    width is assumed); it is ``interval_factor`` times as wide as the model's own, by ``interval_studies`` past studies
+    of the machine. ``communication_cost_s`` is ``step_s`` - the step on a network where collectives take no time.
     """
 
     setting: Setting
@@ -122,6 +123,8 @@ class PredictedPoint(Noun, frozen=True):
     workload: int = 0
     machine: int = 0
     interval_level: float | None = None
+    interval_factor: float = 1.0
+    interval_studies: int = 0
     communication_cost_s: float | None = None
 
 

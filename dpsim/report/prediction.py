@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsim.report.table import Column
-from dpsim.report.words import devices_name
+from dpsim.report.words import devices_name, interval_name, interval_sentence
 from dpsim.units import format_duration, format_size
 
 _NEARLY = 0.9
@@ -17,7 +17,7 @@ Point = dict[str, Any]
 
 def notes(points: list[Point], summary: Point) -> list[str]:
     """Sentences that explain the table."""
-    notes = [f"the {summary['interval_level']:.0%} intervals are of the median over a later run"]
+    notes = [interval_sentence(summary["interval_level"], summary["interval_studies"])]
     if summary["extrapolated"]:
         notes.append("rows marked 'extrapolated' lie beyond the calibrated range: treat them as rough")
     if summary["from_script"]:
@@ -29,7 +29,8 @@ def notes(points: list[Point], summary: Point) -> list[str]:
 
 def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
     """Return the columns of the table of a prediction; those in which all rows are equal are left out."""
-    batch, level = "local_batch" if weak else "global_batch", points[0]["interval_level"]
+    batch = "local_batch" if weak else "global_batch"
+    level = None if any(point["interval_level"] is None for point in points) else points[0]["interval_level"]
 
     def several(key: str) -> bool:
         return len({point[key] for point in points}) > 1
@@ -54,9 +55,7 @@ def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
         Column(head="overlap", cell=lambda point: point["overlap"]),
         Column(head="step", cell=lambda point: format_duration(point["predicted_step_s"])),
         Column(head="samples/s", cell=lambda point: f"{point['images_per_s']:.4g}"),
-        Column(
-            head=f"{level:.0%} interval", cell=lambda point: band(point["predicted_low_s"], point["predicted_high_s"])
-        ),
+        Column(head=interval_name(level), cell=lambda point: band(point["predicted_low_s"], point["predicted_high_s"])),
         Column(head="exposed", cell=lambda point: format_duration(point["predicted_exposed_communication_s"])),
         Column(
             head="communication cost",

@@ -102,6 +102,24 @@ def threshold_noun(runtime: str) -> str:
     return "threshold" if runtime == "dpsim" else field_name("fusion_threshold_bytes", runtime)
 
 
+def interval_name(level: float | None) -> str:
+    """Return ``90% interval``, or ``assumed interval`` where the predictions state no level."""
+    return "assumed interval" if level is None else f"{level:.0%} interval"
+
+
+def interval_sentence(level: float | None, studies: int) -> str:
+    """Return what tells how wide the predicted intervals are, as a sentence without its first capital and full stop."""
+    if level is None:
+        return (
+            "how wide the intervals are is assumed, for fewer than 9 past studies of this kind on this machine tell it:"
+            " they need not hold the median of a later run with any stated probability"
+        )
+    return (
+        f"the {level:.0%} intervals are of the median over a later run; the errors of {studies} past studies on this"
+        " machine say how wide they are, so they hold as long as it behaves as it did then"
+    )
+
+
 def devices_name(devices: int) -> str:
     """Return ``1 device`` or ``2 devices``."""
     return counted(devices, "device")

@@ -21,7 +21,9 @@ from dpsim.fields import Decides, deciding
 from dpsim.harness import models
 from dpsim.machine import NODE, ComputeSlowdown, Machine, Selection
 from dpsim.plan import Plan
-from dpsim.predict.prices import local_share, median_slowest
+from dpsim.predict.prices import local_share, median_slowest, median_slowest_error
+from dpsim.predict.residuals import Residual, widths
+from dpsim.predict.uncertainty import NORMAL_95
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.runtime.describe import describe
@@ -41,6 +43,8 @@ from dpsim.workload import Workload
 
 SCHEMA = "dpsim.inputs/1"
 _MOST_S, _LEAST_S = 12.0, 2.0
+_MEASURED_STEPS = 24
+"""About as many steps are measured of a setting with emulated computation."""
 Kind = tuple[Any, ...]
 Kinds = tuple[Kind, Kind]
 """The kind of a setting's profile, and the kind of its calibration."""
@@ -72,7 +76,8 @@ class Inputs(Noun, frozen=True):
 
     ``bare`` are the workloads of ``profiles`` without their times, and ``selections`` what ``auto`` stands for in each
     of ``calibrations``. A calibration with a ``workload`` is that of ranks which wait for its times. ``rows`` are those
-    of profiles and calibrations alone; the first sample was taken after ``beforehand_until``.
+    of profiles and calibrations alone; the first sample was taken after ``beforehand_until``. ``past`` are the
+    residuals of the machine's past studies when this one began.
     """
 
     profiles: tuple[ProfileConfig, ...]
@@ -83,6 +88,7 @@ class Inputs(Noun, frozen=True):
     environment: Environment
     measured_until: str
     beforehand_until: str = ""
+    past: tuple[Residual, ...] = ()
     schema: str = SCHEMA
 
     def early(self) -> Inputs:
@@ -129,7 +135,8 @@ class Needed(Noun, frozen=True):
     """Settings that predictions are wanted of, and on what data they are profiled.
 
     ``overlaps`` are the mechanisms to calibrate. With ``interpolates`` only every other local batch is profiled.
-    Measuring takes ``seconds`` for each kind of computation, and up to twice as long.
+    Measuring takes ``seconds`` for each kind of computation, and up to twice as long. ``past`` are the residuals of the
+    machine's past studies.
     """
 
     settings: tuple[Setting, ...]
@@ -139,6 +146,7 @@ class Needed(Noun, frozen=True):
     overlaps: tuple[str, ...]
     seconds: float
     interpolates: bool = False
+    past: tuple[Residual, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,7 +212,11 @@ def prepared(settings: Sequence[Setting], inputs: Inputs, *, same_minutes: bool 
         (profiled_workload if bare.ddp is None else script_workload)(config, bare, rows, number)
         for number, (config, bare) in enumerate(zip(inputs.profiles, inputs.bare, strict=True))
     ]
-    links = [_machine(inputs, rows, number) for number in range(len(calibrations))]
+    known = widths(inputs.past, "blind" if same_minutes else "beforehand")
+    links = [
+        msgspec.structs.replace(_machine(inputs, rows, number), interval_widths=known)
+        for number in range(len(calibrations))
+    ]
     workloads: list[Workload] = []
     machines: list[Machine] = []
     indices: dict[Kinds, Indices] = {}
@@ -258,7 +270,14 @@ def _machine(inputs: Inputs, rows: Rows, number: int) -> Machine:
 def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting]) -> Machine:
     """Return the machine of devices that wait: they share no cores, and each waits for the slowest."""
     counts = sorted({setting.plan.devices for setting in settings} - {1})
-    slowest = tuple(ComputeSlowdown(devices=count, factor=median_slowest(workload, count)) for count in counts)
+    slowest = tuple(
+        ComputeSlowdown(
+            devices=count,
+            factor=median_slowest(workload, count),
+            half_width=NORMAL_95 * median_slowest_error(workload, count, _MEASURED_STEPS),
+        )
+        for count in counts
+    )
     return msgspec.structs.replace(link, compute_slowdown=slowest, relative_uncertainty=None, cores=0)
 
 

@@ -42,8 +42,8 @@ _FIRST_VISITS, _PROFILE_VISITS, _TOGETHER_VISITS = 3, 2, 4
 The last is for several devices at once, beside the samples: other programs of a shared machine slow these down most,
 for about as long as a visit.
 """
-_ONE_DEVICE_VISITS = 3
-"""Visits a round to the setting of one device. It is a single one, where several settings share each other count."""
+_ONE_DEVICE_VISITS = 2
+"""Visits a round to a setting of one device. There are few of them, where many settings share each other count."""
 _PARTS = 2
 """Rounds in which a calibration comes through all sizes, while samples are taken."""
 T = TypeVar("T")
@@ -71,6 +71,7 @@ class Preparation:
         else:
             self._open(saved.calibrations, saved.selections)
         self._beforehand_until = "" if saved is None else saved.beforehand_until
+        self._past = needed.past if saved is None else saved.past
 
     def _open(self, configs: Sequence[CalibrateConfig], selections: Sequence[Sequence[Selection]]) -> None:
         for config, of_config in zip(configs, selections, strict=True):
@@ -144,6 +145,7 @@ class Preparation:
             environment=self._needed.environment,
             measured_until=stamp(),
             beforehand_until=self._beforehand_until,
+            past=self._past,
         )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from dpsim import codec
 from dpsim.experiments import command, emulation, waiting
 from dpsim.experiments.accuracy.declared import experiments
-from dpsim.experiments.accuracy.derive import derive, run_sweeps
+from dpsim.experiments.accuracy.derive import derive, run_sweeps, write_residuals
 from dpsim.experiments.accuracy.page import into
 from dpsim.experiments.quality.__main__ import measured
 
@@ -23,6 +23,7 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="a few rounds: 10 minutes instead of 60")
     options.add_argument("--no-run", action="store_true", help="only derive the table from the records that are there")
     options.add_argument("--readme", type=Path, help="a file with marks, between which the short table is written")
+    options.add_argument("--residuals", type=Path, help="a file for the residuals, as they come with dpsim")
     given = options.parse_args()
     begin_s, declared = time.monotonic(), experiments(quick=given.quick)
 
@@ -42,6 +43,8 @@ def main() -> int:
             options.error(f"{folder} has no finished sweep")
         if given.readme is not None:
             into(given.readme, derived.summary)
+        if given.residuals is not None:
+            write_residuals(given.residuals, declared, folder / "sweeps")
         print(derived.table)
 
     return command.ended("accuracy", run)

@@ -8,21 +8,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.errors import DpsimError, FileFormatError
+from dpsim.errors import ConfigError, DpsimError, FileFormatError
 from dpsim.experiments import emulation, waiting
 from dpsim.experiments.accuracy.lines import emulation_line, lines, quality_lines, waiting_line
 from dpsim.experiments.accuracy.page import FIGURE, markdown, note, summary, write_page
 from dpsim.harness.quality.study import read_results
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.sweep import measure
+from dpsim.harness.sweep.coverage import residuals
+from dpsim.harness.sweep.experiment import needed_for, predict_again
+from dpsim.harness.sweep.sweep import blind_predictions, measure
+from dpsim.predict.residuals import Residuals
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, Predictions, Results
 from dpsim.report.content import Content
 from dpsim.study.environment import environment
-from dpsim.study.inputs import SCHEMA, Inputs
+from dpsim.study.inputs import SCHEMA, Inputs, prepared
 
 SUFFIX = ".json.xz"
 
@@ -87,6 +92,38 @@ def read(path: Path) -> Swept:
             remedy="delete it: the sweep is then run again",
         ) from error
     return codec.decode(raw, Swept, "record of a sweep")
+
+
+def predicted_again(swept: Swept) -> Comparison:
+    """Compare a finished sweep with what the present model predicts from its profiles and calibrations.
+
+    The predictions in the record may be of an earlier version of the model.
+    """
+    assert swept.inputs is not None
+    experiment, environment = swept.predictions.experiment, swept.predictions.environment
+    early = prepared(needed_for(experiment, environment).settings, swept.inputs.early())
+    again = predict_again(swept.predictions, early)
+    beforehand = msgspec.structs.replace(again, predicted_at=swept.predictions.predicted_at)
+    results = msgspec.structs.replace(swept.results, predictions_sha256=codec.digest(beforehand))
+    return compare(beforehand, results, blind=blind_predictions(swept.predictions, swept.inputs))
+
+
+def write_residuals(path: Path, experiments: Sequence[Experiment], folder: Path) -> None:
+    """Write how far off the present model is in every finished sweep: the residuals that come with dpsim.
+
+    Raises ``ConfigError`` where no sweep has finished, ``FileFormatError`` for a damaged record.
+    """
+    paths = [record for each in experiments if (record := folder / f"{each.name}{SUFFIX}").exists()]
+    records = [(record.name.removesuffix(SUFFIX), read(record)) for record in paths]
+    if not records:
+        raise ConfigError(f"{folder} has no finished sweep", allowed="a folder in which sweeps have finished")
+    found = [
+        msgspec.structs.replace(residual, study=name, measured_until="")
+        for name, swept in records
+        for residual in residuals(predicted_again(swept))
+    ]
+    processors = dict.fromkeys(swept.results.environment.processor for _, swept in records)
+    codec.write(path, Residuals(measured_on=" and ".join(processors), residuals=tuple(found)))
 
 
 class Derived(NamedTuple):

@@ -9,7 +9,7 @@ from report_factory import PACED, sweep
 from dpsim import codec
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.comparison import Comparison
-from dpsim.records.sweep import MeasuredPoint, Predictions, Results
+from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
 from dpsim.report.sweep.saved import points_json, summary_json
 
 FIXED_POINT_NAMES = {
@@ -203,10 +203,18 @@ def test_regret_is_taken_on_rounds_that_did_not_choose_the_best() -> None:
     assert group.regret == pytest.approx(((0.008 / 0.012 - 1) + 0.0) / 2)
 
 
+def _moved(point: PredictedPoint, factor: float) -> PredictedPoint:
+    """A prediction and its interval, times a factor."""
+    ends = {name: factor * getattr(point, name) for name in ("step_s", "low_s", "high_s")}
+    return msgspec.structs.replace(point, **ends)
+
+
 def test_regret_of_a_wrong_prediction_is_what_it_costs() -> None:
     predictions, results = sweep(networks=(PACED,), overlaps=("thread",), noise=1e-9)
     wrong = tuple(
-        msgspec.structs.replace(p, step_s=1e-3) if p.setting.plan.fusion_threshold_bytes == math.inf else p
+        msgspec.structs.replace(p, step_s=1e-3, low_s=1e-3, high_s=1e-3)
+        if p.setting.plan.fusion_threshold_bytes == math.inf
+        else p
         for p in predictions.points
     )
     actual = compare(*_sealed(msgspec.structs.replace(predictions, points=wrong), results))
@@ -237,10 +245,7 @@ def test_overlap_signs_are_judged_only_beyond_the_noise(compared: Comparison) ->
 
 def test_a_wrongly_predicted_sign_of_overlap_is_found() -> None:
     predictions, results = sweep(networks=(PACED,))
-    slower = tuple(
-        msgspec.structs.replace(p, step_s=p.step_s * 2) if p.setting.plan.overlap == "thread" else p
-        for p in predictions.points
-    )
+    slower = tuple(_moved(p, 2) if p.setting.plan.overlap == "thread" else p for p in predictions.points)
     actual = compare(*_sealed(msgspec.structs.replace(predictions, points=slower), results))
     assert False in {e.sign_right for e in actual.overlap}
     assert True not in {e.sign_right for e in actual.overlap}

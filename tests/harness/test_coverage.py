@@ -12,8 +12,15 @@ from report_factory import sweep
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.coverage import by_other_studies, coverage_by_stratum, covered_points, interval_scores
+from dpsim.harness.sweep.coverage import (
+    by_other_studies,
+    coverage_by_stratum,
+    covered_points,
+    interval_scores,
+    residuals,
+)
 from dpsim.records.coverage import CoveredPoint, StratumCoverage
+from dpsim.report.sweep.tables import band_name
 
 DEVIATIONS = 1.6449
 
@@ -105,15 +112,23 @@ def test_strata_are_apart_and_a_wrong_level_is_refused() -> None:
         CoveredPoint(calibration="0", stratum="x", low_s=2, high_s=3, predicted_s=1, measured_s=3)
 
 
-def test_a_sweep_states_its_coverage_only_where_its_predictions_state_a_level() -> None:
+def test_a_sweep_states_the_level_of_its_intervals_only_where_past_studies_tell_their_width() -> None:
     predictions, results = sweep()
-    assert compare(predictions, results).interval is None
-    with_level = msgspec.structs.replace(
+    assumed = compare(predictions, results)
+    assert assumed.interval_level is None and assumed.interval_studies == 0 and band_name(assumed) == "assumed interval"
+    learnt = msgspec.structs.replace(
         predictions,
-        points=tuple(msgspec.structs.replace(point, interval_level=0.9) for point in predictions.points),
+        points=tuple(
+            msgspec.structs.replace(point, interval_level=0.9, interval_factor=2.0, interval_studies=12)
+            for point in predictions.points
+        ),
     )
-    comparison = compare(with_level, msgspec.structs.replace(results, predictions_sha256=codec.digest(with_level)))
+    comparison = compare(learnt, msgspec.structs.replace(results, predictions_sha256=codec.digest(learnt)))
+    assert comparison.interval_level == 0.9 and comparison.interval_studies == 12
+    assert band_name(comparison) == "90% interval"
     assert comparison.interval is not None and comparison.interval.points == len(comparison.points)
+    halved, whole = (residuals(each)[0].ratios for each in (assumed, comparison))
+    assert whole == pytest.approx([2 * ratio for ratio in halved], rel=1e-3)
     strata = {point.stratum for point in covered_points(comparison.points, "a")}
     assert strata == {part.stratum for part in comparison.intervals} and "node, 2 devices" in strata
 

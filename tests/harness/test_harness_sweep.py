@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,10 @@ from dpsim.cli import app
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.questions import completed
-from dpsim.harness.sweep.sweep import sweep
+from dpsim.harness.sweep.sweep import blind_predictions, sweep
 from dpsim.lowering.fusion import fuse
+from dpsim.predict import past
+from dpsim.predict.residuals import Residual
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
@@ -116,13 +119,45 @@ def test_the_prediction_came_first_and_is_the_one_that_was_hashed(done: Done) ->
     assert predictions.experiment == results.experiment == completed(TINY)
 
 
+def test_the_study_is_kept_for_the_intervals_of_the_next_ones(done: Done) -> None:
+    results = read_results(done.folder / "results.json")
+    kept = past.load(results.environment.processor, results.environment.cores)
+    groups = {
+        f"{network}, {count}" for network in ("node", "emulated link") for count in ("1 device", "several devices")
+    }
+    of_study = [residual for residual in kept if residual.study == results.predictions_sha256]
+    assert {(residual.kind, residual.group) for residual in of_study} == {*product(("beforehand", "blind"), groups)}
+    blind = read_predictions(done.folder / "blind.json")
+    assert {point.interval_studies for point in blind.points} == {0}
+    assert {width.studies for machine in blind.machines for width in machine.interval_widths} == {0}
+
+
+def test_past_studies_make_the_blind_intervals_wider_and_let_them_state_their_level(done: Done) -> None:
+    predictions = read_predictions(done.folder / "predictions.json")
+    inputs = codec.read(done.folder / "inputs.json", Inputs, "inputs", INPUTS_SCHEMA)
+    studies = [
+        Residual(study=str(number), kind=kind, group="node, several devices", ratios=(factor,))
+        for number in range(9)
+        for kind, factor in (("blind", 4.0), ("beforehand", 8.0))
+    ]
+    plain = blind_predictions(predictions, inputs).points
+    learnt = blind_predictions(predictions, msgspec.structs.replace(inputs, past=tuple(studies))).points
+    for before, after in zip(plain, learnt, strict=True):
+        assert before.step_s == after.step_s
+        if after.setting.network == "node" and after.setting.plan.devices > 1:
+            assert (after.interval_factor, after.interval_studies, after.interval_level) == (4.0, 9, 0.9)
+            assert after.high_s / after.step_s == pytest.approx((before.high_s / before.step_s) ** 4, rel=1e-9)
+        else:
+            assert after.high_s == before.high_s and after.interval_level is None
+
+
 def test_every_predicted_point_was_measured(done: Done) -> None:
     predictions, results = (
         read_predictions(done.folder / "predictions.json"),
         read_results(done.folder / "results.json"),
     )
     assert [point.setting for point in predictions.points] == [point.setting for point in results.points]
-    expected = {(network, 1, math.inf, 0) for network in NETWORKS}
+    expected = {(network, 1, math.inf, repeat) for network in NETWORKS for repeat in (0, 1)}
     expected |= {(n, 2, t, repeat) for n in NETWORKS for t in (0.0, math.inf) for repeat in (0, 1)}
     keys = [point.setting for point in results.points]
     assert {(k.network, k.plan.devices, k.plan.fusion_threshold_bytes, k.repeat) for k in keys} == expected

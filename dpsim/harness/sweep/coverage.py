@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
-from dpsim.records.comparison import ComparedPoint
+from dpsim.predict.residuals import Kind, Residual, conformal_factor, group_name, ratio
+from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.records.coverage import CoveredPoint, StratumCoverage
+from dpsim.records.sweep import PredictedPoint
 
 Floats = NDArray[np.float64]
 _RESAMPLES = 2000
@@ -19,7 +21,7 @@ _WIDTHS = 400
 
 
 def covered_points(points: Sequence[ComparedPoint], calibration: str, stratum: str = "") -> tuple[CoveredPoint, ...]:
-    """The points that state the level of their interval; ``calibration`` names the calibration of their predictions.
+    """The points as intervals and what was measured; ``calibration`` names the calibration of their predictions.
 
     The stratum of a point is where it ran and on how many devices, unless ``stratum`` names one for all.
     """
@@ -33,7 +35,6 @@ def covered_points(points: Sequence[ComparedPoint], calibration: str, stratum: s
             measured_s=point.measured_step_s,
         )
         for point in points
-        if point.interval_level is not None
     )
 
 
@@ -52,11 +53,9 @@ def coverage_by_stratum(
 def by_other_studies(points: Sequence[CoveredPoint], level: float = 0.9) -> tuple[CoveredPoint, ...]:
     """Return the points with intervals that are as wide as the errors of the other studies of their stratum say.
 
-    An interval predicted exp(-+ w) becomes predicted exp(-+ q w), where q is the quantile of
-    |log(measured / predicted)| / w over the other studies. The points of a study share its error, so each of n studies
-    weighs as much as the one to come: 1 / (n + 1), divided among its points (hierarchical conformal prediction: Lee,
-    Barber and Willett 2023). Where there are fewer than level / (1 - level) other studies, q is infinite, and the point
-    is left out.
+    An interval from predicted exp(-d) to predicted exp(u) becomes one from predicted exp(-q d) to predicted exp(q u),
+    where q is the ``conformal_factor`` of the other studies. Where there are fewer than level / (1 - level) of them, q
+    is infinite, and the point is left out.
     """
     strata: dict[str, list[CoveredPoint]] = {}
     for point in points:
@@ -64,34 +63,59 @@ def by_other_studies(points: Sequence[CoveredPoint], level: float = 0.9) -> tupl
     judged = []
     for members in strata.values():
         for study in dict.fromkeys(point.calibration for point in members):
-            factor = _quantile([point for point in members if point.calibration != study], level)
+            factor = conformal_factor(_ratios(p for p in members if p.calibration != study).values(), level)
             judged += [_widened(p, factor) for p in members if p.calibration == study and math.isfinite(factor)]
     return tuple(judged)
 
 
-def _half_width(point: CoveredPoint) -> float:
-    return math.log(point.high_s / point.low_s) / 2
+def residuals(comparison: Comparison) -> tuple[Residual, ...]:
+    """How far off the predictions of a study were, blind ones and those made beforehand, by group."""
+    kinds: dict[Kind, Callable[[ComparedPoint], PredictedPoint]] = {"beforehand": lambda point: point.beforehand}
+    if comparison.blind_predicted_at:
+        kinds["blind"] = lambda point: point.predicted
+    made = []
+    for kind, predicted in kinds.items():
+        groups: dict[str, list[float]] = {}
+        for point in comparison.scored:
+            groups.setdefault(_group(point), []).append(_ratio(point.measured_step_s, predicted(point)))
+        made += [
+            Residual(
+                study=comparison.predictions_sha256,
+                kind=kind,
+                group=group,
+                ratios=tuple(ratios),
+                measured_until=comparison.measured_until,
+            )
+            for group, ratios in groups.items()
+        ]
+    return tuple(made)
 
 
-def _quantile(points: Sequence[CoveredPoint], level: float) -> float:
-    """The factor by which intervals were to be wider, so that the next study's hold with a probability of ``level``."""
+def _group(point: ComparedPoint) -> str:
+    return group_name(
+        point.devices,
+        emulated_network=point.machine.emulated_network,
+        emulated_compute=point.emulated_compute,
+        script=point.runtime != "dpsim",
+    )
+
+
+def _ratio(measured_s: float, predicted: PredictedPoint) -> float:
+    printed = ratio(measured_s, predicted.step_s, predicted.low_s, predicted.high_s)
+    return float(f"{predicted.interval_factor * printed:.4g}")
+
+
+def _ratios(points: Iterable[CoveredPoint]) -> Mapping[str, list[float]]:
     of_study: dict[str, list[float]] = {}
     for point in points:
-        error = abs(math.log(point.measured_s / point.predicted_s))
-        of_study.setdefault(point.calibration, []).append(error / max(_half_width(point), 1e-9))
-    weighed = sorted((ratio, 1 / len(ratios)) for ratios in of_study.values() for ratio in ratios)
-    wanted = level * (len(of_study) + 1)
-    reached = 0.0
-    for ratio, weight in weighed:
-        reached += weight
-        if reached >= wanted * (1 - 1e-12):
-            return ratio
-    return math.inf
+        missed = ratio(point.measured_s, point.predicted_s, point.low_s, point.high_s)
+        of_study.setdefault(point.calibration, []).append(missed)
+    return of_study
 
 
 def _widened(point: CoveredPoint, factor: float) -> CoveredPoint:
-    apart = math.exp(factor * _half_width(point))
-    return msgspec.structs.replace(point, low_s=point.predicted_s / apart, high_s=point.predicted_s * apart)
+    low_s, high_s = (point.predicted_s * (end_s / point.predicted_s) ** factor for end_s in (point.low_s, point.high_s))
+    return msgspec.structs.replace(point, low_s=low_s, high_s=high_s)
 
 
 def _coverage(stratum: str, points: Sequence[CoveredPoint], level: float, seed: int) -> StratumCoverage:

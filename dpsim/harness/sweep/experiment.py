@@ -21,8 +21,6 @@ from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed, Prepared, prepared, seconds_of_kind
 from dpsim.workload import Workload
 
-_TWINS = 2
-
 
 def needed_for(experiment: Experiment, environment: Environment) -> Needed:
     """Return what must be prepared: every setting, and one device at each batch, over which speedup is taken.
@@ -111,13 +109,14 @@ def _settings(
 ) -> list[Setting]:
     """Return what is measured of settings that were prepared together.
 
-    One device comes once for each training. Every other setting comes with its own overlap, or with the recommended
-    one for ``auto`` and ``all``. ``all`` adds every other overlap; ``auto`` adds one alternative (off, or the best
-    other mechanism) where the question asks for it. Two settings of each number of devices come twice, as A/A pairs.
+    One device comes with each training, whatever its threshold. Every other setting comes with its own overlap, or with
+    the recommended one for ``auto`` and ``all``. ``all`` adds every other overlap; ``auto`` adds one alternative (off,
+    or the best other mechanism) where the question asks for it. The first and the last setting of each number of
+    devices come twice, as A/A pairs.
     """
     question, chosen = QUESTIONS.find(experiment.question), chosen_overlap(steps)
     single = {setting.training: setting for setting in settings if setting.plan.devices == 1}
-    measured = [_with_overlap(setting, "off") for setting in single.values()]
+    measured = _with_twins([_with_overlap(setting, "off") for setting in single.values()])
     others = sorted((name for name in steps if name not in ("off", "inline", chosen)), key=lambda name: steps[name])
     alternatives = {
         "auto": (["off"] if chosen != "off" else others[:1]) if question.alternatives else [],
@@ -130,11 +129,15 @@ def _settings(
             by_devices.setdefault(setting.devices_token, []).append((setting, overlap))
     for members in by_devices.values():
         main = [_with_overlap(each, overlap if overlap in OVERLAPS else chosen) for each, overlap in members]
-        twins = list(dict.fromkeys((main[0], main[-1])))[:_TWINS]
-        measured += main + [msgspec.structs.replace(twin, repeat=1) for twin in twins]
+        measured += _with_twins(main)
         for name in dict.fromkeys(name for _, overlap in members for name in alternatives.get(overlap, [])):
             measured += [_with_overlap(each, name) for each, o in members if name in alternatives.get(o, [])]
     return measured
+
+
+def _with_twins(settings: list[Setting]) -> list[Setting]:
+    twins = dict.fromkeys((*settings[:1], *settings[-1:]))
+    return settings + [msgspec.structs.replace(twin, repeat=1) for twin in twins]
 
 
 def _with_overlap(setting: Setting, overlap: str) -> Setting:
@@ -173,6 +176,8 @@ def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Settin
         low_s=prediction.low_s or 0.0,
         high_s=prediction.high_s or 0.0,
         interval_level=prediction.interval_level,
+        interval_factor=prediction.interval_factor,
+        interval_studies=prediction.interval_studies,
         communication_cost_s=prediction.communication_cost_s,
         exposed_communication_s=prediction.exposed_communication_s,
         extrapolated=prediction.extrapolated,

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+import msgspec
+
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.folder_lock import locked
 from dpsim.harness.quality.fits import cases
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.drift import DRIFT, drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, study_of
 from dpsim.harness.sweep.questions import completed
+from dpsim.predict import past
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.quality import RECORD
@@ -93,7 +97,16 @@ def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -
     samples = _run(experiment, predictions, current, folder, progress)
     write_results(folder, current, [samples])
     (folder / "samples.json").unlink(missing_ok=True)
-    return read_swept(folder)
+    swept = read_swept(folder)
+    remember(swept)
+    return swept
+
+
+def remember(swept: Swept) -> None:
+    """Keep how far off the predictions of a finished study were, for the intervals of the next ones."""
+    comparison = compare(swept.predictions, swept.results, blind=swept.blind)
+    current = swept.results.environment
+    past.add(current.processor, current.cores, residuals(comparison))
 
 
 def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
@@ -243,7 +256,8 @@ def _run(
     if predictions is not None and path.exists():
         before = samples_before(path, predictions, progress)
         check_same_machine(predictions.environment, current, folder)
-    needed = needed_for(experiment, current)
+    known = past.load(current.processor, current.cores)
+    needed = msgspec.structs.replace(needed_for(experiment, current), past=known)
     folder.mkdir(parents=True, exist_ok=True)
     task = SweepTask(
         experiment=experiment,

@@ -16,7 +16,7 @@ from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_beforehand
-from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, write_results
+from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, remember, write_results
 from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.torch_ddp.own_runtime import own_settings
@@ -26,6 +26,7 @@ from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
+from dpsim.predict import past
 from dpsim.predict.step import price, scheduled
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
@@ -88,6 +89,7 @@ def measure(experiment: Experiment, known: Known, folder: Path, progress: Progre
             progress(f"{folder} holds this experiment already; nothing is measured again")
         else:
             _measure(predictions, folder, progress, script_may_write=known.script_may_write)
+            remember(read_swept(folder))
         swept = read_swept(folder)
         comparison = compare(swept.predictions, swept.results, blind=swept.blind)
         progress("writing the report")
@@ -172,7 +174,9 @@ def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tup
     seen = profile_script(request, batches)
     _check_same_batch(given, seen)
     experiment = completed(declared, given or seen)
-    inputs = inputs_for(experiment, given or seen, environment(), times_given=given is not None)
+    current = environment()
+    inputs = inputs_for(experiment, given or seen, current, times_given=given is not None)
+    inputs = replace(inputs, past=past.load(current.processor, current.cores))
     places = settings_by_place(experiment)
     for place, where in enumerate(places):
         progress(f"profiling and calibrating on {where}: {first_s:.2g} to {2 * first_s:.2g} s, after the start")

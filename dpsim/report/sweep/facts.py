@@ -10,7 +10,7 @@ from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import Facts
 from dpsim.report.sweep.reliability import beforehand_sentence
 from dpsim.report.sweep.tables import group_title
-from dpsim.report.words import EMULATED_COMPUTE, field_name, percent
+from dpsim.report.words import EMULATED_COMPUTE, field_name, interval_sentence, percent
 from dpsim.units import format_size
 from dpsim.workload import Workload
 
@@ -87,13 +87,13 @@ def _emulation(comparison: Comparison, results: Results) -> str:
 def _intervals(comparison: Comparison) -> str:
     """What share of the points lies in its predicted interval; one calibration is behind all of them."""
     all_points = comparison.interval
-    if all_points is None:
-        return "an assumed band of a constant width"
+    assert all_points is not None
     inside = ", ".join(f"{part.stratum}: {percent(part.coverage)}" for part in comparison.intervals)
     return (
-        f"of {all_points.level:.0%}; they hold {percent(all_points.coverage)} of the {all_points.points} measured "
-        f"medians ({inside}), which share errors of one calibration. Interval score {all_points.interval_score:.3g}, "
-        f"that of the best constant width (in hindsight) {all_points.constant_score:.3g}, over the step"
+        f"{interval_sentence(comparison.interval_level, comparison.interval_studies)}. Here they hold "
+        f"{percent(all_points.coverage)} of the {all_points.points} measured medians ({inside}), which share errors of "
+        f"one calibration. Interval score {all_points.interval_score:.3g}, that of the best constant width (in "
+        f"hindsight) {all_points.constant_score:.3g}, over the step"
     )
 
 

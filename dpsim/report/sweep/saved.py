@@ -86,7 +86,8 @@ def summary_json(comparison: Comparison) -> dict[str, Any]:
     summary |= {name: parts[name] for name in names}
     interval = comparison.interval
     summary |= {
-        "interval_level": interval.level if interval else None,
+        "interval_level": comparison.interval_level,
+        "interval_studies": comparison.interval_studies,
         "coverage": interval.coverage if interval else None,
         "interval_score": interval.interval_score if interval else None,
         "constant_interval_score": interval.constant_score if interval else None,

@@ -29,6 +29,7 @@ from dpsim.report.terminal import paragraph, table_lines
 from dpsim.report.words import (
     counted,
     enumerated,
+    interval_name,
     percent,
     skill_text,
 )
@@ -202,7 +203,7 @@ def _predictions(comparison: Comparison) -> str:
     covered = comparison.interval
     if covered is not None:
         inside = round(covered.coverage * covered.points)
-        text += f" {inside} of {covered.points} medians lie inside their {covered.level:.0%} intervals."
+        text += f" {inside} of {covered.points} medians lie inside their {interval_name(comparison.interval_level)}s."
     if comparison.overall is not None and comparison.overall.step.skill is not None:
         skill, guess = comparison.overall.step.skill, percent(comparison.overall.step.null_median_abs_error)
         known = "A simple guess was as good" if skill <= 0 else "The best simple guess was worse"

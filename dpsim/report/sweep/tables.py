@@ -11,7 +11,15 @@ from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, 
 from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.reliability import MOST_NOISE
 from dpsim.report.table import Column, Table, table
-from dpsim.report.words import BASELINES, PROFILED_BASELINES, OnNetwork, network_name, percent, skill_text
+from dpsim.report.words import (
+    BASELINES,
+    PROFILED_BASELINES,
+    OnNetwork,
+    interval_name,
+    network_name,
+    percent,
+    skill_text,
+)
 from dpsim.units import format_size
 
 LEGEND = "★ best measured   ◆ best predicted"
@@ -28,9 +36,8 @@ def by_network(items: Iterable[Item]) -> dict[str, list[Item]]:
 
 
 def band_name(comparison: Comparison) -> str:
-    """Return ``90% interval``, or ``assumed band`` where the predictions state no level."""
-    interval = comparison.interval
-    return "assumed band" if interval is None else f"{interval.level:.0%} interval"
+    """Return what the predicted intervals are called: of 90 %, or assumed."""
+    return interval_name(comparison.interval_level)
 
 
 def group_title(group: Group) -> str:
