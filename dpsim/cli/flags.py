@@ -287,6 +287,22 @@ def devices_or_layout(text: str) -> int | str:
     return node_layout or devices
 
 
+def counts_or_layouts(text: str) -> tuple[int | str, ...]:
+    """The values of ``--devices``, of which ``8..1024`` are 8, 16, 32 and so on, and 1024. Raises ``ConfigError``."""
+    values: list[int | str] = []
+    for part in listed("--devices", text, str) or ():
+        first, dots, last = part.partition("..")
+        if not dots:
+            values.append(devices_or_layout(part))
+            continue
+        begin, end = map(whole("--devices"), (first, last))
+        if begin > end:
+            raise ConfigError(f"--devices is {part!r}", allowed="the smaller number first, as in 8..1024")
+        values += [begin << doublings for doublings in range((end // begin).bit_length())]
+        values += [end] if values[-1] != end else []
+    return tuple(dict.fromkeys(values))
+
+
 def networks(text: str | None) -> tuple[str, ...] | None:
     """The networks in a list like ``node,paced:50us,1gbit`` (two: the name of a paced one contains a comma)."""
     if text is None:

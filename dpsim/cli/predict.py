@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.cli import flags, show
+from dpsim.cli import flags, outputs, show
 from dpsim.registry import listed
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ EXAMPLES = """\
 Examples:
   dpsim predict --workload w.json --machine m.json --devices 2,4,8
     --global-batch 64 --fusion-threshold 0,32KiB,1MiB,inf
+  dpsim predict --workload w.json --machine m.json --devices 8..100000
+    --plot scaling.png
   dpsim predict --workload w.json --machine 10g.json,100g.json --devices 8
   dpsim predict --workload w.json --machine m.json --devices 4x8
     --fusion-rule ddp,horovod,mg-wfbp --overlap thread"""
@@ -50,7 +52,7 @@ def predict(
             help="A machine file from dpsim calibrate; or several, of which the others are held against the first."
         ),
     ],
-    devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8, or layouts: 2x4.")],
+    devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8 or 8..1024 (doubling), or layouts: 2x4.")],
     plans: PlanFlags,
     leaves: flags.LeafFlags,
     target_loss: Annotated[
@@ -60,6 +62,9 @@ def predict(
         Path | None, Parameter(help="The file of steps to target losses, from the quality experiment.")
     ] = None,
     output: Annotated[Path | None, Parameter(help="Also write what --json prints to this file.")] = None,
+    plot: Annotated[
+        Path | None, Parameter(help="Draw efficiency and shares of the step against devices: a .png, .svg or .pdf.")
+    ] = None,
     json: flags.Json = False,
 ) -> None:
     """Predict step times from a workload file and a machine file; needs no MPI.
@@ -77,15 +82,17 @@ def predict(
     from dpsim.predict.critical_batch import add_time_to_target
     from dpsim.predict.past import with_past_studies
     from dpsim.report.prediction import best_sentence, columns, faster_with_fewer, notes, verdicts
+    from dpsim.report.prediction_chart import scaling_chart
 
     files = flags.listed("--machine", machine, Path) or ()
     flags.writable(output, inputs=tuple(path for path in (workload, *files, convergence) if path))
+    outputs.drawable(plot)
     profiled, known = workloads.read(workload), {str(path): with_past_studies(machines.read(path)) for path in files}
     calibrated = next(iter(known.values()))
     fields = plans.values() | leaves.values()
     if "optimizer" in fields:
         fields["optimizer"] = changed(Sgd(), fields["optimizer"], {})
-    counts = flags.listed("--devices", devices, flags.devices_or_layout) or ()
+    counts = flags.counts_or_layouts(devices)
     thresholds, rule = fields.pop("fusion_threshold_bytes", ()), fields.pop("fusion_rule", None)
     fit = _convergence(target_loss, convergence)
     if not jit.keeps():
@@ -101,6 +108,9 @@ def predict(
     if fit is not None:
         add_time_to_target(points, summary, fit)
     summary |= {"workload": str(workload), "machine": machine, "machine_name": calibrated.name}
+    weak = summary["scaling"] == "weak"
+    if plot is not None:
+        outputs.draw_plot(plot, scaling_chart(points, summary["best"], weak=weak))
     if output is not None or json:
         shown = show.json_object("predict", points, summary)
         if output is not None:
@@ -108,7 +118,6 @@ def predict(
         if json:
             print(codec.to_json(shown))
             return
-    weak = summary["scaling"] == "weak"
     network = {path: each.name if each.network == "node" else each.network for path, each in known.items()}
     title = f"{profiled.name}, with the collectives of {' and '.join(network.values())}"
     show.table(columns(points, weak=weak), points, title=title)

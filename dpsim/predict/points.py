@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +29,8 @@ from dpsim.workload import Workload
 
 Record = dict[str, Any]
 _Predicted = tuple[Prediction, Interval]
+_CHUNK = 64
+"""The plans that a worker of an executor predicts at a time."""
 
 
 def predict_points(
@@ -35,6 +39,7 @@ def predict_points(
     devices: Sequence[int | str],
     thresholds: Sequence[float],
     rule: str | Sequence[str] | None = None,
+    executor: Executor | None = None,
     **settings: Any,
 ) -> tuple[list[Record], Record]:
     """Return (points, summary) of every device count or layout with every threshold, rule, algorithm and batch.
@@ -51,6 +56,9 @@ def predict_points(
     rule ``ddp`` with its bucket cap, the micro-batches of a step, the type that its communication hook sends, and
     global batch norm where it synchronises batch norm.
 
+    With an ``executor`` (``concurrent.futures``, or ``mpi4py.futures`` and others like it) its workers predict; the
+    results are the same.
+
     The summary names the best point of each device count, rule, algorithm and batch, with its speedup (samples/s over
     one device's at the same global batch, or local batch under weak scaling), its scaling efficiency (speedup / n), and
     the thresholds whose difference from it is within its uncertainty (``equally_fast_bytes``). ``speedup_low`` and
@@ -59,7 +67,7 @@ def predict_points(
     Raises ``ConfigError``.
     """
     planned = _planned(workload, machine, devices, thresholds, rule, **settings)
-    groups = _predicted(workload, machine, planned)
+    groups = _predicted(workload, machine, planned, executor)
     return _summed_up(workload, machine, planned, groups)
 
 
@@ -126,17 +134,22 @@ def _upgrade(name: str, before: tuple[Record, _Predicted], after: tuple[Record, 
 
 
 def _predicted(
-    workload: Workload, machine: Machine, planned: _Planned
+    workload: Workload, machine: Machine, planned: _Planned, executor: Executor | None = None
 ) -> dict[_Group, list[tuple[Record, _Predicted]]]:
     """Return the points of each plan of one device and layout."""
     groups: dict[_Group, list[tuple[Record, _Predicted]]] = {}
-    singles = dict.fromkeys(planned.plans.values())
-    alone = {single: predict_with_interval(workload, machine, single) for single in singles}
+    every = [*dict.fromkeys((*planned.plans.values(), *planned.plans))]
+    chunks = [every[begin : begin + _CHUNK] for begin in range(0, len(every), _CHUNK)]
+    mapped = (map if executor is None else executor.map)(functools.partial(_predict_all, workload, machine), chunks)
+    predicted = dict(zip(every, itertools.chain.from_iterable(mapped), strict=True))
     for plan, single in planned.plans.items():
-        predicted = predict_with_interval(workload, machine, plan)
-        point = _point(workload, machine, plan, alone[single], predicted)
-        groups.setdefault((single, point["layout"]), []).append((point, predicted))
+        point = _point(workload, machine, plan, predicted[single], predicted[plan])
+        groups.setdefault((single, point["layout"]), []).append((point, predicted[plan]))
     return groups
+
+
+def _predict_all(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[_Predicted]:
+    return [predict_with_interval(workload, machine, plan) for plan in plans]
 
 
 def _summed_up(

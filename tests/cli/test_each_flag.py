@@ -24,7 +24,7 @@ EACH = {
     "reproduce": "",
     "profile": "",
     "calibrate": "",
-    "predict": f"{FILES} --devices 2",
+    "predict": f"{FILES} --devices 2,4",
     "report": f"{EXAMPLE} --output again",
     "compare": f"{EXAMPLE} {EXAMPLE}",
     "trace": f"{EXAMPLE}",

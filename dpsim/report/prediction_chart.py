@@ -1,0 +1,101 @@
+"""The picture of a prediction over many numbers of devices: its efficiency with its band, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpsim.errors import ConfigError
+from dpsim.report.charts import Chart, Lines, Series
+from dpsim.report.prediction import Point
+
+_MOST_TICKS = 6
+_CURVE = ("machine", "fusion_rule", "algorithm", "batch_norm")
+"""What each curve has of its own, beside the batch."""
+
+
+def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool) -> Chart:
+    """Return two panels over the number of devices: scaling efficiency, and the shares of the first curve's steps.
+
+    Of each number of devices and curve the fastest threshold counts. Raises ``ConfigError`` for fewer than two numbers.
+    """
+    counts = sorted({each["devices"] for each in best})
+    if len(counts) < 2:
+        raise ConfigError(
+            "a picture of one number of devices",
+            allowed="two or more numbers of devices",
+            remedy="give several, as in --devices 8..1024",
+        )
+    batch = "local_batch" if weak else "global_batch"
+    curves: dict[tuple[Any, ...], list[Point]] = {}
+    for each in sorted(best, key=lambda point: point["devices"]):
+        curves.setdefault(tuple(each.get(key) for key in (*_CURVE, batch)), []).append(each)
+    common: dict[str, Any] = {"x_ticks": _ticks(counts), "x_label": "devices", "log_x": True, "y_text": "{:.0%}".format}
+    several = [len({name[place] for name in curves}) > 1 for place in range(len(_CURVE) + 1)]
+    efficiency = Lines(
+        title="Scaling efficiency",
+        subtitle="speedup over the number of devices; the band is the interval of the speedup",
+        series=[
+            Series(
+                name=", ".join(_words(part) for part, shown in zip(name, several, strict=True) if shown) or "predicted",
+                x=[each["devices"] for each in of_curve],
+                y=[each["scaling_efficiency"] for each in of_curve],
+                low=[each["speedup_low"] / each["devices"] for each in of_curve],
+                high=[each["speedup_high"] / each["devices"] for each in of_curve],
+                look=number if len(curves) > 1 else "predicted",
+            )
+            for number, (name, of_curve) in enumerate(curves.items())
+        ],
+        y_span=(0.0, 1.2),
+        names="legend" if len(curves) > 1 else "none",
+        **common,
+    )
+    first = [_point_of(each, points) for each in next(iter(curves.values()))]
+    shares = Lines(
+        title="Where the time of a step goes",
+        subtitle="share of the predicted step" + " (of the first curve)" * (len(curves) > 1),
+        series=[
+            Series(
+                name=name,
+                x=[point["devices"] for point in first],
+                y=[part(point) / point["predicted_step_s"] for point in first],
+                look=number,
+            )
+            for number, (name, part) in enumerate(_PARTS.items())
+            if any(part(point) > 0 for point in first)
+        ],
+        y_span=(0.0, 1.05),
+        names="legend",
+        **common,
+    )
+    return Chart(panels=[efficiency, shares], height_in=4.4)
+
+
+def _exposed_s(point: Point) -> float:
+    return float(point["predicted_exposed_communication_s"])
+
+
+def _waiting_s(point: Point) -> float:
+    return float(point["waiting_for_slowest_s"] + point["waiting_for_input_s"])
+
+
+_PARTS: dict[str, Callable[[Point], float]] = {
+    "computation": lambda point: point["predicted_step_s"] - _exposed_s(point) - _waiting_s(point),
+    "waiting for the slowest device and for input": _waiting_s,
+    "exposed communication": _exposed_s,
+}
+
+
+def _point_of(best: Point, points: Sequence[Point]) -> Point:
+    """Return the point that the best of a number of devices was taken from."""
+    keys = [key for key in (*_CURVE, "devices", "layout", "global_batch", "predicted_step_s") if key in best]
+    return next(point for point in points if all(point[key] == best[key] for key in keys))
+
+
+def _ticks(counts: Sequence[int]) -> dict[float, str]:
+    return {float(count): f"{count:,}" for count in counts[:: -(-len(counts) // _MOST_TICKS)]}
+
+
+def _words(part: Any) -> str:
+    return f"batch {part:g}" if isinstance(part, (int, float)) else Path(str(part)).stem
