@@ -20,7 +20,7 @@ LEVELS = (
     {"kernels"},
     {"comm", "launch", "nn", "torch_replica", "data", "lowering"},
     {"runtime", "predict", "report", "torch_ddp"},
-    {"harness", "imports", "study"},
+    {"harness", "imports", "study", "validation"},
     {"cli", "experiments"},
 )
 """The rooms from the bottom up. A room may import those below it and those beside it."""

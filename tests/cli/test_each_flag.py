@@ -27,6 +27,7 @@ EACH = {
     "predict": f"{FILES} --devices 2,4",
     "report": f"{EXAMPLE} --output again",
     "compare": f"{EXAMPLE} {EXAMPLE}",
+    "validate": "--sets SETS",
     "trace": f"{EXAMPLE}",
     "bench allreduce": "--peers none --max 4KiB",
     "machine show": f"{MACHINES}/k80_10gbe.toml",

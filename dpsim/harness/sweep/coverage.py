@@ -125,7 +125,7 @@ def _coverage(stratum: str, points: Sequence[CoveredPoint], level: float, seed: 
     inside = ((low <= measured) & (measured <= high)).astype(float)
     calibrations, members = np.unique([point.calibration for point in points], return_inverse=True)
     coverage_low, coverage_high = _resampled(inside, members, len(calibrations), seed)
-    constant_width, constant_score = _constant(predicted, measured, members, level)
+    constant_width, constant = constant_scores(predicted, measured, members, level)
     return StratumCoverage(
         stratum=stratum,
         level=level,
@@ -135,7 +135,7 @@ def _coverage(stratum: str, points: Sequence[CoveredPoint], level: float, seed: 
         coverage_low=coverage_low,
         coverage_high=coverage_high,
         interval_score=float(interval_scores(low, high, measured, level).mean()),
-        constant_score=constant_score,
+        constant_score=float(constant.mean()),
         constant_width=constant_width,
         median_width=float(np.median(np.log(high / low))) / 2,
     )
@@ -148,24 +148,24 @@ def interval_scores(low_s: Floats, high_s: Floats, measured_s: Floats, level: fl
     return scores
 
 
-def _constant(predicted: Floats, measured: Floats, calibration: NDArray[np.int64], level: float) -> tuple[float, float]:
-    """(the half width that scores best for all points, the score where each calibration has the best of the others).
+def constant_scores(
+    predicted: Floats, measured: Floats, calibration: NDArray[np.int64], level: float, weights: Floats | None = None
+) -> tuple[float, Floats]:
+    """(the half width that scores best for all points, each point's score by the best one of the other calibrations).
 
     A width that is chosen on the points that it is scored on knows their errors. One calibration alone has no others:
-    its score is then that of hindsight.
+    its scores are then those of hindsight. ``weights`` are those of the points (all alike) where a width is chosen.
     """
+    weight = np.ones(len(measured)) if weights is None else weights
     widths = np.linspace(0.0, float(np.max(np.abs(np.log(measured / predicted)))), _WIDTHS)
     scores = np.array([interval_scores(predicted * np.exp(-w), predicted * np.exp(w), measured, level) for w in widths])
-    best = int(np.argmin(scores.sum(axis=1)))
-    calibrations = np.unique(calibration)
-    if len(calibrations) == 1:
-        return float(widths[best]), float(scores[best].mean())
-    total = 0.0
-    for number in calibrations:
+    totals = scores @ weight
+    best, calibrations = int(np.argmin(totals)), np.unique(calibration)
+    chosen = scores[best].copy()
+    for number in calibrations if len(calibrations) > 1 else ():
         own = calibration == number
-        chosen = int(np.argmin(scores[:, ~own].sum(axis=1)))
-        total += float(scores[chosen, own].sum())
-    return float(widths[best]), total / len(measured)
+        chosen[own] = scores[int(np.argmin(totals - scores[:, own] @ weight[own])), own]
+    return float(widths[best]), chosen
 
 
 def _resampled(inside: Floats, calibration: NDArray[np.int64], calibrations: int, seed: int) -> tuple[float, float]:

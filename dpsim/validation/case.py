@@ -1,0 +1,154 @@
+"""Cases: what of a published set is known, what is predicted from it, and how, declared in a TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from dpsim import codec
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError, FileFormatError, unknown
+from dpsim.machine import ComputeSlowdown, Link
+from dpsim.plan import Plan
+from dpsim.validation.published import FOLDER, PublishedRow, PublishedSet
+
+SCHEMA = "dpsim.case/1"
+Quantity = Literal["collective", "step"]
+Role = Literal["development", "held out", "prospective"]
+
+
+class ModelInputs(Noun, frozen=True):
+    """A workload: the file of a ``profile``, fitted to what is published of the model.
+
+    ``tensors`` multiplies the sizes of all gradient tensors. ``forward_s`` and ``backward_s`` are what all layers
+    together take, where they are published; without them the profile's times stand, and may be free (``compute``).
+    """
+
+    profile: str
+    tensors: float = 1.0
+    forward_s: float | None = None
+    backward_s: float | None = None
+
+
+class MachineInputs(Noun, frozen=True):
+    """A machine: the tables of the known rows, those of another set, a file, or links that are stated.
+
+    ``tables_of`` names a set whose rows are its tables, and ``file`` a machine file. ``source`` says where stated
+    numbers come from.
+    """
+
+    source: str = ""
+    file: str = ""
+    tables_of: str = ""
+    link: Link | None = None
+    link_in_node: Link | None = None
+    compute_slowdown: tuple[ComputeSlowdown, ...] = ()
+
+
+class Case(Noun, frozen=True):
+    """One question about a set, asked of each of its systems and once for each part that is held out.
+
+    - ``where`` keeps the rows that have one of the values listed for a column.
+    - Rows that differ in a column of ``apart`` are of different systems: nothing known of one is known of another.
+    - ``known`` rows of a system are inputs in each part and never judged. The others fall into parts by the columns of
+      ``hold_out`` (none: one part). What is judged is one part; the rest is known too, unless ``only_known``.
+    - A collective is predicted from the tables of the known rows. A step is predicted from the model of the row's
+      ``model``, the machine of its ``system``, or of ``""`` where there is no such entry.
+    - ``plan`` are fields of ``dpsim.Plan`` that all rows share. Columns with the names of such fields are each row's.
+    - ``free`` are numbers that are fitted to the known rows, from these values on: ``compute`` (a factor on all
+      computing times), a field of the workload (``workload.update_s``) or of a link (``link.latency_s``).
+    - ``nulls`` are the names of those that it is scored against (``dpsim.validation.contestants``; none: all).
+    """
+
+    name: str
+    dataset: str
+    quantity: Quantity
+    question: str
+    apart: tuple[str, ...] = ()
+    where: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
+    known: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
+    only_known: bool = False
+    hold_out: tuple[str, ...] = ()
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
+    models: dict[str, ModelInputs] = msgspec.field(default_factory=dict)
+    machines: dict[str, MachineInputs] = msgspec.field(default_factory=dict)
+    free: dict[str, float] = msgspec.field(default_factory=dict)
+    nulls: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    role: Role = "development"
+    schema: str = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.quantity == "step" and not (self.models and self.machines):
+            raise ConfigError(f"case {self.name!r} predicts steps without models or machines", allowed="both")
+        if not self.known and not self.hold_out:
+            raise ConfigError(f"case {self.name!r} knows nothing of its set", allowed="known or hold_out, or both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one prediction knows, and the rows that it is judged on."""
+
+    case: Case
+    dataset: str
+    name: str
+    known: tuple[PublishedRow, ...]
+    judged: tuple[PublishedRow, ...]
+
+
+def read_cases(sets: Mapping[str, PublishedSet], folder: Path = FOLDER) -> tuple[Case, ...]:
+    """Read the cases of ``folder/cases``. Raises ``FileFormatError`` for one whose set or columns do not exist."""
+    cases = []
+    for path in sorted((folder / "cases").glob("*.toml")):
+        case = codec.read(path, Case, "case", SCHEMA)
+        if case.dataset not in sets:
+            raise FileFormatError(f"{path}: {unknown('dataset', case.dataset, sets)}")
+        columns = sets[case.dataset].provenance.columns
+        for name in (*case.apart, *case.hold_out, *case.where, *case.known):
+            if name not in columns:
+                raise FileFormatError(f"{path}: {unknown('column', name, columns)}")
+        for name in case.plan:
+            if name not in Plan.__struct_fields__:
+                raise FileFormatError(f"{path}: {unknown('field of a plan', name, Plan.__struct_fields__)}")
+        cases.append(case)
+    return tuple(cases)
+
+
+def parts(case: Case, published: PublishedSet, *, whole: bool = False) -> Iterator[Part]:
+    """Yield the parts of a case. A part's name tells the values of its columns. Raises ``ConfigError`` for none.
+
+    With ``whole`` a system is one part that knows what it is judged on, unless ``only_known``: good for estimating
+    what other sets are predicted with, never for a score.
+    """
+    rows = [row for row in published.rows if _one_of(row, case.where)]
+    found = False
+    for system, of_system in _grouped(rows, case.apart).items():
+        given = [row for row in of_system if case.known and _one_of(row, case.known)]
+        others = [row for row in of_system if row not in given]
+        columns = () if whole else case.hold_out
+        for held_out, judged in _grouped(others, columns).items():
+            rest = [] if case.only_known else [row for row in others if whole or row not in judged]
+            known = tuple(row for row in (*given, *rest) if row.outcome is not None)
+            if not known:
+                continue
+            found = True
+            words = [f"{column} {value}" for column, value in zip(columns, held_out, strict=True)]
+            name = "/".join((case.name, *(str(value) for value in system), *words))
+            yield Part(case=case, dataset=published.name, name=name, known=known, judged=tuple(judged))
+    if not found:
+        raise ConfigError(f"case {case.name!r} has no rows to judge", allowed="rows beside those that are known")
+
+
+def _one_of(row: PublishedRow, values: Mapping[str, Sequence[Any]]) -> bool:
+    return all(row.values.get(name, "") in allowed for name, allowed in values.items())
+
+
+def _grouped(rows: Sequence[PublishedRow], columns: Sequence[str]) -> dict[tuple[Any, ...], list[PublishedRow]]:
+    groups: dict[tuple[Any, ...], list[PublishedRow]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.values.get(column, "") for column in columns), []).append(row)
+    return groups

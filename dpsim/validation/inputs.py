@@ -1,0 +1,241 @@
+"""What a part of a case gives to the model: machine, workload and plan of a row, and its free numbers, fitted."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from dpsim import machine as machines
+from dpsim import workload as workloads
+from dpsim.collective import parse_devices
+from dpsim.errors import ConfigError, unknown
+from dpsim.machine import AllreduceCost, Machine
+from dpsim.plan import Plan
+from dpsim.predict.formulas import fitted_links
+from dpsim.predict.step import price, scheduled
+from dpsim.validation.case import Case, MachineInputs, ModelInputs, Part
+from dpsim.validation.published import FOLDER, PublishedRow, PublishedSet
+from dpsim.workload import Layer, Tensor, Workload
+
+MACHINES = FOLDER.parent / "experiments" / "machines"
+_COMPUTE = "compute"
+_STEP, _TOLERANCE = 1e-3, 1e-3
+"""Relative, in the logarithms of the free numbers: the step of derivatives, and when the search ends."""
+_WORKLOAD, _LINK = "workload.", "link."
+Inputs = TypeVar("Inputs", MachineInputs, ModelInputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowInputs:
+    """What the model predicts a row from."""
+
+    workload: Workload
+    machine: Machine
+    plan: Plan
+
+    def step_s(self) -> float:
+        """Return the predicted step."""
+        return price(scheduled(self.workload, self.machine, self.plan), self.machine).step_s
+
+
+def outcome_s(row: PublishedRow, published: PublishedSet, plan: Plan) -> float:
+    """Return the seconds of a row's outcome: of samples a second those of a step. NaN while it is sealed."""
+    if row.outcome is None:
+        return math.nan
+    rate = published.provenance.columns[published.provenance.outcome].unit == "1/s"
+    return plan.global_batch / row.outcome if rate else row.outcome
+
+
+def row_plan(case: Case, row: PublishedRow) -> Plan:
+    """Return a row's plan: the fields that all rows share, and its columns with the names of fields.
+
+    A ``local_batch`` is that of each device. A collective is one bucket of one sample a device.
+    """
+    own = {name: value for name, value in row.values.items() if name in Plan.__struct_fields__}
+    fields: dict[str, Any] = {"fusion_rule": "one"} if case.quantity == "collective" else {}
+    fields |= case.plan | own
+    if "layout" in own and parse_devices(own["layout"])[0] == 1:
+        fields.pop("layout")
+    fields.setdefault(
+        "global_batch", row.values.get("local_batch", 1) * fields["devices"] * fields.get("accumulate", 1)
+    )
+    return Plan(**fields)
+
+
+def collective_inputs(part: Part) -> dict[int, RowInputs]:
+    """Return the inputs of each judged row, by its line: an allreduce alone, priced by the tables of the known rows."""
+    case = part.case
+    machine = _machine_of_tables(case, part.known, case.dataset)
+    if stated := case.machines.get(""):
+        machine = msgspec.structs.replace(machine, **_stated(stated))
+    return {
+        row.line: RowInputs(workload=message(int(row.values["size_bytes"])), machine=machine, plan=row_plan(case, row))
+        for row in part.judged
+    }
+
+
+def message(size_bytes: int) -> Workload:
+    """Return a workload that computes nothing and has one gradient tensor of so many bytes."""
+    tensor = Tensor(name="message", shape=(size_bytes // 4,))
+    if size_bytes % 4:
+        tensor = Tensor(name="message", shape=(size_bytes // 2,), dtype="float16")
+    layer = Layer(name="message", forward_s=(0.0,), backward_s=(0.0,), tensors=(tensor,))
+    return Workload(name="an allreduce alone", local_batches=(1,), layers=(layer,))
+
+
+def _machine_of_tables(case: Case, rows: Sequence[PublishedRow], name: str) -> Machine:
+    """Return a machine with a table for each layout among the rows, and the links that dpsim fits to such tables."""
+    by_layout: dict[tuple[int, str], dict[int, float]] = {}
+    for row in rows:
+        if row.outcome is not None:
+            key = int(row.values["devices"]), str(row.values.get("layout", ""))
+            by_layout.setdefault(key, {})[int(row.values["size_bytes"])] = row.outcome
+    tables = tuple(
+        AllreduceCost(
+            algorithm=case.plan.get("algorithm", "auto"),
+            devices=devices,
+            layout=layout,
+            sizes_bytes=tuple(sorted(times)),
+            time_s=tuple(times[size] for size in sorted(times)),
+        )
+        for (devices, layout), times in by_layout.items()
+    )
+    link, in_node = fitted_links(tables)
+    return Machine(name=name, allreduce=tables, link=link, link_in_node=in_node)
+
+
+def _stated(inputs: MachineInputs) -> dict[str, Any]:
+    """Return the fields of a machine that a case states beside its tables."""
+    named = {name: getattr(inputs, name) for name in ("link", "link_in_node", "compute_slowdown", "source")}
+    return {name: value for name, value in named.items() if value}
+
+
+Fill = Callable[[RowInputs], RowInputs]
+"""Puts what is assumed of inputs that a case leaves open into those of a row."""
+
+
+def as_stated(inputs: RowInputs) -> RowInputs:
+    """Return the inputs as the case states them."""
+    return inputs
+
+
+def step_inputs(
+    part: Part, sets: Mapping[str, PublishedSet], free: Mapping[str, float], fill: Fill = as_stated
+) -> dict[int, RowInputs]:
+    """Return the inputs of each known and judged row, by its line, with these values of the free numbers."""
+    case, folder = part.case, sets[part.dataset].path.parents[1]
+    systems = {str(row.values.get("system", "")) for row in (*part.known, *part.judged)}
+    models = {str(row.values.get("model", "")) for row in (*part.known, *part.judged)}
+    machine = {name: _machine(case, _entry(case.machines, name, "machine"), sets, free) for name in systems}
+    workload = {name: _workload(_entry(case.models, name, "model"), folder, free) for name in models}
+    return {
+        row.line: fill(
+            RowInputs(
+                workload=workload[str(row.values.get("model", ""))],
+                machine=machine[str(row.values.get("system", ""))],
+                plan=row_plan(case, row),
+            )
+        )
+        for row in (*part.known, *part.judged)
+    }
+
+
+def _entry(entries: Mapping[str, Inputs], name: str, what: str) -> Inputs:
+    if name not in entries and "" not in entries:
+        raise unknown(what, name, entries)
+    return entries[name if name in entries else ""]
+
+
+def _machine(case: Case, inputs: MachineInputs, sets: Mapping[str, PublishedSet], free: Mapping[str, float]) -> Machine:
+    if inputs.tables_of:
+        if inputs.tables_of not in sets:
+            raise unknown("dataset", inputs.tables_of, sets)
+        machine = _machine_of_tables(case, sets[inputs.tables_of].rows, inputs.tables_of)
+        machine = msgspec.structs.replace(machine, **_stated(inputs))
+    elif inputs.file:
+        machine = msgspec.structs.replace(_read_machine(inputs.file), **_stated(inputs))
+    else:
+        machine = Machine(name=case.name, **_stated(inputs))
+    of_link = {name.removeprefix(_LINK): value for name, value in free.items() if name.startswith(_LINK)}
+    if of_link and machine.link is not None:
+        machine = msgspec.structs.replace(machine, link=msgspec.structs.replace(machine.link, **of_link))
+    return machine
+
+
+@functools.cache
+def _read_machine(name: str) -> Machine:
+    return machines.read(MACHINES / f"{name}.toml")
+
+
+def _workload(inputs: ModelInputs, folder: Path, free: Mapping[str, float]) -> Workload:
+    """Return the workload of a model: its profile, with the published sizes and times and the free numbers."""
+    known = _modelled(inputs, folder).slowed(free.get(_COMPUTE, 1.0))
+    return msgspec.structs.replace(
+        known, **{name.removeprefix(_WORKLOAD): value for name, value in free.items() if name.startswith(_WORKLOAD)}
+    )
+
+
+@functools.cache
+def _modelled(inputs: ModelInputs, folder: Path) -> Workload:
+    paths = [each / f"{inputs.profile}.toml" for each in (folder / "workloads", FOLDER / "workloads", MACHINES)]
+    profile = workloads.read(next((path for path in paths if path.exists()), paths[0]))
+    totals = [sum(getattr(layer, name)[0] for layer in profile.layers) for name in ("forward_s", "backward_s")]
+    factors = [
+        1.0 if published is None else published / total
+        for published, total in zip((inputs.forward_s, inputs.backward_s), totals, strict=True)
+    ]
+
+    def fitted(layer: Layer) -> Layer:
+        forward_s, backward_s = (
+            tuple(factor * each for each in times)
+            for factor, times in zip(factors, (layer.forward_s, layer.backward_s), strict=True)
+        )
+        tensors = layer.tensors
+        if inputs.tensors != 1:
+            tensors = tuple(
+                Tensor(name=each.name, shape=(round(inputs.tensors * each.elements),), dtype=each.dtype)
+                for each in tensors
+            )
+        return msgspec.structs.replace(layer, forward_s=forward_s, backward_s=backward_s, tensors=tensors)
+
+    return msgspec.structs.replace(profile, layers=tuple(map(fitted, profile.layers)))
+
+
+def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill = as_stated) -> dict[int, RowInputs]:
+    """Return the inputs of each row of a part, by its line, with the free numbers that fit the known rows best.
+
+    Least squares of the logarithm of predicted over published steps, over the logarithms of the free numbers (they are
+    above 0). Raises ``ConfigError`` for fewer known rows than free numbers.
+    """
+    from scipy.optimize import least_squares
+
+    case, published = part.case, sets[part.dataset]
+    names = tuple(case.free)
+    if not names:
+        return step_inputs(part, sets, {}, fill)
+    if len(part.known) < len(names):
+        raise ConfigError(
+            f"case {part.name}: {len(names)} free numbers ({', '.join(names)}) and {len(part.known)} known rows",
+            allowed="at least as many known rows as free numbers",
+            remedy="state one of them in the case, or hold out less",
+        )
+    alone = replace(part, judged=())
+
+    def misfits(logarithms: Sequence[float]) -> list[float]:
+        inputs = step_inputs(alone, sets, dict(zip(names, map(math.exp, logarithms), strict=True)), fill)
+        return [
+            math.log(inputs[row.line].step_s() / outcome_s(row, published, inputs[row.line].plan)) for row in part.known
+        ]
+
+    start = [math.log(value) for value in case.free.values()]
+    if _COMPUTE in names:  # so that the first step of the search is not far off
+        start[names.index(_COMPUTE)] -= float(np.median(misfits(start)))
+    solution = least_squares(misfits, start, diff_step=_STEP, ftol=_TOLERANCE, xtol=_TOLERANCE)
+    return step_inputs(part, sets, dict(zip(names, map(math.exp, solution.x.tolist()), strict=True)), fill)

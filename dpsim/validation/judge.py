@@ -1,0 +1,105 @@
+"""Predicts the rows of all cases, beside everyone who competes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+
+from dpsim.columns import Column, Row
+from dpsim.predict.interval import predict_with_interval
+from dpsim.validation.case import Case, Part, parts
+from dpsim.validation.contestants import MODELS, of_collective, of_step
+from dpsim.validation.inputs import Fill, RowInputs, as_stated, collective_inputs, fitted_step_inputs, outcome_s
+from dpsim.validation.published import PublishedRow, PublishedSet
+
+
+class JudgedRow(Row):
+    """A row of a case: what was published, and what was predicted of it."""
+
+    part: Part
+    published: PublishedRow
+    inputs: RowInputs
+    others: dict[str, float]
+
+    dataset = Column["JudgedRow", str]("name", "The set.", lambda row: row.part.dataset)
+    case = Column["JudgedRow", str]("name", "The case, with what is held out of it.", lambda row: row.part.name)
+    line = Column["JudgedRow", int](
+        "count", "The line of the row in the set's CSV file.", lambda row: row.published.line
+    )
+    quantity = Column["JudgedRow", str]("name", "`collective` or `step`.", lambda row: row.part.case.quantity)
+    role = Column["JudgedRow", str](
+        "name", "`development`, `held out` or `prospective`.", lambda row: row.part.case.role
+    )
+    devices = Column["JudgedRow", int]("count", "The devices that take part.", lambda row: row.inputs.plan.devices)
+    measured = Column["JudgedRow", float]("s", "The published time; missing while it is sealed.")
+    predicted = Column["JudgedRow", float]("s", "The predicted time.")
+    low = Column["JudgedRow", float]("s", "The lower end of its 90 % interval.")
+    high = Column["JudgedRow", float]("s", "The upper end of its 90 % interval.")
+    error = Column["JudgedRow", float](
+        "ratio", "The relative error: predicted / measured - 1.", lambda row: row.predicted / row.measured - 1
+    )
+    null_s = Column["JudgedRow", dict[str, float]]("s", "What each null says.", lambda row: row.nulls(), each=True)
+    model_s = Column["JudgedRow", dict[str, float]](
+        "s", "What each published formula says, and of a submission dpsim.", lambda row: row.models(), each=True
+    )
+
+    def nulls(self) -> dict[str, float]:
+        """Return what the nulls of the case say: those that it names, or all."""
+        named = self.part.case.nulls
+        return {n: s for n, s in self.others.items() if n not in MODELS and (not named or n in named)}
+
+    def models(self) -> dict[str, float]:
+        """Return what other models say."""
+        return {name: self.others[name] for name in MODELS if name in self.others}
+
+
+def judged(
+    cases: Iterable[Case],
+    sets: Mapping[str, PublishedSet],
+    *,
+    fills: Mapping[str, Fill] | None = None,
+    executor: Executor | None = None,
+) -> list[JudgedRow]:
+    """Return every row of the cases with its prediction, its interval and what everyone else says.
+
+    ``fills`` put into the inputs of a set's steps what is assumed of those that its cases leave open.
+    ``executor`` predicts the parts of cases side by side: any ``concurrent.futures.Executor``. Raises ``ConfigError``.
+    """
+    tasks = [part for case in cases for part in parts(case, sets[case.dataset])]
+    of_part = functools.partial(_judged_part, sets, fills or {})
+    rows = executor.map(of_part, tasks) if executor else map(of_part, tasks)
+    return [row for of_task in rows for row in of_task]
+
+
+def _judged_part(sets: Mapping[str, PublishedSet], fills: Mapping[str, Fill], part: Part) -> list[JudgedRow]:
+    published = sets[part.dataset]
+    collective = part.case.quantity == "collective"
+    if collective:
+        inputs = collective_inputs(part)
+    else:
+        inputs = fitted_step_inputs(part, sets, fills.get(part.dataset, as_stated))
+    found = []
+    for row in part.judged:
+        own = inputs[row.line]
+        prediction, _ = predict_with_interval(own.workload, own.machine, own.plan)
+        others = of_collective(part.known, row, own.plan) if collective else of_step(part.known, row, inputs, published)
+        found.append(
+            JudgedRow(
+                part=part,
+                published=row,
+                inputs=own,
+                others=others,
+                measured=outcome_s(row, published, own.plan),
+                predicted=prediction.step_s,
+                low=prediction.low_s,
+                high=prediction.high_s,
+            )
+        )
+    return found
+
+
+def scored(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
+    """Return the rows whose outcome is known."""
+    return [row for row in rows if not math.isnan(row.measured)]

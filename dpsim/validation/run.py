@@ -1,0 +1,94 @@
+"""One validation: sets and cases read, everything predicted and scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dpsim.validation.case import Case, read_cases
+from dpsim.validation.defaults import Assumed, filling, of_other_sets
+from dpsim.validation.judge import JudgedRow, judged, scored
+from dpsim.validation.published import FOLDER, PublishedSet, opened, read_sets
+from dpsim.validation.scores import Score, pooled, score_sets
+from dpsim.validation.submission import submitted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """The rows of all cases with their predictions.
+
+    ``rows`` are predicted with every default as the other sets imply it (``assumed``), ``as_shipped`` with dpsim's own
+    defaults. ``predictor`` is who made ``rows``; of a submission ``as_shipped`` is empty.
+    """
+
+    sets: Mapping[str, PublishedSet]
+    cases: Sequence[Case]
+    assumed: Mapping[str, Sequence[Assumed]]
+    rows: Sequence[JudgedRow]
+    as_shipped: Sequence[JudgedRow]
+    predictor: str = "dpsim"
+
+    @cached_property
+    def scores(self) -> list[Score]:
+        """The score of each set that has an outcome."""
+        return score_sets(scored(self.rows))
+
+    @cached_property
+    def shipped_scores(self) -> list[Score]:
+        """The score of each set with dpsim's own defaults."""
+        return score_sets(scored(self.as_shipped))
+
+    @property
+    def sealed(self) -> int:
+        """How many rows wait for their outcome."""
+        return len(self.rows) - len(scored(self.rows))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary of ``--json``: a record for each set and pooled, also with dpsim's own defaults."""
+
+        def lines(scores: Sequence[Score]) -> list[dict[str, Any]]:
+            return [{"dataset": score.name} | score.values() for score in (*scores, *pooled(scores))]
+
+        return {
+            "predictor": self.predictor,
+            "datasets": lines(self.scores),
+            "as_shipped": lines(self.shipped_scores),
+            "sealed": self.sealed,
+            "assumed": [
+                {"dataset": name, "default": each.default.name, "value": each.value, "doubt": each.doubt}
+                for name, of_set in self.assumed.items()
+                for each in of_set
+            ],
+        }
+
+
+def validate(
+    folder: Path = FOLDER,
+    *,
+    outcomes: Sequence[Path] = (),
+    submission: Path | None = None,
+    executor: Executor | None = None,
+) -> Validation:
+    """Predict and score all cases of a folder with ``sets`` and ``cases``.
+
+    ``outcomes`` are files that make outcomes of sealed rows public. ``submission`` is a file of predictions that are
+    scored in place of dpsim's. ``executor`` predicts parts of cases side by side. Raises ``ConfigError`` and
+    ``FileFormatError``.
+    """
+    sets = read_sets(folder)
+    for path in outcomes:
+        sets = opened(sets, path)
+    cases = read_cases(sets, folder)
+    assumed = of_other_sets(cases, sets)
+    fills = {name: filling(of_set) for name, of_set in assumed.items()}
+    rows = judged(cases, sets, fills=fills, executor=executor)
+    if submission is not None:
+        predictor, rows = submitted(submission, rows)
+        return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=(), predictor=predictor)
+    steps = [case for case in cases if case.quantity == "step"]
+    shipped = [row for row in rows if row.quantity == "collective"] + judged(steps, sets, executor=executor)
+    return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=shipped)

@@ -1,0 +1,179 @@
+"""Scores of predictions, by set and pooled: error, skill against nulls, coverage and interval score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.columns import Column, Row
+from dpsim.harness.sweep.coverage import constant_scores, interval_scores
+from dpsim.predict.interval import LEVEL
+from dpsim.validation.case import Quantity
+from dpsim.validation.judge import JudgedRow
+
+Floats = NDArray[np.float64]
+QUANTITIES: tuple[Quantity, ...] = ("collective", "step")
+
+
+class Score(Row):
+    """How right the predictions of some rows are. ``weights`` (one a row) sum to 1."""
+
+    rows_judged: Sequence[JudgedRow]
+    weights: Floats
+    null_errors: Floats
+    hindsight_errors: Floats
+    constant: Floats
+
+    name = Column["Score", str]("name", "The set, or what is pooled.")
+    quantity = Column["Score", str]("name", "`collective` or `step`.", lambda s: s.rows_judged[0].quantity)
+    cases = Column["Score", int]("count", "Cases: what is held out at once.", lambda s: len(s.cases_named))
+    rows = Column["Score", int]("count", "Rows that are judged.", lambda s: len(s.rows_judged))
+    median_abs_error = Column["Score", float](
+        "ratio", "The median of |error| over rows.", lambda s: s.median(s.errors), head="median error", form="percent"
+    )
+    max_abs_error = Column["Score", float]("ratio", "The largest |error|.", lambda s: float(s.errors.max()))
+    null = Column["Score", str](
+        "name", "The best null: of those that saw no judged row, the one with the least median error."
+    )
+    null_median_abs_error = Column["Score", float](
+        "ratio",
+        "The median of |error| of the best null.",
+        lambda s: s.median(s.null_errors),
+        head="best null",
+        form="percent",
+    )
+    hindsight_median_abs_error = Column["Score", float](
+        "ratio",
+        "The same of the best null times one constant that is chosen with hindsight, on the judged rows themselves.",
+        lambda s: s.median(s.hindsight_errors),
+        head="with hindsight",
+        form="percent",
+    )
+    skill = Column["Score", float | None](
+        "ratio",
+        "1 - median error / that of the best null; missing where that makes none.",
+        lambda s: 1 - s.median_abs_error / s.null_median_abs_error if s.null_median_abs_error > 0 else None,
+    )
+    better_cases = Column["Score", int](
+        "count", "Cases with a smaller median error than the best null.", lambda s: s.count_better_cases()
+    )
+    coverage = Column["Score", float](
+        "ratio", "The share of rows inside their 90 % intervals.", lambda s: s.mean(s.inside), form="percent"
+    )
+    interval_score = Column["Score", float](
+        "ratio",
+        "The mean of (width + 20 times the distance outside) / measured: less is better.",
+        lambda s: s.mean(s.interval_scores),
+    )
+    constant_interval_score = Column["Score", float](
+        "ratio",
+        "The same of intervals a constant factor wide, which is the best one for the other sets.",
+        lambda s: s.mean(s.constant),
+    )
+    too_fast = Column["Score", float](
+        "ratio",
+        "The share of rows that are predicted too fast.",
+        lambda s: s.mean(np.array([float(row.error < 0) for row in s.rows_judged])),
+        form="percent",
+    )
+
+    @property
+    def cases_named(self) -> list[str]:
+        return list(dict.fromkeys(row.case for row in self.rows_judged))
+
+    @property
+    def errors(self) -> Floats:
+        return np.array([abs(row.error) for row in self.rows_judged])
+
+    @property
+    def inside(self) -> Floats:
+        return np.array([float(row.low <= row.measured <= row.high) for row in self.rows_judged])
+
+    @property
+    def interval_scores(self) -> Floats:
+        low, high, measured = (np.array([getattr(r, name) for r in self.rows_judged]) for name in _ENDS)
+        return interval_scores(low, high, measured, LEVEL)
+
+    def mean(self, values: Floats) -> float:
+        """Return the weighted mean."""
+        return float(np.dot(values, self.weights))
+
+    def median(self, values: Floats) -> float:
+        """Return the weighted median: the mean of the lower and the upper one."""
+        lower = np.quantile(values, 0.5, weights=self.weights, method="inverted_cdf")
+        upper = -np.quantile(-values, 0.5, weights=self.weights, method="inverted_cdf")
+        return float(lower + upper) / 2
+
+    def count_better_cases(self) -> int:
+        """Return in how many cases the median error is below the null's."""
+        names = np.array([row.case for row in self.rows_judged])
+        return sum(
+            bool(np.median(self.errors[names == name]) < np.median(self.null_errors[names == name]))
+            for name in self.cases_named
+        )
+
+
+_ENDS = ("low", "high", "measured")
+
+
+def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lambda row: row.dataset) -> list[Score]:
+    """Return a score for each set (or other ``key``), collectives before steps. No row may be sealed."""
+    found = []
+    for quantity in QUANTITIES:
+        alike = [row for row in rows if row.quantity == quantity]
+        constant = _constant(alike) if alike else np.empty(0)
+        for name in dict.fromkeys(map(key, alike)):
+            chosen = np.array([key(row) == name for row in alike])
+            found.append(_score(name, [row for row in alike if key(row) == name], constant[chosen]))
+    return found
+
+
+def pooled(scores: Iterable[Score]) -> list[Score]:
+    """Return one score for collectives and one for steps, in which every set weighs the same."""
+    listed = list(scores)
+    found = []
+    for quantity in QUANTITIES:
+        members = [score for score in listed if score.quantity == quantity]
+        if not members:
+            continue
+        joined = {
+            name: np.concatenate([getattr(score, name) for score in members])
+            for name in ("null_errors", "hindsight_errors", "constant")
+        }
+        found.append(
+            Score(
+                name=f"all {quantity}s",
+                rows_judged=[row for score in members for row in score.rows_judged],
+                weights=np.concatenate([score.weights for score in members]) / len(members),
+                null="the best of each set",
+                **joined,
+            )
+        )
+    return found
+
+
+def _score(name: str, rows: Sequence[JudgedRow], constant: Floats) -> Score:
+    measured = np.array([row.measured for row in rows])
+    nulls = [row.nulls() for row in rows]
+    common = [null for null in nulls[0] if all(null in each for each in nulls)]
+    ratios = {null: np.array([each[null] for each in nulls]) / measured for null in common}
+    best = min(ratios, key=lambda null: float(np.median(np.abs(ratios[null] - 1))))
+    hindsight = ratios[best] / np.median(ratios[best])
+    return Score(
+        name=name,
+        rows_judged=rows,
+        weights=np.full(len(rows), 1 / len(rows)),
+        null=best,
+        null_errors=np.abs(ratios[best] - 1),
+        hindsight_errors=np.abs(hindsight - 1),
+        constant=constant,
+    )
+
+
+def _constant(rows: Sequence[JudgedRow]) -> Floats:
+    """Return the interval score of each row where the width is a constant factor, the best one for the other sets."""
+    predicted, measured = (np.array([getattr(row, name) for row in rows]) for name in ("predicted", "measured"))
+    _, members = np.unique([row.dataset for row in rows], return_inverse=True)
+    return constant_scores(predicted, measured, members, LEVEL, weights=1 / np.bincount(members)[members])[1]
