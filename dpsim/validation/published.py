@@ -151,15 +151,21 @@ def _row(table: Path, line: int, cells: list[str], provenance: Provenance) -> Pu
     texts = dict(zip(provenance.columns, cells, strict=True))
     sealed = _SEALED.fullmatch(texts[provenance.outcome])
     outcome = None if sealed else _outcome(where, provenance, texts[provenance.outcome])
-    values: dict[str, Any] = {}
-    for name, column in provenance.columns.items():
-        if name != provenance.outcome and texts[name]:
-            values[name] = texts[name] if column.unit in ("name", "text") else _number(where, name, texts[name])
-            if column.unit == "count":
-                if values[name] != int(values[name]):
-                    raise FileFormatError(f"{where}: {name} is {texts[name]}", allowed="a whole number")
-                values[name] = int(values[name])
+    values = {
+        name: texts[name] if column.unit in ("name", "text") else _value(where, name, texts[name], column)
+        for name, column in provenance.columns.items()
+        if name != provenance.outcome and texts[name]
+    }
     return PublishedRow(line=line, values=values, outcome=outcome, seal=sealed[0] if sealed else "")
+
+
+def _value(where: str, name: str, text: str, column: PublishedColumn) -> float:
+    """Return the number of a cell: a count has to be a whole one, and bytes are where they can."""
+    value = _number(where, name, text)
+    whole = value.is_integer()
+    if column.unit == "count" and not whole:
+        raise FileFormatError(f"{where}: {name} is {text}", allowed="a whole number")
+    return int(value) if whole and column.unit in ("count", "bytes") else value
 
 
 def _outcome(where: str, provenance: Provenance, text: str) -> float:

@@ -14,6 +14,7 @@ from dpsim.validation.case import Quantity
 from dpsim.validation.judge import JudgedRow
 
 Floats = NDArray[np.float64]
+_ROUNDING = 1e-9
 QUANTITIES: tuple[Quantity, ...] = ("collective", "step")
 
 
@@ -102,9 +103,10 @@ class Score(Row):
 
     def median(self, values: Floats) -> float:
         """Return the weighted median: the mean of the lower and the upper one."""
-        lower = np.quantile(values, 0.5, weights=self.weights, method="inverted_cdf")
-        upper = -np.quantile(-values, 0.5, weights=self.weights, method="inverted_cdf")
-        return float(lower + upper) / 2
+        order = np.argsort(values)
+        reached = np.cumsum(self.weights[order])
+        middle = [int(np.searchsorted(reached, 0.5 - _ROUNDING)), int(np.searchsorted(reached, 0.5 + _ROUNDING))]
+        return float(values[order][middle].mean())
 
     def count_better_cases(self) -> int:
         """Return in how many cases the median error is below the null's."""

@@ -1,0 +1,296 @@
+"""What is known in a case and what is judged; scores, by hand; defaults from the other sets; submissions."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from published_files import EXPERIMENTS
+
+from dpsim.errors import ConfigError, FileFormatError
+from dpsim.validation import contestants
+from dpsim.validation.case import Case, Part, parts, read_cases
+from dpsim.validation.defaults import DEFAULTS, Assumed, filling, of_other_sets
+from dpsim.validation.inputs import RowInputs, fitted_step_inputs, message, outcome_s, row_plan
+from dpsim.validation.judge import JudgedRow, judged, scored
+from dpsim.validation.published import PublishedRow, PublishedSet, read_sets
+from dpsim.validation.run import validate
+from dpsim.validation.scores import pooled, score_sets
+from dpsim.validation.submission import submission, submitted
+
+EXAMPLE = EXPERIMENTS / "validation_example"
+SETS = read_sets()
+CASES = {case.name: case for case in read_cases(SETS)}
+
+
+def of_case(name: str) -> list[Part]:
+    return list(parts(CASES[name], SETS[CASES[name].dataset]))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+def test_no_row_is_both_known_and_judged(case: Case) -> None:
+    found = list(parts(case, SETS[case.dataset]))
+    for part in found:
+        assert part.judged and part.known
+        assert not {row.line for row in part.known} & {row.line for row in part.judged}
+        for column in case.apart:
+            assert len({row.values.get(column) for row in (*part.known, *part.judged)}) == 1
+    lines = [row.line for part in found for row in part.judged]
+    assert len(lines) == len(set(lines)), "a row is judged once in a case"
+
+
+def test_a_prediction_does_not_change_with_the_outcomes_that_it_is_judged_on() -> None:
+    """Each judged outcome is replaced by another one: no prediction, null or interval may notice."""
+    for name in ("nccl-a100-powers", "bcaffe-steps", "mlperf-resnet50"):
+        case = CASES[name]
+        known = {row.line for part in of_case(name) for row in part.known}
+        rows = tuple(
+            row if row.line in known else PublishedRow(line=row.line, values=row.values, outcome=1e3, seal="")
+            for row in SETS[case.dataset].rows
+        )
+        other = PublishedSet(provenance=SETS[case.dataset].provenance, rows=rows, path=SETS[case.dataset].path)
+        before, after = judged([case], SETS), judged([case], {**SETS, case.dataset: other})
+        for first, second in zip(before, after, strict=True):
+            assert (first.predicted, first.low, first.high, first.others) == (
+                second.predicted,
+                second.low,
+                second.high,
+                second.others,
+            )
+
+
+def test_a_rows_columns_are_its_plan_and_its_outcome() -> None:
+    (wfbp,) = (r for r in SETS["bcaffe_steps"].rows if r.values["method"] == "WFBP" and r.values["devices"] == 4)
+    plan = row_plan(CASES["bcaffe-steps"], wfbp)
+    assert (plan.devices, plan.layout, plan.global_batch, plan.fusion_rule) == (4, "4x1", 256, "per-tensor")
+    assert (plan.overlap, plan.algorithm) == ("thread", "mpi")
+    assert outcome_s(wfbp, SETS["bcaffe_steps"], plan) == pytest.approx(256 / 599.28)
+    step = SETS["cs336_steps"].rows[0]
+    assert outcome_s(step, SETS["cs336_steps"], row_plan(CASES["cs336-steps"], step)) == 0.8009
+
+
+def test_a_free_number_fits_the_known_rows_and_no_others() -> None:
+    part = next(part for part in of_case("pytorch-v100") if "resnet101/26214400/devices 8" in part.name)
+    inputs = fitted_step_inputs(part, SETS)
+    assert [row.values["devices"] for row in part.known] == [1]
+    assert inputs[part.known[0].line].step_s() == pytest.approx(0.171, rel=1e-3)
+    assert inputs[part.judged[0].line].step_s() != pytest.approx(0.179, rel=1e-3)
+
+
+def test_fewer_known_rows_than_free_numbers_are_refused() -> None:
+    part = of_case("pytorch-buckets")[0]
+    one = Part(case=part.case, dataset=part.dataset, name=part.name, known=part.known[:1], judged=part.judged)
+    with pytest.raises(ConfigError, match="2 free numbers"):
+        fitted_step_inputs(one, SETS)
+
+
+def made(dataset: str, case: str, values: list[tuple[float, float, float, float, float]]) -> list[JudgedRow]:
+    """Rows of (measured, predicted, low, high, what the only null says)."""
+    inputs = RowInputs(workload=message(4), machine=None, plan=row_plan(CASES["nccl-a100"], SETS["nccl_a100"].rows[0]))  # type: ignore[arg-type]
+    part = Part(case=CASES["nccl-a100"], dataset=dataset, name=case, known=(), judged=())
+    return [
+        JudgedRow(
+            part=part,
+            published=PublishedRow(line=2 + number, values={}, outcome=measured),
+            inputs=inputs,
+            others={"null": null, contestants.CALCULON: measured},
+            measured=measured,
+            predicted=predicted,
+            low=low,
+            high=high,
+        )
+        for number, (measured, predicted, low, high, null) in enumerate(values)
+    ]
+
+
+def test_scores_by_hand() -> None:
+    rows = made("one", "one/a", [(1.0, 0.9, 0.8, 1.1, 1.4), (2.0, 2.4, 2.2, 2.6, 2.2)])
+    rows += made("one", "one/b", [(4.0, 4.4, 3.6, 5.2, 2.0)])
+    (score,) = score_sets(rows)
+    assert (score.cases, score.rows, score.null, score.better_cases) == (2, 3, "null", 2)
+    assert score.median_abs_error == pytest.approx(0.1) and score.max_abs_error == pytest.approx(0.2)
+    assert score.null_median_abs_error == pytest.approx(0.4) and score.skill == pytest.approx(0.75)
+    assert score.hindsight_median_abs_error == pytest.approx(0.3 / 1.1)  # the null's ratios 1.4, 1.1, 0.5 over 1.1
+    assert score.coverage == pytest.approx(2 / 3) and score.too_fast == pytest.approx(1 / 3)
+    assert score.interval_score == pytest.approx((0.3 + (0.4 + 20 * 0.2) / 2 + 1.6 / 4) / 3)
+
+
+def test_pooled_every_set_weighs_the_same() -> None:
+    many = made("many", "many/a", [(1.0, 1.1, 0.5, 2.0, 3.0)] * 9)
+    few = made("few", "few/a", [(1.0, 1.5, 1.4, 1.6, 1.2)])
+    (every,) = pooled(score_sets([*many, *few]))
+    assert every.coverage == pytest.approx(0.5) and every.median_abs_error == pytest.approx(0.3)
+    assert every.null_median_abs_error == pytest.approx((2.0 + 0.2) / 2)
+
+
+def test_the_width_of_the_constant_is_that_of_the_other_sets() -> None:
+    """Two sets of one error each: each is scored with the width that the other one needs."""
+    wide = made("wide", "wide/a", [(1.0, math.exp(0.4), 0.1, 9.0, 2.0)] * 4)
+    narrow = made("narrow", "narrow/a", [(1.0, math.exp(0.1), 0.1, 9.0, 2.0)] * 4)
+    scores = {score.name: score for score in score_sets([*wide, *narrow])}
+    assert scores["narrow"].constant_interval_score == pytest.approx(math.exp(0.5) - math.exp(-0.3), rel=0.02)
+    outside = math.exp(0.3) - 1
+    assert scores["wide"].constant_interval_score == pytest.approx(
+        math.exp(0.5) - math.exp(0.3) + 20 * outside, rel=0.05
+    )
+
+
+def test_published_formulas_as_their_sources_compute_them() -> None:
+    assert contestants.calculon(1e9, 8, 2e-6, 1e11) == pytest.approx(2e-6 + 2e9 * 7 / 8 / 1e11)
+    # 8 GPUs of one node, LL of Ampere: min(87.7, 2 * 300 / 4) GB/s, 14 hops of 0.6 us
+    assert contestants.inductor(1e9, 1, 8) == pytest.approx(6.6e-6 + 14 * 0.6e-6 + 1e9 * 14 / 8 / 87.7e9)
+    # 2 nodes: 2 * 25 / 4 GB/s, 30 hops, 4 of them over the network
+    assert contestants.inductor(1e9, 2, 16) == pytest.approx(6.6e-6 + 26e-6 + 4 * 2.7e-6 + 1e9 * 30 / 16 / 12.5e9)
+
+
+def test_nulls_of_a_collective_by_hand() -> None:
+    known = [
+        PublishedRow(line=2 + number, values={"devices": n, "size_bytes": size}, outcome=seconds)
+        for number, (n, size, seconds) in enumerate([(2, 100, 1.0), (2, 200, 2.0), (8, 100, 4.0), (8, 200, 8.0)])
+    ]
+    row = PublishedRow(line=9, values={"devices": 4, "size_bytes": 100}, outcome=None)
+    plan = row_plan(CASES["nccl-a100"], row)
+    said = contestants.of_collective(known, row, plan)
+    assert said["nearest table"] == 1.0 and said["between tables"] == pytest.approx(2.0)
+
+
+def test_a_default_of_a_set_does_not_depend_on_that_set() -> None:
+    cases = [CASES[name] for name in ("bcaffe-steps", "pytorch-v100", "records")]
+    every = of_other_sets(cases, SETS)
+    rows = tuple(
+        PublishedRow(
+            line=row.line, values=row.values, outcome=row.outcome / 3 if row.values["devices"] > 1 else row.outcome
+        )
+        for row in SETS["bcaffe_steps"].rows
+        if row.outcome
+    )
+    slow = PublishedSet(provenance=SETS["bcaffe_steps"].provenance, rows=rows, path=SETS["bcaffe_steps"].path)
+    changed = of_other_sets(cases, {**SETS, "bcaffe_steps": slow})
+    assert [a.value for a in changed["bcaffe_steps"]] == [a.value for a in every["bcaffe_steps"]]
+    assert [a.value for a in changed["pytorch_v100"]] != [a.value for a in every["pytorch_v100"]]
+
+
+def test_a_default_is_what_predicts_the_other_set_best_and_fills_what_is_not_stated() -> None:
+    case, other, published = CASES["pytorch-v100"], CASES["bcaffe-steps"], SETS["bcaffe_steps"]
+    (default,) = DEFAULTS
+    errors = {}
+    for value in default.values:
+        rows = judged([other], SETS, fills={published.name: filling([Assumed(default, value, 0.0)])})
+        errors[value] = np.mean([abs(math.log(row.predicted / row.measured)) for row in rows])
+    best = min(errors, key=lambda value: errors[value])
+    inputs = fitted_step_inputs(next(parts(case, SETS["pytorch_v100"])), SETS)
+    several = next(each for each in inputs.values() if each.plan.devices > 1)
+    fill = filling(of_other_sets([case, other], SETS)["pytorch_v100"])
+    assert fill(several).machine.compute_slowdown[0].factor == best > 1
+    assert not several.machine.compute_slowdown and fill(fill(several)) == fill(several)
+
+
+def test_parts_are_predicted_alike_by_processes() -> None:
+    cases = [CASES["cs336-allreduce"], CASES["bcaffe-steps"]]
+    here = [row.values() for row in judged(cases, SETS)]
+    with ProcessPoolExecutor(1) as executor:
+        assert [row.values() for row in judged(cases, SETS, executor=executor)] == here
+
+
+def test_sealed_rows_are_predicted_and_not_scored() -> None:
+    closed = validate(EXAMPLE)
+    assert closed.sealed == 2 and closed.scores[0].rows == 4 and len(closed.rows) == 6
+    assert all(row.predicted > 0 for row in closed.rows) and len(scored(closed.rows)) == 4
+    public = validate(EXAMPLE, outcomes=[EXAMPLE / "outcomes.json"])
+    assert public.sealed == 0 and public.scores[0].rows == 6
+    assert [row.predicted for row in public.rows] == [row.predicted for row in closed.rows]
+
+
+def test_dpsims_own_predictions_score_as_a_submission_as_they_do_without(tmp_path: Path) -> None:
+    from dpsim import codec
+
+    own = validate(EXAMPLE)
+    codec.write(tmp_path / "own.json", submission("own", own.rows))
+    again = validate(EXAMPLE, submission=tmp_path / "own.json")
+    assert again.predictor == "own" and [s.values() for s in again.scores] == [s.values() for s in own.scores]
+    assert all(row.models()["dpsim"] == row.predicted for row in again.rows)
+
+
+def test_the_example_of_a_submission_is_scored_by_its_own_numbers() -> None:
+    result = validate(EXAMPLE, submission=EXAMPLE / "submission.json", outcomes=[EXAMPLE / "outcomes.json"])
+    raw = json.loads((EXAMPLE / "submission.json").read_text())["predictions"]
+    assert [row.predicted for row in result.rows] == [each["predicted_s"] for part in raw.values() for each in part]
+    assert result.scores[0].median_abs_error < 0.05
+
+
+def _edited(raw: Any, edit: str) -> None:
+    predictions = raw["predictions"]
+    first = predictions["example/devices 4"]
+    match edit:
+        case "upside down":
+            first[1]["low_s"], first[1]["high_s"] = first[1]["high_s"], first[1]["low_s"]
+        case "not a number":
+            first[1]["predicted_s"] = 0
+        case "missing row":
+            del first[1]
+        case "missing part":
+            del predictions["example/devices 8"]
+        case "twice":
+            first.append(first[0])
+        case "unknown row":
+            first[0]["line"] = 99
+        case "unknown case":
+            predictions["exampel/devices 4"] = predictions.pop("example/devices 4")
+        case "level":
+            raw["level"] = 0.95
+        case "key":
+            first[0]["low"] = first[0].pop("low_s")
+
+
+@pytest.mark.parametrize(
+    ("edit", "given", "allowed"),
+    [
+        ("upside down", "case 'example/devices 4', line 6: low, predicted and high are", "inside its interval"),
+        ("not a number", "case 'example/devices 4', line 6", "above 0"),
+        ("missing row", "case 'example/devices 4': lines 6 are missing", "each of its 3 lines once"),
+        ("missing part", "case example: parts example/devices 8 are missing", "each of its 2 parts once"),
+        ("twice", "lines 5 are there twice", "once"),
+        ("unknown row", "lines 5 are missing", "once"),
+        ("unknown case", "unknown case 'exampel/devices 4'", "example/devices 4"),
+        ("level", "the level is 0.95", "0.9"),
+        ("key", "low", ""),
+    ],
+)
+def test_a_bad_submission_is_refused_with_the_place(tmp_path: Path, edit: str, given: str, allowed: str) -> None:
+    raw = json.loads((EXAMPLE / "submission.json").read_text())
+    _edited(raw, edit)
+    (tmp_path / "bad.json").write_text(json.dumps(raw))
+    sets = read_sets(EXAMPLE)
+    rows = judged(read_cases(sets, EXAMPLE), sets)
+    with pytest.raises(FileFormatError) as refused:
+        submitted(tmp_path / "bad.json", rows)
+    assert given in refused.value.given and allowed in refused.value.allowed
+    assert refused.value.remedy or edit == "level"
+    assert str(tmp_path / "bad.json") in refused.value.given
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('dataset = "example"', 'dataset = "exampel"', "unknown dataset 'exampel'"),
+        ('hold_out = ["devices"]', 'hold_out = ["device"]', "unknown column 'device'"),
+        ('plan = { algorithm = "nccl" }', 'plan = { algoritm = "nccl" }', "unknown field of a plan 'algoritm'"),
+        ('quantity = "collective"', 'quantity = "step"', "without models or machines"),
+    ],
+)
+def test_a_case_that_names_what_does_not_exist_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "cases" / "case.toml").write_text((EXAMPLE / "cases" / "example.toml").read_text().replace(old, new))
+    with pytest.raises(FileFormatError, match=said):
+        read_cases(read_sets(EXAMPLE), tmp_path)
+
+
+def test_the_median_with_weights_is_the_median_without_where_all_weigh_the_same() -> None:
+    rows = made("one", "one/a", [(1.0, 1 + error, 0.1, 9.0, 2.0) for error in (0.1, 0.2, 0.4, 0.8)])
+    (score,) = score_sets(rows)
+    assert score.median_abs_error == pytest.approx(float(np.median([0.1, 0.2, 0.4, 0.8])))
