@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import report_factory
-from published_files import PREDICT
+from published_files import EXPERIMENTS, PREDICT
 
 from dpsim import codec
 
@@ -118,6 +118,21 @@ def test_trace_of_a_setting_that_is_not_there_lists_those_that_are(dpsim: Dpsim,
     assert code == 2
     assert "devices = 77" in err
     assert "network node" in err and "devices 2" in err
+
+
+def test_validate(dpsim: Dpsim) -> None:
+    shown = _object(dpsim, "validate", "--sets", EXPERIMENTS / "validation_example")
+    assert {"dataset", "case", "role", "measured", "predicted", "error"} <= set(shown["points"][0])
+    assert {(p["dataset"], p["role"]) for p in shown["points"]} == {("example", "held out")}
+    assert [p["measured"] for p in shown["points"] if p["line"] in (9, 10)] == [None, None]
+    assert {line["dataset"] for line in shown["summary"]["datasets"]} == {"example", "all collectives"}
+    assert {"median_abs_error", "max_abs_error", "null_median_abs_error"} <= set(shown["summary"]["datasets"][0])
+
+
+def test_validate_lists_doubts(dpsim: Dpsim) -> None:
+    shown = _object(dpsim, "validate", "--audit")
+    assert shown["summary"]["doubts"] == len(shown["points"]) > 0
+    assert set(shown["points"][0]) == {"dataset", "lines", "kind", "text"}
 
 
 def test_doctor(dpsim: Dpsim) -> None:

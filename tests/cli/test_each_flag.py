@@ -18,6 +18,7 @@ STARTED = "the ranks would start here"
 MACHINES = EXPERIMENTS / "machines"
 EXAMPLE = Path(__file__).parents[2] / "reports" / "example"
 LOG = MACHINES / "benchmarks" / "imb.txt"
+EXAMPLE_SETS = EXPERIMENTS / "validation_example"
 FILES = f"--workload {MACHINES}/googlenet_k80.toml --machine {MACHINES}/k80_10gbe.toml"
 EACH = {
     "train": "",
@@ -27,7 +28,7 @@ EACH = {
     "predict": f"{FILES} --devices 2,4",
     "report": f"{EXAMPLE} --output again",
     "compare": f"{EXAMPLE} {EXAMPLE}",
-    "validate": "--sets SETS",
+    "validate": f"--sets {EXAMPLE_SETS}",
     "trace": f"{EXAMPLE}",
     "bench allreduce": "--peers none --max 4KiB",
     "machine show": f"{MACHINES}/k80_10gbe.toml",
@@ -88,6 +89,9 @@ OF_COMMAND = {
     "report --format": "csv",
     "report --json": "--format csv",
     "trace --local-batch": "256",
+    "validate --submission": f"{EXAMPLE_SETS}/submission.json",
+    "validate --outcomes": f"{EXAMPLE_SETS}/outcomes.json",
+    "validate --predictions": "written.json",
     "sweep fusion-threshold --experiment": f"{EXPERIMENTS}/sweeps/fusion_threshold.toml",
     "sweep devices --experiment": f"{EXPERIMENTS}/sweeps/devices.toml",
     "sweep devices --local-batch": "16 --scaling weak",
