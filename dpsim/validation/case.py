@@ -26,12 +26,14 @@ class ModelInputs(Noun, frozen=True):
 
     ``tensors`` multiplies the sizes of all gradient tensors. ``forward_s`` and ``backward_s`` are what all layers
     together take, where they are published; without them the profile's times stand, and may be free (``compute``).
+    ``step_spread`` is that of a workload.
     """
 
     profile: str
     tensors: float = 1.0
     forward_s: float | None = None
     backward_s: float | None = None
+    step_spread: tuple[float, ...] = ()
 
 
 class MachineInputs(Noun, frozen=True):

@@ -17,6 +17,8 @@ from dpsim.validation.inputs import Fill, RowInputs, fitted_step_inputs, outcome
 from dpsim.validation.published import PublishedSet
 
 _NORMAL_95 = 1.96
+_ALIKE = 1e-3
+"""Where the mean misfits of all values differ by no more, a set says nothing of a default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class Assumed(NamedTuple):
 def together(inputs: RowInputs, factor: float, doubt: float) -> RowInputs:
     """Let computation on several devices take ``factor`` times as long as on one, where nothing is stated of it."""
     devices = inputs.plan.devices
-    if devices == 1 or inputs.machine.compute_slowdown:
+    if devices == 1 or inputs.machine.compute_slowdown or inputs.workload.step_spread:
         return inputs
     slowdown = ComputeSlowdown(devices=devices, factor=factor, half_width=_NORMAL_95 * doubt)
     return replace(inputs, machine=msgspec.structs.replace(inputs.machine, compute_slowdown=(slowdown,)))
@@ -55,7 +57,7 @@ DEFAULTS = (
         name="synchronisation loss",
         text="how many times as long computation takes on several devices as on one: what waiting for the slowest, and "
         "for launches and input beside it, costs",
-        values=(1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.08, 1.1, 1.12, 1.15, 1.2, 1.3, 1.5),
+        values=(1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.13, 1.16, 1.2, 1.3, 1.5),
         fill=together,
     ),
 )
@@ -80,7 +82,7 @@ def of_other_sets(
 
     The value that a set implies has the least mean |log(predicted / published)| over all its rows that are no inputs of
     every part. A set takes the median of the values of the others, and as its doubt their standard deviation in
-    logarithms. Of several defaults each is estimated beside those before it.
+    logarithms; it takes none where no other set tells. Of several defaults each is estimated beside those before it.
     """
     by_set: dict[str, list[Case]] = {}
     for case in cases:
@@ -90,7 +92,7 @@ def of_other_sets(
     for default in defaults:
         implied = {name: _implied(of_set, sets, found[name], default) for name, of_set in by_set.items()}
         for name in by_set:
-            others = [value for other, value in implied.items() if other != name]
+            others = [value for other, value in implied.items() if other != name and value is not None]
             if others:
                 assumed = Assumed(default, float(np.median(others)), float(np.std(np.log(others))))
                 found[name] = (*found[name], assumed)
@@ -99,8 +101,8 @@ def of_other_sets(
 
 def _implied(
     cases: Sequence[Case], sets: Mapping[str, PublishedSet], before: Sequence[Assumed], default: Default
-) -> float:
-    """Return the value of a default with which the cases of a set are predicted best."""
+) -> float | None:
+    """Return the value of a default with which the cases of a set are predicted best; ``None`` where all are alike."""
 
     def misfit(value: float) -> float:
         fill, errors = filling((*before, Assumed(default, value, 0.0))), list[float]()
@@ -114,4 +116,5 @@ def _implied(
                         errors.append(abs(math.log(own.step_s() / outcome_s(row, published, own.plan))))
         return float(np.mean(errors))
 
-    return min(default.values, key=misfit)
+    misfits = {value: misfit(value) for value in default.values}
+    return min(misfits, key=misfits.__getitem__) if max(misfits.values()) - min(misfits.values()) > _ALIKE else None

@@ -26,8 +26,8 @@ from dpsim.workload import Layer, Tensor, Workload
 
 MACHINES = FOLDER.parent / "experiments" / "machines"
 _COMPUTE = "compute"
-_STEP, _TOLERANCE = 1e-3, 1e-3
-"""Relative, in the logarithms of the free numbers: the step of derivatives, and when the search ends."""
+_STEP, _TOLERANCE, _EXACT = 1e-3, 1e-3, 1e-6
+"""The step of derivatives and when the search ends, both relative; a misfit below which nothing is searched."""
 _WORKLOAD, _LINK = "workload.", "link."
 Inputs = TypeVar("Inputs", MachineInputs, ModelInputs)
 
@@ -205,7 +205,8 @@ def _modelled(inputs: ModelInputs, folder: Path) -> Workload:
             )
         return msgspec.structs.replace(layer, forward_s=forward_s, backward_s=backward_s, tensors=tensors)
 
-    return msgspec.structs.replace(profile, layers=tuple(map(fitted, profile.layers)))
+    spread = inputs.step_spread or profile.step_spread
+    return msgspec.structs.replace(profile, layers=tuple(map(fitted, profile.layers)), step_spread=spread)
 
 
 def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill = as_stated) -> dict[int, RowInputs]:
@@ -237,5 +238,6 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     start = [math.log(value) for value in case.free.values()]
     if _COMPUTE in names:  # so that the first step of the search is not far off
         start[names.index(_COMPUTE)] -= float(np.median(misfits(start)))
-    solution = least_squares(misfits, start, diff_step=_STEP, ftol=_TOLERANCE, xtol=_TOLERANCE)
-    return step_inputs(part, sets, dict(zip(names, map(math.exp, solution.x.tolist()), strict=True)), fill)
+    if max(map(abs, misfits(start))) > _EXACT:
+        start = least_squares(misfits, start, diff_step=_STEP, ftol=_TOLERANCE, xtol=_TOLERANCE).x.tolist()
+    return step_inputs(part, sets, dict(zip(names, map(math.exp, start), strict=True)), fill)

@@ -16,7 +16,7 @@ from dpsim.report.charts import Chart, Dot, Lines, Rows, Series
 from dpsim.report.content import Card, Content, Tile
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
-from dpsim.report.words import digits, percent, skill_text
+from dpsim.report.words import counted, digits, percent, skill_text
 from dpsim.report.write import ReportFigure, write_content
 from dpsim.validation.audit import Doubt, audit
 from dpsim.validation.contestants import MODELS
@@ -109,7 +109,7 @@ def _audit_table(doubts: Sequence[Doubt]) -> Table:
     return table(
         title="What is wrong in the published tables, or hardly so",
         columns=_DOUBTS,
-        sections={"": doubts},
+        sections={counted(len(doubts), "doubt"): doubts},
         note="Lines are those of the sets' CSV files. Rows in doubt are judged all the same.",
     )
 
@@ -123,7 +123,11 @@ def _sets_table(sets: Mapping[str, PublishedSet]) -> Table:
         Column(head="citation", cell=lambda s: s.provenance.citation, left=True),
         Column(head="licence", cell=lambda s: s.provenance.licence, left=True),
     )
-    return table(title="Where the measurements come from", columns=columns, sections={"": list(sets.values())})
+    return table(
+        title="Where the measurements come from",
+        columns=columns,
+        sections={counted(len(sets), "set"): list(sets.values())},
+    )
 
 
 def _records_table(rows: Sequence[JudgedRow]) -> Table | None:
@@ -169,7 +173,7 @@ def _records_table(rows: Sequence[JudgedRow]) -> Table | None:
     return table(
         title="The large-batch records",
         columns=columns,
-        sections={"": records},
+        sections={counted(len(records), "record"): records},
         note="The rate of a device is implied by 90 epochs in the published time. Efficiency is over one device alone; "
         "computation, waiting for the slowest and exposed communication are shares of the predicted step.",
     )
