@@ -17,6 +17,18 @@ from dpsim.plan import Plan
 from dpsim.validation.published import FOLDER, PublishedRow, PublishedSet
 
 SCHEMA = "dpsim.case/1"
+COMPUTE = "compute"
+FREE_FIELDS = {
+    "workload": ("update_s", "overhead_s", "overhead_per_sample_s", "input_s_per_sample"),
+    "link": (
+        "latency_s",
+        "bandwidth_bytes_per_s",
+        "reduce_s_per_byte",
+        "message_overhead_s",
+        "bucket_overhead_s",
+    ),
+}
+"""The fields that may be free, of a workload and of a link, beside the factor ``compute`` on all computing times."""
 Quantity = Literal["collective", "step"]
 Role = Literal["development", "held out", "prospective"]
 
@@ -89,6 +101,14 @@ class Case(Noun, frozen=True):
             raise ConfigError(f"case {self.name!r} predicts steps without models or machines", allowed="both")
         if not self.known and not self.hold_out:
             raise ConfigError(f"case {self.name!r} knows nothing of its set", allowed="known or hold_out, or both")
+        for name, value in self.free.items():
+            kind, _, field = name.partition(".")
+            if name != COMPUTE and field not in FREE_FIELDS.get(kind, ()):
+                raise unknown(
+                    "free number", name, (COMPUTE, *(f"{k}.{f}" for k, of in FREE_FIELDS.items() for f in of))
+                )
+            if not value > 0:
+                raise ConfigError(f"the free number {name} begins at {value}", allowed="a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +133,12 @@ def read_cases(sets: Mapping[str, PublishedSet], folder: Path = FOLDER) -> tuple
         for name in (*case.apart, *case.hold_out, *case.where, *case.known):
             if name not in columns:
                 raise FileFormatError(f"{path}: {unknown('column', name, columns)}")
+        needed = {"devices", "size_bytes"} if case.quantity == "collective" else {"devices"}
+        if missing := sorted(needed - columns.keys()):
+            raise FileFormatError(
+                f"{path}: the set {case.dataset} has no column {', '.join(missing)}",
+                allowed=f"a set of {case.quantity}s, with the columns {', '.join(sorted(needed))}",
+            )
         for name in case.plan:
             if name not in Plan.__struct_fields__:
                 raise FileFormatError(f"{path}: {unknown('field of a plan', name, Plan.__struct_fields__)}")

@@ -19,6 +19,7 @@ from dpsim.validation.published import PublishedRow, PublishedSet
 
 Floats = NDArray[np.float64]
 CALCULON, INDUCTOR, DPSIM = "Calculon", "PyTorch Inductor", "dpsim"
+PERFECT = "perfect scaling"
 MODELS = (CALCULON, INDUCTOR, DPSIM)
 """Those that are models; all others are nulls."""
 _OTHER_MODEL = 100.0

@@ -12,20 +12,19 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from dpsim import codec
 from dpsim import machine as machines
 from dpsim import workload as workloads
-from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.plan import Plan
 from dpsim.predict.formulas import fitted_links
 from dpsim.predict.step import price, scheduled
-from dpsim.validation.case import Case, MachineInputs, ModelInputs, Part
+from dpsim.validation.case import COMPUTE, Case, MachineInputs, ModelInputs, Part
 from dpsim.validation.published import FOLDER, PublishedRow, PublishedSet
 from dpsim.workload import Layer, Tensor, Workload
 
 MACHINES = FOLDER.parent / "experiments" / "machines"
-_COMPUTE = "compute"
 _STEP, _TOLERANCE, _EXACT = 1e-3, 1e-3, 1e-6
 """The step of derivatives and when the search ends, both relative; a misfit below which nothing is searched."""
 _WORKLOAD, _LINK = "workload.", "link."
@@ -56,17 +55,17 @@ def outcome_s(row: PublishedRow, published: PublishedSet, plan: Plan) -> float:
 def row_plan(case: Case, row: PublishedRow) -> Plan:
     """Return a row's plan: the fields that all rows share, and its columns with the names of fields.
 
-    A ``local_batch`` is that of each device. A collective is one bucket of one sample a device.
+    A ``local_batch`` is that of each device. A collective is one bucket of one sample a device. Raises
+    ``FileFormatError`` with the line for what is no plan.
     """
     own = {name: value for name, value in row.values.items() if name in Plan.__struct_fields__}
     fields: dict[str, Any] = {"fusion_rule": "one"} if case.quantity == "collective" else {}
     fields |= case.plan | own
-    if "layout" in own and parse_devices(own["layout"])[0] == 1:
-        fields.pop("layout")
-    fields.setdefault(
-        "global_batch", row.values.get("local_batch", 1) * fields["devices"] * fields.get("accumulate", 1)
-    )
-    return Plan(**fields)
+    if own.get("layout") == "1x1":
+        fields["layout"] = ""
+    samples = row.values.get("local_batch", 1) * fields.get("accumulate", 1)
+    fields.setdefault("global_batch", samples * fields["devices"])
+    return codec.decode(fields, Plan, f"plan of case {case.name}, line {row.line} of {case.dataset}.csv")
 
 
 def collective_inputs(part: Part) -> dict[int, RowInputs]:
@@ -176,7 +175,7 @@ def _read_machine(name: str) -> Machine:
 
 def _workload(inputs: ModelInputs, folder: Path, free: Mapping[str, float]) -> Workload:
     """Return the workload of a model: its profile, with the published sizes and times and the free numbers."""
-    known = _modelled(inputs, folder).slowed(free.get(_COMPUTE, 1.0))
+    known = _modelled(inputs, folder).slowed(free.get(COMPUTE, 1.0))
     return msgspec.structs.replace(
         known, **{name.removeprefix(_WORKLOAD): value for name, value in free.items() if name.startswith(_WORKLOAD)}
     )
@@ -236,8 +235,8 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
         ]
 
     start = [math.log(value) for value in case.free.values()]
-    if _COMPUTE in names:  # so that the first step of the search is not far off
-        start[names.index(_COMPUTE)] -= float(np.median(misfits(start)))
+    if COMPUTE in names:  # so that the first step of the search is not far off
+        start[names.index(COMPUTE)] -= float(np.median(misfits(start)))
     if max(map(abs, misfits(start))) > _EXACT:
         start = least_squares(misfits, start, diff_step=_STEP, ftol=_TOLERANCE, xtol=_TOLERANCE).x.tolist()
     return step_inputs(part, sets, dict(zip(names, map(math.exp, start), strict=True)), fill)

@@ -199,18 +199,23 @@ def _answers(validation: Validation) -> Iterator[str]:
         yield f"{validation.sealed} rows are sealed: their outcomes are not published yet, and they are not scored."
 
 
-def _content(validation: Validation, doubts: Sequence[Doubt]) -> Content:
+def tables(validation: Validation) -> list[Table]:
+    """Return the tables of the page: scores, contestants, records, doubts, and where the measurements come from."""
     shipped = scores_table(validation.shipped_scores, "The same with dpsim's own defaults")
     by_case = score_sets(scored(validation.rows), key=lambda row: row.part.case.name)
-    tables = (
+    shown = (
         scores_table(validation.scores, "Every set"),
         shipped if validation.as_shipped else None,
         scores_table(by_case, "Every question", head="question"),
         _contestants_table(validation),
         _records_table(scored(validation.rows)),
-        _audit_table(doubts),
+        _audit_table(audit(validation.sets)),
         _sets_table(validation.sets),
     )
+    return [each for each in shown if each is not None]
+
+
+def _content(validation: Validation) -> Content:
     return Content(
         name="validation",
         heading=f"Published measurements, predicted by {validation.predictor}",
@@ -229,7 +234,7 @@ def _content(validation: Validation, doubts: Sequence[Doubt]) -> Content:
             )
             for score in pooled(validation.scores)
         ),
-        tables=tuple(each for each in tables if each is not None),
+        tables=tuple(tables(validation)),
         warnings=(),
         rules=(
             "No row is predicted from itself: what is held out is predicted from the rest of its system.",
@@ -321,4 +326,4 @@ def write_validation(folder: Path, validation: Validation) -> list[Path]:
     write_text(
         points, frame([row.values() for row in validation.rows], columns).to_csv(index=False, lineterminator="\n")
     )
-    return [points, *write_content(folder, _content(validation, audit(validation.sets)), figures)]
+    return [points, *write_content(folder, _content(validation), figures)]

@@ -17,7 +17,7 @@ from typing import Any
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.columns import Unit
-from dpsim.errors import FileFormatError
+from dpsim.errors import ConfigError, FileFormatError
 
 SCHEMA = "dpsim.published/1"
 OUTCOMES_SCHEMA = "dpsim.outcomes/1"
@@ -86,19 +86,26 @@ class Outcomes(Noun, frozen=True):
     outcomes: dict[str, str]
     schema: str = OUTCOMES_SCHEMA
 
+    def __post_init__(self) -> None:
+        _check_salt(self.salt)
+
+
+def _check_salt(salt: str) -> None:
+    if len(salt) < _LEAST_SALT:
+        raise ConfigError(
+            f"a salt of {len(salt)} characters",
+            allowed=f"{_LEAST_SALT} or more",
+            remedy="make one: openssl rand -hex 32",
+        )
+
 
 def seal(salt: str, dataset: str, line: int, outcome: str) -> str:
     """Return what stands in place of an outcome until it is published.
 
     It is the SHA-256 of ``salt|dataset|line|outcome`` in UTF-8, after ``sha256:``; ``outcome`` is the text of the cell.
-    Times have few digits, so only a salt that nobody can guess hides them. Raises ``FileFormatError``.
+    Times have few digits, so only a salt that nobody can guess hides them. Raises ``ConfigError``.
     """
-    if len(salt) < _LEAST_SALT:
-        raise FileFormatError(
-            f"a salt of {len(salt)} characters",
-            allowed=f"{_LEAST_SALT} or more",
-            remedy="make one: openssl rand -hex 32",
-        )
+    _check_salt(salt)
     return "sha256:" + hashlib.sha256(f"{salt}|{dataset}|{line}|{outcome}".encode()).hexdigest()
 
 

@@ -9,7 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpsim.validation.case import Case, read_cases
+from dpsim.validation.contestants import PERFECT
 from dpsim.validation.defaults import Assumed, filling, of_other_sets
 from dpsim.validation.judge import JudgedRow, judged, scored
 from dpsim.validation.published import FOLDER, PublishedSet, opened, read_sets
@@ -22,7 +25,8 @@ class Validation:
     """The rows of all cases with their predictions.
 
     ``rows`` are predicted with every default as the other sets imply it (``assumed``), ``as_shipped`` with dpsim's own
-    defaults. ``predictor`` is who made ``rows``; of a submission ``as_shipped`` is empty.
+    defaults; nulls know what cases state, and nothing of the defaults. ``predictor`` is who made ``rows``; of a
+    submission ``as_shipped`` is empty.
     """
 
     sets: Mapping[str, PublishedSet]
@@ -85,10 +89,31 @@ def validate(
     cases = read_cases(sets, folder)
     assumed = of_other_sets(cases, sets)
     fills = {name: filling(of_set) for name, of_set in assumed.items()}
-    rows = judged(cases, sets, fills=fills, executor=executor)
+    shipped = with_constants(judged(cases, sets, executor=executor))
+    steps = [case for case in cases if case.quantity == "step"]
+    filled = iter(judged(steps, sets, fills=fills, executor=executor))
+    rows = [next(filled).replaced(others=row.others) if row.quantity == "step" else row for row in shipped]
     if submission is not None:
         predictor, rows = submitted(submission, rows)
         return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=(), predictor=predictor)
-    steps = [case for case in cases if case.quantity == "step"]
-    shipped = [row for row in rows if row.quantity == "collective"] + judged(steps, sets, executor=executor)
     return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=shipped)
+
+
+def with_constants(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
+    """Return the rows, those of steps with one null more: perfect scaling times a constant from the other sets.
+
+    The constant is the median over the other sets of each one's median of published over perfect scaling.
+    """
+    ratios: dict[str, list[float]] = {}
+    for row in scored(rows):
+        if PERFECT in row.others:
+            ratios.setdefault(row.dataset, []).append(row.measured / row.others[PERFECT])
+    medians = {name: float(np.median(of_set)) for name, of_set in ratios.items()}
+    found = []
+    for row in rows:
+        others = [value for name, value in medians.items() if name != row.dataset]
+        if PERFECT in row.others and others:
+            scaled = row.others[PERFECT] * float(np.median(others))
+            row = row.replaced(others=row.others | {f"{PERFECT} by other sets": scaled})
+        found.append(row)
+    return found

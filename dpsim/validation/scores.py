@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.columns import Column, Row
+from dpsim.errors import ConfigError
 from dpsim.harness.sweep.coverage import constant_scores, interval_scores
 from dpsim.predict.interval import LEVEL
 from dpsim.validation.case import Quantity
@@ -160,6 +161,12 @@ def _score(name: str, rows: Sequence[JudgedRow], constant: Floats) -> Score:
     measured = np.array([row.measured for row in rows])
     nulls = [row.nulls() for row in rows]
     common = [null for null in nulls[0] if all(null in each for each in nulls)]
+    if not common:
+        raise ConfigError(
+            f"{name} has no null for all of its rows: {', '.join(rows[0].part.case.nulls)}",
+            allowed=", ".join(rows[0].others),
+            remedy="name others of these as nulls of the case, or none for all",
+        )
     ratios = {null: np.array([each[null] for each in nulls]) / measured for null in common}
     best = min(ratios, key=lambda null: float(np.median(np.abs(ratios[null] - 1))))
     hindsight = ratios[best] / np.median(ratios[best])

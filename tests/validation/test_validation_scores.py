@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dpsim.validation.defaults import DEFAULTS, Assumed, filling, of_other_sets
 from dpsim.validation.inputs import RowInputs, fitted_step_inputs, message, outcome_s, row_plan
 from dpsim.validation.judge import JudgedRow, judged, scored
 from dpsim.validation.published import PublishedRow, PublishedSet, read_sets
-from dpsim.validation.run import validate
+from dpsim.validation.run import validate, with_constants
 from dpsim.validation.scores import pooled, score_sets
 from dpsim.validation.submission import submission, submitted
 
@@ -82,6 +83,12 @@ def test_a_free_number_fits_the_known_rows_and_no_others() -> None:
     assert inputs[part.judged[0].line].step_s() != pytest.approx(0.179, rel=1e-3)
 
 
+def test_a_row_that_is_no_plan_is_refused_with_its_line() -> None:
+    row = PublishedRow(line=7, values={"devices": 4, "layout": "2x4", "size_bytes": 8}, outcome=1.0)
+    with pytest.raises(FileFormatError, match=r"plan of case nccl-a100, line 7 of nccl_a100.csv: layout 2x4 is 8 dev"):
+        row_plan(CASES["nccl-a100"], row)
+
+
 def test_fewer_known_rows_than_free_numbers_are_refused() -> None:
     part = of_case("pytorch-buckets")[0]
     one = Part(case=part.case, dataset=part.dataset, name=part.name, known=part.known[:1], judged=part.judged)
@@ -118,6 +125,23 @@ def test_scores_by_hand() -> None:
     assert score.hindsight_median_abs_error == pytest.approx(0.3 / 1.1)  # the null's ratios 1.4, 1.1, 0.5 over 1.1
     assert score.coverage == pytest.approx(2 / 3) and score.too_fast == pytest.approx(1 / 3)
     assert score.interval_score == pytest.approx((0.3 + (0.4 + 20 * 0.2) / 2 + 1.6 / 4) / 3)
+
+
+def test_a_case_whose_nulls_do_not_exist_is_refused(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "own"))
+    path = folder / "cases" / "example.toml"
+    path.write_text(path.read_text() + 'nulls = ["nearest tabel"]\n')
+    with pytest.raises(ConfigError, match="nearest tabel") as refused:
+        _ = validate(folder).scores
+    assert "nearest table, between tables, alpha-beta" in refused.value.allowed
+
+
+def test_a_constant_of_other_sets_knows_no_row_of_its_own_set() -> None:
+    values = [(1.2, 1.0, 0.9, 1.1, 1.0)] * 3, [(1.5, 1.0, 0.9, 1.1, 1.0)]
+    rows = [*made("many", "many/a", values[0]), *made("few", "few/a", values[1])]
+    rows = [row.replaced(others={contestants.PERFECT: 1.0}) for row in rows]
+    said = {row.dataset: row.others["perfect scaling by other sets"] for row in with_constants(rows)}
+    assert said == {"many": pytest.approx(1.5), "few": pytest.approx(1.2)}
 
 
 def test_pooled_every_set_weighs_the_same() -> None:
@@ -281,11 +305,14 @@ def test_a_bad_submission_is_refused_with_the_place(tmp_path: Path, edit: str, g
         ('hold_out = ["devices"]', 'hold_out = ["device"]', "unknown column 'device'"),
         ('plan = { algorithm = "nccl" }', 'plan = { algoritm = "nccl" }', "unknown field of a plan 'algoritm'"),
         ('quantity = "collective"', 'quantity = "step"', "without models or machines"),
+        ("[fold]", 'free = { "link.latency" = 1e-6 }', "unknown free number 'link.latency'"),
+        ("[fold]", "free = { compute = 0.0 }", "begins at 0.0"),
     ],
 )
 def test_a_case_that_names_what_does_not_exist_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     (tmp_path / "cases").mkdir()
-    (tmp_path / "cases" / "case.toml").write_text((EXAMPLE / "cases" / "example.toml").read_text().replace(old, new))
+    text = (EXAMPLE / "cases" / "example.toml").read_text() + "[fold]"
+    (tmp_path / "cases" / "case.toml").write_text(text.replace(old, new).replace("[fold]", ""))
     with pytest.raises(FileFormatError, match=said):
         read_cases(read_sets(EXAMPLE), tmp_path)
 

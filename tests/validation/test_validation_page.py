@@ -1,0 +1,69 @@
+"""What ``dpsim validate`` prints and writes: every set's line, whoever predicts, and the files of the report."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+from published_files import EXPERIMENTS
+
+from dpsim.validation import page
+from dpsim.validation.case import read_cases
+from dpsim.validation.judge import judged
+from dpsim.validation.published import read_sets
+from dpsim.validation.run import Validation, with_constants
+
+EXAMPLE = EXPERIMENTS / "validation_example"
+Dpsim = Callable[..., tuple[int, str, str]]
+
+
+def small() -> Validation:
+    """Two cases of the package's own: collectives, and the large-batch records."""
+    sets = read_sets()
+    cases = [case for case in read_cases(sets) if case.name in ("cs336-allreduce", "records", "bcaffe-steps")]
+    rows = with_constants(judged(cases, sets))
+    return Validation(sets=sets, cases=cases, assumed={}, rows=rows, as_shipped=rows)
+
+
+def test_all_files_are_written_and_the_page_has_every_set_and_its_source(tmp_path: Path) -> None:
+    result = small()
+    written = {path.name for path in page.write_validation(tmp_path, result)}
+    figures = {f"{name}.{kind}" for name in ("skill", "predicted_over_measured") for kind in ("svg", "png")}
+    assert written == {"points.csv", "report.md", "index.html", *figures}
+    text = (tmp_path / "report.md").read_text()
+    assert all(each.provenance.source.split(",")[0] in text for each in result.sets.values())
+    assert all(f"| {name} |" in text for name in ("bcaffe_steps", "records", "cs336_allreduce", "all steps"))
+    with (tmp_path / "points.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(result.rows)
+    assert float(rows[0]["error"]) == result.rows[0].predicted / result.rows[0].measured - 1
+
+
+def test_the_records_are_explained_by_rate_efficiency_and_parts() -> None:
+    table = next(t for t in page.tables(small()) if t.title == "The large-batch records")
+    heads = [column.head for column in table.columns]
+    (row,) = (row for row in table.sections[0].rows if row[0].startswith("Goyal"))
+    shown = dict(zip(heads, row, strict=True))
+    assert (shown["devices"], shown["steps"], shown["minutes"]) == ("256", "14075", "60")
+    assert (shown["images/s a device"], shown["one device alone"], shown["efficiency"]) == ("125", "219", "57%")
+    parts = [int(shown[head].rstrip("%")) for head in ("computation", "waiting", "communication")]
+    assert abs(sum(parts) - 100) <= 1
+
+
+def test_a_submission_is_named_and_scored_beside_dpsim(dpsim: Dpsim, tmp_path: Path) -> None:
+    files = ("--submission", EXAMPLE / "submission.json", "--outcomes", EXAMPLE / "outcomes.json")
+    code, out, err = dpsim("validate", "--sets", EXAMPLE, *files, "--output", tmp_path)
+    assert code == 0 and "predicted by a line by hand" in out, err
+    text = (tmp_path / "report.md").read_text()
+    assert "| set | a line by hand | Calculon | PyTorch Inductor | dpsim |" in text
+
+
+def test_sealed_rows_are_named(dpsim: Dpsim) -> None:
+    code, out, _ = dpsim("validate", "--sets", EXAMPLE)
+    assert code == 0 and "2 rows are sealed" in out
+
+
+def test_a_folder_without_sets_is_refused(dpsim: Dpsim, tmp_path: Path) -> None:
+    code, _, err = dpsim("validate", "--sets", tmp_path)
+    assert code == 2 and "has no published sets" in err and "sets/NAME.toml" in err
