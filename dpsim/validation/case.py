@@ -12,7 +12,6 @@ import msgspec
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, FileFormatError, unknown
-from dpsim.machine import ComputeSlowdown, Link
 from dpsim.plan import Plan
 from dpsim.validation.published import FOLDER, PublishedRow, PublishedSet
 
@@ -38,29 +37,26 @@ class ModelInputs(Noun, frozen=True):
 
     ``tensors`` multiplies the sizes of all gradient tensors. ``forward_s`` and ``backward_s`` are what all layers
     together take, where they are published; without them the profile's times stand, and may be free (``compute``).
-    ``step_spread`` is that of a workload.
+    ``fields`` are other fields of a workload.
     """
 
     profile: str
     tensors: float = 1.0
     forward_s: float | None = None
     backward_s: float | None = None
-    step_spread: tuple[float, ...] = ()
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class MachineInputs(Noun, frozen=True):
-    """A machine: the tables of the known rows, those of another set, a file, or links that are stated.
+    """A machine: the tables of the known rows, or of ``tables_of`` (another set), or a ``file``, or none.
 
-    ``tables_of`` names a set whose rows are its tables, and ``file`` a machine file. ``source`` says where stated
-    numbers come from.
+    ``fields`` are fields of a machine in place of those, and ``source`` says where they come from.
     """
 
     source: str = ""
     file: str = ""
     tables_of: str = ""
-    link: Link | None = None
-    link_in_node: Link | None = None
-    compute_slowdown: tuple[ComputeSlowdown, ...] = ()
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Case(Noun, frozen=True):

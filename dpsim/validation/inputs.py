@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from dpsim.workload import Layer, Tensor, Workload
 MACHINES = FOLDER.parent / "experiments" / "machines"
 _STEP, _TOLERANCE, _EXACT = 1e-3, 1e-3, 1e-6
 """The step of derivatives and when the search ends, both relative; a misfit below which nothing is searched."""
-_WORKLOAD, _LINK = "workload.", "link."
+Stated = TypeVar("Stated", Machine, Workload)
 Inputs = TypeVar("Inputs", MachineInputs, ModelInputs)
 
 
@@ -73,7 +72,7 @@ def collective_inputs(part: Part) -> dict[int, RowInputs]:
     case = part.case
     machine = _machine_of_tables(case, part.known, case.dataset)
     if stated := case.machines.get(""):
-        machine = msgspec.structs.replace(machine, **_stated(stated))
+        machine = _with_fields(machine, stated.fields, f"machine of case {case.name}")
     return {
         row.line: RowInputs(workload=message(int(row.values["size_bytes"])), machine=machine, plan=row_plan(case, row))
         for row in part.judged
@@ -110,10 +109,9 @@ def _machine_of_tables(case: Case, rows: Sequence[PublishedRow], name: str) -> M
     return Machine(name=name, allreduce=tables, link=link, link_in_node=in_node)
 
 
-def _stated(inputs: MachineInputs) -> dict[str, Any]:
-    """Return the fields of a machine that a case states beside its tables."""
-    named = {name: getattr(inputs, name) for name in ("link", "link_in_node", "compute_slowdown", "source")}
-    return {name: value for name, value in named.items() if value}
+def _with_fields(base: Stated, fields: Mapping[str, Any], what: str) -> Stated:
+    """Return a machine or workload with other fields. Raises ``FileFormatError`` for what they cannot be."""
+    return codec.decode(codec.to_builtins(base) | fields, type(base), what) if fields else base
 
 
 Fill = Callable[[RowInputs], RowInputs]
@@ -125,24 +123,20 @@ def as_stated(inputs: RowInputs) -> RowInputs:
     return inputs
 
 
-def step_inputs(
-    part: Part, sets: Mapping[str, PublishedSet], free: Mapping[str, float], fill: Fill = as_stated
-) -> dict[int, RowInputs]:
-    """Return the inputs of each known and judged row, by its line, with these values of the free numbers."""
-    case, folder = part.case, sets[part.dataset].path.parents[1]
-    systems = {str(row.values.get("system", "")) for row in (*part.known, *part.judged)}
-    models = {str(row.values.get("model", "")) for row in (*part.known, *part.judged)}
-    machine = {name: _machine(case, _entry(case.machines, name, "machine"), sets, free) for name in systems}
-    workload = {name: _workload(_entry(case.models, name, "model"), folder, free) for name in models}
+def stated_inputs(part: Part, sets: Mapping[str, PublishedSet]) -> dict[int, RowInputs]:
+    """Return the inputs of each known and judged row of steps, by its line, as the case states them."""
+    case, rows = part.case, (*part.known, *part.judged)
+    folder = sets[part.dataset].path.parents[1]
+    systems, models = (dict.fromkeys(str(row.values.get(name, "")) for row in rows) for name in ("system", "model"))
+    machine = {name: _machine(case, _entry(case.machines, name, "machine"), sets) for name in systems}
+    workload = {name: _workload(_entry(case.models, name, "model"), folder) for name in models}
     return {
-        row.line: fill(
-            RowInputs(
-                workload=workload[str(row.values.get("model", ""))],
-                machine=machine[str(row.values.get("system", ""))],
-                plan=row_plan(case, row),
-            )
+        row.line: RowInputs(
+            workload=workload[str(row.values.get("model", ""))],
+            machine=machine[str(row.values.get("system", ""))],
+            plan=row_plan(case, row),
         )
-        for row in (*part.known, *part.judged)
+        for row in rows
     }
 
 
@@ -152,37 +146,20 @@ def _entry(entries: Mapping[str, Inputs], name: str, what: str) -> Inputs:
     return entries[name if name in entries else ""]
 
 
-def _machine(case: Case, inputs: MachineInputs, sets: Mapping[str, PublishedSet], free: Mapping[str, float]) -> Machine:
+def _machine(case: Case, inputs: MachineInputs, sets: Mapping[str, PublishedSet]) -> Machine:
+    what = f"machine of case {case.name}"
     if inputs.tables_of:
         if inputs.tables_of not in sets:
             raise unknown("dataset", inputs.tables_of, sets)
         machine = _machine_of_tables(case, sets[inputs.tables_of].rows, inputs.tables_of)
-        machine = msgspec.structs.replace(machine, **_stated(inputs))
-    elif inputs.file:
-        machine = msgspec.structs.replace(_read_machine(inputs.file), **_stated(inputs))
-    else:
-        machine = Machine(name=case.name, **_stated(inputs))
-    of_link = {name.removeprefix(_LINK): value for name, value in free.items() if name.startswith(_LINK)}
-    if of_link and machine.link is not None:
-        machine = msgspec.structs.replace(machine, link=msgspec.structs.replace(machine.link, **of_link))
-    return machine
+        return _with_fields(machine, inputs.fields, what)
+    if inputs.file:
+        return _with_fields(machines.read(MACHINES / f"{inputs.file}.toml"), inputs.fields, what)
+    return codec.decode({"name": case.name, "source": inputs.source} | inputs.fields, Machine, what)
 
 
-@functools.cache
-def _read_machine(name: str) -> Machine:
-    return machines.read(MACHINES / f"{name}.toml")
-
-
-def _workload(inputs: ModelInputs, folder: Path, free: Mapping[str, float]) -> Workload:
-    """Return the workload of a model: its profile, with the published sizes and times and the free numbers."""
-    known = _modelled(inputs, folder).slowed(free.get(COMPUTE, 1.0))
-    return msgspec.structs.replace(
-        known, **{name.removeprefix(_WORKLOAD): value for name, value in free.items() if name.startswith(_WORKLOAD)}
-    )
-
-
-@functools.cache
-def _modelled(inputs: ModelInputs, folder: Path) -> Workload:
+def _workload(inputs: ModelInputs, folder: Path) -> Workload:
+    """Return the workload of a model: its profile, with the published sizes, times and other fields."""
     paths = [each / f"{inputs.profile}.toml" for each in (folder / "workloads", FOLDER / "workloads", MACHINES)]
     profile = workloads.read(next((path for path in paths if path.exists()), paths[0]))
     totals = [sum(getattr(layer, name)[0] for layer in profile.layers) for name in ("forward_s", "backward_s")]
@@ -204,8 +181,37 @@ def _modelled(inputs: ModelInputs, folder: Path) -> Workload:
             )
         return msgspec.structs.replace(layer, forward_s=forward_s, backward_s=backward_s, tensors=tensors)
 
-    spread = inputs.step_spread or profile.step_spread
-    return msgspec.structs.replace(profile, layers=tuple(map(fitted, profile.layers)), step_spread=spread)
+    workload = msgspec.structs.replace(profile, layers=tuple(map(fitted, profile.layers)))
+    return _with_fields(workload, inputs.fields, f"workload {inputs.profile}")
+
+
+def _with_free(stated: Mapping[int, RowInputs], free: Mapping[str, float], fill: Fill) -> dict[int, RowInputs]:
+    """Return the inputs with these values of the free numbers, and then what is assumed; one object for equal ones."""
+    of_workload, of_link = (
+        {name.removeprefix(prefix): value for name, value in free.items() if name.startswith(prefix)}
+        for prefix in ("workload.", "link.")
+    )
+
+    def workload(known: Workload) -> Workload:
+        return msgspec.structs.replace(known.slowed(free.get(COMPUTE, 1.0)), **of_workload)
+
+    def machine(known: Machine) -> Machine:
+        if not of_link or known.link is None:
+            return known
+        return msgspec.structs.replace(known, link=msgspec.structs.replace(known.link, **of_link))
+
+    workload_by_id = {
+        id(each): workload(each) for each in {id(e.workload): e.workload for e in stated.values()}.values()
+    }
+    machine_by_id = {id(each): machine(each) for each in {id(e.machine): e.machine for e in stated.values()}.values()}
+    return {
+        line: fill(
+            RowInputs(
+                workload=workload_by_id[id(each.workload)], machine=machine_by_id[id(each.machine)], plan=each.plan
+            )
+        )
+        for line, each in stated.items()
+    }
 
 
 def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill = as_stated) -> dict[int, RowInputs]:
@@ -217,19 +223,20 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     from scipy.optimize import least_squares
 
     case, published = part.case, sets[part.dataset]
-    names = tuple(case.free)
-    if not names:
-        return step_inputs(part, sets, {}, fill)
+    names, stated = tuple(case.free), stated_inputs(part, sets)
     if len(part.known) < len(names):
         raise ConfigError(
             f"case {part.name}: {len(names)} free numbers ({', '.join(names)}) and {len(part.known)} known rows",
             allowed="at least as many known rows as free numbers",
             remedy="state one of them in the case, or hold out less",
         )
-    alone = replace(part, judged=())
+    known = {row.line: stated[row.line] for row in part.known}
+
+    def free(logarithms: Sequence[float]) -> dict[str, float]:
+        return dict(zip(names, map(math.exp, logarithms), strict=True))
 
     def misfits(logarithms: Sequence[float]) -> list[float]:
-        inputs = step_inputs(alone, sets, dict(zip(names, map(math.exp, logarithms), strict=True)), fill)
+        inputs = _with_free(known, free(logarithms), fill)
         return [
             math.log(inputs[row.line].step_s() / outcome_s(row, published, inputs[row.line].plan)) for row in part.known
         ]
@@ -237,6 +244,6 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     start = [math.log(value) for value in case.free.values()]
     if COMPUTE in names:  # so that the first step of the search is not far off
         start[names.index(COMPUTE)] -= float(np.median(misfits(start)))
-    if max(map(abs, misfits(start))) > _EXACT:
+    if names and max(map(abs, misfits(start))) > _EXACT:
         start = least_squares(misfits, start, diff_step=_STEP, ftol=_TOLERANCE, xtol=_TOLERANCE).x.tolist()
-    return step_inputs(part, sets, dict(zip(names, map(math.exp, start), strict=True)), fill)
+    return _with_free(stated, free(start), fill)
