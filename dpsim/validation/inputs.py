@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from dpsim.workload import Layer, Tensor, Workload
 MACHINES = FOLDER.parent / "experiments" / "machines"
 _STEP, _TOLERANCE, _EXACT = 1e-3, 1e-3, 1e-6
 """The step of derivatives and when the search ends, both relative; a misfit below which nothing is searched."""
+_read = functools.cache(workloads.read)
 Stated = TypeVar("Stated", Machine, Workload)
 Inputs = TypeVar("Inputs", MachineInputs, ModelInputs)
 
@@ -161,7 +163,7 @@ def _machine(case: Case, inputs: MachineInputs, sets: Mapping[str, PublishedSet]
 def _workload(inputs: ModelInputs, folder: Path) -> Workload:
     """Return the workload of a model: its profile, with the published sizes, times and other fields."""
     paths = [each / f"{inputs.profile}.toml" for each in (folder / "workloads", FOLDER / "workloads", MACHINES)]
-    profile = workloads.read(next((path for path in paths if path.exists()), paths[0]))
+    profile = _read(next((path for path in paths if path.exists()), paths[0]))
     totals = [sum(getattr(layer, name)[0] for layer in profile.layers) for name in ("forward_s", "backward_s")]
     factors = [
         1.0 if published is None else published / total

@@ -17,7 +17,7 @@ from dpsim.report.content import Card, Content, Tile
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted, digits, percent, skill_text
-from dpsim.report.write import ReportFigure, write_content
+from dpsim.report.write import figure, write_content
 from dpsim.validation.audit import Doubt, audit
 from dpsim.validation.contestants import MODELS
 from dpsim.validation.judge import JudgedRow, scored
@@ -307,18 +307,19 @@ def write_validation(folder: Path, validation: Validation) -> list[Path]:
     """Write ``index.html``, ``report.md``, the figures and ``points.csv``; return the paths. Raises ``ConfigError``."""
     from dpsim.report.frames import table as frame
 
+    scores = validation.scores
     figures = [
-        ReportFigure(
-            name="skill",
-            title="Skill on every set",
-            caption="The median error of each set over that of its best null without hindsight.",
-            chart=_skill_chart(validation.scores),
+        figure(
+            "skill",
+            "Skill on every set",
+            "The median error of each set over that of its best null without hindsight.",
+            _skill_chart(scores) if scores else None,
         ),
-        ReportFigure(
-            name="predicted_over_measured",
-            title="Predicted over measured",
-            caption="Every judged row of every set with its predicted 90% interval.",
-            chart=_ratio_chart(validation.scores),
+        figure(
+            "predicted_over_measured",
+            "Predicted over measured",
+            "Every judged row of every set with its predicted 90% interval.",
+            _ratio_chart(scores) if scores else None,
         ),
     ]
     points = folder / "points.csv"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +65,18 @@ def test_a_submission_is_named_and_scored_beside_dpsim(dpsim: Dpsim, tmp_path: P
 def test_sealed_rows_are_named(dpsim: Dpsim) -> None:
     code, out, _ = dpsim("validate", "--sets", EXAMPLE)
     assert code == 0 and "2 rows are sealed" in out
+
+
+def test_a_set_whose_outcomes_are_all_sealed_is_predicted_and_has_a_page(dpsim: Dpsim, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "own"))
+    table = folder / "sets" / "example.csv"
+    sealed = re.sub(r"^([48],.*),[0-9.e-]+$", r"\1,sha256:" + "0" * 64, table.read_text(), flags=re.MULTILINE)
+    table.write_text(sealed)
+    own, report = tmp_path / "own.json", tmp_path / "report"
+    code, out, err = dpsim("validate", "--sets", folder, "--predictions", own, "--output", report)
+    assert code == 0 and "6 rows are sealed" in out, err
+    assert len(json.loads(own.read_text())["predictions"]["example/devices 8"]) == 3
+    assert "6 rows are sealed" in (report / "report.md").read_text()
 
 
 def test_a_folder_without_sets_is_refused(dpsim: Dpsim, tmp_path: Path) -> None:
