@@ -281,8 +281,9 @@ class Machine(Noun, frozen=True, dict=True):
     it; ``link_in_node``, if there is one, connects the devices of a node. ``cores`` are those of a node (0: unknown).
     ``halves`` are tables of other collectives: reduce-scatters and all-gathers alone, and ordered sums; ``overlap`` may
     have some of reduce-scatters. ``relative_uncertainty`` is one standard error of the mean of its times over a later
-    stretch as long as the calibration, relative (``None``: not known). ``interval_widths`` is what past studies on it
-    say of predicted intervals.
+    stretch as long as the calibration, relative (``None``: not known). ``contention`` is how many times as long as
+    alone a collective takes beside a running backward where no overlap table says it (``None``: not known), with one
+    relative standard error. ``interval_widths`` is what past studies on the machine say of predicted intervals.
     """
 
     name: str
@@ -302,6 +303,8 @@ class Machine(Noun, frozen=True, dict=True):
     halves: tuple[AllreduceCost, ...] = ()
     relative_uncertainty: float | None = None
     interval_widths: tuple[IntervalWidth, ...] = ()
+    contention: float | None = None
+    contention_uncertainty: float | None = None
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):
@@ -317,7 +320,16 @@ class Machine(Noun, frozen=True, dict=True):
             )
         if not self.memory_bytes > 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}", allowed="more than 0")
-        check_uncertainty(f"machine {self.name!r}", relative_uncertainty=self.relative_uncertainty)
+        check_uncertainty(
+            f"machine {self.name!r}",
+            relative_uncertainty=self.relative_uncertainty,
+            contention_uncertainty=self.contention_uncertainty,
+        )
+        if self.contention is not None and not 1 <= self.contention < math.inf:
+            raise ConfigError(
+                f"contention is {self.contention}",
+                allowed="a finite number of 1 or more: beside backward no collective is faster than alone",
+            )
 
     @remember
     def priced(self, collective: Collective) -> Collective:

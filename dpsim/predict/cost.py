@@ -220,9 +220,10 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
 
     Without a table of this algorithm, device count and mechanism the nearest device count's is taken, as an
     extrapolation: the same compute seconds lost, and the allreduce longer than alone by the same factor. Where the
-    machine has no table of the algorithm and mechanism at all, the allreduce takes as long as alone and takes no
-    compute time away, as for a GPU's copy engines; that is extrapolated where it has tables of the mechanism. A
-    reduce-scatter of which it has no table but of the allreduce costs half of it, as an extrapolation.
+    machine has no table of the algorithm and mechanism at all, the allreduce takes as long as alone, or longer by the
+    machine's contention, and takes no compute time away, as for a GPU's copy engines; that is extrapolated where it has
+    tables of the mechanism. A reduce-scatter of which it has no table but of the allreduce costs half of it, as an
+    extrapolation.
     The simulation charges the seconds to ``thread`` alone: under ``poll`` an allreduce takes as long as alone, and the
     compute seconds lost are added (``dpsim.predict.simulate``).
     """
@@ -240,7 +241,8 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
         return Curve(_continued(points), 0.0, largest), table.poll_s
     idle = idle_curve(machine, collective)
     if not of_algorithm:
-        points = np.vstack([idle.points, np.zeros(idle.points.shape[1])])
+        factor = 1.0 if machine.contention is None else machine.contention
+        points = np.vstack([idle.points[0], factor * idle.points[1], np.zeros(idle.points.shape[1])])
         return Curve(points, *(_NOTHING if of_mechanism else (0.0, math.inf))), 0.0
     nearest = min(
         of_algorithm, key=lambda t: (abs(t.devices - collective.devices), t.layout, t.wire_dtype != wire_dtype)

@@ -151,7 +151,8 @@ def _overlap(machine: Machine, collective: Collective, overlap: str) -> tuple[fl
     """(of the times beside computation, of the compute time lost), by the nearest table of the mechanism."""
     tables = [t for t in machine.overlap if t.overlap == overlap and t.algorithm == collective.algorithm]
     if not tables:
-        return ASSUMED_OVERLAP, ASSUMED_LOSS
+        stated = machine.contention_uncertainty
+        return ASSUMED_OVERLAP if stated is None else stated, ASSUMED_LOSS
     nearest = min(tables, key=lambda t: (t.kind != collective.kind, abs(math.log2(t.devices / collective.devices))))
     away = DEVICES_STEP * abs(math.log2(nearest.devices / collective.devices))
     away += ASSUMED_TABLE if nearest.kind != collective.kind else 0.0

@@ -52,6 +52,15 @@ def together(inputs: RowInputs, factor: float, doubt: float) -> RowInputs:
     return replace(inputs, machine=msgspec.structs.replace(inputs.machine, compute_slowdown=(slowdown,)))
 
 
+def contention(inputs: RowInputs, factor: float, doubt: float) -> RowInputs:
+    """Let a collective beside backward take ``factor`` times as long as alone, where nothing is stated of it."""
+    machine = inputs.machine
+    if inputs.plan.devices == 1 or inputs.plan.overlap == "off" or machine.overlap or machine.contention is not None:
+        return inputs
+    stated = msgspec.structs.replace(machine, contention=factor, contention_uncertainty=doubt)
+    return replace(inputs, machine=stated)
+
+
 DEFAULTS = (
     Default(
         name="synchronisation loss",
@@ -59,6 +68,12 @@ DEFAULTS = (
         "for launches and input beside it, costs",
         values=(1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.13, 1.16, 1.2, 1.3, 1.5),
         fill=together,
+    ),
+    Default(
+        name="contention",
+        text="how many times as long an allreduce takes beside a running backward as alone",
+        values=(1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0),
+        fill=contention,
     ),
 )
 """The defaults that are estimated from the other sets."""
@@ -102,7 +117,11 @@ def of_other_sets(
 def _implied(
     cases: Sequence[Case], sets: Mapping[str, PublishedSet], before: Sequence[Assumed], default: Default
 ) -> float | None:
-    """Return the value of a default with which the cases of a set are predicted best; ``None`` where all are alike."""
+    """Return the value of a default with which the cases of a set are predicted best.
+
+    ``None`` where all are alike, and where the largest one is the best: then something else that the set does not state
+    makes its steps longer.
+    """
 
     def misfit(value: float) -> float:
         fill, errors = filling((*before, Assumed(default, value, 0.0))), list[float]()
@@ -117,4 +136,6 @@ def _implied(
         return float(np.mean(errors))
 
     misfits = {value: misfit(value) for value in default.values}
-    return min(misfits, key=misfits.__getitem__) if max(misfits.values()) - min(misfits.values()) > _ALIKE else None
+    best = min(misfits, key=misfits.__getitem__)
+    tells = max(misfits.values()) - min(misfits.values()) > _ALIKE and best < default.values[-1]
+    return best if tells else None
