@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from dpsim.columns import Column, Row
 from dpsim.units import format_bandwidth, format_duration, format_size
@@ -30,23 +31,33 @@ def audit(sets: Mapping[str, PublishedSet]) -> list[Doubt]:
     return [doubt for published in sets.values() for check in CHECKS for doubt in check(published)]
 
 
-def _tables(published: PublishedSet) -> dict[tuple[object, ...], list[PublishedRow]]:
+class _Timed(NamedTuple):
+    """A row of an allreduce table: its line, size, devices and time."""
+
+    line: int
+    size_bytes: int
+    devices: int
+    seconds: float
+
+
+def _tables(published: PublishedSet) -> dict[tuple[object, ...], list[_Timed]]:
     """Return the rows of each allreduce table of a set, by size; none where it has no sizes."""
     columns = [c for c, column in published.provenance.columns.items() if column.unit in ("name", "count")]
     key_columns = [c for c in columns if c != "implementation"]
-    tables: dict[tuple[object, ...], list[PublishedRow]] = {}
+    tables: dict[tuple[object, ...], list[_Timed]] = {}
     for row in published.rows:
         if row.outcome is not None and "size_bytes" in row.values:
-            tables.setdefault(tuple(row.values.get(c, "") for c in key_columns), []).append(row)
-    return {key: sorted(rows, key=lambda row: row.values["size_bytes"]) for key, rows in tables.items()}
+            timed = _Timed(row.line, row.values["size_bytes"], row.values["devices"], row.outcome)
+            tables.setdefault(tuple(row.values.get(c, "") for c in key_columns), []).append(timed)
+    return {key: sorted(rows, key=lambda row: row.size_bytes) for key, rows in tables.items()}
 
 
 def copied(published: PublishedSet) -> Iterator[Doubt]:
     """Yield tables that share times to five digits at two sizes or more, and other rows with equal outcomes."""
     for (first, rows), (second, others) in itertools.combinations(_tables(published).items(), 2):
-        times = {row.values["size_bytes"]: row for row in rows}
-        pairs = [(times[o.values["size_bytes"]], o) for o in others if o.values["size_bytes"] in times]
-        same = [(a, b) for a, b in pairs if _written(a) == _written(b) and len(_digits(a)) >= _DIGITS]
+        times = {row.size_bytes: row for row in rows}
+        pairs = [(times[other.size_bytes], other) for other in others if other.size_bytes in times]
+        same = [(a, b) for a, b in pairs if _same(a.seconds, b.seconds)]
         if len(same) >= _LEAST_COPIES:
             yield Doubt(
                 dataset=published.name,
@@ -57,49 +68,44 @@ def copied(published: PublishedSet) -> Iterator[Doubt]:
 
     alike: dict[str, list[PublishedRow]] = {}
     for row in published.rows:
-        if row.outcome is not None and "size_bytes" not in row.values and len(_digits(row)) >= _DIGITS:
-            alike.setdefault(_digits(row), []).append(row)
-    for rows in alike.values():
-        if len(rows) > 1:
+        if row.outcome is not None and "size_bytes" not in row.values and len(_digits(row.outcome)) >= _DIGITS:
+            alike.setdefault(f"{row.outcome:.9g}", []).append(row)
+    for outcome, equal in alike.items():
+        if len(equal) > 1:
             yield Doubt(
                 dataset=published.name,
-                lines=", ".join(str(row.line) for row in rows),
+                lines=", ".join(str(row.line) for row in equal),
                 kind="copied",
-                text=f"{len(rows)} rows have the outcome {rows[0].outcome:g}: one measurement, or a copy",
+                text=f"{len(equal)} rows have the outcome {outcome}: one measurement, or a copy",
             )
 
 
 def too_fast(published: PublishedSet) -> Iterator[Doubt]:
     """Yield allreduces that would send more than the set's fastest link can: 2 (n-1)/n M / time above it."""
     link = published.provenance.fastest_link_bytes_per_s
-    for rows in _tables(published).values() if link else ():
-        for row in rows:
-            n, size = row.values["devices"], row.values["size_bytes"]
-            assert row.outcome is not None
-            sent = 2 * (n - 1) / n * size / row.outcome
-            if sent > link:
-                yield Doubt(
-                    dataset=published.name,
-                    lines=str(row.line),
-                    kind="too fast",
-                    text=f"{format_size(size)} on {n} devices in {format_duration(row.outcome)} are "
-                    f"{format_bandwidth(sent)} for each device, and its link has {format_bandwidth(link)}",
-                )
+    for line, size_bytes, devices, seconds in itertools.chain(*_tables(published).values()) if link else ():
+        sent = 2 * (devices - 1) / devices * size_bytes / seconds
+        if sent > link:
+            yield Doubt(
+                dataset=published.name,
+                lines=str(line),
+                kind="too fast",
+                text=f"{format_size(size_bytes)} on {devices} devices in {format_duration(seconds)} are "
+                f"{format_bandwidth(sent)} for each device, and its link has {format_bandwidth(link)}",
+            )
 
 
 def falling(published: PublishedSet) -> Iterator[Doubt]:
     """Yield allreduces that take less than 0.97 times as long as one of fewer bytes in the same table."""
     for key, rows in _tables(published).items():
         for before, row in itertools.pairwise(rows):
-            assert row.outcome is not None and before.outcome is not None
-            if row.outcome < FALL * before.outcome:
+            if row.seconds < FALL * before.seconds:
                 yield Doubt(
                     dataset=published.name,
                     lines=f"{before.line} and {row.line}",
                     kind="falls with size",
-                    text=f"{_named(key)}: {format_size(before.values['size_bytes'])} take "
-                    f"{format_duration(before.outcome)}, and {format_size(row.values['size_bytes'])} only "
-                    f"{format_duration(row.outcome)}",
+                    text=f"{_named(key)}: {format_size(before.size_bytes)} take {format_duration(before.seconds)}, and "
+                    f"{format_size(row.size_bytes)} only {format_duration(row.seconds)}",
                 )
 
 
@@ -130,13 +136,14 @@ CHECKS = (copied, too_fast, falling, superlinear)
 _OF_DEVICES = ("devices", "layout", "images_per_s", "images_per_s_sd")
 
 
-def _written(row: PublishedRow) -> str:
-    return f"{row.outcome:.{_DIGITS - 1}e}"
+def _same(one: float, other: float) -> bool:
+    """Return whether two times are equal to five digits, and have as many."""
+    return f"{one:.{_DIGITS - 1}e}" == f"{other:.{_DIGITS - 1}e}" and len(_digits(one)) >= _DIGITS
 
 
-def _digits(row: PublishedRow) -> str:
-    """Return the digits that a time has, without zeros at the end."""
-    return f"{row.outcome:.9e}".partition("e")[0].replace(".", "").rstrip("0")
+def _digits(value: float) -> str:
+    """Return the digits that a number has, without zeros at the end."""
+    return f"{value:.9e}".partition("e")[0].replace(".", "").rstrip("0")
 
 
 def _named(key: Sequence[object]) -> str:

@@ -91,8 +91,7 @@ def of_collective(known: Sequence[PublishedRow], row: PublishedRow, plan: Plan) 
 def _at(points: Sequence[tuple[float, float]], size: float) -> float:
     """Return the seconds at a size: linear between points, in proportion beyond the last, the first value below."""
     sizes, times = np.array(points).T
-    last: float = times[-1]
-    return last * size / float(sizes[-1]) if size > sizes[-1] else float(np.interp(size, sizes, times))
+    return float(times[-1] * size / sizes[-1] if size > sizes[-1] else np.interp(size, sizes, times))
 
 
 def of_step(

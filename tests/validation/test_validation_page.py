@@ -9,8 +9,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from published_files import EXPERIMENTS
 
+from dpsim import codec
 from dpsim.validation import page
 from dpsim.validation.case import read_cases
 from dpsim.validation.judge import judged
@@ -24,7 +26,9 @@ Dpsim = Callable[..., tuple[int, str, str]]
 def small() -> Validation:
     """Two cases of the package's own: collectives, and the large-batch records."""
     sets = read_sets()
-    cases = [case for case in read_cases(sets) if case.name in ("cs336-allreduce", "records", "bcaffe-steps")]
+    cases = [
+        case for case in read_cases(sets) if case.name in ("cs336-allreduce", "records", "bcaffe-steps", "nccl-layouts")
+    ]
     rows = with_constants(judged(cases, sets))
     return Validation(sets=sets, cases=cases, assumed={}, rows=rows, as_shipped=rows)
 
@@ -54,12 +58,39 @@ def test_the_records_are_explained_by_rate_efficiency_and_parts() -> None:
     assert abs(sum(parts) - 100) <= 1
 
 
+def test_everything_is_plain_numbers_for_programs() -> None:
+    result = small()
+    points = json.loads(codec.to_json([row.values() for row in result.rows]))
+    lines = json.loads(codec.to_json(result.summary()))["datasets"]
+    assert {"between tables", "free communication"} <= {name for point in points for name in point["null_s"]}
+    assert [line["dataset"] for line in lines][-2:] == ["all collectives", "all steps"]
+
+
 def test_a_submission_is_named_and_scored_beside_dpsim(dpsim: Dpsim, tmp_path: Path) -> None:
     files = ("--submission", EXAMPLE / "submission.json", "--outcomes", EXAMPLE / "outcomes.json")
     code, out, err = dpsim("validate", "--sets", EXAMPLE, *files, "--output", tmp_path)
     assert code == 0 and "predicted by a line by hand" in out, err
     text = (tmp_path / "report.md").read_text()
     assert "| set | a line by hand | Calculon | PyTorch Inductor | dpsim |" in text
+
+
+@pytest.mark.slow
+def test_the_readme_names_the_pooled_lines(dpsim: Dpsim) -> None:
+    code, out, _ = dpsim("validate", "--json")
+    summary = json.loads(out)["summary"]
+    lines = {line["dataset"]: line for line in summary["datasets"]}
+    collectives, steps = lines["all collectives"], lines["all steps"]
+    (shipped,) = (line for line in summary["as_shipped"] if line["dataset"] == "all steps")
+
+    def shown(name: str) -> str:
+        return " and ".join(f"{each[name] * 100:.1f} %" for each in (collectives, steps))
+
+    text = " ".join((EXPERIMENTS.parent / "README.md").read_text(encoding="utf-8").split())
+    assert code == 0 and f"{collectives['rows']} allreduces and {steps['rows']} steps of {len(lines) - 2} sets" in text
+    assert f"{shown('median_abs_error')} off" in text and f"{shown('null_median_abs_error')} off" in text
+    assert f"{collectives['coverage'] * 100:.0f} % and {steps['coverage'] * 100:.0f} % lie inside" in text
+    shares = f"{shipped['median_abs_error'] * 100:.1f} % off, and {shipped['too_fast'] * 100:.0f} %"
+    assert f"steps are {shares} of them predicted too fast" in text
 
 
 def test_sealed_rows_are_named(dpsim: Dpsim) -> None:
