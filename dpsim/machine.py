@@ -283,7 +283,8 @@ class Machine(Noun, frozen=True, dict=True):
     have some of reduce-scatters. ``relative_uncertainty`` is one standard error of the mean of its times over a later
     stretch as long as the calibration, relative (``None``: not known). ``contention`` is how many times as long as
     alone a collective takes beside a running backward where no overlap table says it (``None``: not known), with one
-    relative standard error. ``interval_widths`` is what past studies on the machine say of predicted intervals.
+    relative standard error. ``assumed`` names the fields that nobody stated (``dpsim.predict.defaults``), and
+    ``interval_widths`` is what past studies on the machine say of predicted intervals (``dpsim.predict.past``).
     """
 
     name: str
@@ -305,6 +306,7 @@ class Machine(Noun, frozen=True, dict=True):
     interval_widths: tuple[IntervalWidth, ...] = ()
     contention: float | None = None
     contention_uncertainty: float | None = None
+    assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):

@@ -77,22 +77,24 @@ def predict(
     from dpsim import codec, jit
     from dpsim import machine as machines
     from dpsim import workload as workloads
+    from dpsim.collective import parse_devices
     from dpsim.optimizer import Sgd, changed
     from dpsim.predict import predict_on_machines, predict_points
     from dpsim.predict.critical_batch import add_time_to_target
-    from dpsim.predict.past import with_past_studies
+    from dpsim.predict.defaults import for_prediction
     from dpsim.report.prediction import best_sentence, columns, faster_with_fewer, notes, verdicts
     from dpsim.report.prediction_chart import scaling_chart
 
     files = flags.listed("--machine", machine, Path) or ()
     flags.writable(output, inputs=tuple(path for path in (workload, *files, convergence) if path))
     outputs.drawable(plot)
-    profiled, known = workloads.read(workload), {str(path): with_past_studies(machines.read(path)) for path in files}
+    profiled, counts = workloads.read(workload), flags.counts_or_layouts(devices)
+    numbers = [parse_devices(count)[0] for count in counts]
+    known = {str(path): for_prediction(profiled, machines.read(path), numbers) for path in files}
     calibrated = next(iter(known.values()))
     fields = plans.values() | leaves.values()
     if "optimizer" in fields:
         fields["optimizer"] = changed(Sgd(), fields["optimizer"], {})
-    counts = flags.counts_or_layouts(devices)
     thresholds, rule = fields.pop("fusion_threshold_bytes", ()), fields.pop("fusion_rule", None)
     fit = _convergence(target_loss, convergence)
     if not jit.keeps():

@@ -10,14 +10,15 @@ from typing import Any
 
 from dpsim import machine as _machine
 from dpsim import workload as _workload
+from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.plan import Plan
 from dpsim.predict.compare import choose_overlap, nulls, recommended
 from dpsim.predict.cost import alpha_beta, collective_cost, compute_slowdown
+from dpsim.predict.defaults import for_prediction
 from dpsim.predict.interval import interval, predict
 from dpsim.predict.memory import Memory, memory
-from dpsim.predict.past import with_past_studies
 from dpsim.predict.points import predict_on_machines, predict_one, predict_points
 from dpsim.predict.residuals import LEVEL
 from dpsim.predict.step import Prediction, PricedStep, price, scheduled, step_times, timeline
@@ -64,7 +65,9 @@ class _Callable(ModuleType):
         Raises ``ConfigError`` and ``FileFormatError``.
         """
         trained = _workload.read(workload) if isinstance(workload, (Path, str)) else workload
-        known = with_past_studies(_machine.read(machine)) if isinstance(machine, (Path, str)) else machine
+        known = _machine.read(machine) if isinstance(machine, (Path, str)) else machine
+        if isinstance(machine, (Path, str)):
+            known = for_prediction(trained, known, [plan.devices if plan else parse_devices(devices or 1)[0]])
         if plan is None and devices is not None:
             thresholds = [] if threshold is None else [threshold]
             return predict_one(trained, known, devices, thresholds, **settings)

@@ -29,6 +29,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
         _halves(machine, several),
         _no_shared_memory([p for p in several if not _has_table(machine, p)]),
         _waiting(machine, several, workload),
+        _synchronised(machine, several),
         _whole_buckets([p for p in several if p.fusion_rule != "per-tensor"], workload),
         _assumed(machine, several, workload),
         _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
@@ -194,4 +195,17 @@ def _no_shared_memory(plans: Sequence[Plan]) -> str:
 def _free_overlap(machine: Machine, plans: Sequence[Plan]) -> str:
     if not plans or machine.overlap:
         return ""
-    return "overlap is assumed to cost no compute time (the machine has no overlap tables); compare --overlap off"
+    lasts = ""
+    if "contention" in machine.assumed:
+        lasts = f"an allreduce beside backward is assumed to last {machine.contention:g} times as long as alone, and "
+    return f"{lasts}overlap to cost no compute time (the machine has no overlap tables); compare --overlap off"
+
+
+def _synchronised(machine: Machine, plans: Sequence[Plan]) -> str:
+    if not plans or "compute_slowdown" not in machine.assumed:
+        return ""
+    factor = machine.compute_slowdown[0].factor
+    return (
+        f"computation is assumed to last {factor:g} times as long on several devices as on one, as each waits for the"
+        " slowest: neither the machine's compute_slowdown nor the workload's step_spread states it"
+    )

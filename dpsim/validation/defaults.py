@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from dpsim.machine import ComputeSlowdown
+from dpsim.predict.defaults import with_defaults
 from dpsim.validation.case import Case, parts
 from dpsim.validation.inputs import Fill, RowInputs, fitted_step_inputs, outcome_s
 from dpsim.validation.published import PublishedSet
@@ -77,6 +78,12 @@ DEFAULTS = (
     ),
 )
 """The defaults that are estimated from the other sets."""
+
+
+def as_shipped(inputs: RowInputs) -> RowInputs:
+    """Return the inputs with the defaults that come with dpsim, as ``dpsim predict`` takes them."""
+    machine = with_defaults(inputs.workload, inputs.machine, [inputs.plan.devices])
+    return replace(inputs, machine=machine)
 
 
 def filling(assumed: Sequence[Assumed]) -> Fill:

@@ -191,8 +191,8 @@ def _answers(validation: Validation) -> Iterator[str]:
         before = shipped.get(score.quantity)
         if before is not None and before.median_abs_error != score.median_abs_error:
             text += (
-                f" With dpsim's own defaults, none of which knows the other sets: {percent(before.median_abs_error)}, "
-                f"{before.coverage:.0%} inside, {before.too_fast:.0%} too fast."
+                f" With the defaults that come with dpsim, taken from all of these sets: "
+                f"{percent(before.median_abs_error)}, {before.coverage:.0%} inside, {before.too_fast:.0%} too fast."
             )
         yield text
     if validation.sealed:
@@ -201,7 +201,7 @@ def _answers(validation: Validation) -> Iterator[str]:
 
 def tables(validation: Validation) -> list[Table]:
     """Return the tables of the page: scores, contestants, records, doubts, and where the measurements come from."""
-    shipped = scores_table(validation.shipped_scores, "The same with dpsim's own defaults")
+    shipped = scores_table(validation.shipped_scores, "The same with the defaults that come with dpsim")
     by_case = score_sets(scored(validation.rows), key=lambda row: row.part.case.name)
     shown = (
         scores_table(validation.scores, "Every set"),

@@ -13,7 +13,8 @@ import numpy as np
 
 from dpsim.validation.case import Case, read_cases
 from dpsim.validation.contestants import PERFECT
-from dpsim.validation.defaults import Assumed, filling, of_other_sets
+from dpsim.validation.defaults import Assumed, as_shipped, filling, of_other_sets
+from dpsim.validation.inputs import Fill
 from dpsim.validation.judge import JudgedRow, judged, scored
 from dpsim.validation.published import FOLDER, PublishedSet, opened, read_sets
 from dpsim.validation.scores import Score, pooled, score_sets
@@ -43,7 +44,7 @@ class Validation:
 
     @cached_property
     def shipped_scores(self) -> list[Score]:
-        """The score of each set with dpsim's own defaults."""
+        """The score of each set with the defaults that come with dpsim."""
         return score_sets(scored(self.as_shipped))
 
     @property
@@ -52,7 +53,7 @@ class Validation:
         return len(self.rows) - len(scored(self.rows))
 
     def summary(self) -> dict[str, Any]:
-        """Return the summary of ``--json``: a record for each set and pooled, also with dpsim's own defaults."""
+        """Return the summary of ``--json``: a record for each set and pooled, also with the defaults of dpsim."""
 
         def lines(scores: Sequence[Score]) -> list[dict[str, Any]]:
             return [{"dataset": score.name} | score.values() for score in (*scores, *pooled(scores))]
@@ -88,11 +89,16 @@ def validate(
         sets = opened(sets, path)
     cases = read_cases(sets, folder)
     assumed = of_other_sets(cases, sets)
-    fills = {name: filling(of_set) for name, of_set in assumed.items()}
-    shipped = with_constants(judged(cases, sets, executor=executor))
+    stated = with_constants(judged(cases, sets, executor=executor))
     steps = [case for case in cases if case.quantity == "step"]
-    filled = iter(judged(steps, sets, fills=fills, executor=executor))
-    rows = [next(filled).replaced(others=row.others) if row.quantity == "step" else row for row in shipped]
+
+    def filled(fills: Mapping[str, Fill]) -> list[JudgedRow]:
+        """Return all rows, those of steps predicted with what is assumed; nulls know no more than the cases state."""
+        assuming = iter(judged(steps, sets, fills=fills, executor=executor))
+        return [next(assuming).replaced(others=row.others) if row.quantity == "step" else row for row in stated]
+
+    rows = filled({name: filling(of_set) for name, of_set in assumed.items()})
+    shipped = filled(dict.fromkeys(sets, as_shipped))
     if submission is not None:
         predictor, rows = submitted(submission, rows)
         return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=(), predictor=predictor)
