@@ -32,6 +32,7 @@ __all__ = [
     "choose_overlap",
     "collective_cost",
     "compute_slowdown",
+    "for_prediction",
     "interval",
     "memory",
     "nulls",

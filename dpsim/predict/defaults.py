@@ -25,7 +25,7 @@ _NORMAL_95 = 1.96
 
 
 def for_prediction(workload: Workload, machine: Machine, devices: Iterable[int]) -> Machine:
-    """Return a machine as it was read from a file, with what is assumed of it and what past studies say of intervals."""
+    """Return a machine of a file with what is assumed of it, and with what past studies on it say of intervals."""
     return with_past_studies(with_defaults(workload, machine, devices))
 
 

@@ -12,6 +12,8 @@ from dpsim.units import format_duration, format_size
 
 _NEARLY = 0.9
 """The share of the most samples per second from which a batch is large enough."""
+SETTING = ("fusion_rule", "algorithm", "batch_norm")
+"""What tells the settings of one batch apart."""
 Point = dict[str, Any]
 
 
@@ -92,7 +94,7 @@ def _memory(parts: dict[str, int | None]) -> str:
 
 def faster_with_fewer(best: Point, others: list[Point], batch: str) -> Point | None:
     """The prediction with the fewest devices that still trains more samples per second, with the same settings."""
-    keys = ("fusion_rule", "algorithm", "batch_norm", batch)
+    keys = (*SETTING, batch)
     same = [point for point in others if all(point[key] == best[key] for key in keys)]
     same = [point for point in same if point.get("machine") == best.get("machine")]
     fewer = [p for p in same if p["devices"] < best["devices"] and p["images_per_s"] > best["images_per_s"]]

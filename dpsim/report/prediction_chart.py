@@ -8,10 +8,10 @@ from typing import Any
 
 from dpsim.errors import ConfigError
 from dpsim.report.charts import Chart, Lines, Series
-from dpsim.report.prediction import Point
+from dpsim.report.prediction import SETTING, Point
 
 _MOST_TICKS = 6
-_CURVE = ("machine", "fusion_rule", "algorithm", "batch_norm")
+_CURVE = ("machine", *SETTING)
 """What each curve has of its own, beside the batch."""
 
 
@@ -89,8 +89,7 @@ _PARTS: dict[str, Callable[[Point], float]] = {
 
 def _point_of(best: Point, points: Sequence[Point]) -> Point:
     """Return the point that the best of a number of devices was taken from."""
-    keys = [key for key in (*_CURVE, "devices", "layout", "global_batch", "predicted_step_s") if key in best]
-    return next(point for point in points if all(point[key] == best[key] for key in keys))
+    return next(point for point in points if all(point[key] == best[key] for key in best.keys() & point.keys()))
 
 
 def _ticks(counts: Sequence[int]) -> dict[float, str]:

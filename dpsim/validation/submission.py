@@ -9,7 +9,7 @@ from pathlib import Path
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import DpsimError, FileFormatError, unknown
-from dpsim.predict.interval import LEVEL
+from dpsim.predict.residuals import LEVEL
 from dpsim.validation.contestants import DPSIM
 from dpsim.validation.judge import JudgedRow
 

@@ -6,14 +6,17 @@ import json
 import math
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from published_files import EXPERIMENTS
 
 from dpsim.errors import ConfigError, FileFormatError
+from dpsim.predict.defaults import CONTENTION, SYNCHRONISATION_LOSS
 from dpsim.validation import contestants
 from dpsim.validation.case import Case, Part, parts, read_cases
 from dpsim.validation.defaults import DEFAULTS, Assumed, filling, of_other_sets
@@ -201,7 +204,7 @@ def test_a_default_of_a_set_does_not_depend_on_that_set() -> None:
 
 def test_a_default_is_what_predicts_the_other_set_best_and_fills_what_is_not_stated() -> None:
     case, other, published = CASES["pytorch-v100"], CASES["bcaffe-steps"], SETS["bcaffe_steps"]
-    (default,) = DEFAULTS
+    default = DEFAULTS[0]
     errors = {}
     for value in default.values:
         rows = judged([other], SETS, fills={published.name: filling([Assumed(default, value, 0.0)])})
@@ -212,6 +215,28 @@ def test_a_default_is_what_predicts_the_other_set_best_and_fills_what_is_not_sta
     fill = filling(of_other_sets([case, other], SETS)["pytorch_v100"])
     assert fill(several).machine.compute_slowdown[0].factor == best > 1
     assert not several.machine.compute_slowdown and fill(fill(several)) == fill(several)
+
+
+def test_contention_is_assumed_beside_backward_alone_and_where_nobody_states_it() -> None:
+    inputs = fitted_step_inputs(next(parts(CASES["bcaffe-steps"], SETS["bcaffe_steps"])), SETS)
+    several = [each for each in inputs.values() if each.plan.devices > 1]
+    fill = filling([Assumed(DEFAULTS[1], 2.5, 0.2)])
+    together = next(each for each in several if each.plan.overlap == "thread")
+    apart = replace(together, plan=msgspec.structs.replace(together.plan, overlap="off"))
+    for each in (together, apart):
+        known = 2.5 if each.plan.overlap == "thread" else None
+        assert fill(each).machine.contention == known
+        stated = replace(each, machine=msgspec.structs.replace(each.machine, contention=1.5))
+        assert fill(stated) == stated
+
+
+@pytest.mark.slow
+def test_the_defaults_that_come_with_dpsim_are_what_the_sets_imply() -> None:
+    """The medians over the sets that tell them; 0.02 apart at most, for the numbers are rounded."""
+    steps = [case for case in CASES.values() if case.quantity == "step"]
+    loss, contention = of_other_sets(steps, SETS)["mlperf_resnet50"]  # which implies none itself
+    assert loss.value == pytest.approx(SYNCHRONISATION_LOSS, abs=0.02)
+    assert contention.value == pytest.approx(CONTENTION, rel=0.02)
 
 
 def test_parts_are_predicted_alike_by_processes() -> None:
