@@ -157,7 +157,6 @@ def test_micro_batches_are_compared_with_each_other_and_with_whole_shares() -> N
 ROOT = Path(__file__).parents[1]
 LISTS = {
     "cli/trace.py": 1,
-    "harness/compare/runs.py": 3,
     "harness/sweep/grids.py": 1,
     "harness/sweep/norms.py": 1,
     "harness/sweep/questions/__init__.py": 1,

@@ -1,4 +1,4 @@
-"""``RunComparison``: measurements of several runs, setting by setting.
+"""``RunComparison``: measurements of several runs, setting by setting, as rows under the names of ``--json``.
 
 ``dpsim.harness.compare`` derives them; nothing is computed in this module. (The comparison of one run's measurements
 with its predictions is in ``dpsim.records.comparison``.)
@@ -6,13 +6,12 @@ with its predictions is in ``dpsim.records.comparison``.)
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from dpsim.codec import Noun
 from dpsim.records.sweep import Environment
 
-Verdict = Literal["faster", "slower", "not_distinguishable"]
-SettingValue = str | int | float | bool | None
+Row = dict[str, Any]
 
 
 class ComparedRun(Noun, frozen=True):
@@ -32,81 +31,24 @@ class ComparedRun(Noun, frozen=True):
     settings: int
 
 
-class RatioPoint(Noun, frozen=True):
-    """One setting that runs ``a`` and ``b`` both measured.
+class RunComparison(NamedTuple):
+    """Several runs of one kind compared with the first of them; ``quantity`` names the time that is compared.
 
-    - Times are medians with their 95 % intervals; ``ratio`` = time of ``b`` / time of ``a``: below 1 ``b`` is faster.
-    - ``ratio_low`` and ``ratio_high`` are its 95 % interval. It holds for the rounds of these two runs, and knows
-      nothing of what changed on the machine between them.
-    - ``noise`` is the larger A/A difference of the two runs (``None``: neither has an A/A pair).
-    - ``verdict`` is faster or slower where the interval does not contain 1 and the ratio differs from 1 by more than
-      the noise.
-    """
-
-    a: str
-    b: str
-    setting: dict[str, SettingValue]
-    group: str
-    emulated_network: bool
-    emulated_compute: bool
-    a_time_s: float
-    a_low_s: float
-    a_high_s: float
-    a_samples: int
-    a_rounds: int
-    b_time_s: float
-    b_low_s: float
-    b_high_s: float
-    b_samples: int
-    b_rounds: int
-    ratio: float
-    ratio_low: float
-    ratio_high: float
-    noise: float | None
-    verdict: Verdict
-
-
-class MeanRatio(Noun, frozen=True):
-    """The geometric mean of the ratios of several settings, with its 95 % interval, and how many have each verdict."""
-
-    name: str
-    settings: int
-    ratio: float
-    low: float
-    high: float
-    faster: int
-    slower: int
-    not_distinguishable: int
-
-
-class RunPair(Noun, frozen=True):
-    """Run ``b`` against run ``a``: over all settings, and for each group of them (a network, or a system)."""
-
-    a: str
-    b: str
-    same_record: bool
-    overall: MeanRatio
-    groups: tuple[MeanRatio, ...]
-
-
-class NotCompared(Noun, frozen=True):
-    """A setting that was not compared between ``a`` and ``b``, and why."""
-
-    a: str
-    b: str
-    setting: dict[str, SettingValue]
-    reason: str
-
-
-class RunComparison(Noun, frozen=True):
-    """Several runs of one kind compared with the first of them.
-
-    ``kind`` is that of the records; ``quantity`` names the time that is compared.
+    - ``points``: a ``setting``, the fields that name it, that runs ``a`` and ``b`` both measured. ``a_time_s`` and
+      ``b_time_s`` are medians with their 95 % intervals, ``ratio`` = time of ``b`` / time of ``a``: below 1 ``b`` is
+      faster. ``ratio_low`` and ``ratio_high`` are its 95 % interval. It holds for the rounds of these two runs, and
+      knows nothing of what changed on the machine between them. ``noise`` is the larger A/A difference of the two runs
+      (``None``: neither has an A/A pair). ``verdict`` is faster or slower where the interval does not contain 1 and the
+      ratio differs from 1 by more than the noise, else not_distinguishable. ``group`` is the network of a sweep's
+      setting, and the system of a benchmark's.
+    - ``pairs``: run ``b`` against run ``a``: the geometric mean of the ratios ``overall`` and in each of ``groups``,
+      with its 95 % interval, and how many settings have each verdict.
+    - ``not_compared``: a ``setting`` that was not compared between ``a`` and ``b``, and the ``reason``.
     """
 
     kind: Literal["sweep", "bench allreduce"]
     quantity: str
     runs: tuple[ComparedRun, ...]
-    points: tuple[RatioPoint, ...]
-    pairs: tuple[RunPair, ...]
-    not_compared: tuple[NotCompared, ...]
+    points: list[Row]
+    pairs: list[Row]
+    not_compared: list[Row]

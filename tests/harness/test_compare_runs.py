@@ -93,32 +93,34 @@ def with_optimizer(records: Records, optimizer: AdamW, overlaps: tuple[str, ...]
 def test_settings_are_joined_where_one_run_varies_the_optimizer_and_the_other_does_not() -> None:
     both = with_optimizer(small(devices=(2,), seed=1), AdamW(), ("off",))
     comparison = compared(both, small(devices=(2,), seed=2))
-    assert comparison.points and all(dict(point.setting)["overlap"] == "thread" for point in comparison.points)
-    assert all("optimizer" in dict(point.setting) for point in comparison.points)
+    assert comparison.points and all(point["setting"]["overlap"] == "thread" for point in comparison.points)
+    assert all("optimizer" in point["setting"] for point in comparison.points)
 
 
 def test_a_run_that_takes_twice_as_long_has_the_ratio_two_at_every_setting() -> None:
     comparison = compared(small(seed=1), changed(small(seed=2), 2.0))
     assert len(comparison.points) == 15 and not comparison.not_compared
     for point in comparison.points:
-        assert point.ratio == pytest.approx(point.b_time_s / point.a_time_s)
-        assert point.ratio_low < point.ratio < point.ratio_high and abs(point.ratio - 2) < 0.1
-        assert point.verdict == "slower"
+        assert point["ratio"] == pytest.approx(point["b_time_s"] / point["a_time_s"])
+        assert point["ratio_low"] < point["ratio"] < point["ratio_high"] and abs(point["ratio"] - 2) < 0.1
+        assert point["verdict"] == "slower"
     (pair,) = comparison.pairs
-    assert (pair.overall.settings, pair.overall.slower) == (15, 15)
-    assert pair.overall.low < 2 < pair.overall.high and pair.overall.high - pair.overall.low < 0.1
+    assert (pair["overall"]["settings"], pair["overall"]["slower"]) == (15, 15)
+    assert (
+        pair["overall"]["low"] < 2 < pair["overall"]["high"] and pair["overall"]["high"] - pair["overall"]["low"] < 0.1
+    )
 
 
 def test_the_same_record_has_the_ratio_one_exactly() -> None:
     comparison = compared(small(), small())
-    assert comparison.pairs[0].same_record
-    assert {(p.ratio, p.ratio_low, p.ratio_high, p.verdict) for p in comparison.points} == {
+    assert comparison.pairs[0]["same_record"]
+    assert {(p["ratio"], p["ratio_low"], p["ratio_high"], p["verdict"]) for p in comparison.points} == {
         (1.0, 1.0, 1.0, "not_distinguishable")
     }
 
 
 def test_two_runs_of_the_same_program_are_seldom_called_different() -> None:
-    verdicts = [point.verdict for seed in (2, 3, 4) for point in compared(small(seed=1), small(seed=seed)).points]
+    verdicts = [point["verdict"] for seed in (2, 3, 4) for point in compared(small(seed=1), small(seed=seed)).points]
     assert verdicts.count("not_distinguishable") > 0.8 * len(verdicts)
 
 
@@ -135,23 +137,23 @@ def test_a_ratio_within_the_noise_is_not_distinguishable() -> None:
 
 def test_each_run_is_compared_with_the_first() -> None:
     comparison = compared(small(seed=1), changed(small(seed=2), 2.0), changed(small(seed=3), 0.5))
-    assert [(pair.a, pair.b) for pair in comparison.pairs] == [("run0", "run1"), ("run0", "run2")]
-    assert [round(pair.overall.ratio, 1) for pair in comparison.pairs] == [2.0, 0.5]
+    assert [(pair["a"], pair["b"]) for pair in comparison.pairs] == [("run0", "run1"), ("run0", "run2")]
+    assert [round(pair["overall"]["ratio"], 1) for pair in comparison.pairs] == [2.0, 0.5]
 
 
 def test_settings_that_only_one_run_has_are_listed_with_the_reason() -> None:
     comparison = compared(small(overlaps=("thread", "off")), small(seed=2, overlaps=("thread",)))
     assert len(comparison.points) == 8 and len(comparison.not_compared) == 7
-    assert {each.reason for each in comparison.not_compared} == {"only run0 measured it"}
-    assert {each.setting["overlap"] for each in comparison.not_compared} == {"off"}
+    assert {each["reason"] for each in comparison.not_compared} == {"only run0 measured it"}
+    assert {each["setting"]["overlap"] for each in comparison.not_compared} == {"off"}
 
 
 def test_an_emulated_network_is_not_compared_with_a_real_one() -> None:
     with pytest.raises(ConfigError, match="network is node in run0 and paced"):
         compared(small(), small(networks=(PACED,)))
     both = compared(small(), small(seed=2, networks=("node", PACED)))
-    assert {point.setting["network"] for point in both.points} == {"node"}
-    assert all("run0 has it on node: emulated and real" in each.reason for each in both.not_compared)
+    assert {point["setting"]["network"] for point in both.points} == {"node"}
+    assert all("run0 has it on node: emulated and real" in each["reason"] for each in both.not_compared)
 
 
 def test_a_setting_that_is_emulated_in_one_run_and_real_in_the_other_is_refused() -> None:
@@ -176,8 +178,10 @@ def test_settings_of_one_device_that_differ_in_communication_alone_are_kept_apar
         return predictions, msgspec.structs.replace(results, points=points, predictions_sha256=sha256)
 
     points = compared(both(1), both(2)).points
-    assert [point.setting["fusion_threshold_bytes"] for point in points] == [0.0, math.inf]
-    assert "fusion_threshold_bytes" not in compared(small(devices=(1,)), small(devices=(1,), seed=2)).points[0].setting
+    assert [point["setting"]["fusion_threshold_bytes"] for point in points] == [0.0, math.inf]
+    assert (
+        "fusion_threshold_bytes" not in compared(small(devices=(1,)), small(devices=(1,), seed=2)).points[0]["setting"]
+    )
 
 
 def test_settings_that_differ_in_who_trains_are_kept_apart() -> None:
@@ -197,7 +201,7 @@ def test_settings_that_differ_in_who_trains_are_kept_apart() -> None:
         return predictions, msgspec.structs.replace(results, points=(ddp[1], other[1]), predictions_sha256=sha256)
 
     points = compared(both(1), both(2)).points
-    assert [point.setting.get("runtime") for point in points] == [None, "torch-ddp-mpi"]
+    assert [point["setting"].get("runtime") for point in points] == [None, "torch-ddp-mpi"]
 
 
 def test_another_data_set_is_refused() -> None:
@@ -276,17 +280,17 @@ def bench(factor: float, seed: int, *, wrong: int = 0) -> MeasuredRun:
 
 def test_benchmarks_are_compared_by_size_and_algorithm() -> None:
     comparison = compare_measured([bench(1.0, 1), bench(1.5, 2)])
-    assert [(p.setting["algorithm"], p.setting["size_bytes"]) for p in comparison.points] == [
+    assert [(p["setting"]["algorithm"], p["setting"]["size_bytes"]) for p in comparison.points] == [
         (algorithm, size) for size in (4096, 16384) for algorithm in ("two-shot", "ring")
     ]
-    assert all(abs(point.ratio - 1.5) < 0.05 and point.verdict == "slower" for point in comparison.points)
-    assert {(point.a_rounds, point.a_samples) for point in comparison.points} == {(6, 30)}
+    assert all(abs(point["ratio"] - 1.5) < 0.05 and point["verdict"] == "slower" for point in comparison.points)
+    assert {(point["a_rounds"], point["a_samples"]) for point in comparison.points} == {(6, 30)}
 
 
 def test_sums_that_were_wrong_are_not_compared() -> None:
     comparison = compare_measured([bench(1.0, 1), bench(1.5, 2, wrong=3)])
-    assert {point.setting["algorithm"] for point in comparison.points} == {"two-shot"}
-    assert ["its sums were wrong" in each.reason for each in comparison.not_compared] == [True, True]
+    assert {point["setting"]["algorithm"] for point in comparison.points} == {"two-shot"}
+    assert ["its sums were wrong" in each["reason"] for each in comparison.not_compared] == [True, True]
 
 
 def test_a_sweep_is_not_compared_with_a_benchmark() -> None:

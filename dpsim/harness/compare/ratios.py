@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
-from dpsim.harness.compare.runs import Floats, MeasuredRun, MeasuredSetting, RoundSamples, SettingFields, read_runs
-from dpsim.records.run_comparison import MeanRatio, NotCompared, RatioPoint, RunComparison, RunPair, Verdict
+from dpsim.harness.compare.runs import Floats, MeasuredRun, Named, RoundSamples, read_runs
+from dpsim.records.run_comparison import Row, RunComparison
 from dpsim.study.statistics import RESAMPLES
 
 LEAST_ROUNDS = 3
@@ -22,6 +23,7 @@ LEAST_ROUNDS = 3
 _QUANTITIES = {"sweep": "step", "bench allreduce": "allreduce"}
 _KINDS = {"sweep": "sweep", "bench allreduce": "benchmark of the allreduce"}
 _EMULATED = {"emulated_network": "network", "emulated_compute": "computation"}
+_TIMES = ("time_s", "low_s", "high_s", "samples", "rounds")
 Counts = NDArray[np.int64]
 
 
@@ -48,9 +50,9 @@ def compare_measured(runs: Sequence[MeasuredRun]) -> RunComparison:
         kind=first.kind,
         quantity=_QUANTITIES[first.kind],
         runs=tuple(run.run for run in runs),
-        points=tuple(point for points, _, _ in compared for point in points),
-        pairs=tuple(pair for _, pair, _ in compared),
-        not_compared=tuple(each for _, _, left_out in compared for each in left_out),
+        points=[point for points, _, _ in compared for point in points],
+        pairs=[pair for _, pair, _ in compared],
+        not_compared=[each for _, _, left_out in compared for each in left_out],
     )
 
 
@@ -72,65 +74,51 @@ def _labels(paths: Sequence[Path], labels: Sequence[str] | None) -> list[str]:
     return [f"{name} ({count})" if (count := names[: i + 1].count(name)) > 1 else name for i, name in enumerate(names)]
 
 
-def _compared(a: MeasuredRun, b: MeasuredRun, number: int) -> tuple[list[RatioPoint], RunPair, list[NotCompared]]:
+def _compared(a: MeasuredRun, b: MeasuredRun, number: int) -> tuple[list[Row], Row, list[Row]]:
     """Compare run ``number`` with the first; the rounds of the two are drawn independently."""
     _check_same_subject(a, b)
-    same_record, refused = a.run.sha256 == b.run.sha256, _refused(a, b)
+    names = {"a": a.run.label, "b": b.run.label}
+    same_record, reasons = a.run.sha256 == b.run.sha256, _reasons(a, b)
     drawn = draws(max(1, a.rounds), seed=0), draws(max(1, b.rounds), seed=number)
-    points, ratios = list[RatioPoint](), list[Floats]()
-    for setting, of_a in a.settings.items():
-        if (of_b := b.settings.get(setting)) is None or setting in refused:
+    points, resampled = list[Row](), list[Floats]()
+    for setting, of_a in a.rows.items():
+        if (of_b := b.rows.get(setting)) is None or setting in reasons:
             continue
-        ratio, resampled = of_b.time_s / of_a.time_s, medians(of_b.samples, drawn[1]) / medians(of_a.samples, drawn[0])
+        ratio, ratios = (
+            of_b["time_s"] / of_a["time_s"],
+            (medians(b.samples[setting], drawn[1]) / medians(a.samples[setting], drawn[0])),
+        )
         if same_record:
-            ratio, resampled = 1.0, np.ones(RESAMPLES)
-        points.append(_point(a.run.label, of_a, b.run.label, of_b, setting, ratio, resampled))
-        ratios.append(resampled)
-    reasons = _reasons(a, b, refused)
+            ratio, ratios = 1.0, np.ones(RESAMPLES)
+        points.append(names | {"setting": dict(setting)} | _ratio(of_a, of_b, ratio, ratios))
+        resampled.append(ratios)
     if not points:
         raise _nothing_in_common(a, b, next(iter(reasons.values()), "one of them measured nothing"))
-    of_points = [(point.ratio, resampled, point.verdict) for point, resampled in zip(points, ratios, strict=True)]
-    groups = dict.fromkeys(point.group for point in points)
-    pair = RunPair(
-        a=a.run.label,
-        b=b.run.label,
-        same_record=same_record,
-        overall=_mean("all", of_points),
-        groups=tuple(
-            _mean(group, [each for point, each in zip(points, of_points, strict=True) if point.group == group])
-            for group in groups
-        ),
-    )
-    left_out = [NotCompared(a=a.run.label, b=b.run.label, setting=dict(s), reason=why) for s, why in reasons.items()]
-    return points, pair, left_out
+    groups = {name: [point["group"] == name for point in points] for name in dict.fromkeys(p["group"] for p in points)}
+    pair = names | {
+        "same_record": same_record,
+        "overall": _mean("all", points, resampled),
+        "groups": [
+            _mean(name, [*compress(points, inside)], [*compress(resampled, inside)]) for name, inside in groups.items()
+        ],
+    }
+    return points, pair, [names | {"setting": dict(setting), "reason": why} for setting, why in reasons.items()]
 
 
-def _point(
-    a: str,
-    of_a: MeasuredSetting,
-    b: str,
-    of_b: MeasuredSetting,
-    setting: SettingFields,
-    ratio: float,
-    resampled: Floats,
-) -> RatioPoint:
+def _ratio(of_a: Row, of_b: Row, ratio: float, resampled: Floats) -> Row:
+    """Return the times of both runs, their ratio with its interval, and the verdict."""
     low, high = interval(resampled)
-    noise = max((noise for noise in (of_a.noise, of_b.noise) if noise is not None), default=None)
-    times = {f"{side}_{name}": value for side, of in (("a", of_a), ("b", of_b)) for name, value in of.times.items()}
-    return RatioPoint(
-        a=a,
-        b=b,
-        setting=dict(setting),
-        group=of_a.group,
-        emulated_network=of_a.emulated_network,
-        emulated_compute=of_a.emulated_compute,
+    noise = max((of["noise"] for of in (of_a, of_b) if of["noise"] is not None), default=None)
+    times = {f"{side}_{name}": of[name] for side, of in (("a", of_a), ("b", of_b)) for name in _TIMES}
+    return {
+        **{name: of_a[name] for name in ("group", "emulated_network", "emulated_compute")},
         **times,
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
-        noise=noise,
-        verdict=verdict(ratio, low, high, noise, int(min(times["a_rounds"], times["b_rounds"]))),
-    )
+        "ratio": ratio,
+        "ratio_low": low,
+        "ratio_high": high,
+        "noise": noise,
+        "verdict": verdict(ratio, low, high, noise, min(times["a_rounds"], times["b_rounds"])),
+    }
 
 
 def _check_same_subject(a: MeasuredRun, b: MeasuredRun) -> None:
@@ -150,24 +138,17 @@ def _check_same_subject(a: MeasuredRun, b: MeasuredRun) -> None:
         )
 
 
-def _refused(a: MeasuredRun, b: MeasuredRun) -> dict[SettingFields, str]:
-    """Return the settings of both runs that are emulated in one and real in the other, with the reason."""
-    refused = {}
-    for setting in (setting for setting in a.settings if setting in b.settings):
+def _reasons(a: MeasuredRun, b: MeasuredRun) -> dict[Named, str]:
+    """Return why settings of either run are not compared: emulated in one run and real in the other, or missing."""
+    reasons = {}
+    for setting in (setting for setting in a.rows if setting in b.rows):
         for name, noun in _EMULATED.items():
-            of_a, of_b = (getattr(run.settings[setting], name) for run in (a, b))
-            if of_a != of_b:
-                emulated, real = (a, b) if of_a else (b, a)
-                refused[setting] = f"the {noun} is emulated in {emulated.run.label} and real in {real.run.label}"
-    return refused
-
-
-def _reasons(a: MeasuredRun, b: MeasuredRun, refused: dict[SettingFields, str]) -> dict[SettingFields, str]:
-    """Return why settings of either run are not compared."""
-    reasons = dict(refused)
+            if a.rows[setting][name] != b.rows[setting][name]:
+                emulated, real = (a, b) if a.rows[setting][name] else (b, a)
+                reasons[setting] = f"the {noun} is emulated in {emulated.run.label} and real in {real.run.label}"
     for run, other in ((a, b), (b, a)):
-        for setting in run.settings:
-            if setting not in other.settings:
+        for setting in run.rows:
+            if setting not in other.rows:
                 only = f"only {run.run.label} measured it{_other_network(setting, run, other)}"
                 reasons.setdefault(setting, other.unusable.get(setting, only))
         for setting, reason in run.unusable.items():
@@ -175,14 +156,14 @@ def _reasons(a: MeasuredRun, b: MeasuredRun, refused: dict[SettingFields, str]) 
     return reasons
 
 
-def _other_network(setting: SettingFields, run: MeasuredRun, other: MeasuredRun) -> str:
+def _other_network(setting: Named, run: MeasuredRun, other: MeasuredRun) -> str:
     """Say where the other run measured the same with the network emulated here and real there, or the reverse."""
 
-    def rest(setting: SettingFields) -> SettingFields:  # the default algorithm depends on the network
+    def rest(setting: Named) -> Named:  # the default algorithm depends on the network
         return tuple((name, value) for name, value in setting if name not in ("network", "algorithm"))
 
-    for theirs, measured in other.settings.items():
-        if measured.emulated_network != run.settings[setting].emulated_network and rest(theirs) == rest(setting):
+    for theirs, row in other.rows.items():
+        if row["emulated_network"] != run.rows[setting]["emulated_network"] and rest(theirs) == rest(setting):
             network = dict(theirs)["network"]
             return f" ({other.run.label} has it on {network}: emulated and real networks are not compared)"
     return ""
@@ -191,9 +172,9 @@ def _other_network(setting: SettingFields, run: MeasuredRun, other: MeasuredRun)
 def _nothing_in_common(a: MeasuredRun, b: MeasuredRun, reason: str) -> ConfigError:
     """Return the error for two runs without a setting to compare, with the fields that differ."""
     differing = []
-    for name in dict.fromkeys(name for run in (a, b) for setting in run.settings for name, _ in setting):
+    for name in dict.fromkeys(name for run in (a, b) for setting in run.rows for name, _ in setting):
         of_a, of_b = (
-            {value for setting in run.settings if (value := dict(setting).get(name)) is not None} for run in (a, b)
+            {value for setting in run.rows if (value := dict(setting).get(name)) is not None} for run in (a, b)
         )
         if of_a and of_b and not of_a & of_b:
             differing.append(f"{name} is {_values(of_a)} in {a.run.label} and {_values(of_b)} in {b.run.label}")
@@ -210,26 +191,25 @@ def _values(values: Iterable[object]) -> str:
     return ", ".join(ordered[:4]) + ", ..." * (len(ordered) > 4)
 
 
-def verdict(ratio: float, low: float, high: float, noise: float | None, rounds: int) -> Verdict:
+def verdict(ratio: float, low: float, high: float, noise: float | None, rounds: int) -> str:
     """Return faster or slower where the interval excludes 1 and longer time / shorter time - 1 exceeds the noise."""
     if rounds < LEAST_ROUNDS or low <= 1 <= high or max(ratio, 1 / ratio) - 1 <= (noise or 0.0):
         return "not_distinguishable"
     return "faster" if ratio < 1 else "slower"
 
 
-def _mean(name: str, ratios: Sequence[tuple[float, Floats, Verdict]]) -> MeanRatio:
-    low, high = interval(geometric_mean(np.array([resampled for _, resampled, _ in ratios])))
-    counts = Counter(verdict for _, _, verdict in ratios)
-    return MeanRatio(
-        name=name,
-        settings=len(ratios),
-        ratio=float(geometric_mean(np.array([ratio for ratio, _, _ in ratios]))),
-        low=low,
-        high=high,
-        faster=counts["faster"],
-        slower=counts["slower"],
-        not_distinguishable=counts["not_distinguishable"],
-    )
+def _mean(name: str, points: Sequence[Row], resampled: Sequence[Floats]) -> Row:
+    """Return the geometric mean of the ratios of several settings, its interval, and how many have each verdict."""
+    low, high = interval(geometric_mean(np.array(resampled)))
+    counts = Counter(point["verdict"] for point in points)
+    return {
+        "name": name,
+        "settings": len(points),
+        "ratio": float(geometric_mean(np.array([point["ratio"] for point in points]))),
+        "low": low,
+        "high": high,
+        **{verdict: counts[verdict] for verdict in ("faster", "slower", "not_distinguishable")},
+    }
 
 
 def draws(rounds: int, *, seed: int) -> Counts:

@@ -1,9 +1,8 @@
-"""Reads sweeps and benchmarks of the allreduce as runs to compare: the samples of each setting, by what names it."""
+"""Reads sweeps and benchmarks of the allreduce as runs to compare: a row for each setting, by what names it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,18 +11,21 @@ from numpy.typing import NDArray
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.columns import columns_of
 from dpsim.errors import FileFormatError
+from dpsim.fields import Decides, fields
 from dpsim.harness.load import load
+from dpsim.plan import Plan
 from dpsim.records.bench import BenchRecord
 from dpsim.records.bench_result import BenchResult, medians_s
-from dpsim.records.comparison import ComparedPoint
-from dpsim.records.run_comparison import ComparedRun, SettingValue
+from dpsim.records.comparison import ComparedPoint, OfSetting
+from dpsim.records.run_comparison import ComparedRun, Row
 from dpsim.records.sweep import Results
 from dpsim.report.sweep.saved import SweepData
 from dpsim.setting import FIELDS
 
 Floats = NDArray[np.float64]
-SettingFields = tuple[tuple[str, SettingValue], ...]
+Named = tuple[tuple[str, Any], ...]
 """The fields that name a setting, as pairs of name and value."""
 _KINDS = "the folder of a sweep or of bench allreduce, or the record in it (results.json, allreduce.json)"
 _REFUSED = {
@@ -36,13 +38,16 @@ _REFUSED = {
         "compare bits with dpsim reproduce --against",
     ),
 }
-_SINGLE = (
-    *("network", "model", "devices", "global_batch", "accumulate", "batch_norm"),
-    *("leaves", "strategy", "compute_dtype"),
-)
-_COMMUNICATION = ["layout", "fusion_rule", "fusion_threshold_bytes", "algorithm", "overlap", "wire_dtype"]
-_WHERE_VARIED = [name for name in FIELDS if name not in (*_SINGLE, *_COMMUNICATION, "local_batch")]
-_BENCH = ["system", "algorithm", "size_bytes", "devices", "dtype", "in_place", "cached"]
+_COLUMNS = FIELDS.keys() & {name for name, each in columns_of(ComparedPoint).items() if isinstance(each, OfSetting)}
+"""The fields that name every setting; others, such as the optimizer, do where a run varies them."""
+_OF_MESSAGES = {
+    name
+    for name, field in fields(Plan).items()
+    if not field.decides & (Decides.SHARES | Decides.COMPUTE_TIME)
+    and (field.decides & Decides.NETWORK_TIME or not field.decides & Decides.BITS)
+}
+"""The fields of a plan that mean nothing on one device."""
+_BENCH = ("system", "algorithm", "size_bytes", "devices", "dtype", "in_place", "cached")
 
 
 class RoundSamples(NamedTuple):
@@ -52,43 +57,19 @@ class RoundSamples(NamedTuple):
     round: NDArray[np.intp]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MeasuredSetting:
-    """One setting of a run: its samples, their median and interval as reports show it, and the run's A/A noise there.
+class MeasuredRun(NamedTuple):
+    """A run: what it measured at each setting, and its samples there, whose ``rounds`` are numbered from 0.
 
-    ``group`` is the network of a sweep's setting, and the system of a benchmark's.
-    """
-
-    samples: RoundSamples
-    time_s: float
-    low_s: float
-    high_s: float
-    calls: int
-    noise: float | None
-    group: str
-    emulated_network: bool = False
-    emulated_compute: bool = False
-
-    @property
-    def times(self) -> dict[str, Any]:
-        """The median, its interval, and the numbers of samples and rounds, under the names of a comparison."""
-        rounds = len(np.unique(self.samples.round))
-        interval = {"time_s": self.time_s, "low_s": self.low_s, "high_s": self.high_s}
-        return interval | {"samples": self.calls, "rounds": rounds}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MeasuredRun:
-    """A run with its settings.
-
-    Samples number the ``rounds`` of the run from 0. ``unusable`` maps settings that cannot be compared to the reason.
+    A row has the median of the samples and its interval as reports show them, and the run's A/A noise there.
+    ``unusable`` maps settings that cannot be compared to the reason.
     """
 
     kind: Literal["sweep", "bench allreduce"]
     run: ComparedRun
-    settings: dict[SettingFields, MeasuredSetting]
+    rows: dict[Named, Row]
+    samples: dict[Named, RoundSamples]
     rounds: int
-    unusable: dict[SettingFields, str]
+    unusable: dict[Named, str]
 
 
 def read_runs(paths: Sequence[Path], labels: Sequence[str]) -> list[MeasuredRun]:
@@ -107,30 +88,32 @@ def read_runs(paths: Sequence[Path], labels: Sequence[str]) -> list[MeasuredRun]
     ]
 
 
-def varied_fields(sweeps: Sequence[SweepData]) -> tuple[str, ...]:
+def varied_fields(sweeps: Sequence[SweepData]) -> set[str]:
     """Return the fields that few sweeps vary, such as the optimizer, and that one of these varies."""
     settings = [[point.setting for point in saved.comparison.points] for saved in sweeps]
-    return tuple(
-        name for name in _WHERE_VARIED if any(len({each.value(name) for each in of_one}) > 1 for of_one in settings)
-    )
+    return {
+        name
+        for name in FIELDS.keys() - _COLUMNS - {"local_batch", "cycle_s"}
+        if any(len({each.value(name) for each in of_one}) > 1 for of_one in settings)
+    }
 
 
-def sweep_run(saved: SweepData, label: str, path: str, varied: Sequence[str]) -> MeasuredRun:
+def sweep_run(saved: SweepData, label: str, path: str, varied: Collection[str]) -> MeasuredRun:
     """Return the run of a sweep, with the samples of each setting as the sweep's own report uses them.
 
     Settings are also named by the fields that are ``varied`` in any of the compared runs.
     """
     points, experiment = saved.comparison.points, saved.results.experiment
     index = {number: i for i, number in enumerate(sorted({n for run in saved.results.points for n in run.round}))}
-    settings = {}
-    for fields, point in zip(_named(points, varied), points, strict=True):
-        rounds = {run.setting: [index[number] for number in run.round] for run in point.runs}
-        settings[fields] = MeasuredSetting(
-            samples=_joined([_samples(run.step_s, rounds[run.setting]) for run in point.runs]),
-            time_s=point.measured_step_s,
-            low_s=point.measured_low_s,
-            high_s=point.measured_high_s,
-            calls=point.samples,
+    rows, samples = dict[Named, Row](), dict[Named, RoundSamples]()
+    for named, point in zip(_named(points, varied), points, strict=True):
+        steps = [
+            (time_s, index[number]) for run in point.runs for time_s, number in zip(run.step_s, run.round, strict=True)
+        ]
+        samples[named] = _samples(*zip(*steps, strict=True))
+        rows[named] = _row(
+            samples[named],
+            (point.measured_step_s, point.measured_low_s, point.measured_high_s, point.samples),
             noise=point.noise,
             group=point.network,
             emulated_network=point.emulated_network,
@@ -142,13 +125,8 @@ def sweep_run(saved: SweepData, label: str, path: str, varied: Sequence[str]) ->
         "optimizer": "; ".join(dict.fromkeys(_in_words(point.setting.plan.optimizer) for point in points)),
         "seed": str(experiment.seed),
     }
-    return MeasuredRun(
-        kind="sweep",
-        run=_described(saved.results, label, path, declared, len(settings)),
-        settings=settings,
-        rounds=len(index),
-        unusable={},
-    )
+    run = _described(saved.results, label, path, declared, len(rows))
+    return MeasuredRun("sweep", run, rows, samples, rounds=len(index), unusable={})
 
 
 def bench_run(result: BenchResult, label: str, path: str) -> MeasuredRun:
@@ -158,32 +136,31 @@ def bench_run(result: BenchResult, label: str, path: str) -> MeasuredRun:
     """
     record = result.record
     noise = {size.size_bytes: size.noise for size in result.sizes}
-    settings: dict[SettingFields, MeasuredSetting] = {}
-    unusable: dict[SettingFields, str] = {}
+    rows, samples, unusable = dict[Named, Row](), dict[Named, RoundSamples](), dict[Named, str]()
     for point in result.points:
-        setting = (("backend", record.bench.backend), *((name, getattr(point, name)) for name in _BENCH))
-        if point.time_s is None or point.time_low_s is None or point.time_high_s is None:
-            unusable[setting] = f"it has no times in {label}: its sums were wrong, or it was not timed"
+        named = (("backend", record.bench.backend), *((name, getattr(point, name)) for name in _BENCH))
+        if point.time_s is None:
+            unusable[named] = f"it has no times in {label}: its sums were wrong, or it was not timed"
         elif point.simulated:
-            unusable[setting] = f"{label} ran it in a simulator, whose times mean nothing"
+            unusable[named] = f"{label} ran it in a simulator, whose times mean nothing"
         else:
-            settings[setting] = MeasuredSetting(
-                samples=_samples(medians_s(point.series), range(len(point.series.rounds_ns))),
-                time_s=point.time_s,
-                low_s=point.time_low_s,
-                high_s=point.time_high_s,
-                calls=point.samples,
+            samples[named] = _samples(medians_s(point.series), range(len(point.series.rounds_ns)))
+            rows[named] = _row(
+                samples[named],
+                (point.time_s, point.time_low_s, point.time_high_s, point.samples),
                 noise=noise[point.size_bytes],
                 group=point.system,
+                emulated_network=False,
+                emulated_compute=False,
             )
     declared = {each.name: "; ".join(filter(None, (each.library, each.how))) for each in record.systems}
-    return MeasuredRun(
-        kind="bench allreduce",
-        run=_described(record, label, path, declared, len(settings)),
-        settings=settings,
-        rounds=result.rounds,
-        unusable=unusable,
-    )
+    run = _described(record, label, path, declared, len(rows))
+    return MeasuredRun("bench allreduce", run, rows, samples, result.rounds, unusable)
+
+
+def _row(samples: RoundSamples, times: Sequence[Any], **values: Any) -> Row:
+    names = ("time_s", "low_s", "high_s", "samples", "rounds")
+    return dict(zip(names, (*times, len(np.unique(samples.round))), strict=True)) | values
 
 
 def _described(
@@ -201,7 +178,7 @@ def _described(
     )
 
 
-def _named(points: Sequence[ComparedPoint], varied: Sequence[str]) -> list[SettingFields]:
+def _named(points: Sequence[ComparedPoint], varied: Collection[str]) -> list[Named]:
     """Return the fields that name the setting of each point.
 
     Without communication most fields mean nothing, and one device is named by the others; unless a run has measured it
@@ -214,14 +191,16 @@ def _named(points: Sequence[ComparedPoint], varied: Sequence[str]) -> list[Setti
     ]
 
 
-def _fields(point: ComparedPoint, varied: Iterable[str], *, communication: bool) -> SettingFields:
-    fields = {name: getattr(point, name) for name in (*_SINGLE, *_COMMUNICATION * communication)}
-    others = ["cycle_s"] * (communication and point.fusion_rule == "horovod") + ["runtime"] * (point.runtime != "dpsim")
-    others += [name for name in varied if name not in ("cycle_s", "runtime")]
-    for name in others:
-        value = point.setting.value(name)
-        fields[name] = _in_words(value) if isinstance(value, Noun) else value
-    return tuple(fields.items())
+def _fields(point: ComparedPoint, varied: Collection[str], *, communication: bool) -> Named:
+    names = {*_COLUMNS, *varied, *["cycle_s"] * (point.fusion_rule == "horovod")}
+    names -= {"runtime"} if point.runtime == "dpsim" else set()
+    names -= set() if communication else _OF_MESSAGES
+    values = {
+        name: getattr(point, name) if name in _COLUMNS else point.setting.value(name)
+        for name in FIELDS
+        if name in names
+    }
+    return tuple((name, _in_words(value) if isinstance(value, Noun) else value) for name, value in values.items())
 
 
 def _in_words(value: Noun) -> str:
@@ -232,7 +211,3 @@ def _in_words(value: Noun) -> str:
 
 def _samples(time_s: Sequence[float], rounds: Sequence[int]) -> RoundSamples:
     return RoundSamples(np.array(time_s, np.float64), np.array(rounds, np.intp))
-
-
-def _joined(parts: Sequence[RoundSamples]) -> RoundSamples:
-    return RoundSamples(*(np.concatenate(each) for each in zip(*parts, strict=True)))

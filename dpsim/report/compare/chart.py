@@ -11,20 +11,20 @@ MOST_ROWS = 40
 
 def ratio_chart(comparison: RunComparison) -> Chart:
     """Return one panel with a row for each setting, and a dot in it for each run beside the first."""
-    shown = sorted(furthest(comparison, MOST_ROWS)[0], key=lambda row: row[0].ratio)
+    shown = sorted(furthest(comparison, MOST_ROWS)[0], key=lambda row: row[0]["ratio"])
     labels, first = [run.label for run in comparison.runs[1:]], comparison.runs[0].label
-    fields = varying_fields(point.setting for point in comparison.points)
+    fields = varying_fields(point["setting"] for point in comparison.points)
     named = [name for name in fields if name != "network"]
-    noises = [max((point.noise or 0.0 for point in row), default=0.0) for row in shown]
+    noises = [max((point["noise"] or 0.0 for point in row), default=0.0) for row in shown]
     rows = {
-        setting_name(row[0].setting, named)
-        + (f", {group_name(comparison.points, row[0].group)}" if "network" in fields else ""): [
+        setting_name(row[0]["setting"], named)
+        + (f", {group_name(comparison.points, row[0]['group'])}" if "network" in fields else ""): [
             Dot(
-                value=point.ratio,
-                low=point.ratio_low,
-                high=point.ratio_high,
-                look=labels.index(point.b),
-                faint=point.verdict == "not_distinguishable",
+                value=point["ratio"],
+                low=point["ratio_low"],
+                high=point["ratio_high"],
+                look=labels.index(point["b"]),
+                faint=point["verdict"] == "not_distinguishable",
             )
             for point in row
         ]

@@ -7,20 +7,20 @@ import io
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from dpsim.codec import to_builtins, write_text
-from dpsim.records.run_comparison import MeanRatio, RunComparison, RunPair
+from dpsim.records.run_comparison import ComparedRun, Row, RunComparison
 from dpsim.report.compare.chart import MOST_ROWS, ratio_chart
 from dpsim.report.compare.tables import (
     differences_table,
-    differing,
+    environments,
     environments_table,
     furthest,
+    mean_text,
     means_table,
     mixed,
     not_compared_table,
-    ratio_text,
+    pair_points,
     settings_table,
 )
 from dpsim.report.content import Card, Content, ReportWarning, Tile
@@ -96,31 +96,28 @@ def for_terminal(comparison: RunComparison) -> TerminalReport:
 def answers(comparison: RunComparison) -> Iterator[str]:
     """Yield a sentence for each run beside the first."""
     for pair in comparison.pairs:
-        mean = pair.overall
-        settings = counted(mean.settings, "setting") + " on real and emulated networks" * mixed(comparison, pair)
-        if pair.same_record:
-            yield f"{pair.b} is the same record as {pair.a}: the ratio is exactly 1 in all of {settings}."
+        a, b, mean = pair["a"], pair["b"], pair["overall"]
+        settings = counted(mean["settings"], "setting")
+        settings += " on real and emulated networks" * mixed(pair_points(comparison, pair))
+        if pair["same_record"]:
+            yield f"{b} is the same record as {a}: the ratio is exactly 1 in all of {settings}."
             continue
         yield (
-            f"{pair.b} takes {_ratio(mean)} times as long as {pair.a} in the geometric mean of {settings}: "
-            f"{mean.faster} faster, {mean.slower} slower, {mean.not_distinguishable} not distinguishable."
+            f"{b} takes {mean_text(mean)} times as long as {a} in the geometric mean of {settings}: "
+            f"{mean['faster']} faster, {mean['slower']} slower, {mean['not_distinguishable']} not distinguishable."
         )
 
 
-def _ratio(mean: MeanRatio) -> str:
-    return ratio_text(mean.ratio, mean.low, mean.high)
-
-
-def _card(pair: RunPair) -> Card:
-    mean = pair.overall
+def _card(pair: Row) -> Card:
+    mean = pair["overall"]
     tiles = {
-        f"geometric mean of the ratios ({mean.low:.3g} to {mean.high:.3g})": f"{mean.ratio:.3g}",
-        "settings faster": str(mean.faster),
-        "settings slower": str(mean.slower),
-        "settings not distinguishable": str(mean.not_distinguishable),
+        f"geometric mean of the ratios ({mean['low']:.3g} to {mean['high']:.3g})": f"{mean['ratio']:.3g}",
+        "settings faster": str(mean["faster"]),
+        "settings slower": str(mean["slower"]),
+        "settings not distinguishable": str(mean["not_distinguishable"]),
     }
     return Card(
-        title=f"{pair.b} against {pair.a}",
+        title=f"{pair['b']} against {pair['a']}",
         tiles=tuple(Tile(value=value, label=label) for label, value in tiles.items()),
     )
 
@@ -131,76 +128,68 @@ def warnings(comparison: RunComparison) -> tuple[ReportWarning, ...]:
     return (*of_pairs, *_point_warnings(comparison))
 
 
-def _pair_warnings(comparison: RunComparison, pair: RunPair) -> Iterator[ReportWarning]:
-    if pair.same_record:
+def _pair_warnings(comparison: RunComparison, pair: Row) -> Iterator[ReportWarning]:
+    a, b = (next(run for run in comparison.runs if run.label == pair[side]) for side in "ab")
+    if pair["same_record"]:
         yield ReportWarning(
             kind="same-record",
-            text=f"{pair.a} and {pair.b} are the same record, so every ratio is exactly 1",
+            text=f"{a.label} and {b.label} are the same record, so every ratio is exactly 1",
             remedy="give the folders of two different runs",
         )
         return
-    if _overlapping(comparison, pair):
+    if _overlapping(a, b):
         yield ReportWarning(
             kind="measured-together",
-            text=f"{pair.a} and {pair.b} were measured at the same time: if it was on one machine, they slowed each "
+            text=f"{a.label} and {b.label} were measured at the same time: if it was on one machine, they slowed each "
             "other",
             remedy="measure one after the other",
         )
-    if _same_processor(comparison, pair):
+    if a.environment.processor == b.environment.processor:
         yield ReportWarning(
             kind="not-interleaved",
-            text=f"{pair.a} and {pair.b} were not measured in turns: what changed on the machine between them, such as "
-            "other users of its cores, is in the ratios and not in their intervals",
+            text=f"{a.label} and {b.label} were not measured in turns: what changed on the machine between them, such "
+            "as other users of its cores, is in the ratios and not in their intervals",
             remedy="measure both again, in the order A B A B, and compare the two runs of A with each other: their "
             "difference is the noise between runs",
         )
 
 
-def _same_processor(comparison: RunComparison, pair: RunPair) -> bool:
-    """Return whether both runs of a pair name the same model of processor, so that they may be of one machine."""
-    return len({run.environment.processor for run in comparison.runs if run.label in (pair.a, pair.b)}) == 1
-
-
-def _overlapping(comparison: RunComparison, pair: RunPair) -> bool:
-    runs = {run.label: (instant(run.measured_from), instant(run.measured_until)) for run in comparison.runs}
-    (from_a, until_a), (from_b, until_b) = runs[pair.a], runs[pair.b]
-    if from_a is None or until_a is None or from_b is None or until_b is None:
-        return False
-    return from_a < until_b and from_b < until_a
+def _overlapping(*runs: ComparedRun) -> bool:
+    begun, ended = ([instant(getattr(run, name)) for run in runs] for name in ("measured_from", "measured_until"))
+    known = [each for each in (*begun, *ended) if each is not None]
+    return len(known) == 2 * len(runs) and max(known[: len(runs)]) < min(known[len(runs) :])
 
 
 def _point_warnings(comparison: RunComparison) -> Iterator[ReportWarning]:
-    if comparison.kind == "sweep" and differing(comparison.runs).get("optimizer"):
+    points = comparison.points
+    if comparison.kind == "sweep" and len(set(environments(comparison).get("optimizer", ()))) > 1:
         yield ReportWarning(
             kind="other-declaration",
             text="the runs differ in optimizer, which changes the work of a step",
             remedy="read the table of environments: compare them only if this difference is what you want to measure",
         )
-    few = [point for point in comparison.points if min(point.a_rounds, point.b_rounds) < FEW_ROUNDS]
-    if few:
+    if few := sum(min(point["a_rounds"], point["b_rounds"]) < FEW_ROUNDS for point in points):
         yield ReportWarning(
             kind="few-rounds",
-            text=f"{counted(len(few), 'ratio')} with fewer than {FEW_ROUNDS} rounds in a run: the interval is a guess",
+            text=f"{counted(few, 'ratio')} with fewer than {FEW_ROUNDS} rounds in a run: the interval is a guess",
             remedy="raise the budget of the runs",
         )
-    without = [point for point in comparison.points if point.noise is None and point.setting.get("devices") != 1]
-    if without:
+    if without := sum(point["noise"] is None and point["setting"].get("devices") != 1 for point in points):
         yield ReportWarning(
             kind="no-noise",
-            text=f"neither run has an A/A pair for {counted(len(without), 'ratio')}: their noise is unknown, and the "
+            text=f"neither run has an A/A pair for {counted(without, 'ratio')}: their noise is unknown, and the "
             "verdict rests on the interval alone",
             remedy="measure again with the A/A pairs that dpsim chooses",
         )
-    emulated = [point for point in comparison.points if point.emulated_network or point.emulated_compute]
-    if emulated:
+    if emulated := sum(point["emulated_network"] or point["emulated_compute"] for point in points):
         yield ReportWarning(
             kind="emulated",
-            text=f"{counted(len(emulated), 'ratio')} of emulated networks or computation: they say how the programs "
+            text=f"{counted(emulated, 'ratio')} of emulated networks or computation: they say how the programs "
             "compare there, not how fast the hardware is",
             remedy="measure on the network itself",
         )
     if comparison.not_compared:
-        reasons = Counter(each.reason for each in comparison.not_compared)
+        reasons = Counter(each["reason"] for each in comparison.not_compared)
         parts = [f"{number}: {reason}" for reason, number in reasons.most_common()]
         yield ReportWarning(
             kind="not-compared",
@@ -209,24 +198,21 @@ def _point_warnings(comparison: RunComparison) -> Iterator[ReportWarning]:
         )
 
 
-def points_json(comparison: RunComparison) -> list[dict[str, Any]]:
+def points_json(comparison: RunComparison) -> list[Row]:
     """Return the points of ``--json``: the fields that name the setting stand beside all others."""
-    points = []
-    for point in to_builtins(comparison.points):
-        setting = point.pop("setting")
-        points.append({"a": point.pop("a"), "b": point.pop("b")} | setting | point)
-    return points
+    flat = [{"a": p["a"], "b": p["b"]} | p["setting"] | p for p in to_builtins(comparison.points)]
+    return [{name: value for name, value in point.items() if name != "setting"} for point in flat]
 
 
-def summary_json(comparison: RunComparison) -> dict[str, Any]:
+def summary_json(comparison: RunComparison) -> Row:
     """Return the summary of ``--json``: the runs, the means of each pair of them, and what was not compared."""
-    return {name: value for name, value in to_builtins(comparison).items() if name != "points"}
+    return {name: to_builtins(value) for name, value in comparison._asdict().items() if name != "points"}
 
 
 def points_csv(comparison: RunComparison) -> str:
     """Return the points as CSV, with one header line; what a setting does not have is empty."""
     points = points_json(comparison)
-    settings = dict.fromkeys(name for point in comparison.points for name in point.setting)
+    settings = dict.fromkeys(name for point in comparison.points for name in point["setting"])
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, dict.fromkeys(["a", "b", *settings, *points[0]]), lineterminator="\n")
     writer.writeheader()
