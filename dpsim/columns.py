@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Generic, Literal, Self, TypeVar, get_args, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, get_args, get_type_hints, overload
 
 import msgspec
 
@@ -41,32 +41,46 @@ _SUFFIXES: tuple[tuple[str, Unit], ...] = (
 )
 _ANY = ".*"
 R = TypeVar("R")
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import typing_extensions
+
+    T = typing_extensions.TypeVar("T", default=Any)
+else:
+    T = TypeVar("T")
 
 
 class Column(Generic[R, T]):
     """A column: its ``unit``, what it means in a sentence, and how its value follows from a row (``of``).
 
+    A table of a report has it under ``head`` and shows the text ``cell`` of a row; the value is written as ``form``
+    says. Numbers are aligned right, texts with ``left`` to the left. Where there is little room the columns with the
+    highest ``dispensable`` are left out first, those with 0 never. With ``shown`` false it is left out everywhere.
+
     As an attribute of a ``Row`` it has the attribute's name, and its value is computed when it is first asked for.
     Without ``of`` the value is given. ``dtype`` is the pandas data type where it is not that of the unit; ``Int64`` are
     whole numbers of which some may be missing. The value may be a dictionary (``each``): the name then ends in ``.*``
     and stands for a column of each name that the rows have there, in alphabetical order. A name that states a unit
-    (``_s``) must have that unit. Tables of reports show the value as ``form`` says, under ``head``.
+    (``_s``) must have that unit.
     """
 
     def __init__(
         self,
-        unit: Unit,
-        text: str,
+        unit: Unit = "text",
+        text: str = "",
         of: Callable[[R], T] | None = None,
         *,
         dtype: ColumnDtype | None = None,
         each: bool = False,
         head: str = "",
         form: Form = "",
+        cell: Callable[[R], str] = str,
+        left: bool = False,
+        dispensable: int = 0,
+        shown: bool = True,
     ) -> None:
         self.name, self.unit, self.text, self.of, self._each = "", unit, text, of, each
-        self.head, self.form = head, form
+        self.head, self.form, self.cell = head, form, cell
+        self.left, self.dispensable, self.shown = left, dispensable, shown
         self.dtype = dtype or _DTYPES.get(unit, "float64")
 
     def __set_name__(self, owner: type[Any], name: str) -> None:
@@ -82,6 +96,12 @@ class Column(Generic[R, T]):
         named = copy.copy(self)
         named.__set_name__(type(None), name)
         return named
+
+    def in_table(self, cell: Callable[[R], str], **shown: Any) -> Self:
+        """Return the same column as a table has it: with a ``cell``, and other attributes that say how it is shown."""
+        column = copy.copy(self)
+        vars(column).update(shown, cell=cell)
+        return column
 
     @property
     def prefix(self) -> str:

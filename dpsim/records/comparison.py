@@ -28,11 +28,7 @@ _FIELDS = columns_of(Plan) | columns_of(Setting)
 
 
 class _Column(Column["ComparedPoint", T]):
-    """A column of a compared point that follows from its sources."""
-
-
-class Given(Column["ComparedPoint", T]):
-    """A column of a compared point that is known when the point is made, or becomes known by the points beside it."""
+    """A column of a compared point; without an expression it is given when the point is made, or by those beside it."""
 
 
 class OfSetting(Column["ComparedPoint", T]):
@@ -98,14 +94,14 @@ class ComparedPoint(Row):
         "Whether the network was emulated.",
         lambda p: p.setting.network != NODE or p.machine.emulated_network,
     )
-    measured_step_s = Given[float](
+    measured_step_s = _Column[float](
         "s",
         "The measured time of a step: the median over all samples.",
         head="measured ms",
         form="ms",
     )
-    measured_low_s = Given[float]("s", "The lower end of its 95 % bootstrap interval.")
-    measured_high_s = Given[float]("s", "The upper end of its 95 % bootstrap interval.")
+    measured_low_s = _Column[float]("s", "The lower end of its 95 % bootstrap interval.")
+    measured_high_s = _Column[float]("s", "The upper end of its 95 % bootstrap interval.")
     predicted_step_s = _Column(
         "s",
         "The time of a step that was predicted before the measurement.",
@@ -147,7 +143,7 @@ class ComparedPoint(Row):
         head="beforehand",
         form="signed percent",
     )
-    noise = Given[float | None](
+    noise = _Column[float | None](
         "ratio",
         "The relative difference of two runs of one setting, for this network and number of devices; NaN if none ran.",
     )
@@ -194,7 +190,7 @@ class ComparedPoint(Row):
     is_best_predicted = _Column(
         "yes or no", "Whether this point was predicted to be the fastest of its group.", lambda p: False
     )
-    scored = Given[bool](
+    scored = _Column[bool](
         "yes or no",
         "Whether the point is scored: it has the overlap that the sweep chose. The others show what overlap does.",
     )
@@ -256,7 +252,7 @@ class ComparedPoint(Row):
     strategy = OfSetting(lambda s: s.plan.strategy)
     wire_dtype = OfSetting(lambda s: s.plan.wire_dtype)
     compute_dtype = OfSetting(lambda s: s.plan.compute_dtype)
-    group = Given[str](
+    group = _Column[str](
         "text", "The network and the other values that its settings share; only they compete.", dtype="category"
     )
     memory_bytes = _Column(

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+from dpsim.columns import Column as Column
 
 Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column(Generic[Row]):
-    """A column of a table: its head, and the function that returns the cell of a row.
-
-    Numbers are aligned right, texts with ``left`` to the left. Where there is little room the columns with the highest
-    ``dispensable`` are left out first, those with 0 never. With ``shown`` false the column is left out everywhere.
-    """
-
-    head: str
-    cell: Callable[[Row], str]
-    left: bool = False
-    dispensable: int = 0
-    shown: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

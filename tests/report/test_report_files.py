@@ -198,11 +198,11 @@ def test_only_the_verdict_the_main_figure_and_the_main_table_are_unfolded(folder
 
 
 def test_a_table_of_a_page_leaves_out_the_most_dispensable_columns_that_do_not_fit() -> None:
-    columns = (
-        Column[str](head="a", cell=lambda row: row),
-        Column[str](head="b", cell=lambda row: row * 2, dispensable=2),
-        Column[str](head="c", cell=lambda row: row * 3, dispensable=1),
-    )
+    columns: list[Column[str]] = [
+        Column(head="a", cell=lambda row: row),
+        Column(head="b", cell=lambda row: row * 2, dispensable=2),
+        Column(head="c", cell=lambda row: row * 3, dispensable=1),
+    ]
     wide = table(columns=columns, sections={"": ["12345"]})
     assert narrowed(wide, 36) == wide
     narrow = narrowed(wide, 30)

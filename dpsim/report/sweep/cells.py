@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dpsim.columns import columns_of
 from dpsim.records.comparison import ComparedPoint, Comparison
@@ -44,18 +43,16 @@ class PointColumns:
         """Return a declared column, dispensable in narrow terminals as ``report.table`` has it."""
         declared, largest_s = columns_of(ComparedPoint)[name], self.largest_s
 
-        def written(value: Any) -> str:
-            return milliseconds_to(value, largest_s) if declared.form == "ms" else FORMS[declared.form](value)
-
         def cell(point: ComparedPoint) -> str:
             value = getattr(point, name)
             if value is None or (point.devices == 1 and name in _OF_SEVERAL):
                 return ""
-            return written(value) + "*" * (name == "predicted_step_s" and point.extrapolated)
+            text = milliseconds_to(value, largest_s) if declared.form == "ms" else FORMS[declared.form](value)
+            return text + "*" * (name == "predicted_step_s" and point.extrapolated)
 
-        return Column(
+        return declared.in_table(
+            cell,
             head=head or declared.head or name.replace("_", " "),
-            cell=cell,
             left=declared.unit in ("name", "text") and name != "layout",
             dispensable=dispensable,
             shown=shown,
@@ -80,10 +77,7 @@ class PointColumns:
 
     def exposed(self, dispensable: int, predicted: int) -> tuple[Column[ComparedPoint], ...]:
         """Return the columns of exposed communication, measured and predicted, with how dispensable each is."""
-        return (
-            self("exposed_communication_s", dispensable),
-            self("predicted_exposed_communication_s", predicted),
-        )
+        return self("exposed_communication_s", dispensable), self("predicted_exposed_communication_s", predicted)
 
     def own_runtime(self) -> Column[ComparedPoint]:
         """Return the column of dpsim's own runtime, shown where that was measured beside PyTorch's DDP."""
@@ -95,7 +89,7 @@ class PointColumns:
 
     def last(self, dispensable: int) -> tuple[Column[ComparedPoint], ...]:
         """Return what each table ends with: the number of samples, and the marks of the best points."""
-        marks = Column[ComparedPoint](
+        marks: Column[ComparedPoint] = Column(
             head="best", cell=lambda p: "★" * p.is_best_measured + "◆" * p.is_best_predicted, left=True
         )
         return self("samples", dispensable), marks
