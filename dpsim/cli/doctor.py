@@ -66,7 +66,8 @@ def doctor(
         from dpsim import codec
 
         counts = {state: sum(f.state == state for f in findings) for state in ("ok", "warn", "fail")}
-        show.print_json("doctor", codec.to_builtins(findings), counts | {"choices": codec.to_builtins(choices)})
+        points = [finding._asdict() for finding in findings]
+        show.print_json("doctor", points, counts | {"choices": codec.to_builtins(choices)})
         return 1 if failed else 0
     if tune or verbose:
         _print_choices(choices)

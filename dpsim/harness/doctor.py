@@ -17,7 +17,7 @@ from dpsim import codec, processor
 from dpsim.choices import Choices
 from dpsim.errors import DpsimError
 from dpsim.harness import doctor_gpu
-from dpsim.harness.finding import Finding, Result
+from dpsim.harness.finding import Finding
 from dpsim.launch import hosts, jobs, rank_info
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.progress import Progress
@@ -48,11 +48,10 @@ def examine(progress: Progress) -> Iterator[Finding]:
         yield from _tried(doctor_gpu.PROBES, progress)
 
 
-def _tried(probes: Iterable[tuple[str, Callable[[], Result]]], progress: Progress) -> Iterator[Finding]:
+def _tried(probes: Iterable[tuple[str, Callable[[], Finding]]], progress: Progress) -> Iterator[Finding]:
     for name, probe in probes:
         progress(f"trying {name}")
-        result = probe()
-        yield Finding(name=name, state=result.state, found=result.text, remedy=result.remedy)
+        yield probe()._replace(name=name)
 
 
 def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -64,21 +63,21 @@ def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress)
     return {"sum": comm.allreduce(comm.rank + 1), "library": " ".join(library.split()), "hosts": len(names)}
 
 
-def _launcher() -> Result:
+def _launcher() -> Finding:
     job = rank_info.job()
     if job is not None:
-        return Result("ok", f"inside a job of {job.launcher}, {job.size} ranks; {_schedulers()}")
+        return Finding("ok", f"inside a job of {job.launcher}, {job.size} ranks; {_schedulers()}")
     path = jobs.mpiexec_path()
     if path is None:
-        return Result("fail", "no mpiexec next to this Python or on PATH", "pip install 'dpsim[mpich]'")
+        return Finding("fail", "no mpiexec next to this Python or on PATH", "pip install 'dpsim[mpich]'")
     try:
         flavour = jobs.mpiexec_flavour(path)
         machines = hosts.selected(1)
     except DpsimError as error:
-        return Result("fail", error.given, error.remedy)
+        return Finding("fail", error.given, error.remedy)
     version = environment.launcher() if flavour != "unknown" else flavour
     host_list = f"; hosts {', '.join(f'{host.name}:{host.slots}' for host in machines)}" if machines else ""
-    return Result("ok", f"{version}: {path}{host_list}; {_schedulers()}")
+    return Finding("ok", f"{version}: {path}{host_list}; {_schedulers()}")
 
 
 def _schedulers() -> str:
@@ -88,21 +87,21 @@ def _schedulers() -> str:
     return f"{', '.join(present) or 'no srun, sbatch or qsub'}; {'in ' + inside[0] if inside else 'in no batch job'}"
 
 
-def _mpi() -> Result:
+def _mpi() -> Finding:
     start_s = time.monotonic()
     try:
         answer = jobs.on_ranks("dpsim.harness.doctor:add_ranks", {}, devices=RANKS, timeout_s=60)
     except DpsimError as error:
-        return Result("fail", error.given, error.remedy or "see what the ranks printed")
+        return Finding("fail", error.given, error.remedy or "see what the ranks printed")
     expected = RANKS * (RANKS + 1) // 2
     if answer["sum"] != expected:
         text = f"{RANKS} ranks computed the sum {answer['sum']} instead of {expected}"
-        return Result("fail", text, "install the MPI library again")
+        return Finding("fail", text, "install the MPI library again")
     duration = format_duration(time.monotonic() - start_s)
-    return Result("ok", f"{answer['library']}: {RANKS} ranks computed a sum in {duration}, start included")
+    return Finding("ok", f"{answer['library']}: {RANKS} ranks computed a sum in {duration}, start included")
 
 
-def _numba() -> Result:
+def _numba() -> Finding:
     try:
         import numpy as np
 
@@ -113,23 +112,25 @@ def _numba() -> Result:
         start_s = time.monotonic()
         total = numba.njit(_total)(np.arange(10.0))
     except Exception as error:  # whatever fails here is the answer to the user's question
-        return Result("fail", f"does not compile: {type(error).__name__}: {error}", "pip install --upgrade numba numpy")
+        return Finding(
+            "fail", f"does not compile: {type(error).__name__}: {error}", "pip install --upgrade numba numpy"
+        )
     if total != 45.0:
-        return Result("fail", "computes a wrong sum", "pip install --upgrade numba")
+        return Finding("fail", "computes a wrong sum", "pip install --upgrade numba")
     duration = format_duration(time.monotonic() - start_s)
     if not jit.keeps() or cache.folder() is None:
-        return Result(
+        return Finding(
             "warn",
             "there is no writable folder for compiled kernels: every process compiles its own",
             "name folders: NUMBA_CACHE_DIR=FOLDER DPSIM_CACHE_DIR=FOLDER, or set HOME",
         )
     if processor.limited():
-        return Result(
+        return Finding(
             "warn",
             f"{numba.__version__}: dpsim's own code is limited to AVX2 by {processor.VARIABLE}=avx2",
             f"unset {processor.VARIABLE}, unless it is intended: it changes bits and speed",
         )
-    return Result("ok", f"{numba.__version__}: compiled and ran a kernel in {duration}")
+    return Finding("ok", f"{numba.__version__}: compiled and ran a kernel in {duration}")
 
 
 def _total(values: Any) -> float:
@@ -139,25 +140,25 @@ def _total(values: Any) -> float:
     return total
 
 
-def _blas() -> Result:
+def _blas() -> Finding:
     architecture = processor.blas()
     if forced := os.environ.get("OPENBLAS_CORETYPE"):
-        return Result(
+        return Finding(
             "warn",
             f"{architecture}, forced by OPENBLAS_CORETYPE={forced}",
             "unset OPENBLAS_CORETYPE, unless it is intended: it changes bits, and speed up to twofold",
         )
     if architecture == "unknown":
-        return Result("warn", "not recognised", "use NumPy's own wheels")
+        return Finding("warn", "not recognised", "use NumPy's own wheels")
     set_by_user = [f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if name in os.environ]
-    return Result("ok", f"{architecture}; {', '.join(set_by_user) or '1 thread per rank'}")
+    return Finding("ok", f"{architecture}; {', '.join(set_by_user) or '1 thread per rank'}")
 
 
-def _shared_memory() -> Result:
+def _shared_memory() -> Finding:
     """Writes into /dev/shm, because a container may have less of it than the file system reports."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Result("warn", "there is no /dev/shm", "mount a tmpfs there")
+        return Finding("warn", "there is no /dev/shm", "mount a tmpfs there")
     try:
         with tempfile.TemporaryFile(dir=folder, prefix="dpsim-doctor-") as file:
             os.posix_fallocate(file.fileno(), 0, SHARED_PROBE_BYTES)
@@ -166,7 +167,7 @@ def _shared_memory() -> Result:
                     memory[start] = 1
     except OSError as error:
         free = os.statvfs(folder)
-        return Result(
+        return Finding(
             "warn",
             f"cannot write {format_size(SHARED_PROBE_BYTES)}: {error.strerror}; "
             f"{format_size(free.f_bavail * free.f_frsize)} are free",
@@ -174,46 +175,46 @@ def _shared_memory() -> Result:
         )
     size = os.statvfs(folder)
     total = format_size(size.f_blocks * size.f_frsize)
-    return Result("ok", f"wrote {format_size(SHARED_PROBE_BYTES)} of {total} in /dev/shm")
+    return Finding("ok", f"wrote {format_size(SHARED_PROBE_BYTES)} of {total} in /dev/shm")
 
 
-def _cores() -> Result:
+def _cores() -> Finding:
     usable, present = environment.cores(), os.cpu_count() or 1
     load = os.getloadavg()[0]
     text = f"{usable} of {present} usable, load {load:.1f}"
     if usable < RANKS:
         remedy = "two devices on one core measure waiting, not training: use a machine with two cores or more"
-        return Result("warn", text, remedy)
+        return Finding("warn", text, remedy)
     if load > 0.5 * present:
-        return Result("warn", text, "other processes are computing: measure when they have finished")
-    return Result("ok", text)
+        return Finding("warn", text, "other processes are computing: measure when they have finished")
+    return Finding("ok", text)
 
 
-def _clock() -> Result:
+def _clock() -> Finding:
     ticks = [time.perf_counter_ns() for _ in range(2000)]
     steps = [later - earlier for earlier, later in itertools.pairwise(ticks) if later > earlier]
     resolution_s = min(steps, default=10**9) * 1e-9
     text = f"resolves {format_duration(resolution_s)}"
     if resolution_s > 1e-6:
-        return Result("warn", text, "small allreduces take 2 us: this clock is too coarse to time them")
-    return Result("ok", text)
+        return Finding("warn", text, "small allreduces take 2 us: this clock is too coarse to time them")
+    return Finding("ok", text)
 
 
-def _kernels() -> Result:
+def _kernels() -> Finding:
     """The code that computes each operation of a network in plain training, as it was measured on this machine."""
     file = choice_file.path(environment.blas_threads())
     folder = None if file is None else next((parent for parent in file.parents if parent.exists()), None)
     if file is None or folder is None or not os.access(folder, os.W_OK):
         reason = "there is no folder for caches" if file is None else f"{file.parent} is not writable"
-        return Result(
+        return Finding(
             "warn", f"{reason}: every run compiles and measures again", "set DPSIM_CACHE_DIR to a writable folder"
         )
     choices = choices_of_ranks()
     if not choices.kernels:
-        return Result("ok", "not measured yet: the first training of a network does that, or dpsim doctor --tune")
+        return Finding("ok", "not measured yet: the first training of a network does that, or dpsim doctor --tune")
     names = Counter(choice.candidate for choice in choices.kernels)
     counted = ", ".join(f"{name} {count}" for name, count in names.most_common())
-    return Result("ok", f"{len(choices.kernels)} operations measured on {choices.measured_on}; the fastest: {counted}")
+    return Finding("ok", f"{len(choices.kernels)} operations measured on {choices.measured_on}; the fastest: {counted}")
 
 
 def choices_of_ranks() -> Choices:

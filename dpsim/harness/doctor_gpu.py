@@ -12,7 +12,7 @@ import numpy as np
 from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.available import cupy_version, gpu_count, nccl_missing, open_device, simulating, why_no_gpu
 from dpsim.errors import DpsimError
-from dpsim.harness.finding import Result
+from dpsim.harness.finding import Finding
 from dpsim.launch import jobs
 from dpsim.progress import Progress
 from dpsim.study import environment
@@ -31,13 +31,13 @@ def usable() -> bool:
     return simulating() or not why_no_gpu()
 
 
-def device() -> Result:
+def device() -> Finding:
     """Copies an array to the GPU and back, if CuPy or numba-cuda is installed. A GPU is not needed."""
     if cupy_version() == "none" and environment.version("numba-cuda") == "none":
-        return Result("ok", "not used: neither CuPy nor numba-cuda is installed")
+        return Finding("ok", "not used: neither CuPy nor numba-cuda is installed")
     driver = cuda_driver.ask()
     if driver.problem and not simulating():
-        return Result("ok", f"none to use: {driver.problem}; everything runs on the CPU")
+        return Finding("ok", f"none to use: {driver.problem}; everything runs on the CPU")
     try:
         from numba import cuda as untyped
 
@@ -45,34 +45,36 @@ def device() -> Result:
         sent = cuda.to_device(np.arange(8.0))
         same = bool((sent.copy_to_host() == np.arange(8.0)).all())
     except Exception as error:  # drivers fail in many ways, and none of them matters to the CPU
-        return Result(
+        return Finding(
             "warn", f"does not work: {type(error).__name__}: {error}", "see nvidia-smi; the CPU is used instead"
         )
     text = "numba's CUDA simulator" if simulating() else driver.description
     if not same:
-        return Result("warn", f"{text}; copies come back changed", "see nvidia-smi; the CPU is used instead")
+        return Finding("warn", f"{text}; copies come back changed", "see nvidia-smi; the CPU is used instead")
     reason = "" if simulating() else why_no_gpu()
     if reason:
-        return Result("warn", f"{text}; --backend cuda cannot use it: {reason}", f"pip install 'dpsim[{driver.extra}]'")
-    return Result("ok", f"{text}; copies come back unchanged")
+        return Finding(
+            "warn", f"{text}; --backend cuda cannot use it: {reason}", f"pip install 'dpsim[{driver.extra}]'"
+        )
+    return Finding("ok", f"{text}; copies come back unchanged")
 
 
-def _peers() -> Result:
+def _peers() -> Finding:
     """Ranks, one for each GPU and two at least, write into each other's memory with their kernels."""
     gpus = gpu_count()
     ranks = min(max(gpus, 2), _MOST_RANKS)
     if ranks > gpus and cuda_driver.ask().exclusive:
-        return Result("ok", "not tried: a single GPU in the compute mode EXCLUSIVE_PROCESS takes one rank")
+        return Finding("ok", "not tried: a single GPU in the compute mode EXCLUSIVE_PROCESS takes one rank")
     try:
         answer = jobs.on_ranks("dpsim.harness.doctor_gpu:reach", {}, devices=ranks, timeout_s=_JOB_S)
     except DpsimError as error:
-        return Result("warn", error.given, error.remedy or _NO_PEERS)
+        return Finding("warn", error.given, error.remedy or _NO_PEERS)
     on = f"{ranks} ranks on {answer['gpus']} GPU{'s' if answer['gpus'] > 1 else ''}"
     if answer["path"] != "peer memory":
         how = "NCCL moves gradients" if answer["path"] == "nccl" else "gradients go through host memory by MPI"
-        return Result("warn", f"{on}: {answer['reason']}; in training {how}, and kernels add them", _NO_PEERS)
+        return Finding("warn", f"{on}: {answer['reason']}; in training {how}, and kernels add them", _NO_PEERS)
     waits = "wait inside for each other" if answer["mode"] == "flags" else "stop where ranks wait for each other"
-    return Result("ok", f"{on} wrote into each other's {answer['way']} memory; kernels {waits}")
+    return Finding("ok", f"{on} wrote into each other's {answer['way']} memory; kernels {waits}")
 
 
 def reach(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -85,21 +87,21 @@ def reach(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> 
     return answer | ({"way": path.access.mapping, "mode": path.access.mode} if path.access is not None else {})
 
 
-def _nccl() -> Result:
+def _nccl() -> Finding:
     """Ranks, one for each GPU, make every call of NCCL that training makes."""
     if simulating():
-        return Result("ok", "not tried in the simulator")
+        return Finding("ok", "not tried in the simulator")
     install = f"pip install {cuda_driver.ask().nccl_package}; without it dpsim's own kernels have no comparison"
     if reason := nccl_missing():
-        return Result("warn", reason, install)
+        return Finding("warn", reason, install)
     ranks = min(gpu_count(), _MOST_RANKS)
     try:
         answer = jobs.on_ranks("dpsim.harness.doctor_gpu:nccl_calls", {}, devices=ranks, timeout_s=_JOB_S)
     except DpsimError as error:
-        return Result("warn", error.given, error.remedy or install)
+        return Finding("warn", error.given, error.remedy or install)
     if answer["wrong"]:
-        return Result("warn", f"{answer['version']}: wrong data from {answer['wrong']}", install)
-    return Result("ok", f"{answer['version']}: sums, gathers and messages between {ranks} GPU(s) are right")
+        return Finding("warn", f"{answer['version']}: wrong data from {answer['wrong']}", install)
+    return Finding("ok", f"{answer['version']}: sums, gathers and messages between {ranks} GPU(s) are right")
 
 
 def nccl_calls(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -110,17 +112,17 @@ def nccl_calls(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress
     return {"wrong": next(filter(None, wrong), ""), "version": nccl.version(nccl.load())}
 
 
-def _mpi_on_device_memory() -> Result:
+def _mpi_on_device_memory() -> Finding:
     """Two ranks exchange device memory by MPI. dpsim does without: its messages go through host memory."""
     if simulating():
-        return Result("ok", "not tried in the simulator")
+        return Finding("ok", "not tried in the simulator")
     if cuda_driver.ask().exclusive and gpu_count() < 2:
-        return Result("ok", "not tried: a single GPU in the compute mode EXCLUSIVE_PROCESS takes one rank")
+        return Finding("ok", "not tried: a single GPU in the compute mode EXCLUSIVE_PROCESS takes one rank")
     try:
         right = jobs.on_ranks("dpsim.harness.doctor_gpu:exchange", {}, devices=2, timeout_s=_JOB_S)
     except DpsimError as error:
-        return Result("ok", f"no ({error.given}); messages go through host memory")
-    return Result("ok", "two ranks exchanged device memory" if right else "no: numbers arrive changed")
+        return Finding("ok", f"no ({error.given}); messages go through host memory")
+    return Finding("ok", "two ranks exchanged device memory" if right else "no: numbers arrive changed")
 
 
 def exchange(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> bool:

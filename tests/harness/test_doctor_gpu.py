@@ -13,6 +13,7 @@ from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.driver import Driver, DriverGpu
 from dpsim.errors import DpsimError
 from dpsim.harness import doctor_gpu
+from dpsim.harness.finding import Finding
 from dpsim.launch import jobs
 
 TWO = Driver(cuda_version=13010, gpus=(DriverGpu(name="H100", capability=(9, 0)),) * 2)
@@ -46,7 +47,8 @@ def test_in_the_simulator_ranks_write_into_each_others_memory() -> None:
 def test_without_a_driver_nothing_more_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "ask", lambda: Driver(problem="no NVIDIA driver (libcuda.so.1)"))
     monkeypatch.setattr(doctor_gpu, "cupy_version", lambda: "14.0")
-    assert doctor_gpu.device() == ("ok", "none to use: no NVIDIA driver (libcuda.so.1); everything runs on the CPU", "")
+    text = "none to use: no NVIDIA driver (libcuda.so.1); everything runs on the CPU"
+    assert doctor_gpu.device() == Finding("ok", text)
     assert not doctor_gpu.usable()
 
 
@@ -66,7 +68,7 @@ def test_gpus_that_do_not_reach_each_others_memory_are_a_warning_that_says_how_g
     answer = {"path": path, "reason": "no peers", "gpus": gpus, "way": "ipc", "mode": "flags" if gpus > 1 else "split"}
     monkeypatch.setattr(jobs, "on_ranks", lambda task, argument, **options: answer)
     tried = dict(doctor_gpu.PROBES)["GPU peers"]()
-    assert tried.state == state and said in tried.text
+    assert tried.state == state and said in tried.found
     assert bool(tried.remedy) == (state == "warn")
 
 
@@ -78,7 +80,7 @@ def test_a_rank_that_dies_is_an_answer_with_a_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(jobs, "on_ranks", dies)
     peers, nccl, mpi = (probe() for _, probe in doctor_gpu.PROBES)
     assert peers.state == nccl.state == "warn" and peers.remedy and nccl.remedy
-    assert mpi == ("ok", "no (rank 1 of 2 was killed by SIGSEGV); messages go through host memory", "")
+    assert mpi == Finding("ok", "no (rank 1 of 2 was killed by SIGSEGV); messages go through host memory")
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -98,4 +100,4 @@ def test_wrong_data_from_nccl_is_a_warning(wrong: str, said: tuple[str, str], mo
 
     monkeypatch.setattr(jobs, "on_ranks", answers)
     nccl = dict(doctor_gpu.PROBES)["NCCL"]()
-    assert (nccl.state, nccl.text) == said and asked == [("nccl_calls", 2)]
+    assert (nccl.state, nccl.found) == said and asked == [("nccl_calls", 2)]
