@@ -74,11 +74,13 @@ class Plan(Noun, frozen=True):
         Decides.ORDER | Decides.STEP_TIME,
         "Bytes to fuse, like 64KiB or 25MB; 0: one bucket per tensor; inf: one per step.",
         "Bytes to fuse, like 0,32KiB,1MiB,inf; 0: one bucket per tensor; inf: one per step.",
+        Column("bytes", "The fusion threshold; it has no effect on one device."),
     ] = None
     cycle_s: Annotated[
         float,
         Decides.ORDER | Decides.STEP_TIME,
         "Horovod's cycle, with --fusion-rule horovod, like 5ms (1ms).",
+        Column("s", "Horovod's cycle."),
     ] = 1e-3
     algorithm: Annotated[
         str,
@@ -113,7 +115,11 @@ class Plan(Noun, frozen=True):
         "data-parallel (the default), or zero1: a device updates a shard, and has optimizer state for it alone.",
         Column("name", "The strategy: plain data parallelism, or ZeRO-1."),
     ] = "data-parallel"
-    layout: Annotated[str, Decides.ORDER | Decides.STEP_TIME] = ""
+    layout: Annotated[
+        str,
+        Decides.ORDER | Decides.STEP_TIME,
+        Column("name", "The devices as a layout such as `2x4`; empty on one node."),
+    ] = ""
     leaves: Annotated[
         int,
         Decides.BITS | Decides.COMPUTE_TIME,

@@ -31,8 +31,14 @@ DataSet = Annotated[
     Decides.BITS,
     "digits, digits:noise=SD,samples=N, synthetic:HxWxC,classes=K,train=N, cifar10:DIR, mnist:DIR,"
     " fashion-mnist:DIR, npz:FILE or npy:X.npy,Y.npy.",
+    Column("name", "The data set, with its settings."),
 ]
-Seed = Annotated[int, Decides.BITS, "Seed of initialisation and shuffling."]
+Seed = Annotated[
+    int,
+    Decides.BITS,
+    "Seed of initialisation and shuffling.",
+    Column("count", "The seed of initialisation and shuffling."),
+]
 _ORDER = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch")
 
 

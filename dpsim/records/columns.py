@@ -11,66 +11,42 @@ from typing import Any
 
 from dpsim.columns import AnyColumn, column, columns_of, nested
 from dpsim.fusion_rules import FUSION_RULES
+from dpsim.plan import Plan
 from dpsim.records.bench_result import BenchPoint
 from dpsim.records.comparison import ComparedPoint, OfSetting
-from dpsim.records.reproduce import Difference
-from dpsim.records.train import TrainResult
+from dpsim.records.reproduce import Difference, Reproduction
+from dpsim.records.train import RECORDED, TrainConfig, TrainResult
 from dpsim.setting import Setting
 
 _BENCH = columns_of(BenchPoint)
 _SWEEP = columns_of(ComparedPoint)
 _SETTING = {name: each for name, each in _SWEEP.items() if isinstance(each, OfSetting)}
 _OF_RUN = (*_SETTING.values(), columns_of(Setting)["repeat"])
-_LEAVES = column("leaves", "count", "The parts of a batch whose gradients are added in a fixed order; 0: plain.")
-_ACCUMULATE = column("accumulate", "count", "The micro-batches in which a device computes its share of a step.")
-_BATCH_NORM = column("batch_norm", "name", "The mode of batch norm.")
-_MODEL = column("model", "name", "The model that was trained.")
-_DATASET = column("dataset", "name", "The data set, with its settings.")
-_GLOBAL_BATCH = column("global_batch", "count", "The samples of a step.")
+_FIELDS = columns_of(TrainConfig) | columns_of(Setting) | columns_of(Plan)
 _TARGET_LOSS = column("target_loss", "ratio", "The loss at which training ends; NaN where it has no target.")
 _LOSSES = (
     column("step", "count", "The step of the training, from 1."),
     column("loss", "ratio", "The mean training loss of the step."),
 )
-CONFIGURATION = (
-    _BATCH_NORM,
-    _LEAVES,
-    _SETTING["devices"],
-    column("layout", "name", "The devices as a layout such as `2x4`; empty on one node."),
-    column("fusion_threshold_bytes", "bytes", "The fusion threshold; it has no effect on one device."),
-    _SETTING["algorithm"],
-    _SETTING["overlap"],
-    _SETTING["strategy"],
-    _ACCUMULATE,
+CONFIGURATION = tuple(
+    column
+    for name, column in columns_of(Plan).items()
+    if name in ("devices", "leaves") or name not in Reproduction.__struct_fields__
 )
-"""The columns of a plan that differ between the runs of a reproduction."""
-_TRAINING = (
-    _MODEL,
-    column("dataset", "name", "The data set."),
-    _SETTING["global_batch"],
-    column("seed", "count", "The seed of initialisation and shuffling."),
-    _SETTING["network"],
-    _SETTING["algorithm"],
-    _SETTING["fusion_rule"],
-    _SETTING["overlap"],
-    _LEAVES,
-    _SETTING["strategy"],
-    _SETTING["compute_dtype"],
-    _SETTING["layout"],
-    _SETTING["fusion_threshold_bytes"],
-    column("cycle_s", "s", "Horovod's cycle."),
-    _ACCUMULATE,
-    column("wire_dtype", "name", "The number format of gradients in messages; missing: the tensors' own."),
-    column("batch_norm", "name", "The mode of batch norm; missing in earlier files where it was not given."),
-    column("label_smoothing", "ratio", "The share of each target that is spread over all classes."),
-    column("optimizer.kind", "name", "The optimizer; missing in files of earlier versions."),
-    column("optimizer.learning_rate", "ratio", "Its learning rate."),
-    column("optimizer.momentum", "ratio", "The momentum of SGD and LARS."),
-    column("optimizer.weight_decay", "ratio", "Its weight decay."),
-    column("rate_schedule.decay.kind", "name", "How the learning rate changes over time."),
-    column("rate_schedule.warmup_epochs", "count", "The epochs in which the learning rate rises first.", "float64"),
-    _SETTING["devices"],
-)
+"""The columns of a plan that differ between the runs of a reproduction: those that it has several values of."""
+_NESTED = {
+    "optimizer": (
+        column("optimizer.kind", "name", "The optimizer; missing in files of earlier versions."),
+        column("optimizer.learning_rate", "ratio", "Its learning rate."),
+        column("optimizer.momentum", "ratio", "The momentum of SGD and LARS."),
+        column("optimizer.weight_decay", "ratio", "Its weight decay."),
+    ),
+    "rate_schedule": (
+        column("rate_schedule.decay.kind", "name", "How the learning rate changes over time."),
+        column("rate_schedule.warmup_epochs", "count", "The epochs in which the learning rate rises first.", "float64"),
+    ),
+}
+_TRAINING = tuple(column for name in (*RECORDED, "devices") for column in _NESTED.get(name) or (_FIELDS[name],))
 """The columns of the fields of a training, those that a result has beside them."""
 
 FRAMES: Mapping[str, Mapping[str, tuple[AnyColumn, ...]]] = {
@@ -143,9 +119,9 @@ FRAMES: Mapping[str, Mapping[str, tuple[AnyColumn, ...]]] = {
                 "What was predicted: `gap` of batch norm, in the log of the training loss; RMS `divergence` of a "
                 "statistic; or `steps_to_target`.",
             ),
-            _MODEL,
-            _DATASET,
-            _GLOBAL_BATCH,
+            _FIELDS["model"],
+            _FIELDS["dataset"],
+            _FIELDS["global_batch"],
             column("local_batch", "count", "The samples of a device; missing for steps to a target.", "Int64"),
             _TARGET_LOSS,
             column("layer", "name", "The batch norm whose statistic diverges; missing for other measures."),
@@ -156,14 +132,14 @@ FRAMES: Mapping[str, Mapping[str, tuple[AnyColumn, ...]]] = {
             column("error", "ratio", "The relative error: predicted / measured - 1."),
         ),
         "samples": (
-            _MODEL,
-            _DATASET,
-            _GLOBAL_BATCH,
+            _FIELDS["model"],
+            _FIELDS["dataset"],
+            _FIELDS["global_batch"],
             column("local_batch", "count", "The samples of a leaf, which stands for a device."),
-            _BATCH_NORM,
+            _FIELDS["batch_norm"],
             column("learning_rate", "ratio", "The learning rate."),
             column("momentum", "ratio", "The momentum."),
-            column("seed", "count", "The seed of the training."),
+            _FIELDS["seed"],
             column("steps", "count", "The most steps that it may take."),
             _TARGET_LOSS,
             column("final_loss", "ratio", "The mean training loss of the last epoch, with batch statistics."),

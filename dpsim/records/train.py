@@ -53,7 +53,10 @@ class TrainConfig(Noun, frozen=True):
     rate_schedule: Annotated[RateSchedule, Decides.BITS] = RateSchedule()
     stall_after_s: Annotated[float, Decides.NOTHING] = 60.0
     label_smoothing: Annotated[
-        float, Decides.BITS, "Share of each target that is spread evenly over all classes, like 0.1 (0)."
+        float,
+        Decides.BITS,
+        "Share of each target that is spread evenly over all classes, like 0.1 (0).",
+        Column("ratio", "The share of each target that is spread over all classes."),
     ] = 0.0
     checkpoint: Annotated[str | None, Decides.NOTHING] = None
     checkpoint_every: Annotated[int | None, Decides.NOTHING, "Steps between two checkpoints."] = None
