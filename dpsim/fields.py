@@ -34,6 +34,8 @@ class Decides(enum.Flag):
     """The time of a collective: it needs a calibration of its own."""
     STEP_TIME = enum.auto()
     """When operations run and how large they are: priced from the same profile and calibration."""
+    PROBLEM = enum.auto()
+    """What is to be trained and on what, rather than how: its values are not compared where anything else varies."""
 
 
 MORE_WORDS = object()

@@ -44,14 +44,14 @@ class Plan(Noun, frozen=True):
 
     devices: Annotated[
         int,
-        Decides.SHARES | Decides.STEP_TIME,
+        Decides.SHARES | Decides.STEP_TIME | Decides.PROBLEM,
         "Number of devices (MPI ranks), or a layout: 2x4 is 2 nodes with 4 each.",
         "Numbers of devices: 1,2,4, or layouts: 2x4.",
         Column("count", "The number of devices; each is one rank."),
     ]
     global_batch: Annotated[
         int,
-        Decides.BITS | Decides.STEP_TIME,
+        Decides.BITS | Decides.STEP_TIME | Decides.PROBLEM,
         "Samples per step, over all devices.",
         "Numbers of samples per step, over all devices: 64,128,256.",
         Column("count", "The samples of one step, over all devices."),

@@ -55,7 +55,7 @@ class Setting(Noun, frozen=True):
     plan: Annotated[Plan, Decides.NOTHING]
     model: Annotated[
         str,
-        Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME,
+        Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME | Decides.PROBLEM,
         "cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
         "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5. "
         "Or your own: FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION, which returns a Replica.",
@@ -63,7 +63,7 @@ class Setting(Noun, frozen=True):
     ]
     network: Annotated[
         str,
-        Decides.NETWORK_TIME,
+        Decides.NETWORK_TIME | Decides.PROBLEM,
         "node (this machine), or an emulated link paced:LATENCY,BANDWIDTH like paced:50us,1gbit.",
         "Networks to compare: node,paced:50us,1gbit.",
         Column("name", "`node`, the machine as it is, or an emulated link `paced:...`."),
@@ -75,7 +75,7 @@ class Setting(Noun, frozen=True):
     ] = 0
     compute: Annotated[
         Compute,
-        Decides.BITS | Decides.NETWORK_TIME,
+        Decides.BITS | Decides.NETWORK_TIME | Decides.PROBLEM,
         "real, or emulated: ranks wait for the profiled times, so that they may outnumber the cores.",
     ] = "real"
     runtime: Annotated[
@@ -184,7 +184,7 @@ class Setting(Noun, frozen=True):
 
 _OF_SETTING = {name: field for name, field in fields(Setting).items() if name not in ("plan", "repeat")}
 _LOCAL_BATCH = Field(
-    Decides.NOTHING,
+    Decides.PROBLEM,
     "Samples on a device at once.",
     several="Numbers of samples on a device at once: 8,16,32.",
     kind=int,

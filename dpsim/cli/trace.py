@@ -79,10 +79,9 @@ def _check_sweep(folder: Path) -> None:
 
 def _point(setting: Setting) -> dict[str, Any]:
     """The setting as a flat point of ``--json``."""
-    names = ("devices", "fusion_rule", "algorithm", "overlap", "global_batch", "local_batch", "batch_norm", "layout")
-    shown = {"network": setting.network, "emulated_compute": setting.emulated_compute}
-    shown |= {"fusion_threshold_bytes": setting.plan.threshold_bytes, "repeat": setting.repeat}
-    return shown | {name: getattr(setting.plan, name) for name in names}
+    from dpsim.records.columns import run_values
+
+    return run_values(setting) | {"local_batch": setting.plan.local_batch}
 
 
 def _describe(setting: Setting) -> str:

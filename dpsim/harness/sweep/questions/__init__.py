@@ -7,9 +7,10 @@ from dpsim.fields import Decides, deciding
 from dpsim.harness.sweep.grids import fitting
 from dpsim.harness.sweep.questions import batch_norm, devices, local_batch, settings, threshold
 from dpsim.plan import Plan
+from dpsim.records.reproduce import Reproduction
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS
-from dpsim.setting import Setting
+from dpsim.setting import FIELDS, Setting
 
 __all__ = ["QUESTIONS", "check_question", "compared", "completed", "group_name"]
 
@@ -66,7 +67,8 @@ def completed(experiment: Experiment) -> Experiment:
 def _check_one_training(experiment: Experiment) -> None:
     """Refuse to measure the divergence of several trainings, since a sweep trains one of them for it."""
     settings = fitting(experiment)
-    names = [*deciding(Decides.BITS, Plan), "fusion_rule", "cycle_s", "model"]
+    of_all = (FIELDS.keys() & Reproduction.__struct_fields__) - {"devices"}  # of these a reproduction has one value
+    names = [name for name in FIELDS if name in of_all or name in deciding(Decides.BITS, Plan)]
     several = [name for name in names if len({setting.value(name) for setting in settings}) > 1]
     if several:
         raise ConfigError(

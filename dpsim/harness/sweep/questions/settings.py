@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpsim.errors import ConfigError
+from dpsim.fields import Decides
 from dpsim.harness.sweep.grids import fitting, places, refuse_all_overlaps
 from dpsim.harness.sweep.scores import PREDICTED_NULLS
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
@@ -26,9 +27,8 @@ from dpsim.report.sweep.tables import (
 from dpsim.report.table import Column, Table
 from dpsim.report.words import counted, enumerated, field_name, milliseconds, percent
 from dpsim.report.write import figure
+from dpsim.setting import FIELDS
 
-_PROBLEM = ("network", "compute", "model", "devices", "global_batch", "local_batch")
-"""Fields that set the problem rather than solve it: their values are not compared where anything else varies."""
 _MAP = (
     "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ best measured, "
     "◆ best predicted of the group."
@@ -143,7 +143,7 @@ def _completed(experiment: Experiment) -> Experiment:
 
 def _apart(experiment: Experiment) -> tuple[str, ...]:
     varied = experiment.varied
-    compared = experiment.compared or tuple(name for name in varied if name not in _PROBLEM)
+    compared = experiment.compared or tuple(name for name in varied if not FIELDS[name].decides & Decides.PROBLEM)
     batch = tuple(name for name in ("global_batch", "local_batch", "devices") if name in varied)[:1]
     where = places(experiment) if experiment.script else ("network",)
     known = (*where, *(compared or batch), *(("algorithm", "overlap") if experiment.script else ()))
