@@ -130,15 +130,15 @@ def lines_that_differ(old: str, new: str) -> list[str]:
     if old == new:
         return []
     lines = old.splitlines(), new.splitlines()
-    found: list[str] = []
+    differing: list[str] = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes():
         removed, added = lines[0][a:b], lines[1][c:d]
         if kind == "equal":
             continue
         if len(removed) == len(added) and all(map(_equal, removed, added)):
             continue
-        found += [f"- {line}" for line in removed] + [f"+ {line}" for line in added]
-    return found
+        differing += [f"- {line}" for line in removed] + [f"+ {line}" for line in added]
+    return differing
 
 
 def _equal(old: str, new: str) -> bool:
@@ -270,12 +270,12 @@ def compared(old: Mapping[str, str], new: Mapping[str, str]) -> int:
     """Print what differs, by page; return how many pages do."""
     different = 0
     for name in dict.fromkeys((*old, *new)):
-        found = lines_that_differ(old.get(name, ""), new.get(name, ""))
-        if not found:
+        differing = lines_that_differ(old.get(name, ""), new.get(name, ""))
+        if not differing:
             continue
         different += 1
-        print(f"{name}: {len(found)} lines differ")
-        for line in found[:_SHOWN]:
+        print(f"{name}: {len(differing)} lines differ")
+        for line in differing[:_SHOWN]:
             print(f"  {line[:300]}")
     print(f"{len(new)} pages and texts: {different or 'none'} differ", flush=True)
     return different

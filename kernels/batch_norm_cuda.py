@@ -37,13 +37,13 @@ def rows_at_once(vectors: int) -> int:
 
 def _one_by_one(lanes: int) -> Any:
     """load(address) of parameters, which lie anywhere: other arrays' rows of four channels begin at 16 bytes."""
-    one = memory.load("float32", 1)
+    load_single = memory.load("float32", 1)
     if lanes == 1:
-        return one
+        return load_single
 
     @threadless
     def load(address):  # type: ignore[no-untyped-def]
-        return one(address) + one(address + 4) + one(address + 8) + one(address + 12)
+        return load_single(address) + load_single(address + 4) + load_single(address + 8) + load_single(address + 12)
 
     return load
 

@@ -13,6 +13,6 @@ from types import ModuleType
 
 def modules() -> dict[str, ModuleType]:
     """Return the module of each command and of each group of commands, by its name."""
-    names = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     imported = {name: importlib.import_module(f"{__package__}.{name}") for name in names}
     return {name: module for name, module in imported.items() if hasattr(module, "EXAMPLES")}

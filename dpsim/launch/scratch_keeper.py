@@ -105,8 +105,8 @@ def abandoned_files() -> set[str]:
 
 def entries(folder: str) -> list[os.DirEntry[str]]:
     """Return what is in a folder; nothing where it cannot be read."""
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        return list(found)
+    with contextlib.suppress(OSError), os.scandir(folder) as listing:
+        return list(listing)
     return []
 
 

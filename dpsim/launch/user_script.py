@@ -57,12 +57,12 @@ def run_as_main(program: str, arguments: Sequence[str]) -> None:
         return
     sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.util.find_spec(program) is not None  # imports the packages around the module
+        exists = importlib.util.find_spec(program) is not None  # imports the packages around the module
     except ModuleNotFoundError as error:
         if not is_missing(program, error):
             raise
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise ConfigError(
             f"there is no module {program!r}",
             allowed="a module that Python can import here",

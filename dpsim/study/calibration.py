@@ -108,7 +108,7 @@ class CalibrateConfig(Noun, frozen=True):
 
     def collectives(self, number: int = 0) -> list[CalibratedCollective]:
         """Return what is measured, with nothing else running before during computation; ``number`` names this one."""
-        found = []
+        collectives = []
         for devices, layout in self.layouts():
             wire = self.wire_dtype or "float32"
             for algorithm in self.algorithms:
@@ -118,7 +118,7 @@ class CalibrateConfig(Noun, frozen=True):
                         algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire, kind=kind
                     )
                     overlaps = self.overlaps if kind != "all-gather" else ()
-                    found += [
+                    collectives += [
                         CalibratedCollective(collective=collective, overlap=overlap, calibration=number)
                         for overlap in ("", *overlaps)
                     ]
@@ -126,8 +126,8 @@ class CalibrateConfig(Noun, frozen=True):
                 ordered = Collective(
                     algorithm=ORDERED_SUM_ALGORITHM, devices=devices, layout=layout, kind="ordered-sum"
                 )
-                found.append(CalibratedCollective(collective=ordered, calibration=number))
-        return found
+                collectives.append(CalibratedCollective(collective=ordered, calibration=number))
+        return collectives
 
     def loads(self, number: int = 0) -> list[CalibratedLoad]:
         """Return the loads that are computed alone and on several devices at once."""

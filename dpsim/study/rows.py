@@ -126,10 +126,10 @@ class Rows:
     ) -> Floats:
         """Return the median of each visit, or another ``middle``."""
         visits, values = self._series.get((subject, quantity, part), ([], []))
-        found: dict[int, list[float]] = {}
+        by_visit: dict[int, list[float]] = {}
         for visit, value in zip(visits, values, strict=True):
-            found.setdefault(visit, []).append(value)
-        return np.array([middle(of_visit) for of_visit in found.values()])
+            by_visit.setdefault(visit, []).append(value)
+        return np.array([middle(of_visit) for of_visit in by_visit.values()])
 
     def parts(self, subject: Subject, quantity: str) -> tuple[int, ...]:
         """Return the parts of a subject of which the quantity was measured, ascending."""

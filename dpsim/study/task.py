@@ -133,12 +133,13 @@ class ScriptTask(Noun, frozen=True):
     @property
     def members(self) -> list[tuple[int, Setting | int | CalibrateConfig]]:
         """Who takes part, with their ranks: settings, cases of the profile by their batch, the calibration."""
-        found: list[tuple[int, Setting | int | CalibrateConfig]] = [(each.plan.devices, each) for each in self.settings]
+        members: list[tuple[int, Setting | int | CalibrateConfig]] = []
+        members += [(each.plan.devices, each) for each in self.settings]
         if self.inputs is not None:
             calibration = self.inputs.calibrations[self.place]
-            found += self.inputs.profiles[self.place].cases
-            found.append((calibration.layouts()[-1][0], calibration))
-        return found
+            members += self.inputs.profiles[self.place].cases
+            members.append((calibration.layouts()[-1][0], calibration))
+        return members
 
     @property
     def ranks(self) -> int:

@@ -141,5 +141,5 @@ def changes(before: Mapping[str, str], folder: Path, outputs: Collection[str] = 
     kept = {name: digest for name, digest in before.items() if not {name, name.partition("/")[0]} & {*outputs}}
     removed = sorted(name for name in kept if name not in now)
     changed = sorted(name for name, digest in kept.items() if now.get(name, digest) != digest)
-    told = (("removed", removed), ("changed", changed))
-    return "; ".join(f"{what} of the user's files: {', '.join(names)}" for what, names in told if names)
+    differing = (("removed", removed), ("changed", changed))
+    return "; ".join(f"{what} of the user's files: {', '.join(names)}" for what, names in differing if names)

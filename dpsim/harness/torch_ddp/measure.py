@@ -181,8 +181,8 @@ def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tup
     for place, where in enumerate(places):
         progress(f"profiling and calibrating on {where}: {first_s:.2g} to {2 * first_s:.2g} s, after the start")
         task = ScriptTask(experiment=experiment, inputs=inputs, place=place, meeting="", first_s=first_s)
-        found = _on_ranks(task, progress, script_may_write=script_may_write)
-        inputs = codec.decode(found, Inputs, "inputs")
+        measured = _on_ranks(task, progress, script_may_write=script_may_write)
+        inputs = codec.decode(measured, Inputs, "inputs")
     return replace(inputs, beforehand_until=stamp()), experiment
 
 

@@ -30,8 +30,8 @@ def draw(axis: Axes, shown: Rows, *, narrow: bool = False) -> None:
                 axis, dot, number + _SPREAD * (place / several - 0.5 * (len(dots) > 1)) + 0.22 * (narrow and shown.log)
             )
         if narrow and shown.log:
-            beside = axis.get_yaxis_transform()
-            axis.text(0, number - 0.08, name, transform=beside, fontsize=7, color=MUTED, va="bottom", zorder=5)
+            of_axis = axis.get_yaxis_transform()
+            axis.text(0, number - 0.08, name, transform=of_axis, fontsize=7, color=MUTED, va="bottom", zorder=5)
     names = [] if narrow and shown.log else list(shown.rows)
     axis.set_yticks(range(len(names)), names, fontsize=8.5)
     axis.set_ylim(len(shown.rows) - 0.4, -0.6)

@@ -96,11 +96,11 @@ def sweep(wide: Any, single: Any, lanes: int, several: Any = None, at_once: int 
         low, high, low_single, high_single = bounds
         block, blocks, thread = cuda.blockIdx.x, cuda.gridDim.x, cuda.threadIdx.x
         over_packs(_first_tile(low, block, blocks) * THREADS + thread, low, high, head, args)
-        one = _first_tile(low_single, block, blocks) * THREADS + thread
-        while one < high_single:
-            if one >= low_single:
-                single(one if one < head else one + packs * lanes, args)
-            one += blocks * THREADS
+        index = _first_tile(low_single, block, blocks) * THREADS + thread
+        while index < high_single:
+            if index >= low_single:
+                single(index if index < head else index + packs * lanes, args)
+            index += blocks * THREADS
 
     return over
 

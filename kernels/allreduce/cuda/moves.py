@@ -79,12 +79,12 @@ class _Builder:
             return [step.sources[node].number]
         longer, other = sorted(node, key=lambda half: isinstance(half, int))
         chain = self._chain(step, longer, moves)
-        beside = self._chain(step, other, moves)
-        if len(beside) > 1:
-            target = next(number for number in beside if self._sums.owners[number] == step.rank)
-            moves += self._add(step, beside, target, final=False)
-            beside = [target]
-        return chain + beside
+        subtree = self._chain(step, other, moves)
+        if len(subtree) > 1:
+            target = next(number for number in subtree if self._sums.owners[number] == step.rank)
+            moves += self._add(step, subtree, target, final=False)
+            subtree = [target]
+        return chain + subtree
 
     def _add(self, step: Step, sources: list[int], target: int, *, final: bool) -> list[Move]:
         """One move, or several where parts of a source have their lower halves in different places."""
