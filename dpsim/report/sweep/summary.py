@@ -178,7 +178,10 @@ def _choice(comparison: Comparison, group: Group) -> str:
     ratio = slowest.measured_s_per_sample / best.measured_s_per_sample
     report = _report(comparison)
     chosen, other = report.choices(comparison, group), report.label(comparison, slowest)
-    return f"{chosen} trained fastest, {ratio:.2g} times as fast as {other}."
+    times = f"{ratio:.2g}"
+    return f"{chosen} trained " + (
+        f"fastest, {times} times as fast as {other}." if times != "1" else f"no faster than {other}."
+    )
 
 
 def _model(comparison: Comparison, group: Group) -> str:
