@@ -57,6 +57,20 @@ def node_counts(layout: str, devices: int) -> tuple[int, int]:
     return int(match.group(1)), int(match.group(2))
 
 
+Level = Literal["inside", "across", "unknown"]
+
+
+def level(layout: str, *, emulated_network: bool, cores: int) -> Level:
+    """Say whether devices in a layout are inside one node or across several.
+
+    Flat devices have a link each where the network is emulated, are in one node where dpsim measured them (``cores`` is
+    known), and may be either in tables of other benchmarks.
+    """
+    if layout:
+        return "inside" if node_counts(layout, 1)[0] == 1 else "across"
+    return "across" if emulated_network else "inside" if cores else "unknown"
+
+
 def check_layout(layout: str, devices: int) -> None:
     """Refuse a layout whose product is not ``devices``."""
     nodes, of_a_node = node_counts(layout, devices)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS, Line
-from dpsim.collective import Collective, node_counts
+from dpsim.collective import Collective, level, node_counts
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.machine import AllreduceCost, Link, Machine
 
@@ -89,10 +89,10 @@ def fitted_links(
 ) -> tuple[Link | None, Link | None]:
     """(link, link inside a node) nearest to tables: each level is fitted to the rows of its own layouts.
 
-    The second is ``None`` where all tables are of one level. Flat tables are of one node where dpsim measured them
-    (``cores`` is known) and the network is not emulated, and else every device counts as a node.
+    The second is ``None`` where all tables are of one level. Where the level of flat tables is unknown
+    (``dpsim.collective.level``), every device counts as a node.
     """
-    inside = [t for t in tables if node_counts(t.layout, 1)[0] == 1 and (t.layout or (cores and not emulated))]
+    inside = [t for t in tables if level(t.layout, emulated_network=emulated, cores=cores) == "inside"]
     across = [t for t in tables if t not in inside]
     in_node = fitted_link(inside) if across else None
     link = fitted_link(across or inside, emulated=emulated, wire_latency_s=wire_latency_s, in_node=in_node)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Set
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.collective import Collective, node_counts
+from dpsim.collective import Collective, Level, node_counts
+from dpsim.collective import level as layout_level
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.uncertainty import ASSUMED_TABLE
 
 Floats = NDArray[np.float64]
-Level = Literal["inside", "across", "unknown"]
 SCALED_STEP = 0.10
 """The standard error of a scaled table for each doubling of the devices away from it, beside the table's own.
 
@@ -51,14 +51,8 @@ class Counts(NamedTuple):
 
 
 def level(machine: Machine, layout: str) -> Level:
-    """Say whether devices in a layout are inside one node or across several.
-
-    Flat devices have a link each where the network is emulated, are in one node where dpsim measured them (``cores`` is
-    known), and may be either in tables of other benchmarks.
-    """
-    if layout:
-        return "inside" if node_counts(layout, 1)[0] == 1 else "across"
-    return "across" if machine.emulated_network else "inside" if machine.cores else "unknown"
+    """Say whether devices of a machine are inside one node or across several: ``dpsim.collective.level``."""
+    return layout_level(layout, emulated_network=machine.emulated_network, cores=machine.cores)
 
 
 def nearest_tables(machine: Machine, tables: Sequence[AllreduceCost], collective: Collective) -> Nearest | None:
