@@ -2,67 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
 
 from dpsim import codec
 from dpsim.comm.clock import now
-from dpsim.harness.sweep.emulation import EmulationLog
 from dpsim.progress import Progress
-from dpsim.records.sweep import MeasuredPoint
-from dpsim.setting import Setting
 from dpsim.study.inputs import Inputs
 from dpsim.study.loop import LEAST_ROUNDS, Communicator, StopRule, rounds
-from dpsim.study.rows import TICK_DIGITS
-from dpsim.study.statistics import median_interval
 from dpsim.study.task import Samples
 
 WARM_UP_ROUNDS = 2
 """Rounds that do not count: caches, buffers made when first used, the first access to every page."""
 _REPORT_S = 5.0
-_BY_STEP = ("step_s", "exposed_communication_s", "round", "losses")
-"""The fields of ``MeasuredPoint`` that hold a number a step."""
-
-
-class SettingSamples:
-    """The samples of a setting so far, those of ``earlier``, before an interruption, included."""
-
-    def __init__(self, setting: Setting, earlier: MeasuredPoint | None) -> None:
-        self.setting = setting
-        self._by_step: dict[str, list[Any]] = {name: list(getattr(earlier, name, ())) for name in _BY_STEP}
-        self._logged_s = {name: list(values) for name, values in (earlier.logged_s if earlier else {}).items()}
-        self.emulation = EmulationLog(earlier.emulation if earlier else None)
-
-    @property
-    def step_s(self) -> list[float]:
-        """The seconds of each step."""
-        return self._by_step["step_s"]
-
-    def add(self, values: Mapping[str, float], logged_s: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Keep a step: its values by their fields of ``MeasuredPoint``, and what DDP logged of it."""
-        for name, value in values.items():
-            self._by_step[name].append(value if name == "losses" else round(value, TICK_DIGITS))
-        for name, value in logged_s.items():
-            self._logged_s.setdefault(name, []).append(value)
-
-    def point(self, **others: Any) -> MeasuredPoint:
-        """The samples with the other fields of ``MeasuredPoint``; a series that some step lacks is left out."""
-        whole = {name: tuple(values) for name, values in self._by_step.items() if len(values) == len(self.step_s)}
-        logged_s = {name: tuple(values) for name, values in self._logged_s.items()}
-        by_step = {"losses": ()} | whole
-        return MeasuredPoint(
-            setting=self.setting, logged_s=logged_s, emulation=self.emulation.result(), **(by_step | others)
-        )
-
-    def narrow(self, interval: float) -> bool:
-        """Whether the median's 95 % interval is within +- ``interval`` of it."""
-        if len(self.step_s) < LEAST_ROUNDS:
-            return False
-        return median_interval(self.step_s, resamples=200).relative_half_width <= interval
 
 
 class Visited(Protocol):
@@ -72,13 +27,25 @@ class Visited(Protocol):
         """Measure a little in round ``number``, and keep it if the round is counted. Return whether it can go on."""
 
 
+class KeptSamples(Protocol):
+    """The samples of one visitor so far."""
+
+    def narrow(self, interval: float) -> bool:
+        """Whether the median's 95 % interval is within +- ``interval`` of it."""
+
+    def check(self) -> None:
+        """Raise ``DpsimError`` where they mean nothing."""
+
+
 class Visitor(Visited, Protocol):
-    """A setting that is ready to train."""
+    """What is visited until the median of its samples is known, such as a setting that is ready to train."""
 
-    samples: SettingSamples
+    @property
+    def samples(self) -> KeptSamples:
+        """The samples so far."""
 
-    def point(self) -> MeasuredPoint:
-        """What was measured so far."""
+    def point(self) -> Any:
+        """What was measured so far, as the study's record has it."""
 
 
 def measure(
@@ -126,7 +93,7 @@ def measure(
         samples = msgspec.structs.replace(before, points=points, spent_s=current.spent_s(), inputs=inputs())
         codec.write(save_to, samples)
         for visitor in visitors:
-            visitor.samples.emulation.check(visitor.samples.setting, visitor.samples.step_s)
+            visitor.samples.check()
         narrow = sum(visitor.samples.narrow(interval) for visitor in visitors)
         if now() - reported_s > _REPORT_S:
             reported_s = now()

@@ -31,7 +31,7 @@ from dpsim.study.calibration import TIME_S, CalibrateConfig
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
 from dpsim.study.loop import LEAST_ROUNDS, rounds
-from dpsim.study.measure import WARM_UP_ROUNDS, SettingSamples, Visited, measure
+from dpsim.study.measure import WARM_UP_ROUNDS, Visited, measure
 from dpsim.study.profile import (
     AT_S,
     BACKWARD_S,
@@ -48,6 +48,7 @@ from dpsim.study.profile import (
 from dpsim.study.rows import ProfiledBatch, Rows
 from dpsim.study.runners.calibration import until_known
 from dpsim.study.runners.training import wait_in_turns
+from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import ScriptTask
 from dpsim.torch_ddp.recorded import check_same

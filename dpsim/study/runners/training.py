@@ -24,7 +24,7 @@ from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
 from dpsim.setting import Setting
-from dpsim.study.measure import SettingSamples
+from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s, train
 from dpsim.torch_ddp.visit import Turns, Visit
 from dpsim.workload import Workload
