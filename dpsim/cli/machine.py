@@ -86,8 +86,7 @@ def compare(
     _draw(plot, by_name)
     if json:
         ratios, lines, unmatched = (
-            [to_builtins(key.fields | row) for key, row in rows]
-            for rows in (comparison.ratios, comparison.lines, comparison.unmatched)
+            to_builtins(rows) for rows in (comparison.ratios, comparison.lines, comparison.unmatched)
         )
         described = [
             {"label": name, "path": str(path), "name": machine.name, "network": machine.network}

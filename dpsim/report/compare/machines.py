@@ -1,6 +1,6 @@
 """Machine files beside the first of them: the line of each table, and times at the sizes that two of them cover.
 
-What is compared are plain rows, under the names of ``--json``; each begins with the fields of its ``TableKey``.
+What is compared are plain rows, under the names of ``--json``; each begins with what its table is of.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpsim.collective import Collective
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.predict.cost import fitted_line
@@ -21,29 +22,30 @@ Cost = AllreduceCost | OverlapCost
 Row = dict[str, Any]
 
 
-class TableKey(NamedTuple):
-    """What a table of a machine is of: an allreduce alone (``overlap`` is empty), or during a backward with that."""
+_KEY = ("overlap", *(name for name in Collective.__struct_fields__ if name != "kind"))
+"""What a table of a machine is of: an allreduce alone (``overlap`` is empty), or during a backward with that."""
+Key = tuple[Any, ...]
 
-    overlap: str
-    algorithm: str
-    devices: int
-    layout: str
-    wire_dtype: str
 
-    @property
-    def title(self) -> str:
-        """``two-shot on 2 devices, float32, during a backward (thread)``."""
-        where = f"{self.algorithm} on {self.layout or self.devices} {'device' if self.devices == 1 else 'devices'}"
-        return f"{where}, {self.wire_dtype}" + (f", during a backward ({self.overlap})" if self.overlap else "")
+def _title(row: Row) -> str:
+    """``two-shot on 2 devices, float32, during a backward (thread)``."""
+    where = f"{row['algorithm']} on {row['layout']} {'device' if row['devices'] == 1 else 'devices'}"
+    return f"{where}, {row['wire_dtype']}" + (f", during a backward ({row['overlap']})" if row["overlap"] else "")
 
-    @property
-    def fields(self) -> Row:
-        """The fields of a row; ``layout`` is never empty."""
-        return self._asdict() | {"layout": self.layout or str(self.devices)}
+
+def _key(row: Row) -> Key:
+    return tuple(row[name] for name in _KEY)
+
+
+def _by_title(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    sections: dict[str, list[Row]] = {}
+    for row in rows:
+        sections.setdefault(_title(row), []).append(row)
+    return sections
 
 
 class MachineComparison(NamedTuple):
-    """Machines compared with the first of them: rows of a table each, with the key of the table.
+    """Machines compared with the first of them: rows of a table each.
 
     - ``lines``: the line ``alpha_s`` + bytes / ``bandwidth_bytes_per_s`` that is nearest to a machine's table, and the
       sizes that the table covers. The bandwidth is infinite where times do not grow with the size.
@@ -53,9 +55,9 @@ class MachineComparison(NamedTuple):
     """
 
     machines: tuple[str, ...]
-    lines: list[tuple[TableKey, Row]]
-    ratios: list[tuple[TableKey, Row]]
-    unmatched: list[tuple[TableKey, Row]]
+    lines: list[Row]
+    ratios: list[Row]
+    unmatched: list[Row]
 
 
 def compare_machines(machines: Mapping[str, Machine]) -> MachineComparison:
@@ -68,7 +70,7 @@ def compare_machines(machines: Mapping[str, Machine]) -> MachineComparison:
         raise ConfigError(f"{len(machines)} machine file to compare", allowed="two or more machine files")
     first, *others = machines
     tables = {name: _tables(machine) for name, machine in machines.items()}
-    ratios, unmatched = list[tuple[TableKey, Row]](), list[tuple[TableKey, Row]]()
+    ratios, unmatched = list[Row](), list[Row]()
     for name in others:
         if machines[first].emulated_network != machines[name].emulated_network:
             emulated, real = (first, name) if machines[first].emulated_network else (name, first)
@@ -78,7 +80,7 @@ def compare_machines(machines: Mapping[str, Machine]) -> MachineComparison:
                 remedy="look at each alone with dpsim machine show",
             )
         joined = [
-            (key, {"a": first, "b": name} | times)
+            dict(zip(_KEY, key, strict=True)) | {"a": first, "b": name} | times
             for key, cost in tables[first].items()
             if key in tables[name]
             for times in _times(cost, tables[name][key])
@@ -90,20 +92,25 @@ def compare_machines(machines: Mapping[str, Machine]) -> MachineComparison:
                 remedy="see what each contains with dpsim machine show",
             )
         ratios += joined
-        matched = {key for key, _ in joined}
+        matched = set(map(_key, joined))
         for machine, other in ((first, name), (name, first)):
-            left_out = (key for key in tables[machine] if key not in matched)
-            unmatched += [(key, {"machine": machine, "other": other}) for key in left_out]
-    lines = [(key, _line(name, cost)) for name, costs in tables.items() for key, cost in costs.items()]
-    return MachineComparison(tuple(machines), sorted(lines, key=lambda line: line[0]), ratios, unmatched)
+            left_out = (dict(zip(_KEY, key, strict=True)) for key in tables[machine] if key not in matched)
+            unmatched += [table_of | {"machine": machine, "other": other} for table_of in left_out]
+    lines = [
+        dict(zip(_KEY, key, strict=True)) | _line(name, cost)
+        for name, costs in tables.items()
+        for key, cost in costs.items()
+    ]
+    return MachineComparison(tuple(machines), sorted(lines, key=_key), ratios, unmatched)
 
 
-def _tables(machine: Machine) -> dict[TableKey, Cost]:
+def _tables(machine: Machine) -> dict[Key, Cost]:
     """Return the tables of a machine by what they are of; of two of the same, the first."""
-    tables: dict[TableKey, Cost] = {}
+    tables: dict[Key, Cost] = {}
     both: tuple[Cost, ...] = (*machine.allreduce, *machine.overlap)
     for cost in both:
-        tables.setdefault(TableKey._make(getattr(cost, name, "") for name in TableKey._fields), cost)
+        fields = {name: getattr(cost, name, "") for name in _KEY}
+        tables.setdefault(_key(fields | {"layout": cost.layout or str(cost.devices)}), cost)
     return tables
 
 
@@ -137,9 +144,9 @@ def tables(comparison: MachineComparison) -> tuple[Table, ...]:
     unmatched = table(
         title="Without a counterpart",
         columns=(
-            Column(head="table", cell=lambda each: each[0].title, left=True),
-            Column(head="machine", cell=lambda each: each[1]["machine"], left=True),
-            Column(head="not in", cell=lambda each: each[1]["other"], left=True),
+            Column(head="table", cell=_title, left=True),
+            Column(head="machine", cell=lambda each: each["machine"], left=True),
+            Column(head="not in", cell=lambda each: each["other"], left=True),
         ),
         sections={"": comparison.unmatched},
         note="A table that only one of two machine files has, or that has no size in common with the other's.",
@@ -148,31 +155,27 @@ def tables(comparison: MachineComparison) -> tuple[Table, ...]:
 
 
 def _lines_table(comparison: MachineComparison) -> Table:
-    def mean(line: tuple[TableKey, Row]) -> str:
-        compared = (row["ratio"] for key, row in comparison.ratios if (key, row["b"]) == (line[0], line[1]["machine"]))
+    def mean(line: Row) -> str:
+        compared = (row["ratio"] for row in comparison.ratios if (_key(row), row["b"]) == (_key(line), line["machine"]))
         positive = [ratio for ratio in compared if ratio > 0]
         return f"{np.exp(np.mean(np.log(positive))):.2f}" if positive else ""
 
-    def bandwidth(line: tuple[TableKey, Row], *, of_bus: bool) -> str:
-        key, row = line
-        bytes_per_s = row["bandwidth_bytes_per_s"] * (2 * (key.devices - 1) / key.devices if of_bus else 1.0)
+    def bandwidth(row: Row, *, of_bus: bool) -> str:
+        bytes_per_s = row["bandwidth_bytes_per_s"] * (2 * (row["devices"] - 1) / row["devices"] if of_bus else 1.0)
         return "inf" if bytes_per_s == float("inf") else f"{bytes_per_s / 1e9:.3g}"
 
     return table(
         title="Latency and bandwidth",
         columns=(
-            Column(head="machine", cell=lambda line: line[1]["machine"], left=True),
-            Column(head="alpha", cell=lambda line: format_duration(line[1]["alpha_s"])),
+            Column(head="machine", cell=lambda line: line["machine"], left=True),
+            Column(head="alpha", cell=lambda line: format_duration(line["alpha_s"])),
             Column(head="algorithm GB/s", cell=lambda line: bandwidth(line, of_bus=False)),
             Column(head="bus GB/s", cell=lambda line: bandwidth(line, of_bus=True)),
-            Column(head="from", cell=lambda line: format_size(line[1]["smallest_bytes"]), dispensable=2),
-            Column(head="to", cell=lambda line: format_size(line[1]["largest_bytes"]), dispensable=2),
+            Column(head="from", cell=lambda line: format_size(line["smallest_bytes"]), dispensable=2),
+            Column(head="to", cell=lambda line: format_size(line["largest_bytes"]), dispensable=2),
             Column(head="mean ratio", cell=mean),
         ),
-        sections={
-            key.title: [line for line in comparison.lines if line[0] == key]
-            for key in dict.fromkeys(key for key, _ in comparison.lines)
-        },
+        sections=_by_title(comparison.lines),
         note="The line alpha + bytes / bandwidth that is nearest to each table, by relative error: the algorithm's "
         "bandwidth; times 2 (n - 1) / n it is the bus's, which a link's rate bounds. Mean ratio: the "
         f"geometric mean of the times over those of {comparison.machines[0]}, at the sizes that both tables cover.",
@@ -181,33 +184,28 @@ def _lines_table(comparison: MachineComparison) -> Table:
 
 def _times_table(comparison: MachineComparison) -> Table:
     first, *others = comparison.machines
-    by_size: dict[tuple[TableKey, int], list[Row]] = {}
-    for key, ratio in comparison.ratios:
-        by_size.setdefault((key, ratio["size_bytes"]), []).append(ratio)
-    rows = sorted(by_size.items(), key=lambda item: item[0])
+    by_size: dict[tuple[Key, int], Row] = {}
+    for ratio in comparison.ratios:
+        row = by_size.setdefault((_key(ratio), ratio["size_bytes"]), ratio | {"of": {}})
+        row["of"][ratio["b"]] = ratio
     return table(
         title="Times",
         columns=(
-            Column(head="size", cell=lambda row: format_size(row[0][1])),
-            Column(head=f"{first} us", cell=lambda row: milliseconds(row[1][0]["a_time_s"] * 1e3)),
+            Column(head="size", cell=lambda row: format_size(row["size_bytes"])),
+            Column(head=f"{first} us", cell=lambda row: milliseconds(row["a_time_s"] * 1e3)),
             *(column for name in others for column in _machine_columns(name)),
         ),
-        sections={
-            key.title: [row for row in rows if row[0][0] == key] for key in dict.fromkeys(row[0][0] for row in rows)
-        },
+        sections=_by_title([row for _, row in sorted(by_size.items(), key=lambda item: item[0])]),
         note=f"Ratio = time / time on {first}; ~ marks a ratio of which one time is interpolated between two sizes.",
     )
 
 
-def _machine_columns(name: str) -> Sequence[Column[tuple[tuple[TableKey, int], list[Row]]]]:
-    def of_machine(rows: list[Row], text: str) -> str:
-        for row in rows:
-            if row["b"] == name:
-                ratio = f"{'~' * row['interpolated']}{row['ratio']:.2f}"
-                return ratio if text == "ratio" else milliseconds(row["b_time_s"] * 1e3)
-        return ""
+def _machine_columns(name: str) -> Sequence[Column[Row]]:
+    def time(row: Row) -> str:
+        return milliseconds(row["of"][name]["b_time_s"] * 1e3) if name in row["of"] else ""
 
-    return (
-        Column(head=f"{name} us", cell=lambda row: of_machine(row[1], "time")),
-        Column(head="ratio", cell=lambda row: of_machine(row[1], "ratio")),
-    )
+    def ratio(row: Row) -> str:
+        of = row["of"].get(name)
+        return f"{'~' * of['interpolated']}{of['ratio']:.2f}" if of else ""
+
+    return Column(head=f"{name} us", cell=time), Column(head="ratio", cell=ratio)
