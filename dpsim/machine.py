@@ -274,6 +274,10 @@ class ComputeSlowdown(Noun, frozen=True):
             raise ConfigError(f"{what} has added_s {self.added_s}", allowed="finite seconds >= 0")
 
 
+Wiring = Literal["switch", "mesh"]
+"""How the devices of a node are joined: each to a switch, or each to every other one by links of their own."""
+
+
 class Machine(Noun, frozen=True, dict=True):
     """What a run runs on: tables of costs, and a link whose formula prices what no table covers.
 
@@ -285,6 +289,7 @@ class Machine(Noun, frozen=True, dict=True):
     alone a collective takes beside a running backward where no overlap table says it (``None``: not known), with one
     relative standard error. ``assumed`` names the fields that nobody stated (``dpsim.predict.defaults``), and
     ``interval_widths`` is what past studies on the machine say of predicted intervals (``dpsim.predict.past``).
+    ``network_adapters`` are those of a node, and ``wiring`` joins its devices (``None``: not known).
     """
 
     name: str
@@ -307,6 +312,8 @@ class Machine(Noun, frozen=True, dict=True):
     contention: float | None = None
     contention_uncertainty: float | None = None
     assumed: tuple[str, ...] = ()
+    network_adapters: int | None = None
+    wiring: Wiring | None = None
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):
@@ -327,6 +334,10 @@ class Machine(Noun, frozen=True, dict=True):
             relative_uncertainty=self.relative_uncertainty,
             contention_uncertainty=self.contention_uncertainty,
         )
+        if self.network_adapters is not None and self.network_adapters < 1:
+            raise ConfigError(
+                f"network_adapters is {self.network_adapters}", allowed="1 or more, or left out: not known"
+            )
         if self.contention is not None and not 1 <= self.contention < math.inf:
             raise ConfigError(
                 f"contention is {self.contention}",

@@ -143,14 +143,24 @@ def counts(machine: Machine, collective: Collective, *, inside: bool) -> Counts:
 def _sharing(machine: Machine, layout: str, collective: Collective) -> tuple[float, float]:
     """(factor on the bytes' time for k devices of a node in place of the table's k0, standard error of it).
 
-    A library sends over as many network adapters as a node has, which nothing states: with one for all devices the
-    factor is 1, with one for each k0 / k. The middle of both in logarithms is taken, and 90 % reach from one to the
-    other. Algorithms of messages send as they count, and emulated links are each device's own.
+    A library sends over as many network adapters as a node has: with a of them k devices share min(a, k). Where nothing
+    states them the factor is 1 with one for all devices, and k0 / k with one for each. The middle of both in logarithms
+    is taken, and 90 % reach from one to the other. Inside a node whose devices are joined in pairs (a mesh) each has
+    links to k - 1 others. Algorithms of messages send as they count, and emulated links are each device's own.
     """
     of_a_library = ALGORITHMS.find(collective.algorithm).place in ("library", "elsewhere")
-    if machine.emulated_network or not of_a_library or level(machine, collective.layout) != "across":
+    if machine.emulated_network or not of_a_library:
         return 1.0, 0.0
-    ratio = node_counts(layout, 1)[1] / node_counts(collective.layout, 1)[1]
+    before, after = (node_counts(each, 1)[1] for each in (layout, collective.layout))
+    of_level = level(machine, collective.layout)
+    if of_level == "inside":
+        return ((before - 1) / (after - 1) if machine.wiring == "mesh" and min(before, after) > 1 else 1.0), 0.0
+    if of_level != "across":
+        return 1.0, 0.0
+    adapters = machine.network_adapters
+    if adapters is not None:
+        return min(adapters, before) / min(adapters, after), 0.0
+    ratio = before / after
     return math.sqrt(ratio), abs(math.log(ratio)) / 2 / _DEVIATIONS_90
 
 

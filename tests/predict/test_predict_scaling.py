@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.predict import collective_cost
 from dpsim.predict.cost import idle_curve, nearest_line
 from dpsim.predict.formulas import fitted_links
-from dpsim.predict.scaling import SCALED_STEP, UNMEASURED_LAYOUT
+from dpsim.predict.scaling import SCALED_STEP, UNMEASURED_LAYOUT, _sharing
 from dpsim.predict.uncertainty import _network
 
 QUICK = settings(max_examples=60)
@@ -108,6 +109,26 @@ def test_adapters_that_nothing_states_leave_a_librarys_share_of_the_network_open
     assert error == pytest.approx(math.hypot(2 * SCALED_STEP, math.log(2) / DEVIATIONS), rel=1e-3)
     ring = Machine(name="m", allreduce=(table("2x2", (MIB,), (1.0,), algorithm="ring", relative_uncertainty=0.0),))
     assert priced(ring, "2x8", MIB, "ring") == (pytest.approx(one_for_all), pytest.approx(2 * SCALED_STEP))
+
+
+def test_stated_adapters_settle_a_librarys_share_of_the_network() -> None:
+    tables = {"2x1": (221.7, 872.1), "4x1": (358.7, 1351.9)}
+    for adapters, factor in ((None, math.sqrt(1 / 2)), (1, 1.0), (2, 1 / 2), (8, 1 / 2)):
+        machine = msgspec.structs.replace(without(tables, PERLMUTTER_SIZES), network_adapters=adapters)
+        shared, error = _sharing(machine, "2x1", Collective(algorithm="nccl", devices=4, layout="2x2"))
+        assert shared == pytest.approx(factor) and (error > 0) == (adapters is None)
+    with pytest.raises(ConfigError, match="network_adapters is 0"):
+        msgspec.structs.replace(machine, network_adapters=0)
+
+
+@pytest.mark.parametrize(("held_out", "known"), [("1x4", "1x2"), ("1x2", "1x4")])
+def test_devices_that_are_joined_in_pairs_have_more_links_the_more_take_part(held_out: str, known: str) -> None:
+    """A100 nodes of Perlmutter: each two GPUs have four NVLinks of their own."""
+    machine = without({known: PERLMUTTER[known]}, PERLMUTTER_SIZES)
+    mesh = msgspec.structs.replace(machine, wiring="mesh")
+    for size, measured in zip(PERLMUTTER_SIZES, PERLMUTTER[held_out], strict=True):
+        error, unknown = (abs(math.log(priced(each, held_out, size)[0] / measured)) for each in (mesh, machine))
+        assert error < 0.25 and unknown > 0.9
 
 
 def test_flat_devices_take_the_table_of_one_node_or_of_one_device_a_node_but_not_of_either() -> None:
