@@ -61,21 +61,24 @@ def of_collective(known: Sequence[PublishedRow], row: PublishedRow, plan: Plan) 
     alpha-beta       2(n-1) alpha + 2(n-1)/n M beta, alpha and beta fitted to all known rows
     Calculon         its formula, latency and bandwidth fitted to all known rows
     PyTorch Inductor its formula, with its own constants
+
+    Known rows within one node say nothing of several nodes, nor these of one, where there are others.
     """
     size, devices = float(row.values["size_bytes"]), plan.devices
-    tables: dict[int, list[tuple[float, float]]] = {}
-    for each in known:
+    tables: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    alike = [each for each in known if _on_one_node(each) == _on_one_node(row)] or known
+    for each in alike:
         if each.outcome is not None:
-            tables.setdefault(each.values["devices"], []).append((float(each.values["size_bytes"]), each.outcome))
-    times = {count: _at(sorted(points), size) for count, points in tables.items()}
-    nearest = min(times, key=lambda count: (abs(math.log2(count / devices)), count))
-    below, above = [n for n in times if n <= devices], [n for n in times if n >= devices]
+            key = int(each.values["devices"]), str(each.values.get("layout", ""))
+            tables.setdefault(key, []).append((float(each.values["size_bytes"]), each.outcome))
+    times = {key: _at(sorted(points), size) for key, points in tables.items()}
+    nearest = min(times, key=lambda key: (abs(math.log2(key[0] / devices)), *key))
+    below, above = [key for key in times if key[0] <= devices], [key for key in times if key[0] >= devices]
     between = times[nearest]
-    if below and above and max(below) != min(above):
-        few, many = max(below), min(above)
-        share = math.log(devices / few) / math.log(many / few)
+    if below and above and (few := max(below))[0] != (many := min(above))[0]:
+        share = math.log(devices / few[0]) / math.log(many[0] / few[0])
         between = times[few] ** (1 - share) * times[many] ** share
-    n, sizes, seconds = np.array([(count, *point) for count, points in tables.items() for point in points]).T
+    n, sizes, seconds = np.array([(key[0], *point) for key, points in tables.items() for point in points]).T
     moved = 2 * (n - 1) / n * sizes
     alpha_s, beta = nonnegative(np.column_stack([2 * (n - 1), moved]), seconds)
     latency_s, slope = nonnegative(np.column_stack([np.ones_like(n), moved]), seconds)
@@ -86,6 +89,11 @@ def of_collective(known: Sequence[PublishedRow], row: PublishedRow, plan: Plan) 
         CALCULON: calculon(size, devices, float(latency_s), 1 / float(slope) if slope else math.inf),
         INDUCTOR: inductor(size, node_counts(plan.layout, 1)[0] if plan.layout else -(-devices // 8), devices),
     }
+
+
+def _on_one_node(row: PublishedRow) -> bool:
+    layout = row.values.get("layout", "")
+    return not layout or node_counts(str(layout), 1)[0] == 1
 
 
 def _at(points: Sequence[tuple[float, float]], size: float) -> float:
