@@ -437,7 +437,8 @@ class Comparison(Noun, frozen=True):
     ``compared`` are the fields in which the settings of a group differ.
     ``cores`` are those of the machine. ``relative_uncertainty`` is one standard error of the mean of its times over a
     stretch as long as the profile (0: not known).
-    ``compute_slowdown_half_width`` is half the widest 95 % interval of its compute slowdowns, relative to the slowdown.
+    ``compute_slowdown_half_width`` is half the widest 95 % interval of its compute slowdowns, relative to the slowdown;
+    those of ranks that wait, which share no cores, do not count.
     ``intervals`` is the coverage of the predicted intervals for each network and number of devices, ``interval`` that
     of all points together; one calibration is behind all of them.
     ``quality`` is what the sweep learnt of the quality of training, where it declared that.

@@ -86,7 +86,7 @@ def compare(
             (machine.relative_uncertainty or 0.0 for machine in predictions.machines), default=0.0
         ),
         compute_slowdown_half_width=max(
-            (slowdown.half_width for machine in predictions.machines for slowdown in machine.compute_slowdown),
+            (each.half_width for machine in predictions.machines if machine.cores for each in machine.compute_slowdown),
             default=0.0,
         ),
         compared=compared(experiment),
