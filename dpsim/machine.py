@@ -73,6 +73,7 @@ class Link(Noun, frozen=True):
     ``latency_s`` is the wire's; ``message_overhead_s`` is what the host adds to every message that waits for the one
     before it, and ``bucket_overhead_s`` to every collective. ``fitted_to`` names the tables that the link was derived
     from (empty: it was given), with the median and the largest relative residual of that fit.
+    ``relative_uncertainty`` is one standard error of an allreduce by its formula, relative (``None``: not known).
     """
 
     latency_s: float
@@ -83,8 +84,10 @@ class Link(Noun, frozen=True):
     fitted_to: str = ""
     median_residual: float = 0.0
     largest_residual: float = 0.0
+    relative_uncertainty: float | None = None
 
     def __post_init__(self) -> None:
+        check_uncertainty("link", relative_uncertainty=self.relative_uncertainty)
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0 and self.bandwidth_bytes_per_s > 0):
             raise ConfigError(
                 f"link with latency_s {self.latency_s}, bandwidth_bytes_per_s {self.bandwidth_bytes_per_s}",
@@ -287,9 +290,11 @@ class Machine(Noun, frozen=True, dict=True):
     have some of reduce-scatters. ``relative_uncertainty`` is one standard error of the mean of its times over a later
     stretch as long as the calibration, relative (``None``: not known). ``contention`` is how many times as long as
     alone a collective takes beside a running backward where no overlap table says it (``None``: not known), with one
-    relative standard error. ``assumed`` names the fields that nobody stated (``dpsim.predict.defaults``), and
-    ``interval_widths`` is what past studies on the machine say of predicted intervals (``dpsim.predict.past``).
-    ``network_adapters`` are those of a node, and ``wiring`` joins its devices (``None``: not known).
+    relative standard error; ``collective_overhead_s`` is what the host adds to each collective of a step, beside what
+    tables and link say (``None``: not known), likewise. ``assumed`` names the fields that nobody stated
+    (``dpsim.predict.defaults``), and ``interval_widths`` is what past studies on the machine say of predicted intervals
+    (``dpsim.predict.past``). ``network_adapters`` are those of a node, and ``wiring`` joins its devices (``None``: not
+    known).
     """
 
     name: str
@@ -314,6 +319,8 @@ class Machine(Noun, frozen=True, dict=True):
     assumed: tuple[str, ...] = ()
     network_adapters: int | None = None
     wiring: Wiring | None = None
+    collective_overhead_s: float | None = None
+    collective_overhead_uncertainty: float | None = None
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):
@@ -333,11 +340,14 @@ class Machine(Noun, frozen=True, dict=True):
             f"machine {self.name!r}",
             relative_uncertainty=self.relative_uncertainty,
             contention_uncertainty=self.contention_uncertainty,
+            collective_overhead_uncertainty=self.collective_overhead_uncertainty,
         )
         if self.network_adapters is not None and self.network_adapters < 1:
             raise ConfigError(
                 f"network_adapters is {self.network_adapters}", allowed="1 or more, or left out: not known"
             )
+        if self.collective_overhead_s is not None and not 0 <= self.collective_overhead_s < math.inf:
+            raise ConfigError(f"collective_overhead_s is {self.collective_overhead_s}", allowed="finite seconds >= 0")
         if self.contention is not None and not 1 <= self.contention < math.inf:
             raise ConfigError(
                 f"contention is {self.contention}",

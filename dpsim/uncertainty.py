@@ -25,6 +25,8 @@ ASSUMED_OVERLAP = 0.20
 """Of the times in an overlap table that states no uncertainty, or where there is no table."""
 ASSUMED_LOSS = 0.50
 """Of the compute time lost to overlap, where its uncertainty is not stated."""
+ASSUMED_OVERHEAD = 1.0
+"""Of what the host adds to each collective, where that is not stated: a factor of five either way at 90 %."""
 _MOST = 10.0
 
 

@@ -48,7 +48,9 @@ def _assumed(machine: Machine, plans: Sequence[Plan], workload: Workload | None)
     tables = [table_for(machine.allreduce, whole(machine.priced(plan.collective))) for plan in plans]
     layers = workload.relative_uncertainty is None
     stated = f"layer times ({ASSUMED_COMPUTE:.0%} is assumed)" * layers
-    if all(table is None for table in tables) and machine.link is not None and not machine.link.fitted_to:
+    link = machine.link
+    bare_link = link is not None and not link.fitted_to and link.relative_uncertainty is None
+    if all(table is None for table in tables) and bare_link:
         sends = f"the link ({ASSUMED_LINK:.0%})"
     elif tables and all(table is not None and table.relative_uncertainty is None for table in tables):
         sends = f"allreduces ({ASSUMED_TABLE:.0%})"

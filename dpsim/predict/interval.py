@@ -172,4 +172,5 @@ def _factors(errors: Uncertainty, machine: Machine, sign: int) -> tuple[Factors,
         Factors(network=network),
         Factors(overlapped=overlapped),
         Factors(loss=loss),
+        Factors(overhead=math.exp(sign * errors.overhead)),
     )

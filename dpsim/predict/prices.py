@@ -28,20 +28,22 @@ class Factors(NamedTuple):
     """What parts of the prices are multiplied by: 1 for a prediction, others to see what an error of one does.
 
     ``compute`` scales computation and the host's launches, ``network`` collectives with nothing else running,
-    ``overlapped`` those during computation, ``loss`` the compute time that these take away.
+    ``overlapped`` those during computation, ``loss`` the compute time that these take away, ``overhead`` what the host
+    adds to each collective.
     """
 
     compute: float = 1.0
     network: float = 1.0
     overlapped: float = 1.0
     loss: float = 1.0
+    overhead: float = 1.0
 
 
 EXACT_DEVICES = 8
 """Up to so many devices the quantiles of a workload say what the slowest takes; beyond, a tail is assumed."""
 EXACT = Factors()
 _NO_WAITING = (0.0, 0.0, 0.0, 0.0)
-FREE_NETWORK = Factors(network=0.0, overlapped=0.0, loss=0.0)
+FREE_NETWORK = Factors(network=0.0, overlapped=0.0, loss=0.0, overhead=0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +119,9 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         scales = network, overlap, network, network
         first, second, third, fourth = map(_scaled, points, scales)
         points = first, second, third, fourth
+    if overhead_of_each := (machine.collective_overhead_s or 0.0) * factors.overhead * (plan.devices > 1):
+        first, second, third, fourth = (_later(each, overhead_of_each) for each in points)
+        points = first, second, third, fourth
     prices = Prices(layers, announces, fixed, *points)
     curves = (idle, overlapped, gather)
     known = max(curve.first_bytes for curve in curves), min(curve.last_bytes for curve in curves)
@@ -135,6 +140,13 @@ def _scaled(points: Floats, factors: tuple[float, ...]) -> Floats:
         return points
     scaled: Floats = points * np.array(rows)[:, None]
     return scaled
+
+
+def _later(points: Floats, seconds: float) -> Floats:
+    """A curve whose collectives take so many seconds longer, whatever their size."""
+    later = points.copy()
+    later[1] += seconds
+    return later
 
 
 @remember

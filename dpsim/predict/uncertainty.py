@@ -19,6 +19,7 @@ from dpsim.uncertainty import (
     ASSUMED_COMPUTE,
     ASSUMED_LINK,
     ASSUMED_LOSS,
+    ASSUMED_OVERHEAD,
     ASSUMED_OVERLAP,
     ASSUMED_SLOWDOWN,
     ASSUMED_SPEED,
@@ -40,7 +41,7 @@ class Uncertainty(NamedTuple):
 
     ``speed`` is that of the mean of the machine's later times, common to computation and whatever processors send;
     ``compute`` of all computing times, ``network`` of collectives with nothing else running, ``overlapped`` of their
-    times during computation, ``loss`` of the compute time lost to them.
+    times during computation, ``loss`` of the compute time lost to them, ``overhead`` of what the host adds to each.
     """
 
     speed: float
@@ -48,6 +49,7 @@ class Uncertainty(NamedTuple):
     network: float
     overlapped: float
     loss: float
+    overhead: float = 0.0
 
 
 def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
@@ -72,7 +74,9 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     overlapped, loss = (0.0, 0.0)
     if plan.overlap in ("poll", "thread"):
         overlapped, loss = _overlap(machine, collective, plan.overlap)
-    return Uncertainty(speed, compute, network, overlapped, loss)
+    stated = machine.collective_overhead_uncertainty
+    overhead = (ASSUMED_OVERHEAD if stated is None else stated) if machine.collective_overhead_s else 0.0
+    return Uncertainty(speed, compute, network, overlapped, loss, overhead)
 
 
 def _compute(workload: Workload, local_batch: float) -> float:
@@ -114,6 +118,8 @@ def _network(machine: Machine, collective: Collective) -> float:
     if collective.kind != "allreduce":
         return ASSUMED_TABLE + _network(machine, whole(collective))
     link, known = machine.link, {table.devices for table in machine.allreduce}
+    if link is not None and link.relative_uncertainty is not None:
+        return link.relative_uncertainty
     if link is None or not link.fitted_to:
         return ASSUMED_LINK
     away = min((abs(math.log2(collective.devices / count)) for count in known), default=0.0)

@@ -26,6 +26,8 @@ EACH = {
     "profile": "",
     "calibrate": "",
     "predict": f"{FILES} --devices 2,4",
+    "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
+    " --row devices=2,local_batch=64,step_s=450ms,fusion_rule=one",
     "report": f"{EXAMPLE} --output again",
     "compare": f"{EXAMPLE} {EXAMPLE}",
     "validate": f"--sets {EXAMPLE_SETS}",

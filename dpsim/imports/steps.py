@@ -1,0 +1,131 @@
+"""Step times or throughputs that somebody measured, as rows: of a CSV or TOML file, or of the command line."""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpsim.collective import parse_devices
+from dpsim.errors import ConfigError, DpsimError, FileFormatError, unknown
+from dpsim.machine import Machine
+from dpsim.plan import Plan
+from dpsim.predict.estimate import MeasuredStep
+from dpsim.predict.points import default_algorithm
+from dpsim.units import parse_duration, parse_size
+
+STEP, RATE, BATCH = "step_s", "images_per_s", "local_batch"
+FIELDS = ("devices", BATCH, STEP, RATE, *(set(Plan.__struct_fields__) - {"devices", "layout", "optimizer"}))
+"""What a row may say: the measured step or rate, the local batch, and the fields of a plan."""
+_MOST_BYTES = 10 * 2**20
+
+
+def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return (its place, its fields) of each row of a file: CSV with a header, or TOML with ``[[rows]]``.
+
+    Raises ``FileFormatError``.
+    """
+    try:
+        data = path.read_bytes()
+        if len(data) > _MOST_BYTES:
+            raise FileFormatError(f"{path} has {len(data)} bytes", allowed="at most 10 MiB")
+        text = data.decode("utf-8-sig")
+        if path.suffix == ".toml":
+            rows = tomllib.loads(text).get("rows", [])
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise FileFormatError(f"{path}: rows is no list of tables", allowed="[[rows]]")
+            found = [(f"{path}, row {number}", row) for number, row in enumerate(rows, start=1)]
+        else:
+            found = [(f"{path}, line {line}", row) for line, row in _csv(text, path)]
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
+        raise FileFormatError(
+            f"{path}: {error}", allowed="a CSV file with a header, or a TOML file with [[rows]]"
+        ) from error
+    if not found:
+        raise FileFormatError(f"{path} has no rows", allowed=f"rows with {', '.join(FIELDS[:3])} or {RATE}")
+    return found
+
+
+def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    for row in reader:
+        if None in row or None in row.values():
+            raise FileFormatError(
+                f"{path}, line {reader.line_num}: not as many values as the header has columns",
+                allowed=f"a value for each of {len(reader.fieldnames or ())} columns",
+            )
+        yield reader.line_num, {name: value.strip() for name, value in row.items() if value.strip()}
+
+
+def parse_row(text: str) -> dict[str, Any]:
+    """Return the fields of ``devices=8,local_batch=32,images_per_s=1400``. Raises ``ConfigError``."""
+    row: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not (name and equals and value) or name in row:
+            raise ConfigError(
+                f"--row is {text!r}",
+                allowed="fields, each once, like devices=8,local_batch=32,images_per_s=1400",
+            )
+        row[name] = value
+    return row
+
+
+def measured_steps(
+    rows: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine, **common: Any
+) -> list[MeasuredStep]:
+    """Return the plans and steps of rows, each with its place; ``common`` are fields of all rows that say nothing else.
+
+    As in a prediction the algorithm is ``default_algorithm`` and a machine without overlap tables overlaps. Raises
+    ``ConfigError`` with the place.
+    """
+    defaults = {"overlap": "off" if machine.overlap else "thread"} | common
+    steps = []
+    for place, row in rows:
+        try:
+            steps.append(_measured(defaults | dict(row), machine))
+        except DpsimError as error:
+            raise ConfigError(f"{place}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
+    return steps
+
+
+def _measured(fields: dict[str, Any], machine: Machine) -> MeasuredStep:
+    for name in fields:
+        if name not in FIELDS:
+            raise unknown("field of a row", name, sorted(FIELDS))
+    fields = {name: _value(name, value) for name, value in fields.items()}
+    outcome = {name: fields.pop(name) for name in (STEP, RATE) if name in fields}
+    if "devices" not in fields or len(outcome) != 1 or (BATCH in fields) == ("global_batch" in fields):
+        raise ConfigError(
+            f"a row with {', '.join((*fields, *outcome))}",
+            allowed=f"devices, {BATCH} or global_batch, and {STEP} or {RATE}",
+        )
+    devices, layout = parse_devices(fields.pop("devices"))
+    local_batch = fields.pop(BATCH, None)
+    fields.setdefault("algorithm", default_algorithm(machine, fields.get("wire_dtype")))
+    try:
+        if local_batch is not None:
+            samples = msgspec.convert(local_batch, int, strict=False)
+            fields["global_batch"] = samples * msgspec.convert(fields.get("accumulate", 1), int, strict=False) * devices
+        plan = msgspec.convert(fields | {"devices": devices, "layout": layout}, Plan, strict=False)
+        (value,) = (msgspec.convert(each, float, strict=False) for each in outcome.values())
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, DpsimError):
+            raise error.__cause__ from error
+        raise ConfigError(str(error), allowed="values of the fields of a plan, and numbers") from error
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{next(iter(outcome))} is {value}", allowed="a finite number > 0")
+    return MeasuredStep(plan, plan.global_batch / value if RATE in outcome else value)
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return a field's value, of a text with a unit the number. Raises ``ConfigError``."""
+    if not isinstance(value, str) or name == RATE or value[-1:].isdigit():
+        return value
+    if name.endswith("_bytes"):
+        return parse_size(value)
+    return parse_duration(value) if name.endswith("_s") else value
