@@ -104,7 +104,7 @@ class ComparedPoint(Row):
     measured_high_s = _Column[float]("s", "The upper end of its 95 % bootstrap interval.")
     predicted_step_s = _Column(
         "s",
-        "The time of a step that was predicted before the measurement.",
+        "The predicted time of a step: from the same minutes as the samples, or beforehand where nothing took turns.",
         lambda p: p.predicted.step_s,
         head="predicted ms",
         form="ms",

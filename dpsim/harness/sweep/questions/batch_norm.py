@@ -156,8 +156,8 @@ QUESTION = Question(
     chart=_chart,
     figure_name="norms",
     figure_title="Samples per second with each norm",
-    caption="Samples per second with each norm. Dots: measured medians with their 95% intervals; diamonds: predicted "
-    "beforehand, with their bands.",
+    caption="Samples per second with each norm. Dots: measured medians with their 95% intervals; diamonds: predicted, "
+    "with their bands.",
     constant="the group",
     effect="norm by samples/s",
     noun=lambda group: "norm",

@@ -327,7 +327,7 @@ QUESTION = Question(
     figure_name="speedup",
     figure_title="Speedup",
     caption="Speedup against the number of devices: samples/s over those of one device. Dots: measured, with the 95% "
-    "interval of the step; line: predicted beforehand, with its {band}; dashed: predictions of the baselines, of "
+    "interval of the step; line: predicted, with its {band}; dashed: predictions of the baselines, of "
     "which perfect scaling is the ideal.",
     constant="the network, one device among them",
     effect="device count by samples/s",

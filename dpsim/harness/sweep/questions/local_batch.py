@@ -242,7 +242,7 @@ QUESTION = Question(
     figure_name="local_batch",
     figure_title="Samples per second",
     caption="Samples per second against the local batch, which doubles from mark to mark. Dots: measured, with the 95% "
-    "intervals of the step; line: predicted beforehand, with its band; dashed: predictions of the baselines. The thin "
+    "intervals of the step; line: predicted, with its band; dashed: predictions of the baselines. The thin "
     f"vertical lines: the local batch from which the devices reach {BUSY:.0%} of their best, measured and predicted.",
     constant="the group (times of a sample)",
     effect="local batch by samples/s",

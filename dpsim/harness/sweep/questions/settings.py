@@ -164,8 +164,8 @@ QUESTION = Question(
     chart=settings_chart,
     figure_name="settings",
     figure_title="Samples per second",
-    caption="Samples per second at each setting. Dots: measured medians with their 95% intervals; diamonds: predicted "
-    "beforehand, with their {band}s.",
+    caption="Samples per second at each setting. Dots: measured medians with their 95% intervals; diamonds: predicted, "
+    "with their {band}s.",
     constant="the group",
     effect="setting by samples/s",
     label=setting_name,

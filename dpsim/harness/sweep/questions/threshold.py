@@ -326,8 +326,8 @@ QUESTION = Question(
     chart=_chart,
     figure_name="step_time",
     figure_title="Step time",
-    caption="Step time against the {threshold}. Dots: measured medians with their 95% intervals; line: predicted "
-    "beforehand, with its {band}; dashed: predictions of the four baselines. 0 is one allreduce per tensor, "
+    caption="Step time against the {threshold}. Dots: measured medians with their 95% intervals; line: predicted, "
+    "with its {band}; dashed: predictions of the four baselines. 0 is one allreduce per tensor, "
     "inf one per step.",
     constant="the network and device count",
     effect="threshold",
