@@ -111,6 +111,8 @@ def _workload(of: EstimateFlags) -> Workload:
     if len(sources) != 1:
         given = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
         raise ConfigError(given or "no workload", allowed="one of --model, --workload and --torch-script")
+    if "dataset" in named and "model" not in named:
+        raise ConfigError("--dataset without --model", remedy="leave --dataset out: the workload has its own shapes")
     if of.workload is not None:
         return workloads.read(of.workload)
     if of.torch_script is not None:

@@ -19,7 +19,7 @@ from dpsim.predict.points import default_algorithm
 from dpsim.units import parse_duration, parse_size
 
 STEP, RATE, BATCH = "step_s", "images_per_s", "local_batch"
-FIELDS = ("devices", BATCH, STEP, RATE, *(set(Plan.__struct_fields__) - {"devices", "layout", "optimizer"}))
+FIELDS = (BATCH, STEP, RATE, *Plan.__struct_fields__)
 """What a row may say: the measured step or rate, the local batch, and the fields of a plan."""
 _MOST_BYTES = 10 * 2**20
 
@@ -46,7 +46,7 @@ def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
             f"{path}: {error}", allowed="a CSV file with a header, or a TOML file with [[rows]]"
         ) from error
     if not found:
-        raise FileFormatError(f"{path} has no rows", allowed=f"rows with {', '.join(FIELDS[:3])} or {RATE}")
+        raise FileFormatError(f"{path} has no rows", allowed=f"rows with devices, {BATCH}, and {STEP} or {RATE}")
     return found
 
 
@@ -105,13 +105,14 @@ def _measured(fields: dict[str, Any], machine: Machine) -> MeasuredStep:
             allowed=f"devices, {BATCH} or global_batch, and {STEP} or {RATE}",
         )
     devices, layout = parse_devices(fields.pop("devices"))
+    fields.setdefault("layout", layout)
     local_batch = fields.pop(BATCH, None)
     fields.setdefault("algorithm", default_algorithm(machine, fields.get("wire_dtype")))
     try:
         if local_batch is not None:
             samples = msgspec.convert(local_batch, int, strict=False)
             fields["global_batch"] = samples * msgspec.convert(fields.get("accumulate", 1), int, strict=False) * devices
-        plan = msgspec.convert(fields | {"devices": devices, "layout": layout}, Plan, strict=False)
+        plan = msgspec.convert(fields | {"devices": devices}, Plan, strict=False)
         (value,) = (msgspec.convert(each, float, strict=False) for each in outcome.values())
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 ROW_ERROR = math.hypot(COMMON_MODEL_ERROR, OWN_MODEL_ERROR)
 """The standard error of a row's logarithm at least: the model's own error, which agreeing rows do not take away."""
 _STEP = 1e-3
-_SEARCHES = 3
+_SEARCHES = 6
 _BLIND = 1e-4
 """A number is not told where no row's step changes by this part of the number's own change."""
 _ALIKE = 1e-3
@@ -175,7 +175,7 @@ def estimate(
     step_s = float(np.median([row.step_s for row in rows]))
     scales = {"s": step_s, "bytes/s": max(workload.gradient_bytes, 1) / step_s}
     searched = [
-        least_squares(misfits, start, bounds=ends, x_scale="jac", diff_step=_STEP, xtol=1e-10, ftol=1e-12, gtol=1e-12)
+        least_squares(misfits, start, bounds=ends, x_scale="jac", diff_step=_STEP, xtol=1e-9, ftol=1e-12, max_nfev=100)
         for start in _starts(names, misfits, scales, ends)
     ]
     fit = min(searched, key=lambda each: float(each.cost))

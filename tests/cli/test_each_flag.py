@@ -27,7 +27,7 @@ EACH = {
     "calibrate": "",
     "predict": f"{FILES} --devices 2,4",
     "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
-    " --row devices=2,local_batch=64,step_s=450ms,fusion_rule=one",
+    " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",
     "compare": f"{EXAMPLE} {EXAMPLE}",
     "validate": f"--sets {EXAMPLE_SETS}",
@@ -109,6 +109,7 @@ OF_COMMAND = {
 OWN_TESTS = {
     *("train --resume", "train --hostfile", "reproduce --against", "bench allreduce --peer-env", "sweep --experiment"),
     "report --check",
+    *(f"estimate --{flag}" for flag in ("model", "dataset", "torch-script", "machine", "rows", "free", "row")),
     *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),
     *("profile --torch", "profile --from", "profile --devices", "profile --steps", "profile --script-may-write"),
 }
