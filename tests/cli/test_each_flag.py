@@ -91,6 +91,7 @@ OF_COMMAND = {
     "report --format": "csv",
     "report --json": "--format csv",
     "trace --local-batch": "256",
+    "trace --overlap": "off",
     "validate --submission": f"{EXAMPLE_SETS}/submission.json",
     "validate --outcomes": f"{EXAMPLE_SETS}/outcomes.json",
     "validate --predictions": "written.json",
