@@ -63,7 +63,7 @@ def predict(
     ] = None,
     output: Annotated[Path | None, Parameter(help="Also write what --json prints to this file.")] = None,
     plot: Annotated[
-        Path | None, Parameter(help="Draw efficiency and shares of the step against devices: a .png, .svg or .pdf.")
+        Path | None, Parameter(help="Draw efficiency and shares of the step against devices: a .png or .svg.")
     ] = None,
     json: flags.Json = False,
 ) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from dpsim.machine import ComputeSlowdown, Machine
 from dpsim.predict.past import with_past_studies
+from dpsim.predict.uncertainty import NORMAL_95
 from dpsim.workload import Workload
 
 SYNCHRONISATION_LOSS, SYNCHRONISATION_DOUBT = 1.05, 0.05
@@ -21,7 +22,6 @@ relative standard error: the sets imply 1.00 (GPT-2 XL, 2 GPUs), 1.04 (DDP on V1
 CONTENTION, CONTENTION_DOUBT = 2.0, 0.3
 """How many times as long as alone a collective takes beside backward: the sets imply 1.2 (CNNs of 2017), 2.0 (GPT-2 XL)
 and 2.5 (GoogLeNet on K80)."""
-_NORMAL_95 = 1.96
 
 
 def for_prediction(workload: Workload, machine: Machine, devices: Iterable[int]) -> Machine:
@@ -39,7 +39,7 @@ def with_defaults(workload: Workload, machine: Machine, devices: Iterable[int]) 
     fields: dict[str, Any] = {}
     if not machine.compute_slowdown and not workload.step_spread:
         fields["compute_slowdown"] = tuple(
-            ComputeSlowdown(devices=count, factor=SYNCHRONISATION_LOSS, half_width=_NORMAL_95 * SYNCHRONISATION_DOUBT)
+            ComputeSlowdown(devices=count, factor=SYNCHRONISATION_LOSS, half_width=NORMAL_95 * SYNCHRONISATION_DOUBT)
             for count in sorted({*devices} - {1})
         )
     if not machine.overlap and machine.contention is None:

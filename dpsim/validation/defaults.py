@@ -13,11 +13,11 @@ import numpy as np
 
 from dpsim.machine import ComputeSlowdown
 from dpsim.predict.defaults import with_defaults
+from dpsim.predict.uncertainty import NORMAL_95
 from dpsim.validation.case import Case, parts
 from dpsim.validation.inputs import Fill, RowInputs, fitted_step_inputs, outcome_s
 from dpsim.validation.published import PublishedSet
 
-_NORMAL_95 = 1.96
 _ALIKE = 1e-3
 """Where the mean misfits of all values differ by no more, a set says nothing of a default."""
 
@@ -49,7 +49,7 @@ def together(inputs: RowInputs, factor: float, doubt: float) -> RowInputs:
     devices = inputs.plan.devices
     if devices == 1 or inputs.machine.compute_slowdown or inputs.workload.step_spread:
         return inputs
-    slowdown = ComputeSlowdown(devices=devices, factor=factor, half_width=_NORMAL_95 * doubt)
+    slowdown = ComputeSlowdown(devices=devices, factor=factor, half_width=NORMAL_95 * doubt)
     return replace(inputs, machine=msgspec.structs.replace(inputs.machine, compute_slowdown=(slowdown,)))
 
 
