@@ -291,7 +291,9 @@ class Machine(Noun, frozen=True, dict=True):
     stretch as long as the calibration, relative (``None``: not known). ``contention`` is how many times as long as
     alone a collective takes beside a running backward where no overlap table says it (``None``: not known), with one
     relative standard error; ``collective_overhead_s`` is what the host adds to each collective of a step, beside what
-    tables and link say (``None``: not known), likewise. ``assumed`` names the fields that nobody stated
+    tables and link say (``None``: not known), likewise. ``fixed_share`` is the share of a workload's layer
+    times at its only known local batch that a step takes whatever the batch (``None``: not known, they are in
+    proportion). ``assumed`` names the fields that nobody stated
     (``dpsim.predict.defaults``), and ``interval_widths`` is what past studies on the machine say of predicted intervals
     (``dpsim.predict.past``). ``network_adapters`` are those of a node, and ``wiring`` joins its devices (``None``: not
     known).
@@ -321,6 +323,7 @@ class Machine(Noun, frozen=True, dict=True):
     wiring: Wiring | None = None
     collective_overhead_s: float | None = None
     collective_overhead_uncertainty: float | None = None
+    fixed_share: float | None = None
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):
@@ -348,6 +351,11 @@ class Machine(Noun, frozen=True, dict=True):
             )
         if self.collective_overhead_s is not None and not 0 <= self.collective_overhead_s < math.inf:
             raise ConfigError(f"collective_overhead_s is {self.collective_overhead_s}", allowed="finite seconds >= 0")
+        if self.fixed_share is not None and not 0 <= self.fixed_share <= 1:
+            raise ConfigError(
+                f"fixed_share is {self.fixed_share}",
+                allowed="0 (layer times in proportion to the local batch) to 1 (the same at every local batch)",
+            )
         if self.contention is not None and not 1 <= self.contention < math.inf:
             raise ConfigError(
                 f"contention is {self.contention}",

@@ -5,23 +5,83 @@ Each default is what published sets of step times imply (``dpsim.validation.defa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from dpsim.machine import ComputeSlowdown, Machine
 from dpsim.predict.past import with_past_studies
+from dpsim.predict.residuals import ANY_GROUP
 from dpsim.predict.uncertainty import NORMAL_95
+from dpsim.uncertainty import IntervalWidth
 from dpsim.workload import Workload
 
-SYNCHRONISATION_LOSS, SYNCHRONISATION_DOUBT = 1.05, 0.05
-"""How many times as long computation takes on several devices as on one, as each waits for the slowest, and one
-relative standard error: the sets imply 1.00 (GPT-2 XL, 2 GPUs), 1.04 (DDP on V100), 1.06 (CNNs of 2017) and 1.10
-(GoogLeNet on K80)."""
-CONTENTION, CONTENTION_DOUBT = 2.0, 0.3
-"""How many times as long as alone a collective takes beside backward: the sets imply 1.2 (CNNs of 2017), 2.0 (GPT-2 XL)
-and 2.5 (GoogLeNet on K80)."""
+
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """What is assumed of a ``field`` of a machine.
+
+    ``value`` has a ``doubt``: the standard error of its logarithm. ``stated(workload, machine)`` tells whether files say
+    it, and ``fields(value, doubt, devices)`` are those of a machine of which it is assumed, for these numbers of several
+    devices.
+    """
+
+    field: str
+    text: str
+    value: float
+    doubt: float
+    stated: Callable[[Workload, Machine], bool]
+    fields: Callable[[float, float, Sequence[int]], dict[str, Any]]
+
+
+def _slowdowns(factor: float, doubt: float, devices: Sequence[int]) -> dict[str, Any]:
+    half_width = NORMAL_95 * doubt
+    slowdowns = [ComputeSlowdown(devices=count, factor=factor, half_width=half_width) for count in devices]
+    return {"compute_slowdown": tuple(slowdowns)}
+
+
+DEFAULTS = (
+    Default(  # sets imply 1.00 (GPT-2 XL, 2 GPUs), 1.04 (DDP on V100), 1.06 to 1.08 (CNNs of 2017), 1.1 (GoogLeNet, K80)
+        field="compute_slowdown",
+        text="how many times as long computation takes on several devices as on one: what waiting for the slowest, and "
+        "for launches and input beside it, costs",
+        value=1.05,
+        doubt=0.034,
+        stated=lambda workload, machine: bool(machine.compute_slowdown or workload.step_spread),
+        fields=_slowdowns,
+    ),
+    Default(  # 0.07 to 0.09 (CNNs of 2017), 0.09 (MLPerf) and 0.2 (large-batch records)
+        field="fixed_share",
+        text="the share of the computing time at the known local batch that a step takes whatever the batch",
+        value=0.09,
+        doubt=0.46,
+        stated=lambda workload, machine: machine.fixed_share is not None or len(workload.local_batches) > 1,
+        fields=lambda value, doubt, devices: {"fixed_share": value},
+    ),
+    Default(  # at most 1.35 (CNNs of 2017) and 1.75 (MLPerf), 2.0 (GPT-2 XL) and 2.5 (GoogLeNet on K80)
+        field="contention",
+        text="how many times as long an allreduce takes beside a running backward as alone",
+        value=1.875,
+        doubt=0.27,
+        stated=lambda workload, machine: bool(machine.overlap) or machine.contention is not None,
+        fields=lambda value, doubt, devices: {"contention": value, "contention_uncertainty": doubt},
+    ),
+    Default(
+        field="interval_widths",
+        text="how many times as wide as the model's own the interval of a step is",
+        value=0.54,
+        doubt=0.0,
+        stated=lambda workload, machine: bool(machine.interval_widths),
+        fields=lambda value, doubt, devices: {"interval_widths": (IntervalWidth(group=ANY_GROUP, factor=value),)},
+    ),
+)
+"""In the order in which they are estimated from published sets.
+
+What the host adds to a collective (``collective_overhead_s``) has none: all sets that tell of it are predicted best
+with 1 us or less, for tables and data sheets hold most of it.
+"""
 
 
 def for_prediction(workload: Workload, machine: Machine, devices: Iterable[int]) -> Machine:
@@ -29,19 +89,21 @@ def for_prediction(workload: Workload, machine: Machine, devices: Iterable[int])
     return with_past_studies(with_defaults(workload, machine, devices))
 
 
-def with_defaults(workload: Workload, machine: Machine, devices: Iterable[int]) -> Machine:
+def with_defaults(
+    workload: Workload, machine: Machine, devices: Iterable[int], defaults: Sequence[Default] = DEFAULTS
+) -> Machine:
     """Return a machine on which what it does not state is assumed, for these numbers of devices. Pure.
 
     A machine that dpsim calibrated stays as it is: its number of cores is known. ``assumed`` names what is filled in.
     """
     if machine.cores or machine.emulated_network or workload.emulated_compute:
         return machine
+    several = sorted({*devices} - {1})
+    filled = [default for default in defaults if not default.stated(workload, machine)]
     fields: dict[str, Any] = {}
-    if not machine.compute_slowdown and not workload.step_spread:
-        fields["compute_slowdown"] = tuple(
-            ComputeSlowdown(devices=count, factor=SYNCHRONISATION_LOSS, half_width=NORMAL_95 * SYNCHRONISATION_DOUBT)
-            for count in sorted({*devices} - {1})
-        )
-    if not machine.overlap and machine.contention is None:
-        fields |= {"contention": CONTENTION, "contention_uncertainty": CONTENTION_DOUBT}
-    return msgspec.structs.replace(machine, assumed=tuple(fields), **fields) if fields else machine
+    for default in filled:
+        fields |= default.fields(default.value, default.doubt, several)
+    if not fields:
+        return machine
+    assumed = (*machine.assumed, *(default.field for default in filled))
+    return msgspec.structs.replace(machine, assumed=assumed, **fields)

@@ -82,6 +82,16 @@ def waiting_factor(machine: Machine, workload: Workload, devices: int) -> float:
     return max(1.0, _slowest(workload, devices) / _slowest(workload, calibrated))
 
 
+def batch_factor(machine: Machine, workload: Workload, local_batch: float) -> float:
+    """How many times as long layers compute at a local batch as in proportion to the only one that times are known at.
+
+    f B / b + 1 - f with the machine's ``fixed_share`` f of the times at the known batch B. 1 where it is not known, or
+    where times at several batches tell what a step takes whatever the batch.
+    """
+    share, known = machine.fixed_share, workload.local_batches
+    return 1.0 if not share or len(known) > 1 else float(share * known[0] / local_batch + 1 - share)
+
+
 @remember
 def _slowest(workload: Workload, devices: int) -> float:
     return expected_slowest(workload.step_spread, devices)
@@ -97,7 +107,8 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     waits = waiting_factor(machine, workload, plan.devices)
     slowdown *= factors.compute
     samples = local_share(plan)
-    layers, announces = _layer_arrays(workload, samples, slowdown * waits, factors.compute)
+    slowdown_of_layers = slowdown * waits * batch_factor(machine, workload, samples)
+    layers, announces = _layer_arrays(workload, samples, slowdown_of_layers, factors.compute)
     collective = machine.priced(plan.collective)
     idle = idle_curve(machine, collective)
     overlapped, poll_s = idle, 0.0

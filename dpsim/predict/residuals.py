@@ -25,6 +25,8 @@ SCHEMA = "dpsim.residuals/1"
 Kind = Literal["blind", "beforehand"]
 """Whether the layer times and allreduces of a prediction are of the same minutes as what it predicts."""
 _EMULATED = ", emulated computation"
+ANY_GROUP = "any"
+"""Stands for all groups without studies, but those of emulated computation."""
 
 
 class Residual(Noun, frozen=True):
@@ -72,10 +74,18 @@ def conformal_factor(ratios_by_study: Iterable[Sequence[float]], level: float = 
     than level / (1 - level) studies, which is 9.
     """
     studies = [ratios for ratios in ratios_by_study if ratios]
-    wanted, reached = level * (len(studies) + 1), 0.0
-    for factor, weight in sorted((each, 1 / len(ratios)) for ratios in studies for each in ratios):
-        reached += weight
-        if reached >= wanted * (1 - 1e-12):
+    return covering_factor(studies, level * (len(studies) + 1) / len(studies)) if studies else math.inf
+
+
+def covering_factor(ratios_by_study: Sequence[Sequence[float]], share: float) -> float:
+    """Return how many times as wide intervals must be to hold a share of the settings, every study weighing the same.
+
+    Infinite for a share above 1.
+    """
+    reached = 0.0
+    for factor, weight in sorted((each, 1 / len(ratios)) for ratios in ratios_by_study for each in ratios):
+        reached += weight / len(ratios_by_study)
+        if reached >= share * (1 - 1e-12):
             return factor
     return math.inf
 
@@ -111,7 +121,7 @@ def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
 
 def _any(group: str) -> str:
     """Return the name of what stands for all groups without studies that have the same kind of computation."""
-    return f"any{_EMULATED * (_EMULATED in group)}"
+    return f"{ANY_GROUP}{_EMULATED * (_EMULATED in group)}"
 
 
 def _by_group(past: Iterable[Residual], kind: Kind) -> Mapping[str, list[tuple[float, ...]]]:

@@ -4,134 +4,95 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from dpsim.machine import ComputeSlowdown
-from dpsim.predict.defaults import with_defaults
-from dpsim.predict.uncertainty import NORMAL_95
+from dpsim.predict.defaults import DEFAULTS, Default, with_defaults
+from dpsim.predict.residuals import LEVEL, covering_factor, ratio
 from dpsim.validation.case import Case, parts
 from dpsim.validation.inputs import Fill, RowInputs, fitted_step_inputs, outcome_s
+from dpsim.validation.judge import JudgedRow, scored
 from dpsim.validation.published import PublishedSet
 
+Floats = NDArray[np.float64]
+COLLECTIVE_WIDTH = 0.72
+"""How many times as wide as the model's own the intervals of published collectives must be, by all sets together."""
 _ALIKE = 1e-3
-"""Where the mean misfits of all values differ by no more, a set says nothing of a default."""
+"""Mean misfits that differ by no more are as good as each other."""
+TRIED: Mapping[str, tuple[float, ...]] = {
+    "compute_slowdown": (1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.13, 1.16, 1.2, 1.3, 1.5),
+    "fixed_share": (0.01, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.3),
+    "contention": (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0),
+}
+"""The values that are tried on a set, of each default that predictions depend on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Default:
-    """An input that cases may leave open.
-
-    ``values`` are those that are tried on a set. ``fill(inputs, value, doubt)`` puts a value with its relative standard
-    error into the inputs of a row, and leaves them as they are where they state the input.
-    """
-
-    name: str
-    text: str
-    values: tuple[float, ...]
-    fill: Callable[[RowInputs, float, float], RowInputs]
-
-
-class Assumed(NamedTuple):
-    """A value of a default and its relative standard error."""
-
-    default: Default
-    value: float
-    doubt: float
-
-
-def together(inputs: RowInputs, factor: float, doubt: float) -> RowInputs:
-    """Let computation on several devices take ``factor`` times as long as on one, where nothing is stated of it."""
-    devices = inputs.plan.devices
-    if devices == 1 or inputs.machine.compute_slowdown or inputs.workload.step_spread:
-        return inputs
-    slowdown = ComputeSlowdown(devices=devices, factor=factor, half_width=NORMAL_95 * doubt)
-    return replace(inputs, machine=msgspec.structs.replace(inputs.machine, compute_slowdown=(slowdown,)))
-
-
-def contention(inputs: RowInputs, factor: float, doubt: float) -> RowInputs:
-    """Let a collective beside backward take ``factor`` times as long as alone, where nothing is stated of it."""
-    machine = inputs.machine
-    if inputs.plan.devices == 1 or inputs.plan.overlap == "off" or machine.overlap or machine.contention is not None:
-        return inputs
-    stated = msgspec.structs.replace(machine, contention=factor, contention_uncertainty=doubt)
-    return replace(inputs, machine=stated)
-
-
-DEFAULTS = (
-    Default(
-        name="synchronisation loss",
-        text="how many times as long computation takes on several devices as on one: what waiting for the slowest, and "
-        "for launches and input beside it, costs",
-        values=(1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.13, 1.16, 1.2, 1.3, 1.5),
-        fill=together,
-    ),
-    Default(
-        name="contention",
-        text="how many times as long an allreduce takes beside a running backward as alone",
-        values=(1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0),
-        fill=contention,
-    ),
-)
-"""The defaults that are estimated from the other sets."""
-
-
-def as_shipped(inputs: RowInputs) -> RowInputs:
-    """Return the inputs with the defaults that come with dpsim, as ``dpsim predict`` takes them."""
-    machine = with_defaults(inputs.workload, inputs.machine, [inputs.plan.devices])
+def as_shipped(inputs: RowInputs, defaults: Sequence[Default] = DEFAULTS) -> RowInputs:
+    """Return the inputs with defaults on what a case leaves open: those that come with dpsim, as in ``dpsim predict``."""
+    machine = with_defaults(inputs.workload, inputs.machine, [inputs.plan.devices], defaults)
     return replace(inputs, machine=machine)
 
 
-def filling(assumed: Sequence[Assumed]) -> Fill:
-    """Return what puts these values into the inputs of a row."""
-    return functools.partial(_filled, tuple(assumed))
-
-
-def _filled(assumed: Sequence[Assumed], inputs: RowInputs) -> RowInputs:
-    for each in assumed:
-        inputs = each.default.fill(inputs, each.value, each.doubt)
-    return inputs
+def filling(assumed: Sequence[Default]) -> Fill:
+    """Return what puts these defaults into the inputs of a row."""
+    return functools.partial(as_shipped, defaults=tuple(assumed))
 
 
 def of_other_sets(
     cases: Iterable[Case], sets: Mapping[str, PublishedSet], defaults: Sequence[Default] = DEFAULTS
-) -> dict[str, tuple[Assumed, ...]]:
+) -> dict[str, tuple[Default, ...]]:
     """Return for each set of steps what the other sets imply of each default, with its doubt.
 
-    The value that a set implies has the least mean |log(predicted / published)| over all its rows that are no inputs of
-    every part. A set takes the median of the values of the others, and as its doubt their standard deviation in
-    logarithms; it takes none where no other set tells. Of several defaults each is estimated beside those before it.
+    A set implies a range of values: those with which it is predicted best. Its misfit with a value is the mean
+    |log(predicted / published)| over all its rows that are no inputs of every part. A set takes the value that is
+    nearest to the ranges of the others (the sum of the distances of logarithms; of several values the middle one), and
+    as its doubt the root mean square of these distances; it takes none where no other set tells. Of several defaults
+    each is estimated beside those before it.
     """
     by_set: dict[str, list[Case]] = {}
     for case in cases:
         if case.quantity == "step":
             by_set.setdefault(case.dataset, []).append(case)
-    found: dict[str, tuple[Assumed, ...]] = dict.fromkeys(by_set, ())
-    for default in defaults:
-        implied = {name: _implied(of_set, sets, found[name], default) for name, of_set in by_set.items()}
+    found: dict[str, tuple[Default, ...]] = dict.fromkeys(by_set, ())
+    for default in (each for each in defaults if each.field in TRIED):
+        ranges = {name: _implied(of_set, sets, found[name], default) for name, of_set in by_set.items()}
         for name in by_set:
-            others = [value for other, value in implied.items() if other != name and value is not None]
+            others = [of_set for other, of_set in ranges.items() if other != name and of_set is not None]
             if others:
-                assumed = Assumed(default, float(np.median(others)), float(np.std(np.log(others))))
-                found[name] = (*found[name], assumed)
+                value, doubt = _nearest(TRIED[default.field], others)
+
+                found[name] = (*found[name], replace(default, value=value, doubt=doubt))
     return found
 
 
-def _implied(
-    cases: Sequence[Case], sets: Mapping[str, PublishedSet], before: Sequence[Assumed], default: Default
-) -> float | None:
-    """Return the value of a default with which the cases of a set are predicted best.
+def _nearest(tried: Sequence[float], ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the value nearest to all ranges, and the root mean square of its distances to them, in logarithms."""
 
-    ``None`` where all are alike, and where the largest one is the best: then something else that the set does not state
-    makes its steps longer.
+    def distances(value: float) -> Floats:
+        away: Floats = np.maximum(np.log([low / value for low, _ in ranges]), np.log([value / up for _, up in ranges]))
+        return np.maximum(away, 0.0)
+
+    sums = [float(distances(value).sum()) for value in tried]
+    nearest = [value for value, each in zip(tried, sums, strict=True) if each <= min(sums) + 1e-9]
+    value = float(np.median(nearest))
+    return value, float(np.sqrt(np.mean(distances(value) ** 2)))
+
+
+def _implied(
+    cases: Sequence[Case], sets: Mapping[str, PublishedSet], before: Sequence[Default], default: Default
+) -> tuple[float, float] | None:
+    """Return from where to where the tried values predict the cases of a set best.
+
+    ``None`` where all are alike, and where the largest one is among the best: then something else that the set does not
+    state makes its steps longer.
     """
 
+    @functools.cache
     def misfit(value: float) -> float:
-        fill, errors = filling((*before, Assumed(default, value, 0.0))), list[float]()
+        fill, errors = filling((*before, replace(default, value=value, doubt=0.0))), list[float]()
         for case in cases:
             published = sets[case.dataset]
             for part in parts(case, published, whole=True):
@@ -142,7 +103,35 @@ def _implied(
                         errors.append(abs(math.log(own.step_s() / outcome_s(row, published, own.plan))))
         return float(np.mean(errors))
 
-    misfits = {value: misfit(value) for value in default.values}
-    best = min(misfits, key=misfits.__getitem__)
-    tells = max(misfits.values()) - min(misfits.values()) > _ALIKE and best < default.values[-1]
-    return best if tells else None
+    tried = TRIED[default.field]
+    if np.ptp([misfit(value) for value in (tried[0], tried[len(tried) // 2], tried[-1])]) == 0:
+        return None
+    least = min(map(misfit, tried))
+    best = [value for value in tried if misfit(value) <= least + _ALIKE]
+    return None if tried[-1] in best else (best[0], best[-1])
+
+
+def widths_of_other_sets(rows: Sequence[JudgedRow]) -> dict[str, float]:
+    """Return for each set how many times as wide as the model's own the intervals of the others must be.
+
+    They then hold 90 % of the rows of the same quantity, every set weighing the same. A set that is alone has none.
+    """
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for row in scored(rows):
+        of_set = ratios.setdefault((row.quantity, row.dataset), [])
+        of_set.append(ratio(row.measured, row.predicted, row.low, row.high))
+    widths = {}
+    for quantity, name in ratios:
+        others = [of_set for (kind, other), of_set in ratios.items() if kind == quantity and other != name]
+        if others:
+            widths[name] = covering_factor(others, LEVEL)
+    return widths
+
+
+def widened(rows: Sequence[JudgedRow], factors: Mapping[str, float]) -> list[JudgedRow]:
+    """Return the rows with intervals so many times as wide, in logarithms, by their sets (once where none is given)."""
+
+    def end(row: JudgedRow, end_s: float) -> float:
+        return row.predicted * (end_s / row.predicted) ** factors.get(row.dataset, 1.0)
+
+    return [row.replaced(low=end(row, row.low), high=end(row, row.high)) for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,8 @@ from dpsim.workload import Layer, Tensor, Workload
 
 MACHINES = FOLDER.parent / "experiments" / "machines"
 _STEP, _TOLERANCE, _EXACT = 1e-3, 1e-3, 1e-6
+_WRONG = 0.05
+"""The relative misfit from which on a known row is rather wrong than noisy, and counts by its misfit, not its square."""
 """The step of derivatives and when the search ends, both relative; a misfit below which nothing is searched."""
 _read = functools.cache(workloads.read)
 Stated = TypeVar("Stated", Machine, Workload)
@@ -131,7 +133,7 @@ def stated_inputs(part: Part, sets: Mapping[str, PublishedSet]) -> dict[int, Row
     folder = sets[part.dataset].path.parents[1]
     systems, models = (dict.fromkeys(str(row.values.get(name, "")) for row in rows) for name in ("system", "model"))
     machine = {name: _machine(case, _entry(case.machines, name, "machine"), sets) for name in systems}
-    workload = {name: _workload(_entry(case.models, name, "model"), folder) for name in models}
+    workload = {name: _workload(_entry(case.models, name, "model"), folder, _known_batch(part, name)) for name in models}
     return {
         row.line: RowInputs(
             workload=workload[str(row.values.get("model", ""))],
@@ -160,8 +162,17 @@ def _machine(case: Case, inputs: MachineInputs, sets: Mapping[str, PublishedSet]
     return codec.decode({"name": case.name, "source": inputs.source} | inputs.fields, Machine, what)
 
 
-def _workload(inputs: ModelInputs, folder: Path) -> Workload:
-    """Return the workload of a model: its profile, with the published sizes, times and other fields."""
+def _known_batch(part: Part, model: str) -> int | None:
+    """Return the largest local batch of a model's known rows where these tell computing times; ``None`` elsewhere."""
+    batches = [row.values.get("local_batch", 1) for row in part.known if str(row.values.get("model", "")) == model]
+    return max(batches) if COMPUTE in part.case.free and batches else None
+
+
+def _workload(inputs: ModelInputs, folder: Path, known_batch: int | None) -> Workload:
+    """Return the workload of a model: its profile, with the published sizes, times and other fields.
+
+    Times that are free stand at the local batch that they will be fitted at (``known_batch``).
+    """
     paths = [each / f"{inputs.profile}.toml" for each in (folder / "workloads", FOLDER / "workloads", MACHINES)]
     profile = _read(next((path for path in paths if path.exists()), paths[0]))
     totals = [sum(getattr(layer, name)[0] for layer in profile.layers) for name in ("forward_s", "backward_s")]
@@ -184,6 +195,8 @@ def _workload(inputs: ModelInputs, folder: Path) -> Workload:
         return msgspec.structs.replace(layer, forward_s=forward_s, backward_s=backward_s, tensors=tensors)
 
     workload = msgspec.structs.replace(profile, layers=tuple(map(fitted, profile.layers)))
+    if known_batch is not None and inputs.forward_s is None and len(profile.local_batches) == 1:
+        workload = msgspec.structs.replace(workload, local_batches=(known_batch,))
     return _with_fields(workload, inputs.fields, f"workload {inputs.profile}")
 
 
@@ -247,5 +260,28 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     if COMPUTE in names:  # so that the first step of the search is not far off
         start[names.index(COMPUTE)] -= float(np.median(misfits(start)))
     if names and max(map(abs, misfits(start))) > _EXACT:
-        start = least_squares(misfits, start, diff_step=_STEP, ftol=_TOLERANCE, xtol=_TOLERANCE).x.tolist()
+        fit = least_squares(misfits, start, loss="soft_l1", f_scale=_WRONG, diff_step=_STEP, ftol=_TOLERANCE, xtol=_TOLERANCE)
+        start = fit.x.tolist()
+    more = len(part.known) - len(names)
+    if COMPUTE in names and more > 0:
+        stated = _with_scatter(stated, _scatter(misfits(start), more))
     return _with_free(stated, free(start), fill)
+
+
+def _scatter(misfits: Sequence[float], more: int) -> float:
+    """Return one standard error of a row beside those fitted, of which there are ``more`` than free numbers.
+
+    It is the median misfit, for few of the rows may be wrong, as of a normal error, and so many times more as 90 % of
+    Student's distribution are wider than 90 % of the normal one.
+    """
+    from scipy.stats import norm, t
+
+    of_normal = float(np.median(np.abs(misfits))) / norm.ppf(0.75) * math.sqrt(len(misfits) / more)
+    return float(of_normal * t.ppf(0.95, more) / norm.ppf(0.95))
+
+
+def _with_scatter(stated: Mapping[int, RowInputs], scatter: float) -> dict[int, RowInputs]:
+    """Return inputs whose computing times are as uncertain as a fit scatters; one workload for equal ones."""
+    by_id = {id(each.workload): each.workload for each in stated.values()}
+    scattered = {key: msgspec.structs.replace(known, relative_uncertainty=scatter) for key, known in by_id.items()}
+    return {line: replace(each, workload=scattered[id(each.workload)]) for line, each in stated.items()}

@@ -242,7 +242,7 @@ def _content(validation: Validation) -> Content:
             *(f"{case.name}: {case.question} {' '.join(case.assumptions)}".rstrip() for case in validation.cases),
         ),
         facts=tuple(
-            (f"{each.default.name} for {name}", f"{each.value:.3g} (doubt {each.doubt:.0%}): {each.default.text}")
+            (f"{each.field} for {name}", f"{each.value:.3g} (doubt {each.doubt:.0%}): {each.text}")
             for name, of_set in validation.assumed.items()
             for each in of_set
         ),

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from dpsim.predict.defaults import DEFAULTS, Default
 from dpsim.validation.case import Case, read_cases
 from dpsim.validation.contestants import PERFECT
-from dpsim.validation.defaults import Assumed, as_shipped, filling, of_other_sets
+from dpsim.validation.defaults import COLLECTIVE_WIDTH, as_shipped, filling, of_other_sets, widened, widths_of_other_sets
 from dpsim.validation.inputs import Fill
 from dpsim.validation.judge import JudgedRow, judged, scored
 from dpsim.validation.published import FOLDER, PublishedSet, opened, read_sets
@@ -32,7 +33,7 @@ class Validation:
 
     sets: Mapping[str, PublishedSet]
     cases: Sequence[Case]
-    assumed: Mapping[str, Sequence[Assumed]]
+    assumed: Mapping[str, Sequence[Default]]
     rows: Sequence[JudgedRow]
     as_shipped: Sequence[JudgedRow]
     predictor: str = "dpsim"
@@ -64,7 +65,7 @@ class Validation:
             "as_shipped": lines(self.shipped_scores),
             "sealed": self.sealed,
             "assumed": [
-                {"dataset": name, "default": each.default.name, "value": each.value, "doubt": each.doubt}
+                {"dataset": name, "default": each.field, "value": each.value, "doubt": each.doubt}
                 for name, of_set in self.assumed.items()
                 for each in of_set
             ],
@@ -88,7 +89,6 @@ def validate(
     for path in outcomes:
         sets = opened(sets, path)
     cases = read_cases(sets, folder)
-    assumed = of_other_sets(cases, sets)
     stated = with_constants(judged(cases, sets, executor=executor))
     steps = [case for case in cases if case.quantity == "step"]
 
@@ -97,8 +97,15 @@ def validate(
         assuming = iter(judged(steps, sets, fills=fills, executor=executor))
         return [next(assuming).replaced(others=row.others) if row.quantity == "step" else row for row in stated]
 
-    rows = filled({name: filling(of_set) for name, of_set in assumed.items()})
-    shipped = filled(dict.fromkeys(sets, as_shipped))
+    of_collectives = {case.dataset: COLLECTIVE_WIDTH for case in cases if case.quantity == "collective"}
+    shipped = widened(filled(dict.fromkeys(sets, as_shipped)), of_collectives)
+    if folder == FOLDER:
+        assumed = of_other_sets(cases, sets)
+        rows = filled({name: filling(of_set) for name, of_set in assumed.items()})
+        widths = widths_of_other_sets(rows)
+        rows = widened(rows, widths)
+    else:
+        assumed, rows = {case.dataset: DEFAULTS for case in steps}, shipped
     if submission is not None:
         predictor, rows = submitted(submission, rows)
         return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=(), predictor=predictor)

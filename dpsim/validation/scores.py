@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -25,7 +26,7 @@ class Score(Row):
     rows_judged: Sequence[JudgedRow]
     weights: Floats
     null_errors: Floats
-    hindsight_errors: Floats
+    best_null_errors: Floats
     constant: Floats
 
     name = Column["Score", str]("name", "The set, or what is pooled.")
@@ -37,29 +38,39 @@ class Score(Row):
     )
     max_abs_error = Column["Score", float]("ratio", "The largest |error|.", lambda s: float(s.errors.max()))
     null = Column["Score", str](
-        "name", "The best null: of those that saw no judged row, the one with the least median error."
+        "name",
+        "The null that is chosen beforehand: of those that saw no judged row, the one that errs least on the other sets,"
+        " by the geometric mean of its median error over that of each set's best null. A set alone takes its best one.",
     )
     null_median_abs_error = Column["Score", float](
         "ratio",
-        "The median of |error| of the best null.",
+        "The median of |error| of the null.",
         lambda s: s.median(s.null_errors),
-        head="best null",
+        head="null",
         form="percent",
     )
-    hindsight_median_abs_error = Column["Score", float](
+    best_null = Column["Score", str](
+        "name", "The null that errs least on the set itself: it is chosen with hindsight, by the judged rows."
+    )
+    best_null_median_abs_error = Column["Score", float](
         "ratio",
-        "The same of the best null times one constant that is chosen with hindsight, on the judged rows themselves.",
-        lambda s: s.median(s.hindsight_errors),
-        head="with hindsight",
+        "The median of |error| of the best null with hindsight.",
+        lambda s: s.median(s.best_null_errors),
+        head="best null with hindsight",
         form="percent",
     )
     skill = Column["Score", float | None](
         "ratio",
-        "1 - median error / that of the best null; missing where that makes none.",
-        lambda s: 1 - s.median_abs_error / s.null_median_abs_error if s.null_median_abs_error > 0 else None,
+        "1 - median error / that of the null that is chosen beforehand; missing where that makes none.",
+        lambda s: s.skill_over(s.null_median_abs_error),
+    )
+    best_null_skill = Column["Score", float | None](
+        "ratio",
+        "The same over the best null with hindsight.",
+        lambda s: s.skill_over(s.best_null_median_abs_error),
     )
     better_cases = Column["Score", int](
-        "count", "Cases with a smaller median error than the best null.", lambda s: s.count_better_cases()
+        "count", "Cases with a smaller median error than the null.", lambda s: s.count_better_cases()
     )
     coverage = Column["Score", float](
         "ratio", "The share of rows inside their 90 % intervals.", lambda s: s.mean(s.inside), form="percent"
@@ -98,6 +109,10 @@ class Score(Row):
         low, high, measured = (np.array([getattr(r, name) for r in self.rows_judged]) for name in _ENDS)
         return interval_scores(low, high, measured, LEVEL)
 
+    def skill_over(self, null_error: float) -> float | None:
+        """Return 1 - median error / error of a null; ``None`` where that makes none."""
+        return 1 - self.median_abs_error / null_error if null_error > 0 else None
+
     def mean(self, values: Floats) -> float:
         """Return the weighted mean."""
         return float(np.dot(values, self.weights))
@@ -127,10 +142,34 @@ def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lamb
     for quantity in QUANTITIES:
         alike = [row for row in rows if row.quantity == quantity]
         constant = _constant(alike) if alike else np.empty(0)
+        nulls = _nulls_beforehand(alike)
         for name in dict.fromkeys(map(key, alike)):
             chosen = np.array([key(row) == name for row in alike])
-            found.append(_score(name, [row for row in alike if key(row) == name], constant[chosen]))
+            of_key = [row for row in alike if key(row) == name]
+            found.append(_score(name, of_key, constant[chosen], nulls[of_key[0].dataset]))
     return found
+
+
+def _nulls_beforehand(rows: Sequence[JudgedRow]) -> dict[str, str | None]:
+    """Return for each set the null that errs least on the other sets; ``None`` for one that is alone."""
+    excess: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(row.dataset for row in rows):
+        errors = {
+            null: max(float(np.median(of_null)), _ROUNDING)
+            for null, of_null in _null_errors(name, [row for row in rows if row.dataset == name]).items()
+        }
+        excess[name] = {null: math.log(error / min(errors.values())) for null, error in errors.items()}
+
+    def beforehand(name: str) -> str | None:
+        others = [of_set for other, of_set in excess.items() if other != name]
+        means = {
+            null: float(np.mean(known))
+            for null in excess[name]
+            if (known := [of_set[null] for of_set in others if null in of_set])
+        }
+        return min(means, key=means.__getitem__, default=None)
+
+    return {name: beforehand(name) for name in excess}
 
 
 def pooled(scores: Iterable[Score]) -> list[Score]:
@@ -143,22 +182,23 @@ def pooled(scores: Iterable[Score]) -> list[Score]:
             continue
         joined = {
             name: np.concatenate([getattr(score, name) for score in members])
-            for name in ("null_errors", "hindsight_errors", "constant")
+            for name in ("null_errors", "best_null_errors", "constant")
         }
         found.append(
             Score(
                 name=f"all {quantity}s",
                 rows_judged=[row for score in members for row in score.rows_judged],
                 weights=np.concatenate([score.weights for score in members]) / len(members),
-                null="the best of each set",
+                null="that of each set",
+                best_null="the best of each set",
                 **joined,
             )
         )
     return found
 
 
-def _score(name: str, rows: Sequence[JudgedRow], constant: Floats) -> Score:
-    measured = np.array([row.measured for row in rows])
+def _null_errors(name: str, rows: Sequence[JudgedRow]) -> dict[str, Floats]:
+    """Return the |error| of each row by each null that says something of all of them. Raises ``ConfigError``."""
     nulls = [row.nulls() for row in rows]
     common = [null for null in nulls[0] if all(null in each for each in nulls)]
     if not common:
@@ -167,16 +207,22 @@ def _score(name: str, rows: Sequence[JudgedRow], constant: Floats) -> Score:
             allowed=", ".join(rows[0].others),
             remedy="name others of these as nulls of the case, or none for all",
         )
-    ratios = {null: np.array([each[null] for each in nulls]) / measured for null in common}
-    best = min(ratios, key=lambda null: float(np.median(np.abs(ratios[null] - 1))))
-    hindsight = ratios[best] / np.median(ratios[best])
+    measured = np.array([row.measured for row in rows])
+    return {null: np.abs(np.array([each[null] for each in nulls]) / measured - 1) for null in common}
+
+
+def _score(name: str, rows: Sequence[JudgedRow], constant: Floats, beforehand: str | None) -> Score:
+    errors = _null_errors(name, rows)
+    best = min(errors, key=lambda null: float(np.median(errors[null])))
+    null = beforehand or best
     return Score(
         name=name,
         rows_judged=rows,
         weights=np.full(len(rows), 1 / len(rows)),
-        null=best,
-        null_errors=np.abs(ratios[best] - 1),
-        hindsight_errors=np.abs(hindsight - 1),
+        null=null,
+        null_errors=errors[null],
+        best_null=best,
+        best_null_errors=errors[best],
         constant=constant,
     )
 

@@ -13,13 +13,23 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from published_files import EXPERIMENTS
 
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.predict.defaults import CONTENTION, SYNCHRONISATION_LOSS
-from dpsim.validation import contestants
+from dpsim.predict.defaults import DEFAULTS
+from dpsim.validation import contestants, defaults
 from dpsim.validation.case import Case, Part, parts, read_cases
-from dpsim.validation.defaults import DEFAULTS, Assumed, filling, of_other_sets
+from dpsim.validation.defaults import (
+    COLLECTIVE_WIDTH,
+    TRIED,
+    as_shipped,
+    filling,
+    of_other_sets,
+    widened,
+    widths_of_other_sets,
+)
 from dpsim.validation.inputs import RowInputs, fitted_step_inputs, message, outcome_s, row_plan
 from dpsim.validation.judge import JudgedRow, judged, scored
 from dpsim.validation.published import PublishedRow, PublishedSet, read_sets
@@ -125,7 +135,7 @@ def test_scores_by_hand() -> None:
     assert (score.cases, score.rows, score.null, score.better_cases) == (2, 3, "null", 2)
     assert score.median_abs_error == pytest.approx(0.1) and score.max_abs_error == pytest.approx(0.2)
     assert score.null_median_abs_error == pytest.approx(0.4) and score.skill == pytest.approx(0.75)
-    assert score.hindsight_median_abs_error == pytest.approx(0.3 / 1.1)  # the null's ratios 1.4, 1.1, 0.5 over 1.1
+    assert (score.best_null, score.best_null_skill) == ("null", score.skill)
     assert score.coverage == pytest.approx(2 / 3) and score.too_fast == pytest.approx(1 / 3)
     assert score.interval_score == pytest.approx((0.3 + (0.4 + 20 * 0.2) / 2 + 1.6 / 4) / 3)
 
@@ -206,8 +216,8 @@ def test_a_default_is_what_predicts_the_other_set_best_and_fills_what_is_not_sta
     case, other, published = CASES["pytorch-v100"], CASES["bcaffe-steps"], SETS["bcaffe_steps"]
     default = DEFAULTS[0]
     errors = {}
-    for value in default.values:
-        rows = judged([other], SETS, fills={published.name: filling([Assumed(default, value, 0.0)])})
+    for value in TRIED[default.field]:
+        rows = judged([other], SETS, fills={published.name: filling([replace(default, value=value, doubt=0.0)])})
         errors[value] = np.mean([abs(math.log(row.predicted / row.measured)) for row in rows])
     best = min(errors, key=lambda value: errors[value])
     inputs = fitted_step_inputs(next(parts(case, SETS["pytorch_v100"])), SETS)
@@ -217,26 +227,54 @@ def test_a_default_is_what_predicts_the_other_set_best_and_fills_what_is_not_sta
     assert not several.machine.compute_slowdown and fill(fill(several)) == fill(several)
 
 
-def test_contention_is_assumed_beside_backward_alone_and_where_nobody_states_it() -> None:
+def test_a_default_is_assumed_where_nobody_states_it_and_named() -> None:
     inputs = fitted_step_inputs(next(parts(CASES["bcaffe-steps"], SETS["bcaffe_steps"])), SETS)
-    several = [each for each in inputs.values() if each.plan.devices > 1]
-    fill = filling([Assumed(DEFAULTS[1], 2.5, 0.2)])
-    together = next(each for each in several if each.plan.overlap == "thread")
-    apart = replace(together, plan=msgspec.structs.replace(together.plan, overlap="off"))
-    for each in (together, apart):
-        known = 2.5 if each.plan.overlap == "thread" else None
-        assert fill(each).machine.contention == known
-        stated = replace(each, machine=msgspec.structs.replace(each.machine, contention=1.5))
-        assert fill(stated) == stated
+    open_input = next(each for each in inputs.values() if each.plan.devices > 1)
+    contention = next(default for default in DEFAULTS if default.field == "contention")
+    fill = filling([replace(contention, value=2.5, doubt=0.2)])
+    assert fill(open_input).machine.contention == 2.5 and fill(open_input).machine.assumed == ("contention",)
+    assert as_shipped(fill(open_input)).machine.assumed[0] == "contention"
+    assert as_shipped(fill(open_input)).machine.contention == 2.5
+    stated = replace(open_input, machine=msgspec.structs.replace(open_input.machine, contention=1.5))
+    assert fill(stated) == stated
+
+
+@given(st.lists(st.tuples(st.floats(1, 9), st.floats(1, 2)), min_size=1, max_size=5))
+def test_the_value_nearest_to_what_sets_imply_lies_within_them_or_between(ranges: list[tuple[float, float]]) -> None:
+    implied = [(low, low * factor) for low, factor in ranges]
+    tried = np.linspace(1, 18, 120).tolist()
+    value, doubt = defaults._nearest(tried, implied)
+    assert min(low for low, _ in implied) - 0.2 <= value <= max(high for _, high in implied) + 0.2
+    assert doubt <= math.log(max(high for _, high in implied) / min(low for low, _ in implied)) + 0.2
+    if all(low <= value <= high for low, high in implied):
+        assert doubt == 0
+
+
+def test_the_widths_of_a_set_are_what_the_intervals_of_the_others_miss() -> None:
+    rows = made("one", "one/a", [(1.1**factor, 1.0, 1 / 1.1, 1.1, 2.0) for factor in (0.5, 1.0, 2.0)])
+    rows += made("two", "two/a", [(1.1**0.25, 1.0, 1 / 1.1, 1.1, 2.0)])
+    widths = widths_of_other_sets(rows)
+    assert widths == pytest.approx({"one": 0.25, "two": 2.0})
+    wide = widened(rows, {"one": 2.0})
+    assert [row.high for row in wide] == pytest.approx([1.21, 1.21, 1.21, 1.1])
+    assert widths_of_other_sets(wide)["two"] == pytest.approx(1.0)
+    assert widths_of_other_sets(rows[:3]) == {}
 
 
 @pytest.mark.slow
 def test_the_defaults_that_come_with_dpsim_are_what_the_sets_imply() -> None:
-    """The medians over the sets that tell them; 0.02 apart at most, for the numbers are rounded."""
+    """What all sets imply, as a set takes it that implies nothing itself; the numbers are rounded."""
     steps = [case for case in CASES.values() if case.quantity == "step"]
-    loss, contention = of_other_sets(steps, SETS)["mlperf_resnet50"]  # which implies none itself
-    assert loss.value == pytest.approx(SYNCHRONISATION_LOSS, abs=0.02)
-    assert contention.value == pytest.approx(CONTENTION, rel=0.02)
+    assumed = of_other_sets(steps, SETS)
+    for implied in assumed["straggler_ranks"]:
+        shipped = next(default for default in DEFAULTS if default.field == implied.field)
+        assert (implied.value, implied.doubt) == pytest.approx((shipped.value, shipped.doubt), rel=0.02)
+    rows = judged(CASES.values(), SETS, fills={name: filling(of_set) for name, of_set in assumed.items()})
+    nobody = made("nobody", "nobody/a", [(1.0, 1.0, 0.9, 1.1, 1.0)])
+    for kind, width in (("collective", COLLECTIVE_WIDTH), ("step", DEFAULTS[-1].value)):
+        of_kind = [row for row in rows if row.quantity == kind]
+        case = replace(nobody[0].part, case=of_kind[0].part.case)
+        assert widths_of_other_sets([*of_kind, nobody[0].replaced(part=case)])["nobody"] == pytest.approx(width, rel=0.02)
 
 
 def test_parts_are_predicted_alike_by_processes() -> None:
