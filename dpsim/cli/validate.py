@@ -23,6 +23,7 @@ class ValidateFlags(flags.Flags):
     outcomes: Path | None = flags.flag("File that makes the outcomes of sealed rows public.")
     audit: bool = flags.flag("Predict nothing: list what is wrong in the published tables.", default=False)
     predictions: Path | None = flags.flag("Also write dpsim's predictions to this file, as a submission.")
+    workers: int = flags.flag("Processes that predict side by side.", default=1)
     output: Path | None = flags.flag("Folder for the report, its figures and points.csv.")
     json: flags.Json = False
 
@@ -40,6 +41,7 @@ def validate(*, given: ValidateFlags) -> None:
     from dpsim.validation.published import FOLDER, read_sets
     from dpsim.validation.run import validate
     from dpsim.validation.submission import submission
+    from dpsim.workers import workers
 
     folder = given.sets or FOLDER
     if given.audit:
@@ -52,7 +54,8 @@ def validate(*, given: ValidateFlags) -> None:
     flags.writable(given.predictions, flag="--predictions", inputs=(given.submission, given.outcomes))
     flags.writable(given.output, folder=True)
     outcomes = () if given.outcomes is None else (given.outcomes,)
-    result = validate(folder, outcomes=outcomes, submission=given.submission)
+    with workers(given.workers) as executor:
+        result = validate(folder, outcomes=outcomes, submission=given.submission, executor=executor)
     if given.predictions is not None:
         codec.write(given.predictions, submission(result.predictor, result.rows))
     if given.output is not None:

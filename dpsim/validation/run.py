@@ -81,24 +81,26 @@ def validate(
     """Predict and score all cases of a folder with ``sets`` and ``cases``.
 
     ``outcomes`` are files that make outcomes of sealed rows public. ``submission`` is a file of predictions that are
-    scored in place of dpsim's. ``executor`` predicts parts of cases side by side. Raises ``ConfigError`` and
+    scored in place of dpsim's. The workers of an ``executor`` (any ``concurrent.futures.Executor``) estimate what the
+    other sets imply, and predict parts of cases side by side; the result is the same. Raises ``ConfigError`` and
     ``FileFormatError``.
     """
     sets = read_sets(folder)
     for path in outcomes:
         sets = opened(sets, path)
     cases = read_cases(sets, folder)
-    assumed = of_other_sets(cases, sets)
-    stated = with_constants(judged(cases, sets, executor=executor))
     steps = [case for case in cases if case.quantity == "step"]
+    estimate = None if executor is None else executor.submit(of_other_sets, cases, sets)
+    stated = with_constants(judged(cases, sets, executor=executor))
 
     def filled(fills: Mapping[str, Fill]) -> list[JudgedRow]:
         """Return all rows, those of steps predicted with what is assumed; nulls know no more than the cases state."""
         assuming = iter(judged(steps, sets, fills=fills, executor=executor))
         return [next(assuming).replaced(others=row.others) if row.quantity == "step" else row for row in stated]
 
-    rows = filled({name: filling(of_set) for name, of_set in assumed.items()})
     shipped = filled(dict.fromkeys(sets, as_shipped))
+    assumed = of_other_sets(cases, sets) if estimate is None else estimate.result()
+    rows = filled({name: filling(of_set) for name, of_set in assumed.items()})
     if submission is not None:
         predictor, rows = submitted(submission, rows)
         return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=(), predictor=predictor)
