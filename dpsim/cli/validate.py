@@ -28,6 +28,9 @@ class ValidateFlags(flags.Flags):
     json: flags.Json = False
 
 
+_OF_PREDICTIONS = ("submission", "outcomes", "predictions", "output")
+
+
 def validate(*, given: ValidateFlags) -> None:
     """Predict what other people measured and published, and score that.
 
@@ -35,6 +38,7 @@ def validate(*, given: ValidateFlags) -> None:
     know what the prediction knows.
     """
     from dpsim import codec
+    from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
     from dpsim.validation import page
     from dpsim.validation.audit import audit
@@ -44,6 +48,13 @@ def validate(*, given: ValidateFlags) -> None:
     from dpsim.workers import workers
 
     folder = given.sets or FOLDER
+    idle = [flag for flag in _OF_PREDICTIONS if getattr(given, flag) is not None]
+    if given.audit and idle:
+        raise ConfigError(
+            f"--audit with --{', --'.join(idle)}",
+            allowed="--audit with --sets and --json: it predicts nothing",
+            remedy="leave out --audit, or the other flags",
+        )
     if given.audit:
         doubts = audit(read_sets(folder))
         if given.json:

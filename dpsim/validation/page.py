@@ -173,7 +173,8 @@ def tables(validation: Validation) -> list[Table]:
     return [each for each in shown if each is not None]
 
 
-def _content(validation: Validation) -> Content:
+def content(validation: Validation) -> Content:
+    """Return what the report says."""
     return Content(
         name="validation",
         heading=f"Published measurements, predicted by {validation.predictor}",
@@ -290,4 +291,4 @@ def write_validation(folder: Path, validation: Validation) -> list[Path]:
     columns = list(columns_of(JudgedRow).values())
     rows = frame([row.values() for row in validation.rows], columns)
     write_text(points, rows.to_csv(index=False, lineterminator="\n", float_format=_FLOATS))
-    return [points, *write_content(folder, _content(validation), figures)]
+    return [points, *write_content(folder, content(validation), figures)]

@@ -73,7 +73,7 @@ def split(row: JudgedRow) -> dict[str, Share]:
 
     return {
         "computation": Share(alone / step_s, alone / ends.high_s, alone / ends.low_s),
-        "waiting": share(free_s - alone, compute_s.tolist()),
+        "waiting": share(max(free_s - alone, 0.0), compute_s.tolist()),
         "communication": share(step_s - free_s, network_s.tolist()),
     }
 
@@ -102,9 +102,7 @@ def records_table(rows: Sequence[JudgedRow]) -> Table | None:
         Column(head="time", cell=lambda r: _duration(steps(r) * r.measured)),
         Column(
             head="predicted time",
-            cell=lambda r: (
-                f"{_duration(steps(r) * r.predicted)} ({_duration(steps(r) * r.low)} to {_duration(steps(r) * r.high)})"
-            ),
+            cell=lambda r: _duration(*(steps(r) * each for each in (r.predicted, r.low, r.high))),
         ),
     )
     return table(
@@ -119,7 +117,8 @@ def records_table(rows: Sequence[JudgedRow]) -> Table | None:
     )
 
 
-def _duration(seconds: float) -> str:
-    """Return a time to train in the largest unit of which it is one or more, such as ``29 h`` or ``1.2 min``."""
+def _duration(seconds: float, *ends: float) -> str:
+    """Return a time to train in the largest unit of which it is one or more, with its ends: ``36 min (27 to 50)``."""
     unit = next((unit for unit, length in _SECONDS.items() if seconds >= length), "s")
-    return f"{seconds / _SECONDS[unit]:.3g} {unit}"
+    value, *interval = (f"{each / _SECONDS[unit]:.3g}" for each in (seconds, *ends))
+    return f"{value} {unit}" + (f" ({' to '.join(interval)})" if interval else "")
