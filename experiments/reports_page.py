@@ -30,7 +30,8 @@ from dpsim.report.quality import content as quality_content
 from dpsim.report.reproduce import content as reproduce_content
 from dpsim.report.sweep.summary import verdicts
 from dpsim.report.write import PAGES
-from dpsim.validation import page as validation_page
+from dpsim.validation.page import content as validation_content
+from dpsim.validation.page import write_validation
 from dpsim.validation.run import validate
 
 ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE = "How right predictions are", "Sweeps", "The same bits", "The allreduce"
@@ -98,8 +99,8 @@ def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
         return SAME_BITS, listed(cost.content(costs), cost.write_report(folder, costs))
     if folder.name == VALIDATION:
         validation = validate()
-        written = validation_page.write_validation(folder, validation)
-        return ACCURACY, listed(validation_page.content(validation), written)
+        written = write_validation(folder, validation)
+        return ACCURACY, listed(validation_content(validation), written)
     saved = load(folder)
     written = saved.declared.report.write(folder, saved.data, tuple(PAGES))
     if saved.kind == "sweep":

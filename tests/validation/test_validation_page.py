@@ -105,11 +105,13 @@ def fresh() -> Validation:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_readme_has_the_lines_of_all_sets(fresh: Validation) -> None:
     assert BEGIN + readme_lines(fresh) in README.read_text(encoding="utf-8"), "run make validate"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_committed_report_is_what_is_predicted_now(fresh: Validation, tmp_path: Path) -> None:
     """Numbers to 1e-6: least squares end in other last digits on another processor."""
     page.write_validation(tmp_path, fresh)
@@ -119,6 +121,7 @@ def test_the_committed_report_is_what_is_predicted_now(fresh: Validation, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_processes_predict_what_one_process_predicts(fresh: Validation) -> None:
     with workers(2) as executor:
         side_by_side = validate(executor=executor)
