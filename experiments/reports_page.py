@@ -100,7 +100,8 @@ def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
     if folder.name == VALIDATION:
         validation = validate()
         written = write_validation(folder, validation)
-        return ACCURACY, listed(validation_content(validation), written)
+        says = validation_content(validation)
+        return ACCURACY, listed((says.heading, says.question, " ".join(says.answers[:2])), written)
     saved = load(folder)
     written = saved.declared.report.write(folder, saved.data, tuple(PAGES))
     if saved.kind == "sweep":
