@@ -17,7 +17,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -238,11 +238,27 @@ def decode(raw: Any, kind: type[T], what: str) -> T:
             near = difflib.get_close_matches(match.group(1), sorted(_known_keys(kind, set())), n=1)
             if near:
                 hint = f"did you mean {near[0]!r}?"
-        raise FileFormatError(f"bad {what}: {text}", remedy=hint) from error
+        word = re.search(r"Invalid enum value .*\.(\w+)`$", text)
+        allowed = dict.fromkeys(_words(kind, word.group(1), set())) if word else ()
+        raise FileFormatError(f"bad {what}: {text}", allowed=", ".join(allowed), remedy=hint) from error
 
 
 def _a(what: str) -> str:
     return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
+
+
+def _words(kind: Any, name: str, seen: set[Any]) -> list[str]:
+    """Return the words that a field of this name may have, in a type or in those that it contains."""
+    words: list[str] = []
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
+        seen.add(kind)
+        for field in msgspec.structs.fields(kind):
+            if field.encode_name == name and get_origin(field.type) is Literal:
+                words += map(str, get_args(field.type))
+            words += _words(field.type, name, seen)
+    for part in get_args(kind):
+        words += _words(part, name, seen)
+    return words
 
 
 def _known_keys(kind: Any, seen: set[Any]) -> set[str]:

@@ -1,7 +1,8 @@
 """``python -m dpsim.experiments.reports_page`` draws all committed reports again from their records, and lists them.
 
-Nothing is measured. The list is ``reports/index.html``: each report with its question, its verdict and its main figure.
-With ``--output FOLDER`` a copy is drawn there, and the committed reports stay as they are.
+Nothing is measured; the report on published measurements is predicted again, which takes most of the time. The list is
+``reports/index.html``: each report with its question, its verdict and its main figure. With ``--output FOLDER`` a copy
+is drawn there, and the committed reports stay as they are.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from dpsim.report.quality import content as quality_content
 from dpsim.report.reproduce import content as reproduce_content
 from dpsim.report.sweep.summary import verdicts
 from dpsim.report.write import PAGES
+from dpsim.validation.page import content as validation_content
+from dpsim.validation.page import write_validation
+from dpsim.validation.run import validate
 
 ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE = "How right predictions are", "Sweeps", "The same bits", "The allreduce"
 CONTENTS: Mapping[str, tuple[str, Callable[[Any], Content]]] = {
@@ -37,6 +41,8 @@ CONTENTS: Mapping[str, tuple[str, Callable[[Any], Content]]] = {
     "quality": (ACCURACY, quality_content),
 }
 """The section of reports of each kind of result but sweeps, and what such a report says."""
+VALIDATION = "validation"
+"""The folder of the report on published measurements. It keeps no record: the sets are in the package."""
 SECTIONS = (ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE)
 
 
@@ -91,6 +97,11 @@ def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
     if (folder / cost.RECORD).is_file():
         costs = cost.STUDY.read(folder / cost.RECORD)
         return SAME_BITS, listed(cost.content(costs), cost.write_report(folder, costs))
+    if folder.name == VALIDATION:
+        validation = validate()
+        written = write_validation(folder, validation)
+        says = validation_content(validation)
+        return ACCURACY, listed((says.heading, says.question, " ".join(says.answers[:2])), written)
     saved = load(folder)
     written = saved.declared.report.write(folder, saved.data, tuple(PAGES))
     if saved.kind == "sweep":

@@ -23,8 +23,12 @@ class ValidateFlags(flags.Flags):
     outcomes: Path | None = flags.flag("File that makes the outcomes of sealed rows public.")
     audit: bool = flags.flag("Predict nothing: list what is wrong in the published tables.", default=False)
     predictions: Path | None = flags.flag("Also write dpsim's predictions to this file, as a submission.")
+    workers: int = flags.flag("Processes that predict side by side.", default=1)
     output: Path | None = flags.flag("Folder for the report, its figures and points.csv.")
     json: flags.Json = False
+
+
+_OF_PREDICTIONS = ("submission", "outcomes", "predictions", "output")
 
 
 def validate(*, given: ValidateFlags) -> None:
@@ -34,14 +38,23 @@ def validate(*, given: ValidateFlags) -> None:
     know what the prediction knows.
     """
     from dpsim import codec
+    from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
     from dpsim.validation import page
     from dpsim.validation.audit import audit
     from dpsim.validation.published import FOLDER, read_sets
     from dpsim.validation.run import validate
     from dpsim.validation.submission import submission
+    from dpsim.workers import workers
 
     folder = given.sets or FOLDER
+    idle = [flag for flag in _OF_PREDICTIONS if getattr(given, flag) is not None]
+    if given.audit and idle:
+        raise ConfigError(
+            f"--audit with --{', --'.join(idle)}",
+            allowed="--audit with --sets and --json: it predicts nothing",
+            remedy="leave out --audit, or the other flags",
+        )
     if given.audit:
         doubts = audit(read_sets(folder))
         if given.json:
@@ -52,7 +65,8 @@ def validate(*, given: ValidateFlags) -> None:
     flags.writable(given.predictions, flag="--predictions", inputs=(given.submission, given.outcomes))
     flags.writable(given.output, folder=True)
     outcomes = () if given.outcomes is None else (given.outcomes,)
-    result = validate(folder, outcomes=outcomes, submission=given.submission)
+    with workers(given.workers) as executor:
+        result = validate(folder, outcomes=outcomes, submission=given.submission, executor=executor)
     if given.predictions is not None:
         codec.write(given.predictions, submission(result.predictor, result.rows))
     if given.output is not None:

@@ -23,9 +23,9 @@ from dpsim.workload import Workload
 class Default:
     """What is assumed of a ``field`` of a machine.
 
-    ``value`` has a ``doubt``: the standard error of its logarithm. ``stated(workload, machine)`` tells whether files say
-    it, and ``fields(value, doubt, devices)`` are those of a machine of which it is assumed, for these numbers of several
-    devices.
+    ``value`` has a ``doubt``: the standard error of its logarithm. ``stated(workload, machine)`` tells whether files
+    say it, and ``fields(value, doubt, devices)`` are those of a machine of which it is assumed, for these numbers of
+    several devices.
     """
 
     field: str
@@ -43,7 +43,7 @@ def _slowdowns(factor: float, doubt: float, devices: Sequence[int]) -> dict[str,
 
 
 DEFAULTS = (
-    Default(  # sets imply 1.00 (GPT-2 XL, 2 GPUs), 1.04 (DDP on V100), 1.06 to 1.08 (CNNs of 2017), 1.1 (GoogLeNet, K80)
+    Default(  # sets imply 1.00 (GPT-2 XL, 2 GPUs), 1.04 (DDP on V100), 1.06 to 1.08 (CNNs of 2017), 1.1 (GoogLeNet)
         field="compute_slowdown",
         text="how many times as long computation takes on several devices as on one: what waiting for the slowest, and "
         "for launches and input beside it, costs",

@@ -89,7 +89,7 @@ def batch_factor(machine: Machine, workload: Workload, local_batch: float) -> fl
     where times at several batches tell what a step takes whatever the batch.
     """
     share, known = machine.fixed_share, workload.local_batches
-    return 1.0 if not share or len(known) > 1 else float(share * known[0] / local_batch + 1 - share)
+    return 1.0 if not share or len(known) > 1 else share * known[0] / local_batch + 1 - share
 
 
 @remember

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from dpsim.columns import Column, Row
@@ -40,15 +40,15 @@ class _Timed(NamedTuple):
     seconds: float
 
 
-def _tables(published: PublishedSet) -> dict[tuple[object, ...], list[_Timed]]:
+def _tables(published: PublishedSet) -> dict[tuple[str, ...], list[_Timed]]:
     """Return the rows of each allreduce table of a set, by size; none where it has no sizes."""
     columns = [c for c, column in published.provenance.columns.items() if column.unit in ("name", "count")]
     key_columns = [c for c in columns if c != "implementation"]
-    tables: dict[tuple[object, ...], list[_Timed]] = {}
+    tables: dict[tuple[str, ...], list[_Timed]] = {}
     for row in published.rows:
         if row.outcome is not None and "size_bytes" in row.values:
             timed = _Timed(row.line, row.values["size_bytes"], row.values["devices"], row.outcome)
-            tables.setdefault(tuple(row.values.get(c, "") for c in key_columns), []).append(timed)
+            tables.setdefault(tuple(f"{c} {row.values.get(c, '')}" for c in key_columns), []).append(timed)
     return {key: sorted(rows, key=lambda row: row.size_bytes) for key, rows in tables.items()}
 
 
@@ -63,7 +63,7 @@ def copied(published: PublishedSet) -> Iterator[Doubt]:
                 dataset=published.name,
                 lines=", ".join(f"{a.line} and {b.line}" for a, b in same),
                 kind="copied",
-                text=f"{_named(second)} has the times of {_named(first)} at {len(same)} of {len(pairs)} sizes",
+                text=f"{', '.join(second)}: has the times of {', '.join(first)} at {len(same)} of {len(pairs)} sizes",
             )
 
     alike: dict[str, list[PublishedRow]] = {}
@@ -90,8 +90,8 @@ def too_fast(published: PublishedSet) -> Iterator[Doubt]:
                 dataset=published.name,
                 lines=str(line),
                 kind="too fast",
-                text=f"{format_size(size_bytes)} on {devices} devices in {format_duration(seconds)} are "
-                f"{format_bandwidth(sent)} for each device, and its link has {format_bandwidth(link)}",
+                text=f"{format_size(size_bytes)} on {devices} devices in {format_duration(seconds)} needs "
+                f"{format_bandwidth(sent)} from each device, but its link has {format_bandwidth(link)}",
             )
 
 
@@ -104,8 +104,9 @@ def falling(published: PublishedSet) -> Iterator[Doubt]:
                     dataset=published.name,
                     lines=f"{before.line} and {row.line}",
                     kind="falls with size",
-                    text=f"{_named(key)}: {format_size(before.size_bytes)} take {format_duration(before.seconds)}, and "
-                    f"{format_size(row.size_bytes)} only {format_duration(row.seconds)}",
+                    text=f"{', '.join(key)}: {format_size(before.size_bytes)} takes "
+                    f"{format_duration(before.seconds)}, but {format_size(row.size_bytes)} only "
+                    f"{format_duration(row.seconds)}",
                 )
 
 
@@ -144,7 +145,3 @@ def _same(one: float, other: float) -> bool:
 def _digits(value: float) -> str:
     """Return the digits that a number has, without zeros at the end."""
     return f"{value:.9e}".partition("e")[0].replace(".", "").rstrip("0")
-
-
-def _named(key: Sequence[object]) -> str:
-    return " ".join(str(value) for value in key)

@@ -105,6 +105,12 @@ class Case(Noun, frozen=True):
                 )
             if not value > 0:
                 raise ConfigError(f"the free number {name} begins at {value}", allowed="a number above 0")
+        if self.quantity == "collective" and self.free:
+            raise ConfigError(
+                f"case {self.name!r} of collectives has free numbers: {', '.join(self.free)}",
+                allowed="free numbers in cases of steps",
+                remedy="leave them out: a collective is predicted from the tables of the known rows",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +141,22 @@ def read_cases(sets: Mapping[str, PublishedSet], folder: Path = FOLDER) -> tuple
                 f"{path}: the set {case.dataset} has no column {', '.join(missing)}",
                 allowed=f"a set of {case.quantity}s, with the columns {', '.join(sorted(needed))}",
             )
+        for name, values in (*case.where.items(), *case.known.items()):
+            there = dict.fromkeys(row.values.get(name) for row in sets[case.dataset].rows if name in row.values)
+            for value in values:
+                if value not in there:
+                    raise FileFormatError(
+                        f"{path}: no row of {case.dataset} has {value!r} in the column {name}",
+                        allowed=", ".join(map(repr, there)),
+                    )
         for name in case.plan:
             if name not in Plan.__struct_fields__:
                 raise FileFormatError(f"{path}: {unknown('field of a plan', name, Plan.__struct_fields__)}")
         cases.append(case)
+    if not cases:
+        raise FileFormatError(
+            f"{folder} has no cases", allowed="one or more files cases/NAME.toml", remedy="see docs/validate.md"
+        )
     return tuple(cases)
 
 

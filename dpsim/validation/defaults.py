@@ -31,7 +31,7 @@ TRIED: Mapping[str, tuple[float, ...]] = {
 
 
 def as_shipped(inputs: RowInputs, defaults: Sequence[Default] = DEFAULTS) -> RowInputs:
-    """Return the inputs with defaults on what a case leaves open: those that come with dpsim, as in ``dpsim predict``."""
+    """Return the inputs with defaults on what a case leaves open: without others those of ``dpsim predict``."""
     machine = with_defaults(inputs.workload, inputs.machine, [inputs.plan.devices], defaults)
     return replace(inputs, machine=machine)
 
@@ -131,7 +131,11 @@ def widths_of_other_sets(rows: Sequence[JudgedRow]) -> dict[str, float]:
 def widened(rows: Sequence[JudgedRow], factors: Mapping[str, float]) -> list[JudgedRow]:
     """Return the rows with intervals so many times as wide, in logarithms, by their sets (once where none is given)."""
 
-    def end(row: JudgedRow, end_s: float) -> float:
-        return row.predicted * (end_s / row.predicted) ** factors.get(row.dataset, 1.0)
+    def ends(row: JudgedRow) -> dict[str, float]:
+        factor, predicted = factors.get(row.dataset, 1.0), row.predicted
+        return {
+            name: predicted * math.exp(factor * math.log(end / predicted))
+            for name, end in (("low", row.low), ("high", row.high))
+        }
 
-    return [row.replaced(low=end(row, row.low), high=end(row, row.high)) for row in rows]
+    return [row.replaced(**ends(row)) for row in rows]

@@ -26,9 +26,9 @@ from dpsim.workload import Layer, Tensor, Workload
 
 MACHINES = FOLDER.parent / "experiments" / "machines"
 _STEP, _TOLERANCE, _EXACT = 1e-3, 1e-3, 1e-6
-_WRONG = 0.05
-"""The relative misfit from which on a known row is rather wrong than noisy, and counts by its misfit, not its square."""
 """The step of derivatives and when the search ends, both relative; a misfit below which nothing is searched."""
+_WRONG = 0.05
+"""The misfit from which on a known row is rather wrong than noisy, and counts by its misfit and not by its square."""
 _read = functools.cache(workloads.read)
 Stated = TypeVar("Stated", Machine, Workload)
 Inputs = TypeVar("Inputs", MachineInputs, ModelInputs)
@@ -133,7 +133,9 @@ def stated_inputs(part: Part, sets: Mapping[str, PublishedSet]) -> dict[int, Row
     folder = sets[part.dataset].path.parents[1]
     systems, models = (dict.fromkeys(str(row.values.get(name, "")) for row in rows) for name in ("system", "model"))
     machine = {name: _machine(case, _entry(case.machines, name, "machine"), sets) for name in systems}
-    workload = {name: _workload(_entry(case.models, name, "model"), folder, _known_batch(part, name)) for name in models}
+    workload = {
+        name: _workload(_entry(case.models, name, "model"), folder, _known_batch(part, name)) for name in models
+    }
     return {
         row.line: RowInputs(
             workload=workload[str(row.values.get("model", ""))],
@@ -233,7 +235,8 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     """Return the inputs of each row of a part, by its line, with the free numbers that fit the known rows best.
 
     Least squares of the logarithm of predicted over published steps, over the logarithms of the free numbers (they are
-    above 0). Raises ``ConfigError`` for fewer known rows than free numbers.
+    above 0); rows far off count by their misfit alone (``_WRONG``). What free computing times still miss is their
+    uncertainty. Raises ``ConfigError`` for fewer known rows than free numbers.
     """
     from scipy.optimize import least_squares
 
@@ -260,8 +263,8 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     if COMPUTE in names:  # so that the first step of the search is not far off
         start[names.index(COMPUTE)] -= float(np.median(misfits(start)))
     if names and max(map(abs, misfits(start))) > _EXACT:
-        fit = least_squares(misfits, start, loss="soft_l1", f_scale=_WRONG, diff_step=_STEP, ftol=_TOLERANCE, xtol=_TOLERANCE)
-        start = fit.x.tolist()
+        ends = {"diff_step": _STEP, "ftol": _TOLERANCE, "xtol": _TOLERANCE}
+        start = least_squares(misfits, start, loss="soft_l1", f_scale=_WRONG, **ends).x.tolist()
     more = len(part.known) - len(names)
     if COMPUTE in names and more > 0:
         stated = _with_scatter(stated, _scatter(misfits(start), more))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 
 from dpsim.columns import Column, Row
+from dpsim.errors import ConfigError, DpsimError
 from dpsim.predict.interval import predict_with_interval
 from dpsim.validation.case import Case, Part, parts
 from dpsim.validation.contestants import MODELS, of_collective, of_step
@@ -74,6 +75,16 @@ def judged(
 
 
 def _judged_part(sets: Mapping[str, PublishedSet], fills: Mapping[str, Fill], part: Part) -> list[JudgedRow]:
+    """Return the rows of a part. An error names the case."""
+    try:
+        return _judged_rows(sets, fills, part)
+    except DpsimError as error:
+        if part.case.name in error.given:
+            raise
+        raise ConfigError(f"case {part.name}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
+
+
+def _judged_rows(sets: Mapping[str, PublishedSet], fills: Mapping[str, Fill], part: Part) -> list[JudgedRow]:
     published = sets[part.dataset]
     collective = part.case.quantity == "collective"
     if collective:

@@ -10,9 +10,8 @@ import numpy as np
 
 from dpsim.codec import write_text
 from dpsim.columns import columns_of
-from dpsim.predict.prices import FREE_NETWORK
-from dpsim.predict.step import price, scheduled
-from dpsim.report.charts import Chart, Dot, Lines, Rows, Series
+from dpsim.predict.defaults import Default
+from dpsim.report.charts import Chart, Dot, Rows
 from dpsim.report.content import Card, Content, Tile
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
@@ -22,6 +21,7 @@ from dpsim.validation.audit import Doubt, audit
 from dpsim.validation.contestants import MODELS
 from dpsim.validation.judge import JudgedRow, scored
 from dpsim.validation.published import PublishedSet
+from dpsim.validation.records import records_table
 from dpsim.validation.run import Validation
 from dpsim.validation.scores import Score, pooled, score_sets
 
@@ -29,30 +29,37 @@ _ERRORS: tuple[Column[Score], ...] = (
     Column(head="cases", cell=lambda s: str(s.cases), dispensable=1),
     Column(head="rows", cell=lambda s: str(s.rows), dispensable=1),
     Column(head="median error", cell=lambda s: percent(s.median_abs_error)),
-    Column(head="best null", cell=lambda s: s.null, left=True, dispensable=3),
-    Column(head="its error", cell=lambda s: percent(s.null_median_abs_error)),
-    Column(head="null with hindsight", cell=lambda s: percent(s.hindsight_median_abs_error), dispensable=2),
+    Column(head="null", cell=lambda s: s.null, left=True, dispensable=3),
+    Column(head="null's error", cell=lambda s: percent(s.null_median_abs_error)),
     Column(head="skill", cell=lambda s: skill_text(s.skill)),
+    Column(head="best null", cell=lambda s: s.best_null, left=True, dispensable=4),
+    Column(head="best null's", cell=lambda s: percent(s.best_null_median_abs_error), dispensable=2),
+    Column(head="skill over it", cell=lambda s: skill_text(s.best_null_skill)),
     Column(head="better in cases", cell=lambda s: str(s.better_cases), dispensable=4),
     Column(head="inside 90%", cell=lambda s: f"{s.coverage:.0%}"),
     Column(head="interval score", cell=lambda s: digits(s.interval_score, 3), dispensable=1),
-    Column(head="of a constant", cell=lambda s: digits(s.constant_interval_score, 3), dispensable=1),
+    Column(head="constant factor's", cell=lambda s: digits(s.constant_interval_score, 3), dispensable=1),
     Column(head="too fast", cell=lambda s: f"{s.too_fast:.0%}"),
 )
 _NOTE = (
-    "Errors are |predicted / measured - 1|, medians over rows. The best null is the one with the least median error of "
-    "those that saw no judged row; with hindsight it is multiplied by one constant that is chosen on the judged rows. "
-    "Skill is 1 - error / error of the best null. The interval score is compared with that of a constant factor whose "
-    "width is the best one for the other sets. Where all are pooled every set weighs the same."
+    "An error is |predicted / measured - 1|; shown is the median over rows. A null is a simple guess that knows what "
+    "the prediction knows and has seen no judged row. That of a set is chosen beforehand: it errs least on the other "
+    "sets. The best null errs least on the set itself, so it is chosen with hindsight. Skill is 1 - error / error of "
+    "the null: 1 is perfect, and below 0 the null is better. The interval score is the mean of "
+    "(width of the 90% interval + 20 times the distance outside) / measured: less is better. Beside it is the score "
+    "of intervals that are a constant factor wide, chosen on the other sets. Too fast is the share of rows that are "
+    "predicted too fast. In the lines of all sets every set weighs the same."
 )
 _DOUBTS: tuple[Column[Doubt], ...] = (
     Column(head="set", cell=lambda d: d.dataset, left=True),
     Column(head="kind", cell=lambda d: d.kind, left=True),
     Column(head="lines", cell=lambda d: d.lines, left=True),
-    Column(head="what", cell=lambda d: d.text, left=True),
+    Column(head="doubt", cell=lambda d: d.text, left=True),
 )
-_RATIOS = {0.25: "-75%", 0.5: "-50%", 0.8: "-20%", 1.0: "0%", 1.25: "+25%", 2.0: "+100%", 4.0: "+300%"}
-_IMAGES = 90 * 1_281_167
+
+
+_FLOATS = "%.7g"
+"""How numbers are written into ``points.csv``: times are published with six digits or fewer."""
 
 
 def for_terminal(validation: Validation) -> TerminalReport:
@@ -83,34 +90,35 @@ def _by_quantity(scores: Sequence[Score]) -> dict[str, list[Score]]:
     return {f"{name}s": [score for score in scores if score.quantity == name] for name in names}
 
 
-def _contestants_table(validation: Validation) -> Table:
-    scores = validation.scores
-    names = dict.fromkeys(name for score in scores for row in score.rows_judged for name in row.others)
-    ordered = [*(name for name in MODELS if name in names), *(name for name in names if name not in MODELS)]
+def _contestants_tables(validation: Validation) -> Iterator[Table]:
+    """Yield a table of everyone's median errors for collectives, and one for steps."""
+    for quantity, scores in _by_quantity(validation.scores).items():
+        names = dict.fromkeys(name for score in scores for row in score.rows_judged for name in row.others)
+        ordered = [*(name for name in MODELS if name in names), *(name for name in names if name not in MODELS)]
 
-    def error(name: str, score: Score) -> str:
-        ratios = [row.others[name] / row.measured - 1 for row in score.rows_judged if name in row.others]
-        return percent(float(np.median(np.abs(ratios)))) if ratios else ""
+        def error(name: str, score: Score) -> str:
+            ratios = [row.others[name] / row.measured - 1 for row in score.rows_judged if name in row.others]
+            return percent(float(np.median(np.abs(ratios)))) if ratios else ""
 
-    return table(
-        title="The median error of everyone",
-        columns=[
-            Column(head="set", cell=lambda s: s.name, left=True),
-            Column(head=validation.predictor, cell=lambda s: percent(s.median_abs_error)),
-            *(Column(head=name, cell=partial(error, name)) for name in ordered),
-        ],
-        sections=_by_quantity(scores),
-        note="Calculon and PyTorch Inductor are the published formulas of an allreduce; their step is computation and "
-        "then one allreduce of all gradients.",
-    )
+        yield table(
+            title=f"The median error of everyone: {quantity}",
+            columns=[
+                Column(head="set", cell=lambda s: s.name, left=True),
+                Column(head=validation.predictor, cell=lambda s: percent(s.median_abs_error)),
+                *(Column(head=name, cell=partial(error, name)) for name in ordered),
+            ],
+            sections={quantity: scores},
+            note="Calculon and PyTorch Inductor are the formulas of an allreduce that these projects publish; their "
+            "step is computation, and then one allreduce of all gradients. The others are nulls.",
+        )
 
 
 def _audit_table(doubts: Sequence[Doubt]) -> Table:
     return table(
-        title="What is wrong in the published tables, or hardly so",
+        title="Doubts about the published tables",
         columns=_DOUBTS,
         sections={counted(len(doubts), "doubt"): doubts},
-        note="Lines are those of the sets' CSV files. Rows in doubt are judged all the same.",
+        note="Lines are those of the sets' CSV files in dpsim/validation/sets. Rows in doubt are judged all the same.",
     )
 
 
@@ -130,104 +138,59 @@ def _sets_table(sets: Mapping[str, PublishedSet]) -> Table:
     )
 
 
-def _records_table(rows: Sequence[JudgedRow]) -> Table | None:
-    """Return what explains each large-batch record: rate of a device, efficiency, and where the time of a step goes."""
-    records = [row for row in rows if row.dataset == "records"]
-    if not records:
-        return None
-
-    def alone_s(row: JudgedRow) -> float:
-        times = row.inputs.workload.times(row.inputs.plan.local_batch)
-        return float(times.forward_s.sum() + times.backward_s.sum()) + times.overhead_s
-
-    def free_s(row: JudgedRow) -> float:
-        own = row.inputs
-        return price(scheduled(own.workload, own.machine, own.plan), own.machine, FREE_NETWORK).step_s
-
-    def steps(row: JudgedRow) -> float:
-        return _IMAGES / row.inputs.plan.global_batch
-
-    def minutes(row: JudgedRow, seconds: float) -> str:
-        return f"{steps(row) * seconds / 60:.3g}"
-
-    columns: tuple[Column[JudgedRow], ...] = (
-        Column(head="record", cell=lambda r: str(r.published.values["work"]), left=True),
-        Column(head="devices", cell=lambda r: str(r.devices)),
-        Column(head="steps", cell=lambda r: f"{steps(r):.0f}"),
-        Column(head="images/s a device", cell=lambda r: f"{r.inputs.plan.local_batch / r.measured:.0f}"),
-        Column(head="one device alone", cell=lambda r: f"{r.inputs.plan.local_batch / alone_s(r):.0f}"),
-        Column(head="efficiency", cell=lambda r: f"{alone_s(r) / r.measured:.0%}"),
-        Column(
-            head="predicted",
-            cell=lambda r: f"{alone_s(r) / r.predicted:.0%} ({alone_s(r) / r.high:.0%} to {alone_s(r) / r.low:.0%})",
-        ),
-        Column(head="computation", cell=lambda r: f"{alone_s(r) / r.predicted:.0%}"),
-        Column(head="waiting", cell=lambda r: f"{(free_s(r) - alone_s(r)) / r.predicted:.0%}"),
-        Column(head="communication", cell=lambda r: f"{1 - free_s(r) / r.predicted:.0%}"),
-        Column(head="minutes", cell=lambda r: minutes(r, r.measured)),
-        Column(
-            head="predicted minutes",
-            cell=lambda r: f"{minutes(r, r.predicted)} ({minutes(r, r.low)} to {minutes(r, r.high)})",
-        ),
-    )
-    return table(
-        title="The large-batch records",
-        columns=columns,
-        sections={counted(len(records), "record"): records},
-        note="The rate of a device is implied by 90 epochs in the published time. Efficiency is over one device alone; "
-        "computation, waiting for the slowest and exposed communication are shares of the predicted step.",
-    )
-
-
 def _answers(validation: Validation) -> Iterator[str]:
     shipped = {score.quantity: score for score in pooled(validation.shipped_scores)}
     for score in pooled(validation.scores):
-        text = (
-            f"{score.quantity.capitalize()}s: {percent(score.median_abs_error)} median error of "
-            f"{validation.predictor} against {percent(score.null_median_abs_error)} of the best nulls (skill "
-            f"{skill_text(score.skill)}), {score.coverage:.0%} inside the 90% intervals, {score.too_fast:.0%} too "
-            f"fast, over {score.rows} rows of {score.cases} cases."
+        yield (
+            f"{score.quantity.capitalize()}s: {validation.predictor} is {percent(score.median_abs_error)} off in the "
+            f"median, the null of each set {percent(score.null_median_abs_error)} (skill {skill_text(score.skill)}), "
+            f"and its best null with hindsight {percent(score.best_null_median_abs_error)} (skill "
+            f"{skill_text(score.best_null_skill)}). {score.coverage:.0%} of the measurements lie inside the 90% "
+            f"intervals, and "
+            f"{score.too_fast:.0%} are predicted too fast: {score.rows} rows in {score.cases} cases."
         )
         before = shipped.get(score.quantity)
         if before is not None and before.median_abs_error != score.median_abs_error:
-            text += (
-                f" With the defaults that come with dpsim, taken from all of these sets: "
-                f"{percent(before.median_abs_error)}, {before.coverage:.0%} inside, {before.too_fast:.0%} too fast."
+            yield (
+                f"What published machines leave open is taken there from the other sets. With the defaults that come "
+                f"with dpsim, which all of these sets imply, {score.quantity}s are "
+                f"{percent(before.median_abs_error)} off, {before.coverage:.0%} lie inside, and "
+                f"{before.too_fast:.0%} are predicted too fast."
             )
-        yield text
     if validation.sealed:
         yield f"{validation.sealed} rows are sealed: their outcomes are not published yet, and they are not scored."
 
 
 def tables(validation: Validation) -> list[Table]:
     """Return the tables of the page: scores, contestants, records, doubts, and where the measurements come from."""
-    shipped = scores_table(validation.shipped_scores, "The same with the defaults that come with dpsim")
+    shipped = scores_table(validation.shipped_scores, "Every set, with the defaults that come with dpsim")
     by_case = score_sets(scored(validation.rows), key=lambda row: row.part.case.name)
     shown = (
         scores_table(validation.scores, "Every set"),
         shipped if validation.as_shipped else None,
         scores_table(by_case, "Every question", head="question"),
-        _contestants_table(validation),
-        _records_table(scored(validation.rows)),
+        *_contestants_tables(validation),
+        records_table(scored(validation.rows)),
         _audit_table(audit(validation.sets)),
         _sets_table(validation.sets),
     )
     return [each for each in shown if each is not None]
 
 
-def _content(validation: Validation) -> Content:
+def content(validation: Validation) -> Content:
+    """Return what the report says."""
     return Content(
         name="validation",
         heading=f"Published measurements, predicted by {validation.predictor}",
-        question="How far are predictions from what other people measured and published, against nulls that know the "
-        "same, and do the stated intervals hold it?",
+        question="How far are predictions from what other people measured and published? Are they better than simple "
+        "guesses that know the same (nulls), and do their intervals hold the measurements?",
         answers=tuple(_answers(validation)),
         cards=tuple(
             Card(
                 title=score.name,
                 tiles=(
                     Tile(value=percent(score.median_abs_error), label="median error"),
-                    Tile(value=skill_text(score.skill), label="skill over the best null of each set"),
+                    Tile(value=skill_text(score.skill), label="skill (1: perfect, 0: as good as the null)"),
                     Tile(value=f"{score.coverage:.0%}", label="inside the 90% interval"),
                     Tile(value=f"{score.too_fast:.0%}", label="predicted too fast"),
                 ),
@@ -239,19 +202,29 @@ def _content(validation: Validation) -> Content:
         rules=(
             "No row is predicted from itself: what is held out is predicted from the rest of its system.",
             "An input that published machines leave open is what the other sets imply, never the set itself.",
+            *(f"{default.field}: {default.text}." for default in _defaults(validation)),
             *(f"{case.name}: {case.question} {' '.join(case.assumptions)}".rstrip() for case in validation.cases),
         ),
         facts=tuple(
-            (f"{each.field} for {name}", f"{each.value:.3g} (doubt {each.doubt:.0%}): {each.text}")
+            (
+                name,
+                ", ".join(f"{each.field} {each.value:.3g} (standard error {each.doubt:.0%})" for each in of_set),
+            )
             for name, of_set in validation.assumed.items()
-            for each in of_set
+            if of_set
         ),
         environment=(),
     )
 
 
+def _defaults(validation: Validation) -> list[Default]:
+    """Return the defaults of which something is assumed."""
+    named = {each.field: each for of_set in validation.assumed.values() for each in of_set}
+    return list(named.values())
+
+
 def _skill_chart(scores: Sequence[Score]) -> Chart:
-    """Return the error over that of the best null of each set, with the quartiles over its cases."""
+    """Return the error over that of the null of each set, with the quartiles over its cases."""
 
     def dot(score: Score) -> Dot:
         names = np.array([row.case for row in score.rows_judged])
@@ -266,41 +239,35 @@ def _skill_chart(scores: Sequence[Score]) -> Chart:
         return Dot(value=value, low=min(float(low), value), high=max(float(high), value), look="predicted")
 
     rows = Rows(
-        title="Error over that of the best null",
-        subtitle="left of the line at 1 the prediction has skill; bars: the middle half of the cases",
-        x_label="median error over that of the best null",
+        title="Error over that of the null",
+        subtitle="left of 1: better than the null; bars: half of the cases",
+        x_label="median error over that of the null",
         rows={score.name: [dot(score)] for score in scores},
         log=True,
     )
     return Chart(panels=[rows], height_in=0.8 + 0.3 * len(scores), columns=1)
 
 
-def _ratio_chart(scores: Sequence[Score]) -> Chart:
-    """Return predicted over measured against the measured time, a panel for collectives and one for steps."""
+def _errors_chart(scores: Sequence[Score]) -> Chart:
+    """Return where measured over predicted lies for each set, and the ends of its intervals over predicted."""
 
-    def panel(title: str, members: Sequence[Score]) -> Lines:
-        rows = [row for score in members for row in score.rows_judged]
-        ends = min(row.measured for row in rows) / 1.3, max(row.measured for row in rows) * 1.3
-        series = [Series(name="", x=ends, y=(1.0, 1.0), look="ideal")]
-        for number, score in enumerate(members):
-            own = score.rows_judged
-            ratio, low, high = ([getattr(r, n) / r.measured for r in own] for n in ("predicted", "low", "high"))
-            x = [row.measured for row in own]
-            series.append(Series(name=score.name, x=x, y=ratio, low=low, high=high, look=number, dots=True))
-        return Lines(
-            title=title,
-            subtitle="predicted over measured, with its 90% interval",
-            x_label="measured, s",
-            series=series,
-            y_ticks=_RATIOS,
-            log_x=True,
-            log_y=True,
-            x_span=ends,
-            y_span=(min(_RATIOS), max(_RATIOS)),
-            names="legend",
-        )
+    def dots(score: Score) -> list[Dot]:
+        own = score.rows_judged
+        low, median, high = np.quantile([row.measured / row.predicted for row in own], [0.05, 0.5, 0.95]).tolist()
+        ends = [float(np.median([getattr(row, end) / row.predicted for row in own])) for end in ("low", "high")]
+        return [
+            Dot(value=median, low=low, high=high, look="measured"),
+            Dot(value=1.0, low=ends[0], high=ends[1], look="predicted"),
+        ]
 
-    return Chart(panels=[panel(name, members) for name, members in _by_quantity(scores).items()], height_in=4.4)
+    rows = Rows(
+        title="Measured over predicted",
+        subtitle="dots: median and 90% of the rows; boxes: the predicted 90% interval",
+        x_label="measured over predicted; right of 1: predicted too fast",
+        rows={score.name: dots(score) for score in scores},
+        log=True,
+    )
+    return Chart(panels=[rows], height_in=0.8 + 0.4 * len(scores), columns=1)
 
 
 def write_validation(folder: Path, validation: Validation) -> list[Path]:
@@ -312,19 +279,20 @@ def write_validation(folder: Path, validation: Validation) -> list[Path]:
         figure(
             "skill",
             "Skill on every set",
-            "The median error of each set over that of its best null without hindsight.",
+            "The median error of each set over that of its null: left of 1 the prediction has skill. The bars "
+            "hold the middle half of the cases of a set.",
             _skill_chart(scores) if scores else None,
         ),
         figure(
-            "predicted_over_measured",
-            "Predicted over measured",
-            "Every judged row of every set with its predicted 90% interval.",
-            _ratio_chart(scores) if scores else None,
+            "errors",
+            "Errors and intervals of every set",
+            "Measured over predicted: the median of each set and where 90% of its rows lie, above the 90% interval "
+            "that is predicted (the median of its ends). An interval that is as wide as the line above it is right.",
+            _errors_chart(scores) if scores else None,
         ),
     ]
     points = folder / "points.csv"
     columns = list(columns_of(JudgedRow).values())
-    write_text(
-        points, frame([row.values() for row in validation.rows], columns).to_csv(index=False, lineterminator="\n")
-    )
-    return [points, *write_content(folder, _content(validation), figures)]
+    rows = frame([row.values() for row in validation.rows], columns)
+    write_text(points, rows.to_csv(index=False, lineterminator="\n", float_format=_FLOATS))
+    return [points, *write_content(folder, content(validation), figures)]

@@ -16,6 +16,7 @@ from typing import Any
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.collective import check_layout
 from dpsim.columns import Unit
 from dpsim.errors import ConfigError, FileFormatError
 
@@ -26,6 +27,8 @@ FOLDER = Path(__file__).parent
 _SEALED = re.compile(r"sha256:([0-9a-f]{64})")
 _LEAST_SALT = 32
 _SET = "published set"
+_COUNTS = ("devices", "size_bytes", "local_batch")
+"""Columns that no row may leave empty: whole numbers of 1 or more."""
 
 
 class PublishedColumn(Noun, frozen=True):
@@ -122,8 +125,8 @@ def read_sets(folder: Path = FOLDER) -> dict[str, PublishedSet]:
 def read_set(path: Path) -> PublishedSet:
     """Read a set: the provenance in ``path`` and the rows of the CSV file beside it.
 
-    Raises ``FileFormatError`` with the line for columns in another order, for a number that is none, and for an outcome
-    that is not above 0.
+    Raises ``FileFormatError`` with the line for columns in another order, for a number that is none, for an outcome
+    that is not above 0, and for devices, a layout, a size or a local batch that cannot be.
     """
     provenance = codec.read(path, Provenance, _SET, SCHEMA)
     if provenance.name != path.stem:
@@ -158,11 +161,19 @@ def _row(table: Path, line: int, cells: list[str], provenance: Provenance) -> Pu
     texts = dict(zip(provenance.columns, cells, strict=True))
     sealed = _SEALED.fullmatch(texts[provenance.outcome])
     outcome = None if sealed else _outcome(where, provenance, texts[provenance.outcome])
-    values = {
+    values: dict[str, Any] = {
         name: texts[name] if column.unit in ("name", "text") else _value(where, name, texts[name], column)
         for name, column in provenance.columns.items()
         if name != provenance.outcome and texts[name]
     }
+    for name in _COUNTS:
+        if name in texts and not (isinstance(values.get(name), int) and values[name] >= 1):
+            raise FileFormatError(f"{where}: {name} is {texts[name]!r}", allowed="a whole number of 1 or more")
+    if "layout" in values and "devices" in values:
+        try:
+            check_layout(str(values["layout"]), values["devices"])
+        except ConfigError as error:
+            raise FileFormatError(f"{where}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
     return PublishedRow(line=line, values=values, outcome=outcome, seal=sealed[0] if sealed else "")
 
 
@@ -197,7 +208,7 @@ def opened(sets: Mapping[str, PublishedSet], path: Path) -> dict[str, PublishedS
 
     Raises ``FileFormatError`` for a set that does not exist, a row that is not sealed, and an outcome of another seal.
     """
-    public = codec.read(path, Outcomes, "file of outcomes", OUTCOMES_SCHEMA)
+    public = codec.read(path, Outcomes, "outcomes", OUTCOMES_SCHEMA)
     if public.dataset not in sets:
         raise FileFormatError(f"{path} has outcomes of {public.dataset!r}", allowed=", ".join(sets))
     published = sets[public.dataset]

@@ -14,7 +14,14 @@ import numpy as np
 from dpsim.predict.defaults import DEFAULTS, Default
 from dpsim.validation.case import Case, read_cases
 from dpsim.validation.contestants import PERFECT
-from dpsim.validation.defaults import COLLECTIVE_WIDTH, as_shipped, filling, of_other_sets, widened, widths_of_other_sets
+from dpsim.validation.defaults import (
+    COLLECTIVE_WIDTH,
+    as_shipped,
+    filling,
+    of_other_sets,
+    widened,
+    widths_of_other_sets,
+)
 from dpsim.validation.inputs import Fill
 from dpsim.validation.judge import JudgedRow, judged, scored
 from dpsim.validation.published import FOLDER, PublishedSet, opened, read_sets
@@ -82,15 +89,19 @@ def validate(
     """Predict and score all cases of a folder with ``sets`` and ``cases``.
 
     ``outcomes`` are files that make outcomes of sealed rows public. ``submission`` is a file of predictions that are
-    scored in place of dpsim's. ``executor`` predicts parts of cases side by side. Raises ``ConfigError`` and
-    ``FileFormatError``.
+    scored in place of dpsim's. What cases leave open is taken from the other sets of dpsim; a folder of one's own is
+    predicted with dpsim's defaults, which saw none of its sets. The workers of an ``executor`` (any
+    ``concurrent.futures.Executor``) estimate what the other sets imply, and predict parts of cases side by side; the
+    result is the same. Raises ``ConfigError`` and ``FileFormatError``.
     """
     sets = read_sets(folder)
     for path in outcomes:
         sets = opened(sets, path)
     cases = read_cases(sets, folder)
-    stated = with_constants(judged(cases, sets, executor=executor))
     steps = [case for case in cases if case.quantity == "step"]
+    of_dpsim = folder == FOLDER
+    estimate = executor.submit(of_other_sets, cases, sets) if executor is not None and of_dpsim else None
+    stated = with_constants(judged(cases, sets, executor=executor))
 
     def filled(fills: Mapping[str, Fill]) -> list[JudgedRow]:
         """Return all rows, those of steps predicted with what is assumed; nulls know no more than the cases state."""
@@ -99,13 +110,12 @@ def validate(
 
     of_collectives = {case.dataset: COLLECTIVE_WIDTH for case in cases if case.quantity == "collective"}
     shipped = widened(filled(dict.fromkeys(sets, as_shipped)), of_collectives)
-    if folder == FOLDER:
-        assumed = of_other_sets(cases, sets)
+    assumed: Mapping[str, Sequence[Default]] = dict.fromkeys((case.dataset for case in steps), DEFAULTS)
+    rows = shipped
+    if of_dpsim:
+        assumed = of_other_sets(cases, sets) if estimate is None else estimate.result()
         rows = filled({name: filling(of_set) for name, of_set in assumed.items()})
-        widths = widths_of_other_sets(rows)
-        rows = widened(rows, widths)
-    else:
-        assumed, rows = {case.dataset: DEFAULTS for case in steps}, shipped
+        rows = widened(rows, widths_of_other_sets(rows))
     if submission is not None:
         predictor, rows = submitted(submission, rows)
         return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=(), predictor=predictor)

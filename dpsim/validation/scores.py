@@ -39,8 +39,9 @@ class Score(Row):
     max_abs_error = Column["Score", float]("ratio", "The largest |error|.", lambda s: float(s.errors.max()))
     null = Column["Score", str](
         "name",
-        "The null that is chosen beforehand: of those that saw no judged row, the one that errs least on the other sets,"
-        " by the geometric mean of its median error over that of each set's best null. A set alone takes its best one.",
+        "The null that is chosen beforehand: of those that saw no judged row, the one that errs least on the other"
+        " sets, by the geometric mean of its median error over that of each set's best null. A set that is alone takes"
+        " its best one.",
     )
     null_median_abs_error = Column["Score", float](
         "ratio",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.errors import DpsimError, FileFormatError, unknown
+from dpsim.errors import ConfigError, DpsimError, FileFormatError, unknown
 from dpsim.predict.residuals import LEVEL
 from dpsim.validation.contestants import DPSIM
 from dpsim.validation.judge import JudgedRow
@@ -38,6 +38,10 @@ class Submission(Noun, frozen=True):
     source: str = ""
     schema: str = SCHEMA
 
+    def __post_init__(self) -> None:
+        if not self.name.strip() or not self.name.isprintable():
+            raise ConfigError(f"the name is {self.name!r}", allowed="one line of text, which names the predictor")
+
 
 def submission(name: str, rows: Sequence[JudgedRow]) -> Submission:
     """Return the predictions of judged rows as a submission."""
@@ -56,7 +60,11 @@ def submitted(path: Path, rows: Sequence[JudgedRow]) -> tuple[str, list[JudgedRo
     """
     given = codec.read(path, Submission, "submission", SCHEMA)
     if given.level != LEVEL:
-        raise FileFormatError(f"{path}: the level is {given.level}", allowed=f"{LEVEL}: intervals of {LEVEL:.0%}")
+        raise FileFormatError(
+            f"{path}: the level is {given.level}",
+            allowed=f"{LEVEL}: intervals of {LEVEL:.0%}",
+            remedy=f"give the ends of the {LEVEL:.0%} intervals",
+        )
     parts: dict[str, dict[int, JudgedRow]] = {}
     for row in rows:
         parts.setdefault(row.case, {})[row.line] = row

@@ -30,6 +30,12 @@ def test_words_differ_exactly_and_numbers_beyond_rounding(old: str, new: str, di
     assert golden.lines_that_differ(old, new) == differing
 
 
+def test_numbers_of_least_squares_may_differ_in_their_last_digits() -> None:
+    assert golden.lines_that_differ("1.0 b", "1.0000005 b", golden.FITTED_TOLERANCE) == []
+    assert golden.compared({"validation/points.csv": "1.0"}, {"validation/points.csv": "1.0000005"}) == 0
+    assert golden.compared({"example/points.csv": "1.0"}, {"example/points.csv": "1.0000005"}) == 1
+
+
 def test_figures_are_left_out_of_pages_and_pages_that_appear_or_go_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

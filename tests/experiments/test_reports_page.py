@@ -8,15 +8,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from published_files import EXPERIMENTS
 from report_factory import ENVIRONMENT, sweep
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.experiments import reports_page
 from dpsim.experiments.cases import Measured, Record
-from dpsim.experiments.reports_page import committed, write_reports
+from dpsim.experiments.reports_page import ACCURACY, committed, write_reports
 from dpsim.experiments.reproducible_cost import AGAIN, PLAIN, RECORD, STUDY, Case, Mode, content
 from dpsim.harness.load import load_sweep
 from dpsim.report.sweep.summary import verdicts
+from dpsim.validation.page import content as validation_content
+from dpsim.validation.run import validate
 
 
 def costs() -> Record[Case]:
@@ -57,6 +61,20 @@ def test_reports_are_drawn_again_and_listed_with_question_verdict_and_figure(rep
     for expected in (cost.heading, cost.question, cost.answers[0], verdict):
         assert expected in text
     assert text.index("Sweeps") < text.index("The same bits") and "The allreduce" not in text
+
+
+def test_the_report_on_published_measurements_is_predicted_again(
+    reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = validate(EXPERIMENTS / "validation_example")
+    monkeypatch.setattr(reports_page, "validate", lambda: example)
+    folder = reports / "validation"
+    folder.mkdir()
+    text = html.unescape(write_reports(reports, [folder]).read_text())
+    listed = validation_content(example)
+    assert all(words in text for words in (ACCURACY, listed.heading, listed.question, listed.answers[0]))
+    links = re.findall(r'(?:href|src)="([^"]*)"', text)
+    assert links == ["validation/index.html", "validation/skill.svg"] and (folder / "points.csv").is_file()
 
 
 def test_only_reports_that_git_knows_are_drawn(reports: Path) -> None:

@@ -274,7 +274,9 @@ def test_the_defaults_that_come_with_dpsim_are_what_the_sets_imply() -> None:
     for kind, width in (("collective", COLLECTIVE_WIDTH), ("step", DEFAULTS[-1].value)):
         of_kind = [row for row in rows if row.quantity == kind]
         case = replace(nobody[0].part, case=of_kind[0].part.case)
-        assert widths_of_other_sets([*of_kind, nobody[0].replaced(part=case)])["nobody"] == pytest.approx(width, rel=0.02)
+        assert widths_of_other_sets([*of_kind, nobody[0].replaced(part=case)])["nobody"] == pytest.approx(
+            width, rel=0.02
+        )
 
 
 def test_parts_are_predicted_alike_by_processes() -> None:
