@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,9 @@ from dpsim.cli import flags, outputs, show
 from dpsim.registry import listed
 
 if TYPE_CHECKING:
+    from dpsim.machine import Machine
     from dpsim.records.convergence import Convergence
+    from dpsim.workload import Workload
 
 EXAMPLES = """\
 Examples:
@@ -43,6 +46,36 @@ class PlanFlags(
     )
 
 
+class MachineFlags(flags.Flags):
+    """The flags of what the machine file does not say; they hold for all machines."""
+
+    synchronisation_loss: float | None = flags.flag(
+        "Times as long that computation takes on several devices as on one (assumed: 1.05)."
+    )
+    fixed_share: float | None = flags.flag(
+        "Share of the layer times that no batch changes, where they are known at one batch (assumed: 0.09)."
+    )
+    contention: float | None = flags.flag(
+        "Times as long as alone that a collective takes beside backward (assumed: 1.875)."
+    )
+    collective_overhead: str | None = flags.flag("What the host adds to each collective, like 20us (assumed: 0).")
+
+    def of(self, workload: Workload, machine: Machine, devices: Sequence[int]) -> Machine:
+        """Return a machine with what the flags state of it. Raises ``ConfigError``."""
+        import msgspec
+
+        from dpsim.predict.defaults import with_stated
+        from dpsim.units import parse_duration
+
+        values = flags.provided(
+            compute_slowdown=self.synchronisation_loss, fixed_share=self.fixed_share, contention=self.contention
+        )
+        if self.collective_overhead is not None:
+            overhead_s = parse_duration(self.collective_overhead)
+            machine = msgspec.structs.replace(machine, collective_overhead_s=overhead_s)
+        return with_stated(workload, machine, devices, values)
+
+
 def predict(
     *,
     workload: Annotated[Path, Parameter(help="A workload file from dpsim profile.")],
@@ -55,6 +88,7 @@ def predict(
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8 or 8..1024 (doubling), or layouts: 2x4.")],
     plans: PlanFlags,
     leaves: flags.LeafFlags,
+    stated: MachineFlags,
     target_loss: Annotated[
         float | None, Parameter(help="A training loss to reach: also predict the time to it, with --convergence.")
     ] = None,
@@ -90,7 +124,10 @@ def predict(
     outputs.drawable(plot)
     profiled, counts = workloads.read(workload), flags.counts_or_layouts(devices)
     numbers = [parse_devices(count)[0] for count in counts]
-    known = {str(path): for_prediction(profiled, machines.read(path), numbers) for path in files}
+    known = {
+        str(path): for_prediction(profiled, stated.of(profiled, machines.read(path), numbers), numbers)
+        for path in files
+    }
     calibrated = next(iter(known.values()))
     fields = plans.values() | leaves.values()
     if "optimizer" in fields:

@@ -10,7 +10,7 @@ from dpsim.algorithms import ALGORITHMS, NCCL
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict.cost import idle_curve, sharing, table_for, whole
-from dpsim.predict.prices import EXACT_DEVICES, waiting_factor
+from dpsim.predict.prices import EXACT_DEVICES, local_share, waiting_factor
 from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
 from dpsim.workload import Workload
 
@@ -30,6 +30,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
         _no_shared_memory([p for p in several if not _has_table(machine, p)]),
         _waiting(machine, several, workload),
         _synchronised(machine, several),
+        _fixed_share(machine, plans, workload),
         _whole_buckets([p for p in several if p.fusion_rule != "per-tensor"], workload),
         _assumed(machine, several, workload),
         _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
@@ -197,10 +198,11 @@ def _no_shared_memory(plans: Sequence[Plan]) -> str:
 def _free_overlap(machine: Machine, plans: Sequence[Plan]) -> str:
     if not plans or machine.overlap:
         return ""
-    lasts = ""
-    if "contention" in machine.assumed:
-        lasts = f"an allreduce beside backward is assumed to last {machine.contention:g} times as long as alone, and "
-    return f"{lasts}overlap to cost no compute time (the machine has no overlap tables); compare --overlap off"
+    free = "overlap {}to cost no compute time (the machine has no overlap tables); compare --overlap off"
+    if "contention" not in machine.assumed:
+        return free.format("is assumed ")
+    lasts = f"an allreduce beside backward is assumed to last {machine.contention:g} times as long as alone, and "
+    return lasts + free.format("")
 
 
 def _synchronised(machine: Machine, plans: Sequence[Plan]) -> str:
@@ -210,4 +212,16 @@ def _synchronised(machine: Machine, plans: Sequence[Plan]) -> str:
     return (
         f"computation is assumed to last {factor:g} times as long on several devices as on one, as each waits for the"
         " slowest: neither the machine's compute_slowdown nor the workload's step_spread states it"
+    )
+
+
+def _fixed_share(machine: Machine, plans: Sequence[Plan], workload: Workload | None) -> str:
+    if workload is None or "fixed_share" not in machine.assumed:
+        return ""
+    (known,) = workload.local_batches
+    if all(local_share(plan) == known for plan in plans):
+        return ""
+    return (
+        f"{machine.fixed_share:.0%} of the layer times at local batch {known}, the only one that they are known at, are"
+        " assumed to stay as they are at every batch (the machine's fixed_share)"
     )

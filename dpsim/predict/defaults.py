@@ -5,12 +5,13 @@ Each default is what published sets of step times imply (``dpsim.validation.defa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from dpsim.errors import ConfigError
 from dpsim.machine import ComputeSlowdown, Machine
 from dpsim.predict.past import with_past_studies
 from dpsim.predict.residuals import ANY_GROUP
@@ -82,6 +83,32 @@ DEFAULTS = (
 What the host adds to a collective (``collective_overhead_s``) has none: all sets that tell of it are predicted best
 with 1 us or less, for tables and data sheets hold most of it.
 """
+
+
+_CERTAIN = 1e-9
+"""The doubt of what somebody states; 0 would be a doubt that is not known."""
+
+
+def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], values: Mapping[str, float]) -> Machine:
+    """Return a machine with what somebody states of it: values by the names of fields that ``DEFAULTS`` has.
+
+    Raises ``ConfigError`` where the files say it themselves, or for values that a machine cannot have.
+    """
+    stated = []
+    for default in DEFAULTS:
+        if default.field in values:
+            if default.stated(workload, machine):
+                raise ConfigError(
+                    f"{default.field} is stated, and the machine {machine.name!r} or the workload says it too",
+                    allowed="one of the two",
+                    remedy="leave it out, or take it out of the file",
+                )
+            stated.append(replace(default, value=values[default.field], doubt=_CERTAIN))
+    several = sorted({*devices} - {1})
+    fields: dict[str, Any] = {}
+    for default in stated:
+        fields |= default.fields(default.value, default.doubt, several)
+    return msgspec.structs.replace(machine, **fields)
 
 
 def for_prediction(workload: Workload, machine: Machine, devices: Iterable[int]) -> Machine:

@@ -113,9 +113,9 @@ def records_table(rows: Sequence[JudgedRow]) -> Table | None:
         sections={counted(len(records), "record"): records},
         note="Images/s a device are 90 epochs of ImageNet over the published time and the devices. Efficiency is that "
         "rate over the one published of one device alone. Computation, waiting for the slowest device and "
-        "communication that is not hidden are shares of the predicted step, each with its 90% interval. Computation is that "
-        "of one device at the record's local batch, as many times slower than the published rate as the other records say: "
-        "evaluation, input, start and the software of its time are in no published input.",
+        "communication that is not hidden are shares of the predicted step, each with its 90% interval. Computation is "
+        "that of one device at the record's local batch, as many times slower than the published rate as the other "
+        "records say: evaluation, input, start and the software of its time are in no published input.",
     )
 
 
