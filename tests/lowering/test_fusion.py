@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import resnet50
+from dpsim.fusion_rules import FUSION_RULES
 from dpsim.lowering import fusion
 from dpsim.lowering.ddp import DDP_FIRST_BUCKET_BYTES
 from dpsim.lowering.fusion import fuse
 from dpsim.lowering.horovod import HorovodCycle
 
 MIB = 2**20
+STATIC = [name for name, rule in FUSION_RULES.items() if not (rule.needs_costs or rule.while_running)]
 QUICK = settings(max_examples=150)
 SIZES = st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=40)
 THRESHOLDS = st.one_of(st.sampled_from([0.0, 1.0, 4096.0, float(MIB), math.inf]), st.integers(0, 4 * MIB).map(float))
@@ -29,7 +31,7 @@ def buckets_of(sizes: list[int], rule: str, threshold: float | None = None, **op
 
 
 @QUICK
-@given(SIZES, THRESHOLDS, st.sampled_from(["tarantella", "ddp", "per-tensor", "one"]), st.integers(0, 2**32 - 1))
+@given(SIZES, THRESHOLDS, st.sampled_from(STATIC), st.integers(0, 2**32 - 1))
 def test_every_tensor_is_in_exactly_one_bucket_of_one_dtype(
     sizes: list[int], threshold: float, rule: str, seed: int
 ) -> None:
@@ -62,12 +64,57 @@ def test_ddp_is_its_reference_implementation(sizes: list[int], threshold: float 
     assert buckets_of(sizes, "ddp", threshold) == expected + ([bucket] if bucket else [])
 
 
+def ddp_as_assigned(sizes: list[int], cap: float) -> list[list[int]]:
+    """PyTorch's compute_bucket_assignment_by_size with the limits [1 MiB, cap], which closes a bucket once it is full."""
+    limits, buckets, bucket = [DDP_FIRST_BUCKET_BYTES, cap], [], list[int]()
+    for size in sizes:
+        bucket.append(size)
+        if sum(bucket) >= limits[0]:
+            buckets.append(bucket)
+            bucket, limits = [], limits[-1:]
+    return buckets + ([bucket] if bucket else [])
+
+
+@QUICK
+@given(SIZES, st.one_of(st.none(), THRESHOLDS))
+def test_earlier_versions_of_ddp_have_a_first_bucket_of_1_mib_at_any_cap(
+    sizes: list[int], threshold: float | None
+) -> None:
+    """Up to PyTorch 1.5 the list is made in the order of the parameters, and sent from its end."""
+    cap = 25.0 * MIB if threshold is None else threshold
+    assert buckets_of(sizes, "ddp-2.3", threshold) == ddp_as_assigned(sizes, cap)
+    forward = [bucket[::-1] for bucket in ddp_as_assigned(sizes[::-1], cap)]
+    assert buckets_of(sizes, "ddp-1.5", threshold) == forward[::-1]
+    if threshold is None:
+        assert buckets_of(sizes, "ddp") == buckets_of(sizes, "ddp-2.3")
+
+
+@QUICK
+@given(SIZES, THRESHOLDS)
+def test_a_capped_bucket_is_never_overfilled_and_takes_each_tensor_that_fits(sizes: list[int], threshold: float) -> None:
+    """That the next tensor would overfill each bucket, whichever end they are filled from, makes the buckets unique."""
+    for rule, order in (("capped", 1), ("capped-forward", -1)):
+        buckets = [bucket[::order] for bucket in buckets_of(sizes, rule, threshold)][::order]
+        assert all(sum(bucket) <= threshold or len(bucket) == 1 for bucket in buckets)
+        for bucket, following in pairwise(buckets):
+            assert threshold == 0 or sum(bucket) + following[0] > threshold
+    assert buckets_of(sizes, "capped") == buckets_of(sizes, "capped", 25.0 * MIB)
+
+
+def test_capped_buckets_are_told_by_hand() -> None:
+    sizes = [3, 9, 4, 5, 1, 6]  # in the order in which backward makes them final: the first layer's is the last
+    assert buckets_of(sizes, "capped", 10.0) == [[3], [9], [4, 5, 1], [6]]
+    assert buckets_of(sizes, "capped-forward", 10.0) == [[3], [9], [4, 5], [1, 6]]
+    assert buckets_of(sizes, "capped", 8.0) == [[3], [9], [4], [5, 1], [6]]
+    assert fuse(np.array(sizes, np.int64), "capped-forward", 10.0).flags["C_CONTIGUOUS"]
+
+
 def test_the_extremes_of_the_threshold() -> None:
     sizes = [10, 0, 2 * MIB, 5, 7]
-    for rule in ("tarantella", "ddp"):
+    for rule in ("tarantella", "ddp", "capped", "capped-forward"):
         assert buckets_of(sizes, rule, 0.0) == [[size] for size in sizes]
-    assert buckets_of(sizes, "tarantella", math.inf) == [sizes]
-    assert buckets_of(sizes, "ddp", math.inf) == [sizes]
+        assert buckets_of(sizes, rule, math.inf) == [sizes]
+        assert buckets_of([], rule, 1.0) == []
     assert buckets_of(sizes, "ddp") == [[10, 0, 2 * MIB], [5, 7]]
     assert buckets_of(sizes, "one") == [sizes]
     assert buckets_of(sizes, "per-tensor") == [[size] for size in sizes]
@@ -199,6 +246,7 @@ def test_the_compiled_loops_and_the_plain_ones_fuse_alike(tensors: list[tuple[in
     ready = np.arange(len(tensors)) * 1e-4
     calls = (
         (fusion._close_at, (sizes, np.array([threshold]), codes)),
+        (fusion._close_before, (sizes, threshold, codes)),
         (
             fusion._merge_mg_wfbp,
             (sizes, ready, 1e-4, 1e-7, codes),
