@@ -53,8 +53,8 @@ def predict_points(
     ``choose_overlap`` chooses for all points. ``cycle_s`` belongs to the rule ``horovod``.
 
     Where the workload was recorded from a script with DDP, what the script told DDP takes the place of the defaults:
-    rule ``ddp`` (``ddp-2.3`` before PyTorch 2.4) with its bucket cap, the micro-batches of a step, the type that its communication hook sends, and
-    global batch norm where it synchronises batch norm.
+    rule ``ddp`` (``ddp-2.3`` before PyTorch 2.4) with its bucket cap, the micro-batches of a step, the type that its
+    communication hook sends, and global batch norm where it synchronises batch norm.
 
     With an ``executor`` (``concurrent.futures``, or ``mpi4py.futures`` and others like it) its workers predict; the
     results are the same.

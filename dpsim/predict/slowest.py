@@ -1,9 +1,9 @@
 """How long the slowest of several devices computes, which every step of synchronous training waits for.
 
 A device computes for its factor (1, or more on a slow device) times a draw from the workload's ``step_spread``. With
-``step_correlation`` rho the draws of a step are dependent: that of device i is the quantile Phi(x_i) of the spread, with
-x_i = sqrt(rho) z + sqrt(1 - rho) e_i, a z common to all devices and an e_i of each, standard normal (a Gaussian copula
-with one factor). Where z is known the draws are independent; an expectation is a sum over z.
+``step_correlation`` rho the draws of a step are dependent: that of device i is the quantile Phi(x_i) of the spread,
+with x_i = sqrt(rho) z + sqrt(1 - rho) e_i, a z common to all devices and an e_i of each, standard normal (a Gaussian
+copula with one factor). Where z is known the draws are independent; an expectation is a sum over z.
 """
 
 from __future__ import annotations

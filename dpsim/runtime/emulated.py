@@ -38,9 +38,9 @@ class EmulatedReplica:
     """Waits for the times that ``workload`` has of ``model``'s layers; implements ``dpsim.replica.EmulatedCompute``.
 
     All times of a step are multiplied by a factor that is drawn from the workload's ``step_spread`` for this seed, rank
-    and step, to some degree alike on all ranks (``step_correlation``); 1 where the spread is not known. ``lateness_s`` holds how late each moment of the last step was met. Batch
-    norm over the global batch really sums over the ranks, and what follows begins when the sum is there; leaves are not
-    emulated.
+    and step, to some degree alike on all ranks (``step_correlation``); 1 where the spread is not known. ``lateness_s``
+    holds how late each moment of the last step was met. Batch norm over the global batch really sums over the ranks,
+    and what follows begins when the sum is there; leaves are not emulated.
     """
 
     def __init__(self, model: Replica, workload: Workload, *, seed: int, rank: int, clock: Clock | None = None) -> None:
