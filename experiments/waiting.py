@@ -153,9 +153,9 @@ def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progres
     for spread in ((), quantiles(case.shape, case.deviation)):
         model = models.load(_MODEL, data.input_shape, data.classes).replica()
         workload = msgspec.structs.replace(workload_of(describe(model, _MODEL), case), step_spread=spread)
-        if spread and comm.rank < len(case.slow_devices):
-            workload = workload.slowed(case.slow_devices[comm.rank])
-        replicas.append(EmulatedReplica(model, workload, seed=0, rank=comm.rank))
+        slow = bool(spread) and comm.rank < len(case.slow_devices)
+        own = workload.slowed(case.slow_devices[comm.rank]) if slow else workload
+        replicas.append(EmulatedReplica(model, own, seed=0, rank=comm.rank))
     trainers = [Trainer(replica, data, _plan(case), comm, network) for replica in replicas]
     gc.collect()
     gc.freeze()
