@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from dpsim.codec import Noun
 from dpsim.dtypes import WireDtype
 from dpsim.errors import ConfigError
 
 _DEFAULT_HOOK = "allreduce_hook"
 """PyTorch's hook that does what DDP does without one."""
+CAP_FOR_THE_FIRST_BUCKET_TOO = (2, 4)
+"""From this PyTorch on, a cap that the user sets holds for the first bucket too; before, it was 1 MiB all the same."""
 
 
 class DdpSettings(Noun, frozen=True):
@@ -48,9 +52,16 @@ class DdpSettings(Noun, frozen=True):
             raise ConfigError("ddp has a size below 0", allowed="sizes of 0 or more bytes")
 
     @property
+    def bucket_rule(self) -> str:
+        """The rule of the script's PyTorch; where its version is not known, that of the newest."""
+        version = re.match(r"(\d+)\.(\d+)", self.torch)
+        earlier = version is not None and tuple(map(int, version.groups())) < CAP_FOR_THE_FIRST_BUCKET_TOO
+        return "ddp-2.3" if earlier else "ddp"
+
+    @property
     def fusion_rule(self) -> str:
         """The rule that makes DDP's buckets of the workload's tensors."""
-        return "per-tensor" if self.whole_buckets else "ddp"
+        return "per-tensor" if self.whole_buckets else self.bucket_rule
 
     @property
     def wire_dtype(self) -> WireDtype | None:

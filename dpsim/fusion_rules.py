@@ -5,6 +5,7 @@ Loads nothing: the implementation is named, and imported when tensors are first 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ class FusionRule:
 
 
 FUSION_RULES: Registry[FusionRule] = Registry("fusion rule", FusionRule, group="dpsim.fusion_rules")
+DDP_RULES = frozenset({"ddp", "ddp-2.3", "ddp-1.5"})
+"""The rules of PyTorch's DDP, which a script's ``bucket_cap_mb`` belongs to."""
 OTHER_BY_DEFAULT = frozenset({"ddp"})
 """Rules that make other buckets where no threshold is set than at their default threshold."""
 
@@ -48,6 +51,10 @@ for _name, _summary, _threshold_bytes, _module in (
     ("tarantella", "a bucket closes once it holds the threshold", 32 * _KIB, "fusion"),
     ("horovod", "every cycle packs what is ready, up to the threshold", 128 * _MIB, "horovod"),
     ("ddp", "as tarantella; by default, the first bucket at 1 MiB", 25 * _MIB, "ddp"),
+    ("ddp-2.3", "as ddp of PyTorch 1.6 to 2.3: the first bucket always at 1 MiB", 25 * _MIB, "ddp"),
+    ("ddp-1.5", "as ddp up to PyTorch 1.5: from the first layer on, its bucket at 1 MiB", 25 * _MIB, "ddp"),
+    ("capped", "a bucket closes before it would exceed the threshold", 25 * _MIB, "fusion"),
+    ("capped-forward", "as capped, filled from the first layer on", 25 * _MIB, "fusion"),
     ("per-tensor", "one bucket per tensor", None, "fusion"),
     ("one", "one bucket per step", None, "fusion"),
     ("mg-wfbp", "merges where that hides more communication", None, "fusion"),
@@ -59,6 +66,6 @@ for _name, _summary, _threshold_bytes, _module in (
             default_threshold_bytes=_threshold_bytes,
             needs_costs=_name == "mg-wfbp",
             while_running=_name == "horovod",
-            buckets=f"dpsim.lowering.{_module}:{_name.replace('-', '_')}",
+            buckets=f"dpsim.lowering.{_module}:{re.sub('[-.]', '_', _name)}",
         )
     )

@@ -296,7 +296,8 @@ class Machine(Noun, frozen=True, dict=True):
     proportion). ``assumed`` names the fields that nobody stated
     (``dpsim.predict.defaults``), and ``interval_widths`` is what past studies on the machine say of predicted intervals
     (``dpsim.predict.past``). ``network_adapters`` are those of a node, and ``wiring`` joins its devices (``None``: not
-    known).
+    known). ``slow_devices`` are the factors by which some devices compute more slowly than the others (a throttled or
+    an older GPU), one entry for each; they are among those of every plan of several devices.
     """
 
     name: str
@@ -324,6 +325,7 @@ class Machine(Noun, frozen=True, dict=True):
     collective_overhead_s: float | None = None
     collective_overhead_uncertainty: float | None = None
     fixed_share: float | None = None
+    slow_devices: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):
@@ -345,6 +347,12 @@ class Machine(Noun, frozen=True, dict=True):
             contention_uncertainty=self.contention_uncertainty,
             collective_overhead_uncertainty=self.collective_overhead_uncertainty,
         )
+        if any(not 1 <= factor < math.inf for factor in self.slow_devices):
+            raise ConfigError(
+                f"slow_devices is {list(self.slow_devices)}",
+                allowed="for each slow device a finite factor of 1 or more on its computing time",
+                remedy="let the workload's layer times be those of the fast devices, as [2.0] for one half as fast",
+            )
         if self.network_adapters is not None and self.network_adapters < 1:
             raise ConfigError(
                 f"network_adapters is {self.network_adapters}", allowed="1 or more, or left out: not known"

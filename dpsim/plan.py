@@ -31,9 +31,9 @@ class Plan(Noun, frozen=True):
     """How a workload is run on ``devices`` devices.
 
     ``fusion_rule`` is one of ``dpsim.fusion_rules``, ``algorithm`` one of ``dpsim.algorithms``.
-    ``fusion_threshold_bytes`` belongs to the rules tarantella (a bucket closes once it holds at least this
-    much), ddp (likewise; by default, its first bucket at 1 MiB) and horovod (a maximum); ``None`` is the
-    rule's own default, and 0 is one bucket per tensor under every rule.
+    ``fusion_threshold_bytes`` belongs to the rules that take one: under tarantella and ddp a bucket closes once it
+    holds at least this much, under horovod and capped it is a maximum; ``None`` is the rule's own default, and 0 is
+    one bucket per tensor under every rule.
     ``layout`` is ``2x4`` for 2 nodes of 4 devices; empty: nothing is known of nodes (flat).
     ``algorithm`` ``auto`` is the fastest in shared memory by size (``dpsim.machine.Selection``), MPI's own without it.
     ``leaves`` > 0 makes training reproducible: each global batch is cut into so many leaves, and whatever is summed

@@ -94,6 +94,8 @@ class Workload(Noun, frozen=True, dict=True):
     ``optimizer_slots`` is how many arrays of the parameters' size the optimizer keeps; ``None``: as the plan's does.
     ``step_spread`` says how much the computing time of one device varies from step to step: evenly spaced quantiles of
     it over its median, ascending (value i of k is quantile (i + 1/2) / k); empty where it is not known.
+    ``step_correlation`` says how far the devices of a step are slow together: 0 where each draws its time for itself,
+    1 where all draw the same and none waits for another (``dpsim.predict.slowest``).
     ``relative_uncertainty`` is one standard error of the layer times over them (``None``: not known). What later
     changes of the machine add is stated by the machine.
 
@@ -119,6 +121,7 @@ class Workload(Noun, frozen=True, dict=True):
     input_workers: int = 1
     input_prefetch: bool = False
     ddp: DdpSettings | None = None
+    step_correlation: float = 0.0
 
     def __post_init__(self) -> None:
         batches = self.local_batches
@@ -148,6 +151,11 @@ class Workload(Noun, frozen=True, dict=True):
             raise ConfigError(
                 f"workload {self.name!r} has step_spread {list(spread)}",
                 allowed="finite ratios > 0 in ascending order, or none",
+            )
+        if not 0 <= self.step_correlation <= 1:
+            raise ConfigError(
+                f"workload {self.name!r} has step_correlation {self.step_correlation}",
+                allowed="0 (each device for itself) to 1 (all devices together)",
             )
         check_uncertainty(f"workload {self.name!r}", relative_uncertainty=self.relative_uncertainty)
         sizes = {"gradient bytes": self.gradient_bytes, "state_bytes": self.state_bytes}

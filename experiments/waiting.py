@@ -1,8 +1,9 @@
 """``python -m dpsim.experiments.waiting`` measures what waiting for the slowest rank adds to a step.
 
 Ranks with emulated computation train over an emulated link: in one visit every step computes for the same time, in the
-next its time is drawn anew on each rank and in each step, from a spread that is known. Everything else is real and the
-same. The mean step of the second, less that of the first, is compared with ``Prediction.waiting_for_slowest_s``.
+next its time is drawn anew on each rank and in each step, from a spread that is known; in some cases the draws have a
+part in common, or one rank computes more slowly than the others. Everything else is real and the same. The mean step of
+the second, less that of the first, is compared with ``Prediction.waiting_for_slowest_s``.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ Shape = Literal["normal", "exponential"]
 class Case(Noun, frozen=True):
     """So many ranks, each of whose steps computes for ``compute_s`` on average, with this distribution.
 
-    ``deviation`` is its standard deviation over its mean.
+    ``deviation`` is its standard deviation over its mean, ``correlation`` the ``step_correlation`` of the workload, and
+    ``slow_devices`` the factors of the first ranks, as in ``Machine``.
     """
 
     devices: int
@@ -56,10 +58,14 @@ class Case(Noun, frozen=True):
     deviation: float = 0.15
     compute_s: float = 0.04
     rounds: int = 24
+    correlation: float = 0.0
+    slow_devices: tuple[float, ...] = ()
 
     @property
     def title(self) -> str:
-        return f"{self.devices} ranks, {self.shape} spread of {self.deviation:.0%}"
+        correlation = f", correlation {self.correlation:g}" if self.correlation else ""
+        slow = "".join(f", one {factor:g} times as slow" for factor in self.slow_devices)
+        return f"{self.devices} ranks, {self.shape} spread of {self.deviation:.0%}{correlation}{slow}"
 
 
 Waiting = Measured[Case]
@@ -87,7 +93,11 @@ def error(of: Waiting) -> float:
 
 
 _SHAPES: tuple[Shape, ...] = ("normal", "exponential")
-CASES = tuple(Case(devices=devices, shape=shape) for devices in (2, 4, 8) for shape in _SHAPES)
+CASES = (
+    *(Case(devices=devices, shape=shape) for devices in (2, 4, 8) for shape in _SHAPES),
+    Case(devices=4, shape="normal", correlation=0.5),
+    *(Case(devices=devices, shape="normal", slow_devices=(1.25,)) for devices in (2, 4)),
+)
 
 
 def quantiles(shape: Shape, deviation: float) -> tuple[float, ...]:
@@ -102,12 +112,16 @@ def quantiles(shape: Shape, deviation: float) -> tuple[float, ...]:
 
 
 def workload_of(bare: Workload, case: Case) -> Workload:
-    """Return layers that compute for equally long, forward for half as long as backward, without a spread."""
+    """Return layers that compute for equally long, forward for half as long as backward, without a spread.
+
+    Draws from a spread that is put in have the case's correlation.
+    """
     layer_s = (case.compute_s - _UPDATE_S - _OVERHEAD_S) / len(bare.layers)
     layers = tuple(
         msgspec.structs.replace(layer, forward_s=(layer_s / 3,), backward_s=(2 * layer_s / 3,)) for layer in bare.layers
     )
-    return msgspec.structs.replace(bare, layers=layers, update_s=_UPDATE_S, overhead_s=_OVERHEAD_S)
+    fields = {"update_s": _UPDATE_S, "overhead_s": _OVERHEAD_S, "step_correlation": case.correlation}
+    return msgspec.structs.replace(bare, layers=layers, **fields)
 
 
 def _plan(case: Case) -> Plan:
@@ -117,8 +131,8 @@ def _plan(case: Case) -> Plan:
 def predicted_s(workload: Workload, case: Case) -> float:
     """Return the predicted waiting of a step; ``workload`` has the spread. The link costs nothing."""
     link = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
-    schedule = scheduled(workload, machine := Machine(name="free link", link=link), _plan(case))
-    return price(schedule, machine).prediction.waiting_for_slowest_s
+    machine = Machine(name="free link", link=link, slow_devices=case.slow_devices)
+    return price(scheduled(workload, machine, _plan(case)), machine).prediction.waiting_for_slowest_s
 
 
 STUDY: Study[Case] = Study(
@@ -139,7 +153,9 @@ def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progres
     for spread in ((), quantiles(case.shape, case.deviation)):
         model = models.load(_MODEL, data.input_shape, data.classes).replica()
         workload = msgspec.structs.replace(workload_of(describe(model, _MODEL), case), step_spread=spread)
-        replicas.append(EmulatedReplica(model, workload, seed=0, rank=comm.rank))
+        slow = bool(spread) and comm.rank < len(case.slow_devices)
+        own = workload.slowed(case.slow_devices[comm.rank]) if slow else workload
+        replicas.append(EmulatedReplica(model, own, seed=0, rank=comm.rank))
     trainers = [Trainer(replica, data, _plan(case), comm, network) for replica in replicas]
     gc.collect()
     gc.freeze()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine, Network
 from dpsim.predict.formulas import fitted_links
@@ -59,10 +61,9 @@ def merged(machines: Sequence[Machine]) -> Machine:
             tables, emulated=first.emulated_network, wire_latency_s=wire_latency_s, cores=first.cores
         )
         link_in_node = link_in_node if link_in_node is not None and not link_in_node.fitted_to else fitted_in_node
-    return Machine(
+    return msgspec.structs.replace(
+        first,
         name="; ".join(dict.fromkeys(machine.name for machine in machines)),
-        network=first.network,
-        emulated_network=first.emulated_network,
         allreduce=tables,
         halves=halves,
         overlap=overlap,
@@ -70,8 +71,6 @@ def merged(machines: Sequence[Machine]) -> Machine:
         selection=tuple(selection[devices] for devices in sorted(selection)),
         link=link,
         link_in_node=link_in_node,
-        memory_bytes=first.memory_bytes,
-        cores=first.cores,
         calibrated_on="; ".join(dict.fromkeys(machine.calibrated_on for machine in machines if machine.calibrated_on)),
         source="; ".join(dict.fromkeys(machine.source for machine in machines if machine.source)),
     )

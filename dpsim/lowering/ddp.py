@@ -1,6 +1,7 @@
 """The rule of PyTorch's DistributedDataParallel (DDP): which gradients it sends together, in which order.
 
-``ddp`` is the fusion rule; the other functions give the bucket lists of a DDP model with parameters of several kinds.
+``ddp`` is the fusion rule, ``ddp_2_3`` and ``ddp_1_5`` are those of earlier versions; the other functions give the
+bucket lists of a DDP model with parameters of several kinds.
 
 DDP makes its first list at construction, from the order of the parameters. Unless ``find_unused_parameters`` is set,
 that list has one bucket for each dtype and device, and after the first synchronising step DDP makes the list that it
@@ -19,15 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpsim.ddp_settings import CAP_FOR_THE_FIRST_BUCKET_TOO
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
-from dpsim.lowering.fusion import GradientTensors, Ints, closed_at
+from dpsim.lowering.fusion import GradientTensors, Ints, closed_at, from_first_layer
 
 DDP_FIRST_BUCKET_BYTES = float(2**20)
 DDP_DEFAULT_CAP_BYTES = FUSION_RULES.find("ddp").default_threshold_bytes or 0.0
 FIRST_VERSION = (2, 0)
-CAP_FOR_THE_FIRST_BUCKET_TOO = (2, 4)
-"""From this PyTorch on, a cap that the user sets holds for the first bucket too; before, it was 1 MiB all the same."""
 
 Buckets = tuple[tuple[int, ...], ...]
 """Buckets in the order in which DDP sends them; each holds positions in the list of parameters."""
@@ -41,6 +41,19 @@ def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """
     first = (DDP_FIRST_BUCKET_BYTES,) if tensors.default_threshold else ()
     return closed_at(tensors, *first, threshold_bytes)
+
+
+def ddp_2_3(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """As ``ddp`` of PyTorch 1.6 to 2.3: the first bucket of a dtype closes at 1 MiB, whatever threshold is set."""
+    return closed_at(tensors, DDP_FIRST_BUCKET_BYTES, threshold_bytes)
+
+
+def ddp_1_5(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """As ``ddp_2_3``, filled in the order of the parameters: the bucket of 1 MiB is the first layers', sent last.
+
+    So up to PyTorch 1.5, which kept the list made at construction; later ones do with ``find_unused_parameters``.
+    """
+    return from_first_layer(ddp_2_3, tensors, threshold_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,34 @@ def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     return closed_at(tensors, math.inf)
 
 
+def capped(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """A bucket closes before the tensor that would make it larger than the threshold (0: one per tensor).
+
+    A tensor larger than the threshold is a bucket of its own. PyTorch's bucket cap is no such maximum: ``ddp`` adds the
+    tensor first. Trainers that fill buffers of a fixed size do this; the default is DDP's ``bucket_cap_mb``, 25 MiB.
+    """
+    starts: Ints = _loop(_close_before, tensors)(tensors.size_bytes, threshold_bytes, tensors.dtype_code)
+    return starts
+
+
+def capped_forward(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """As ``capped``, filled in the order of the parameters, so that what is left over is in the last layers' bucket.
+
+    Source: PyTorch ``benchmarks/distributed/ddp/compare/python_ddp.py`` _build_buckets_for_params.
+    """
+    return from_first_layer(capped, tensors, threshold_bytes)
+
+
+def from_first_layer(rule: Callable[..., Ints], tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """The buckets that ``rule`` makes of the tensors in the order of the parameters, in the order they are ready.
+
+    A bucket is ready when the gradient of its first parameter is, which backward makes final last.
+    """
+    forward = replace(tensors, size_bytes=tensors.size_bytes[::-1].copy(), dtype_code=tensors.dtype_code[::-1].copy())
+    starts: Ints = len(tensors.size_bytes) - rule(forward, threshold_bytes)[::-1]
+    return starts
+
+
 def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """Merges a bucket into the next tensor l - 1 iff r[l-1] < tau[l] + t_c(l) and (tau[l] > r[l-1] or
     r[l-1] - tau[l] < alpha), with t_c = alpha_s + beta_s_per_byte * bytes, tau[l] = max(tau[l+1] + t_c(l+1), r[l]) and
@@ -145,6 +173,25 @@ def _close_at(size_bytes, limits, dtype_code):  # type: ignore[no-untyped-def]
             buckets += 1
             starts[buckets] = i + 1
             size = np.int64(0)
+    return starts[: buckets + 1].copy()
+
+
+@jit
+def _close_before(size_bytes, limit, dtype_code):  # type: ignore[no-untyped-def]
+    tensors = len(size_bytes)
+    starts = np.zeros(tensors + 1, np.int64)
+    buckets = 0
+    size = np.int64(0)
+    for i in range(tensors):
+        full = limit == 0 or size + size_bytes[i] > limit
+        if i > 0 and (full or dtype_code[i] != dtype_code[i - 1]):
+            buckets += 1
+            starts[buckets] = i
+            size = np.int64(0)
+        size += size_bytes[i]
+    if tensors > 0:
+        buckets += 1
+        starts[buckets] = tensors
     return starts[: buckets + 1].copy()
 
 

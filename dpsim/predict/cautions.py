@@ -10,7 +10,8 @@ from dpsim.algorithms import ALGORITHMS, NCCL
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict.cost import idle_curve, sharing, table_for, whole
-from dpsim.predict.prices import EXACT_DEVICES, local_share, waiting_factor
+from dpsim.predict.prices import local_share, waiting_factor
+from dpsim.predict.slowest import EXACT_DEVICES
 from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
 from dpsim.workload import Workload
 
@@ -164,7 +165,10 @@ def _waiting(machine: Machine, plans: Sequence[Plan], workload: Workload | None)
     beyond = [
         p
         for p in plans
-        if workload is not None and p.devices > EXACT_DEVICES and waiting_factor(machine, workload, p.devices) > 1
+        if workload is not None
+        and workload.step_spread
+        and p.devices > EXACT_DEVICES
+        and waiting_factor(machine, workload, p.devices) > 1
     ]
     if not beyond:
         return ""

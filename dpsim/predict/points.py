@@ -15,7 +15,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import parse_devices
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
-from dpsim.fusion_rules import FUSION_RULES
+from dpsim.fusion_rules import DDP_RULES, FUSION_RULES
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict.cautions import cautions
@@ -53,8 +53,8 @@ def predict_points(
     ``choose_overlap`` chooses for all points. ``cycle_s`` belongs to the rule ``horovod``.
 
     Where the workload was recorded from a script with DDP, what the script told DDP takes the place of the defaults:
-    rule ``ddp`` with its bucket cap, the micro-batches of a step, the type that its communication hook sends, and
-    global batch norm where it synchronises batch norm.
+    rule ``ddp`` (``ddp-2.3`` before PyTorch 2.4) with its bucket cap, the micro-batches of a step, the type that its
+    communication hook sends, and global batch norm where it synchronises batch norm.
 
     With an ``executor`` (``concurrent.futures``, or ``mpi4py.futures`` and others like it) its workers predict; the
     results are the same.
@@ -235,7 +235,7 @@ def _planned(
         variant.setdefault("batch_norm", Plan.default_batch_norm(variant.get("leaves", 0)))
         takes_threshold = FUSION_RULES.find(variant["fusion_rule"]).default_threshold_bytes is not None
         compared = thresholds and (takes_threshold or len(_several(fields["fusion_rule"])) == 1)
-        otherwise = told.bucket_cap_bytes if variant["fusion_rule"] == "ddp" else None
+        otherwise = told.bucket_cap_bytes if variant["fusion_rule"] in DDP_RULES else None
         single = _plan(variant, 1, "", None)
         for count, layout in counts:
             for threshold in thresholds if compared and count > 1 else [otherwise if count > 1 else None]:
@@ -275,10 +275,10 @@ def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]
     if ddp is None:
         return _Told({"fusion_rule": "tarantella"} | fields | given)
     taken, cap, sent = list[str](), None if thresholds else ddp.bucket_cap_bytes, ddp.wire_dtype
-    told: dict[str, Any] = {"fusion_rule": "ddp" if thresholds else ddp.fusion_rule}
+    told: dict[str, Any] = {"fusion_rule": ddp.bucket_rule if thresholds else ddp.fusion_rule}
     if "fusion_rule" not in given:
         taken.append(f"rule {told['fusion_rule']}")
-    if cap is not None and "ddp" in _several(given.get("fusion_rule", told["fusion_rule"])):
+    if cap is not None and DDP_RULES & {*_several(given.get("fusion_rule", told["fusion_rule"]))}:
         taken.append(f"buckets of {format_size(cap)}")
     if "accumulate" not in given and ddp.accumulate > 1:
         told["accumulate"] = ddp.accumulate

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from dpsim.plan import Plan
 from dpsim.predict.cost import added_s, compute_slowdown, idle_curve, overlapped_curve, sums_curve
 from dpsim.predict.formulas import rounds
 from dpsim.predict.simulate import Prices
+from dpsim.predict.slowest import expected_slowest
 from dpsim.schedule import Schedule
 from dpsim.workload import Workload
 
@@ -39,8 +39,6 @@ class Factors(NamedTuple):
     overhead: float = 1.0
 
 
-EXACT_DEVICES = 8
-"""Up to so many devices the quantiles of a workload say what the slowest takes; beyond, a tail is assumed."""
 EXACT = Factors()
 _NO_WAITING = (0.0, 0.0, 0.0, 0.0)
 FREE_NETWORK = Factors(network=0.0, overlapped=0.0, loss=0.0, overhead=0.0)
@@ -72,14 +70,18 @@ def waiting_factor(machine: Machine, workload: Workload, devices: int) -> float:
     """How many times as long the slowest of n devices computes as the slowest of those that were calibrated together.
 
     E[slowest of n] / E[slowest of m] (``expected_slowest``), m the most devices with a compute slowdown (1 where
-    the machine has none): a slowdown was measured on the slowest of them, so it contains the waiting. 1 up to m.
+    the machine has none), but at most n: a slowdown was measured on the slowest of them, so it contains the waiting.
+    Where all are equally fast it is 1 up to m. The machine's slow devices take part where several devices do: a
+    slowdown is that of equal devices, and one device alone is not a slow one.
     """
-    if devices == 1 or not workload.step_spread:
+    slow_devices = machine.slow_devices
+    if devices == 1 or not (workload.step_spread or slow_devices):
         return 1.0
-    calibrated = max((slowdown.devices for slowdown in machine.compute_slowdown), default=1)
-    if devices <= calibrated:
+    calibrated = min(devices, max((slowdown.devices for slowdown in machine.compute_slowdown), default=1))
+    if devices == calibrated and not slow_devices:
         return 1.0
-    return max(1.0, _slowest(workload, devices) / _slowest(workload, calibrated))
+    slowest = functools.partial(expected_slowest, workload.step_spread, correlation=workload.step_correlation)
+    return max(1.0, slowest(devices, slow_devices=slow_devices) / slowest(calibrated))
 
 
 def batch_factor(machine: Machine, workload: Workload, local_batch: float) -> float:
@@ -90,11 +92,6 @@ def batch_factor(machine: Machine, workload: Workload, local_batch: float) -> fl
     """
     share, known = machine.fixed_share, workload.local_batches
     return 1.0 if not share or len(known) > 1 else share * known[0] / local_batch + 1 - share
-
-
-@remember
-def _slowest(workload: Workload, devices: int) -> float:
-    return expected_slowest(workload.step_spread, devices)
 
 
 def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
@@ -168,40 +165,3 @@ def _layer_arrays(
     launch = np.array([[layer.launch_s, layer.launched_backward_s] for layer in workload.layers]).T * launch_factor
     rows = [times.forward_s * factor, times.backward_s * factor, times.gradient_ready_s * factor, *launch]
     return np.array(rows), np.array([bool(layer.tensors) for layer in workload.layers])
-
-
-def expected_slowest(step_spread: Sequence[float], devices: int) -> float:
-    """E[max of n independent draws] of a step's relative computing time, from its k quantiles q (1 without any).
-
-    E[max] = sum_i (F_i^n - F_{i-1}^n) q_i, F_i = (i + 1) / k, exact where steps take those k values alike. Beyond 8
-    devices the k quantiles say little of the largest value: the mean of the maximum then grows as that of a light
-    (exponential) tail does, by b ln(n / 8), with b from its growth between 4 and 8 devices.
-    """
-    if not step_spread:
-        return 1.0
-    if devices <= EXACT_DEVICES:
-        k = len(step_spread)
-        weights = [((i + 1) / k) ** devices - (i / k) ** devices for i in range(k)]
-        return sum(weight * quantile for weight, quantile in zip(weights, step_spread, strict=True))
-    half, whole = (expected_slowest(step_spread, count) for count in (EXACT_DEVICES // 2, EXACT_DEVICES))
-    return whole + (whole - half) / math.log(2) * math.log(devices / EXACT_DEVICES)
-
-
-def median_slowest(workload: Workload, devices: int) -> float:
-    """The median over steps of the largest of ``devices`` independent computing times, over the median of one.
-
-    All n are below the value that one is below with probability F with probability F^n, so it is the value at
-    F = 0.5^(1/n). Synchronous training waits for the slowest device, and a measured step is a median.
-    """
-    return workload.spread_at(0.5 ** (1 / devices))
-
-
-def median_slowest_error(workload: Workload, devices: int, steps: int) -> float:
-    """The relative standard error of that median over so many steps, each of which draws anew.
-
-    The share of steps below the median of all scatters by 0.5 / sqrt(steps) around one half. Where a few steps take
-    much longer than the others, whether those are the half above the median is then a matter of chance.
-    """
-    share = 0.5 / math.sqrt(steps)
-    low, high = (workload.spread_at(each ** (1 / devices)) for each in (0.5 - share, 0.5 + share))
-    return math.log(high / low) / 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -22,6 +23,7 @@ from dpsim.workload import Workload
 
 _GRADIENT = _PARAMETER = 1e-3
 _MOST_STEPS = 2**20
+_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,9 @@ class EmulatedReplica:
     """Waits for the times that ``workload`` has of ``model``'s layers; implements ``dpsim.replica.EmulatedCompute``.
 
     All times of a step are multiplied by a factor that is drawn from the workload's ``step_spread`` for this seed, rank
-    and step; 1 where the spread is not known. ``lateness_s`` holds how late each moment of the last step was met. Batch
-    norm over the global batch really sums over the ranks, and what follows begins when the sum is there; leaves are not
-    emulated.
+    and step, to some degree alike on all ranks (``step_correlation``); 1 where the spread is not known. ``lateness_s``
+    holds how late each moment of the last step was met. Batch norm over the global batch really sums over the ranks,
+    and what follows begins when the sum is there; leaves are not emulated.
     """
 
     def __init__(self, model: Replica, workload: Workload, *, seed: int, rank: int, clock: Clock | None = None) -> None:
@@ -164,9 +166,21 @@ class EmulatedReplica:
 
 
 def step_factor(workload: Workload, seed: int, rank: int, step: int) -> float:
-    """How many times its median a rank's step computes, drawn from the spread; the same in every run of this seed."""
-    word = random_words("emulated step", seed, 1, stream=rank * _MOST_STEPS + step % _MOST_STEPS)[0]
-    return workload.spread_at((int(word) + 0.5) / 2**32)
+    """How many times its median a rank's step computes, drawn from the spread; the same in every run of this seed.
+
+    With the workload's ``step_correlation`` rho it is the quantile Phi(sqrt(rho) z + sqrt(1 - rho) e) of the spread,
+    with a normal z that all ranks draw alike and an e of each (``dpsim.predict.slowest``).
+    """
+    own = _uniform("emulated step", seed, rank * _MOST_STEPS + step % _MOST_STEPS)
+    if correlation := workload.step_correlation:
+        common = _uniform("emulated step of all ranks", seed, step % _MOST_STEPS)
+        z, e = _NORMAL.inv_cdf(common), _NORMAL.inv_cdf(own)
+        own = _NORMAL.cdf(math.sqrt(correlation) * z + math.sqrt(1 - correlation) * e)
+    return workload.spread_at(own)
+
+
+def _uniform(purpose: str, seed: int, stream: int) -> float:
+    return (int(random_words(purpose, seed, 1, stream=stream)[0]) + 0.5) / 2**32
 
 
 class WorkloadReplica:

@@ -21,8 +21,9 @@ from dpsim.fields import Decides, deciding
 from dpsim.harness import models
 from dpsim.machine import NODE, ComputeSlowdown, Machine, Selection
 from dpsim.plan import Plan
-from dpsim.predict.prices import local_share, median_slowest, median_slowest_error
+from dpsim.predict.prices import local_share
 from dpsim.predict.residuals import Residual, widths
+from dpsim.predict.slowest import median_slowest, median_slowest_error
 from dpsim.predict.uncertainty import NORMAL_95
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment

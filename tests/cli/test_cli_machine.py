@@ -132,8 +132,10 @@ def test_a_machine_is_not_compared_alone_nor_emulated_with_real(
 
 def test_several_machines_become_one_with_a_link_fitted_to_all(files: list[Path], dpsim: Dpsim, tmp_path: Path) -> None:
     path = tmp_path / "merged.json"
+    codec.write(files[0], msgspec.structs.replace(machines.read(files[0]), slow_devices=(2.0,), contention=1.5))
     assert dpsim("machine", "merge", files[0], files[1], "--output", path)[0] == 0
     merged = machines.read(path)
+    assert (merged.slow_devices, merged.contention) == ((2.0,), 1.5)
     assert [table.devices for table in merged.allreduce] == [2, 4]
     assert merged.link is not None and merged.link.fitted_to == "mpi on 2, mpi on 4"
     code, _, err = dpsim("machine", "merge", files[0], files[2], "--output", path)

@@ -48,6 +48,15 @@ def test_the_prediction_is_the_mean_of_the_largest_of_independent_draws(
     assert predicted_s(msgspec.structs.replace(workload, step_spread=()), case) == 0
 
 
+def test_a_slow_rank_is_predicted_from_the_times_of_the_others() -> None:
+    """A rank that is half as fast, and hardly a spread: the step waits for as long again as a fast rank computes."""
+    case = Case(devices=2, shape="normal", deviation=1e-6, compute_s=0.01, rounds=2, slow_devices=(2.0,))
+    (waiting,) = STUDY.measure([case]).measured
+    assert waiting.samples["predicted_s"][0] == pytest.approx(0.01, rel=1e-4)
+    assert statistics.median(waiting.samples["drawn_s"]) > 0.019
+    assert case.title == "2 ranks, normal spread of 0%, one 2 times as slow"
+
+
 def test_a_run_keeps_the_samples_of_both_kinds_of_step(tmp_path: Path) -> None:
     case = Case(devices=2, shape="normal", deviation=0.4, compute_s=0.01, rounds=2)
     record = STUDY.measure([case])

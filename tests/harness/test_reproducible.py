@@ -15,8 +15,8 @@ DATASET = "synthetic:6x5x2,classes=3,train=45,test=31"
 RUNS: list[dict[str, Any]] = [
     {"fusion_threshold_bytes": 0},
     {"fusion_threshold_bytes": "inf", "algorithm": "direct"},
-    {"fusion_threshold_bytes": 300, "overlap": "inline"},
-    {"fusion_threshold_bytes": 300, "overlap": "poll", "algorithm": "ring"},
+    {"fusion_rule": "capped", "fusion_threshold_bytes": 300, "overlap": "inline"},
+    {"fusion_rule": "capped-forward", "fusion_threshold_bytes": 300, "overlap": "poll", "algorithm": "ring"},
     {"fusion_threshold_bytes": 0, "overlap": "thread", "algorithm": "direct"},
     {"fusion_rule": "horovod", "cycle_s": 1e-6, "overlap": "poll"},
 ]

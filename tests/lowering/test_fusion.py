@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpsim import workload as workloads
 from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import resnet50
+from dpsim.fusion_rules import FUSION_RULES
 from dpsim.lowering import fusion
 from dpsim.lowering.ddp import DDP_FIRST_BUCKET_BYTES
 from dpsim.lowering.fusion import fuse
 from dpsim.lowering.horovod import HorovodCycle
+from dpsim.validation.published import FOLDER
 
 MIB = 2**20
+STATIC = [name for name, rule in FUSION_RULES.items() if not (rule.needs_costs or rule.while_running)]
 QUICK = settings(max_examples=150)
 SIZES = st.lists(st.integers(0, 3 * MIB), min_size=1, max_size=40)
 THRESHOLDS = st.one_of(st.sampled_from([0.0, 1.0, 4096.0, float(MIB), math.inf]), st.integers(0, 4 * MIB).map(float))
@@ -29,7 +33,7 @@ def buckets_of(sizes: list[int], rule: str, threshold: float | None = None, **op
 
 
 @QUICK
-@given(SIZES, THRESHOLDS, st.sampled_from(["tarantella", "ddp", "per-tensor", "one"]), st.integers(0, 2**32 - 1))
+@given(SIZES, THRESHOLDS, st.sampled_from(STATIC), st.integers(0, 2**32 - 1))
 def test_every_tensor_is_in_exactly_one_bucket_of_one_dtype(
     sizes: list[int], threshold: float, rule: str, seed: int
 ) -> None:
@@ -52,22 +56,67 @@ def test_tarantella_closes_a_bucket_as_soon_as_it_holds_the_threshold(sizes: lis
 def test_ddp_is_its_reference_implementation(sizes: list[int], threshold: float | None) -> None:
     """A threshold that is set holds for the first bucket too; by default, the first one closes at 1 MiB."""
     limits = [DDP_FIRST_BUCKET_BYTES, 25.0 * MIB] if threshold is None else [threshold]
-    expected, bucket = [], []
+    assert buckets_of(sizes, "ddp", threshold) == assigned_by_size(sizes, limits)
+
+
+def assigned_by_size(sizes: list[int], limits: list[float]) -> list[list[int]]:
+    """PyTorch's compute_bucket_assignment_by_size of one dtype: the last limit holds for all buckets that follow."""
+    buckets, bucket = [], list[int]()
     for size in sizes:
         bucket.append(size)
         if sum(bucket) >= limits[0]:
-            expected.append(bucket)
-            bucket = []
-            limits = limits[-1:]
-    assert buckets_of(sizes, "ddp", threshold) == expected + ([bucket] if bucket else [])
+            buckets.append(bucket)
+            bucket, limits = [], limits[1:] or limits
+    return buckets + ([bucket] if bucket else [])
+
+
+@QUICK
+@given(SIZES, st.one_of(st.none(), THRESHOLDS))
+def test_earlier_versions_of_ddp_have_a_first_bucket_of_1_mib_at_any_cap(
+    sizes: list[int], threshold: float | None
+) -> None:
+    """Up to PyTorch 1.5 the list is made in the order of the parameters, and sent from its end."""
+    limits = [DDP_FIRST_BUCKET_BYTES, 25.0 * MIB if threshold is None else threshold]
+    assert buckets_of(sizes, "ddp-2.3", threshold) == assigned_by_size(sizes, limits)
+    forward = [bucket[::-1] for bucket in assigned_by_size(sizes[::-1], limits)]
+    assert buckets_of(sizes, "ddp-1.5", threshold) == forward[::-1]
+    if threshold is None:
+        assert buckets_of(sizes, "ddp") == buckets_of(sizes, "ddp-2.3")
+
+
+@QUICK
+@given(SIZES, THRESHOLDS)
+def test_a_capped_bucket_is_never_overfilled_and_takes_what_fits(sizes: list[int], threshold: float) -> None:
+    """That the next tensor would overfill each bucket, whichever end they are filled from, makes the buckets unique."""
+    for rule, order in (("capped", 1), ("capped-forward", -1)):
+        buckets = [bucket[::order] for bucket in buckets_of(sizes, rule, threshold)][::order]
+        assert all(sum(bucket) <= threshold or len(bucket) == 1 for bucket in buckets)
+        for bucket, following in pairwise(buckets):
+            assert threshold == 0 or sum(bucket) + following[0] > threshold
+    assert buckets_of(sizes, "capped") == buckets_of(sizes, "capped", 25.0 * MIB)
+
+
+def test_capped_buckets_are_told_by_hand() -> None:
+    sizes = [3, 9, 4, 5, 1, 6]  # in the order in which backward makes them final: the first layer's is the last
+    assert buckets_of(sizes, "capped", 10.0) == [[3], [9], [4, 5, 1], [6]]
+    assert buckets_of(sizes, "capped-forward", 10.0) == [[3], [9], [4, 5], [1, 6]]
+    assert buckets_of(sizes, "capped", 8.0) == [[3], [9], [4], [5, 1], [6]]
+    assert fuse(np.array(sizes, np.int64), "capped-forward", 10.0).flags["C_CONTIGUOUS"]
+
+
+def test_capped_buckets_are_as_many_as_a_published_training_counted() -> None:
+    """GPT-2 XL in buckets of 1, 10, 100 and 1000 MiB (damek/cs336-assignment2-systems @ 749e968)."""
+    tensors = workloads.read(FOLDER / "workloads" / "gpt2_xl.toml").ready_order
+    counts = [len(fuse(tensors.size_bytes, "capped", mib * MIB)) - 1 for mib in (1, 10, 100, 1000)]
+    assert counts == [435, 339, 98, 8]
 
 
 def test_the_extremes_of_the_threshold() -> None:
     sizes = [10, 0, 2 * MIB, 5, 7]
-    for rule in ("tarantella", "ddp"):
+    for rule in ("tarantella", "ddp", "capped", "capped-forward"):
         assert buckets_of(sizes, rule, 0.0) == [[size] for size in sizes]
-    assert buckets_of(sizes, "tarantella", math.inf) == [sizes]
-    assert buckets_of(sizes, "ddp", math.inf) == [sizes]
+        assert buckets_of(sizes, rule, math.inf) == [sizes]
+        assert buckets_of([], rule, 1.0) == []
     assert buckets_of(sizes, "ddp") == [[10, 0, 2 * MIB], [5, 7]]
     assert buckets_of(sizes, "one") == [sizes]
     assert buckets_of(sizes, "per-tensor") == [[size] for size in sizes]
@@ -199,6 +248,7 @@ def test_the_compiled_loops_and_the_plain_ones_fuse_alike(tensors: list[tuple[in
     ready = np.arange(len(tensors)) * 1e-4
     calls = (
         (fusion._close_at, (sizes, np.array([threshold]), codes)),
+        (fusion._close_before, (sizes, threshold, codes)),
         (
             fusion._merge_mg_wfbp,
             (sizes, ready, 1e-4, 1e-7, codes),

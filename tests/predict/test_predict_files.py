@@ -180,6 +180,10 @@ def test_a_wrong_or_missing_file_says_so(tmp_path: Path) -> None:
         (0, ("optimizer_slots",), -1, "-1 optimizer_slots"),
         (0, ("step_spread",), [1.1, 0.9], "step_spread"),
         (0, ("step_spread",), [0.0, 1.0], "step_spread"),
+        (0, ("step_correlation",), 1.5, "step_correlation 1.5"),
+        (0, ("step_correlation",), -0.1, "step_correlation -0.1"),
+        (1, ("slow_devices",), [2.0, 0.5], "slow_devices is [2.0, 0.5]"),
+        (1, ("slow_devices",), ["inf"], "slow_devices is [inf]"),
         (1, ("allreduce", 0, "devices"), 0, "for 0 devices"),
         (1, ("overlap", 0, "devices"), -2, "for -2 devices"),
         (1, ("compute_slowdown", 0, "devices"), 0, "for 0 devices"),
@@ -217,7 +221,7 @@ def test_a_machine_file_with_two_speeds_is_read_as_its_times_at_full_speed(
     path.write_text(json.dumps(plain))
     machine = machines.read(path)
     assert (machine.allreduce[0].time_s, machine.overlap[0].time_s) == ((1.0,), (1.0,))
-    assert machine.relative_uncertainty == 0.07 and "slow_" not in codec.to_json(machine)
+    assert machine.relative_uncertainty == 0.07 and "slow_factor" not in codec.to_json(machine)
     said = capsys.readouterr().err
     assert "m.json has two speeds" in said and "calibrate again with dpsim calibrate" in said
     path.write_text(json.dumps(plain | {"speed": [speed | {"slow_share": 0.0}]}))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import dpsim
@@ -50,6 +51,19 @@ def test_what_the_script_told_ddp_is_predicted_and_a_flag_overrides_it() -> None
     (point,), summary = predict_points(told, link, [8], [0.0], "tarantella", **options)
     assert (point["fusion_rule"], point["fusion_threshold_bytes"], point["accumulate"]) == ("tarantella", 0.0, 1)
     assert (summary["wire_dtype"], summary["from_script"]) == ("float32", "")
+
+
+@pytest.mark.parametrize(
+    ("torch", "rule", "buckets"), [("2.3.1+cu121", "ddp-2.3", 4), ("2.4.0", "ddp", 3), ("", "ddp", 3)]
+)
+def test_the_version_of_pytorch_decides_about_the_first_bucket(torch: str, rule: str, buckets: int) -> None:
+    """Six tensors of 2 MiB under a cap of 4 MiB: before 2.4 the first one alone fills the first bucket."""
+    told = _workload(bucket_cap_bytes=2**22)
+    assert told.ddp is not None
+    told = msgspec.structs.replace(told, ddp=msgspec.structs.replace(told.ddp, torch=torch))
+    (point,), summary = predict_points(told, NCCL, [8], [])
+    assert (point["fusion_rule"], point["fusion_threshold_bytes"], point["buckets"]) == (rule, 2**22, buckets)
+    assert f"rule {rule}, buckets of 4 MiB" in summary["from_script"]
 
 
 @pytest.mark.parametrize(("hook", "noted"), [("powerSGD_hook", True), ("allreduce_hook", False)])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from scipy.special import ndtr
 from small_step import machine, plan, workload
 
 from dpsim.errors import ConfigError
 from dpsim.machine import ComputeSlowdown, Link, OverlapCost
 from dpsim.predict import predict, predict_points
-from dpsim.predict.prices import expected_slowest
+from dpsim.predict.slowest import expected_slowest, median_slowest
 
 SPREAD = tuple(np.quantile(np.random.default_rng(0).lognormal(0, 0.1, 10_000), (np.arange(20) + 0.5) / 20).tolist())
 FREE = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
@@ -22,6 +25,96 @@ FREE = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
 def test_the_expected_slowest_is_that_of_independent_draws(devices: int) -> None:
     draws = np.random.default_rng(1).choice(SPREAD, (200_000, devices)).max(axis=1)
     assert expected_slowest(SPREAD, devices) == pytest.approx(draws.mean(), rel=1e-3)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8, 9, 64])
+def test_without_correlation_and_slow_devices_the_sum_over_quantiles_is_as_it_was(devices: int) -> None:
+    def slowest(count: int) -> float:
+        shares = (np.arange(len(SPREAD) + 1) / len(SPREAD)) ** count
+        return float(np.diff(shares) @ np.array(SPREAD))
+
+    beyond = (slowest(8) - slowest(4)) / math.log(2) * math.log(max(1.0, devices / 8))
+    expected = slowest(min(devices, 8)) + beyond
+    assert expected_slowest(SPREAD, devices) == pytest.approx(expected, rel=1e-13)
+    assert expected_slowest(SPREAD, devices, slow_devices=(1.0, 1.0)) == pytest.approx(expected, rel=1e-12)
+    assert expected_slowest(SPREAD, devices, correlation=1.0) == pytest.approx(np.mean(SPREAD), rel=1e-13)
+    assert expected_slowest(SPREAD, devices, correlation=1e-12) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("slow", [(), (1.15,), (2.0, 1.1, 1.1)])
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.8, 0.999])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_the_expected_slowest_is_that_of_draws_with_a_common_part(
+    devices: int, correlation: float, slow: tuple[float, ...]
+) -> None:
+    """Within four standard errors of 100,000 steps, each with a normal z that its devices have in common."""
+    random = np.random.default_rng(7)
+    common, own = random.standard_normal((100_000, 1)), random.standard_normal((100_000, devices))
+    x = math.sqrt(correlation) * common + math.sqrt(1 - correlation) * own
+    drawn = np.array(SPREAD)[(ndtr(x) * len(SPREAD)).astype(int)]
+    drawn[:, : len(slow)] *= slow[:devices]
+    slowest = drawn.max(axis=1)
+    error = slowest.std() / math.sqrt(len(slowest))
+    predicted = expected_slowest(SPREAD, devices, correlation=correlation, slow_devices=slow)
+    assert abs(predicted - slowest.mean()) < 4 * error
+    if not slow:  # the median is read off the line through the quantiles
+        spread = workload(step_spread=SPREAD, step_correlation=correlation)
+        largest = [spread.spread_at(share) for share in np.quantile(ndtr(x.max(axis=1)), (0.49, 0.5, 0.51))]
+        assert largest[0] < median_slowest(spread, devices) < largest[2]
+
+
+@pytest.mark.parametrize("devices", [2, 5, 8, 100])
+def test_the_more_devices_are_slow_together_the_less_they_wait(devices: int) -> None:
+    correlations = (0.0, 1e-6, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.9999, 1 - 1e-6, 1 - 1e-9, 1.0)
+    slowest = [expected_slowest(SPREAD, devices, correlation=each) for each in correlations]
+    assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(slowest))
+    assert slowest[0] > slowest[6] > slowest[-1] == pytest.approx(np.mean(SPREAD), rel=1e-12)
+    shares = [median_slowest(workload(step_spread=SPREAD, step_correlation=each), devices) for each in correlations]
+    assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(shares))
+    assert shares[-1] == pytest.approx(1.0, abs=0.01) and shares[0] > 1.01
+
+
+def test_what_the_slowest_takes_is_the_mean_over_steps_of_a_correlated_workload() -> None:
+    def waiting_s(correlation: float) -> float:
+        trained = workload(step_spread=SPREAD, step_correlation=correlation)
+        four = plan(devices=4, global_batch=16, algorithm="ring")
+        return predict(trained, machine(link=FREE), four).waiting_for_slowest_s
+
+    ratio = expected_slowest(SPREAD, 4, correlation=0.5) / expected_slowest(SPREAD, 1)
+    assert waiting_s(0.5) == pytest.approx(10.5 * (ratio - 1))
+    assert waiting_s(0.0) > waiting_s(0.5) > waiting_s(1.0) == pytest.approx(0, abs=1e-12)
+
+
+def test_a_device_that_is_half_as_fast_doubles_computation() -> None:
+    def computed_s(devices: int, *slow: float, **changes: Any) -> float:
+        on = machine(link=FREE, slow_devices=slow, **changes)
+        ring = plan(devices=devices, global_batch=4 * devices, algorithm="ring")
+        predicted = predict(workload(), on, ring)
+        assert (predicted.forward_s, predicted.backward_s) == pytest.approx((3.0, 6.0), rel=1e-12) or changes
+        assert predicted.step_s - predicted.exposed_communication_s == pytest.approx(predicted.step_s)
+        return predicted.step_s
+
+    assert computed_s(2) == pytest.approx(10.5, rel=1e-12) and computed_s(2, 1.0) == pytest.approx(10.5, rel=1e-12)
+    for devices in (2, 3, 4, 100):
+        assert computed_s(devices, 2.0) == pytest.approx(21.0, rel=1e-12)
+        assert computed_s(devices, 1.5, 2.0, 1.2) == pytest.approx(21.0, rel=1e-12)
+    assert computed_s(1, 2.0) == pytest.approx(10.5, rel=1e-12)
+    slowdown = (ComputeSlowdown(devices=2, factor=1.5),)
+    assert computed_s(2, 2.0, compute_slowdown=slowdown) == pytest.approx(31.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("devices", [2, 8, 9, 64])
+def test_devices_that_are_all_equally_slow_wait_for_each_other_as_fast_ones_do(devices: int) -> None:
+    slow = expected_slowest(SPREAD, devices, slow_devices=(3.0,) * devices)
+    assert slow == pytest.approx(3 * expected_slowest(SPREAD, devices), rel=1e-12)
+    one = expected_slowest(SPREAD, devices, slow_devices=(1.05,))
+    assert expected_slowest(SPREAD, devices) < one < 1.05 * expected_slowest(SPREAD, devices)
+
+
+def test_slow_devices_without_a_spread_are_no_extrapolation() -> None:
+    on = machine(link=FREE, slow_devices=(2.0,))
+    _, summary = predict_points(workload(), on, [16], [], local_batch=4, algorithm="ring")
+    assert not any("waiting for the slowest" in sentence for sentence in summary["cautions"])
 
 
 def test_the_expected_slowest_grows_with_the_devices_without_a_jump() -> None:

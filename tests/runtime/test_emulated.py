@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 from dpsim.nn.models import build_model
-from dpsim.predict.prices import median_slowest
+from dpsim.predict.slowest import median_slowest
 from dpsim.replica import Batch, BatchSums, EmulatedCompute, Replica
 from dpsim.runtime.describe import describe
 from dpsim.runtime.emulated import Clock, EmulatedReplica, step_factor
@@ -248,6 +250,19 @@ def test_the_whole_step_is_longer_by_its_factor() -> None:
     layers = len(model().layers)
     factor = step_factor(workload(SPREAD), 3, 2, 1)
     assert second - first == pytest.approx(factor * (UPDATE_S + OVERHEAD_S + layers * (FORWARD_S + BACKWARD_S)))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
+def test_ranks_draw_alike_as_far_as_the_workload_says(correlation: float) -> None:
+    """The normal numbers behind the factors have the correlation that is asked for, and the spread stays the same."""
+    levels = np.linspace(0.0005, 0.9995, 1000)
+    spread = msgspec.structs.replace(workload(tuple((1 + levels).tolist())), step_correlation=correlation)
+    drawn = np.array([[step_factor(spread, 2, rank, number) for rank in range(2)] for number in range(1500)])
+    normal = ndtri(drawn - 1)
+    assert np.corrcoef(normal.T)[0, 1] == pytest.approx(correlation, abs=0.06)
+    assert np.mean(drawn) == pytest.approx(1.5, abs=0.02) and np.std(drawn) == pytest.approx(12**-0.5, rel=0.03)
+    slowest = np.median(drawn.max(axis=1))
+    assert median_slowest(spread, 2) == pytest.approx(slowest, abs=0.03)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])

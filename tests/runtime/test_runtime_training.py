@@ -22,15 +22,20 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": AdamW(learning_rate=0.01, epsilon=1e-3, weight_decay=0.1),
     "lars": Lars(learning_rate=2.0, weight_decay=0.01, trust_coefficient=0.02),
 }
+HOROVOD: dict[str, Any] = {"fusion_rule": "horovod", "cycle_s": 1e-6}
 RULES: list[dict[str, Any]] = [
     {"fusion_rule": "tarantella", "fusion_threshold_bytes": 0},
     {"fusion_rule": "tarantella", "fusion_threshold_bytes": 65536},
     {"fusion_rule": "tarantella", "fusion_threshold_bytes": "inf"},
     {"fusion_rule": "ddp", "fusion_threshold_bytes": 100},
+    {"fusion_rule": "ddp-1.5", "fusion_threshold_bytes": 100},
+    {"fusion_rule": "ddp-2.3", "fusion_threshold_bytes": 100},
+    {"fusion_rule": "capped", "fusion_threshold_bytes": 100},
+    {"fusion_rule": "capped-forward", "fusion_threshold_bytes": 100},
     {"fusion_rule": "per-tensor"},
     {"fusion_rule": "one"},
     {"fusion_rule": "mg-wfbp"},
-    {"fusion_rule": "horovod", "cycle_s": 1e-6},
+    HOROVOD,
     {"fusion_rule": "horovod", "cycle_s": 10.0},
     {"fusion_rule": "horovod", "cycle_s": 1e-5, "fusion_threshold_bytes": 90},
     {"fusion_rule": "horovod", "cycle_s": 1e-5, "fusion_threshold_bytes": 0},
@@ -64,7 +69,7 @@ def cases() -> list[dict[str, Any]]:
     )
     for batch in (5, 7, 8, 25, 40):
         chosen.append(case(f"batch {batch}", overlap="poll", global_batch=batch))
-    for overlap, rule in itertools.product(OVERLAPS, (RULES[0], RULES[7])):
+    for overlap, rule in itertools.product(OVERLAPS, (RULES[0], HOROVOD)):
         name = f"paced {rule['fusion_rule']} {overlap}"
         chosen.append(case(name, network="paced:50us,1gbit", algorithm="ring", overlap=overlap, **rule))
     for optimizer, overlap in itertools.product(OPTIMIZERS, ("off", "thread")):
