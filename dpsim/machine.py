@@ -329,10 +329,10 @@ class Machine(Noun, frozen=True, dict=True):
                     f"machine {self.name!r} has a table of another kind in {name}",
                     allowed="reduce-scatter, all-gather and ordered-sum" if halves else "allreduce",
                 )
-        if not self.allreduce and self.link is None:
+        if not self.allreduce and not self.halves and self.link is None:
             raise ConfigError(
-                f"machine {self.name!r} says nothing about the cost of an allreduce",
-                allowed="an [[allreduce]] table or a [link]",
+                f"machine {self.name!r} says nothing about the cost of a collective",
+                allowed="an [[allreduce]] or a [[halves]] table, or a [link]",
             )
         if not self.memory_bytes > 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}", allowed="more than 0")
