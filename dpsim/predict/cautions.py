@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dpsim.algorithms import ALGORITHMS, NCCL
+from dpsim.collective import Collective
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
-from dpsim.predict.cost import idle_curve, sharing, table_for, whole
+from dpsim.predict.cost import has_tables, idle_curve, sharing, table_for, tables_of, whole
 from dpsim.predict.prices import EXACT_DEVICES, waiting_factor
 from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
 from dpsim.workload import Workload
@@ -37,15 +38,27 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
     return tuple(sentence for sentence in sentences if sentence)
 
 
+def _priced(machine: Machine, plan: Plan) -> tuple[Collective, ...]:
+    """Return the collectives whose tables price a plan: the halves of an allreduce where the machine has such tables.
+
+    Those that it has no tables of are priced as halves of the allreduce.
+    """
+    collective = machine.priced(plan.collective)
+    if collective.kind == "allreduce":
+        return (collective,)
+    both = collective, msgspec.structs.replace(collective, kind="all-gather")
+    return tuple(half if has_tables(machine, half) else whole(half) for half in both)
+
+
 def _has_table(machine: Machine, plan: Plan) -> bool:
-    return table_for(machine.allreduce, whole(machine.priced(plan.collective))) is not None
+    return all(table_for(tables_of(machine, each.kind), each) is not None for each in _priced(machine, plan))
 
 
 def _assumed(machine: Machine, plans: Sequence[Plan], workload: Workload | None) -> str:
     """What makes intervals wide where files state no uncertainty."""
     if not plans or workload is None or workload.emulated_compute:
         return ""
-    tables = [table_for(machine.allreduce, whole(machine.priced(plan.collective))) for plan in plans]
+    tables = [table_for(tables_of(machine, each.kind), each) for plan in plans for each in _priced(machine, plan)]
     layers = workload.relative_uncertainty is None
     stated = f"layer times ({ASSUMED_COMPUTE:.0%} is assumed)" * layers
     link = machine.link
@@ -112,13 +125,21 @@ def _shared_cores(machine: Machine, plans: Sequence[Plan]) -> str:
 
 
 def _link(machine: Machine, plans: Sequence[Plan]) -> str:
-    scaled = {plan: idle_curve(machine, whole(machine.priced(plan.collective))).scaled for plan in plans}
-    by_link = [plan for plan in plans if scaled[plan] is None]
-    by_tables = [plan for plan in plans if scaled[plan] is not None]
+    curves = {
+        plan: [
+            idle_curve(machine, each)
+            for each in _priced(machine, plan)
+            if table_for(tables_of(machine, each.kind), each) is None
+        ]
+        for plan in plans
+    }
+    by_link = [plan for plan in plans if any(curve.scaled is None for curve in curves[plan])]
+    by_tables = [plan for plan in plans if any(curve.scaled is not None for curve in curves[plan])]
     tables = dict.fromkeys(
         f"{table.algorithm} on {table.layout or table.devices}"
-        for near in scaled.values()
-        for table in (near.tables if near else ())
+        for of_plan in curves.values()
+        for curve in of_plan
+        for table in (curve.scaled.tables if curve.scaled else ())
     )
     named = {
         f"the nearest tables ({', '.join(tables)}), scaled by the algorithm's rounds and bytes": by_tables,
@@ -140,14 +161,13 @@ def _halves(machine: Machine, plans: Sequence[Plan]) -> str:
     missing = _listed(sharded, lambda p: f"{p.algorithm} on {_layout(p)}")
     return (
         f"the machine has no tables of reduce-scatters and all-gathers by {missing} devices: each is taken to cost half"
-        " of the allreduce; calibrate with --strategy zero1 for measured ones"
+        " of the allreduce; calibrate with --strategy zero1, or import all_gather_perf and reduce_scatter_perf of"
+        " nccl-tests with dpsim calibrate --from"
     )
 
 
 def _has_halves(machine: Machine, plan: Plan) -> bool:
-    scatter = machine.priced(plan.collective)
-    gather = msgspec.structs.replace(scatter, kind="all-gather")
-    return all(table_for(machine.halves, collective) is not None for collective in (scatter, gather))
+    return all(each.kind != "allreduce" for each in _priced(machine, plan))
 
 
 def _named(link: Link) -> str:

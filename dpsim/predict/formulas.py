@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.algorithms import ALGORITHMS, Line
+from dpsim.algorithms import ALGORITHMS, Line, half_lines
 from dpsim.collective import Collective, level, node_counts
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.machine import AllreduceCost, Link, Machine
@@ -32,8 +32,15 @@ def on_the_wire(link: Link, wire_dtype: str) -> Link:
     return msgspec.structs.replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / share)
 
 
+def lines_of(collective: Collective, nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    """The lines of a collective by its algorithm: those of an allreduce, or of a half of one (``half_lines``)."""
+    algorithm = ALGORITHMS.find(collective.algorithm)
+    half = collective.kind in ("reduce-scatter", "all-gather")
+    return half_lines(algorithm, nodes, of_a_node) if half else algorithm.lines(nodes, of_a_node)
+
+
 def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
-    """Points (bytes; seconds) of an allreduce's cost by the machine's ``link``: the lowest of its lines at each size.
+    """Points (bytes; seconds) of a collective's cost by the machine's ``link``: the lowest of its lines at each size.
 
     In a layout of one node it is the link inside the node, where the machine has one.
     """
@@ -42,7 +49,7 @@ def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
     across = in_node if nodes == 1 else link
     lines = [
         _seconds(line, on_the_wire(across, collective.wire_dtype), in_node, shared=not machine.emulated_network)
-        for line in ALGORITHMS.find(collective.algorithm).lines(nodes, of_a_node)
+        for line in lines_of(collective, nodes, of_a_node)
     ]
     return _lowest(lines)
 

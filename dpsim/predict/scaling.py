@@ -14,6 +14,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import Collective, Level, node_counts
 from dpsim.collective import level as layout_level
 from dpsim.machine import AllreduceCost, Machine
+from dpsim.predict.formulas import lines_of
 from dpsim.uncertainty import ASSUMED_TABLE
 
 Floats = NDArray[np.float64]
@@ -125,12 +126,13 @@ def scaled_points(machine: Machine, near: Nearest, curves: Sequence[Floats], col
 
 
 def counts(machine: Machine, collective: Collective, *, inside: bool) -> Counts:
-    """Count the rounds and bytes of an algorithm on its slowest link: between nodes where there are several.
+    """Count the rounds and bytes of a collective on its slowest link: between nodes where there are several.
 
-    ``inside`` counts all devices as of one node. Both sides of a ratio must be counted alike, as rounds of one link.
+    A reduce-scatter and an all-gather have n - 1 rounds of a ring, and (n - 1) / n bytes. ``inside`` counts all devices
+    as of one node. Both sides of a ratio must be counted alike, as rounds of one link.
     """
     nodes, of_a_node = (1, collective.devices) if inside else node_counts(collective.layout, collective.devices)
-    lines = ALGORITHMS.find(collective.algorithm).lines(nodes, of_a_node)
+    lines = lines_of(collective, nodes, of_a_node)
     if nodes == 1:
         return Counts(
             min(line.alpha + line.alpha_in_node for line in lines), min(line.beta + line.beta_in_node for line in lines)
