@@ -188,7 +188,9 @@ def link_sentence(machine: Machine) -> str:
     if machine.link is None:
         return "no link: only settings that the tables cover can be priced"
     inside = f"; inside a node {_link(machine.link_in_node)}" if machine.link_in_node else ""
-    return f"link for settings that no table covers: {_link(machine.link)}{inside}"
+    racks = f"; between racks of {machine.nodes_per_rack} nodes " if machine.link_between_racks else ""
+    racks += _link(machine.link_between_racks) if machine.link_between_racks else ""
+    return f"link for settings that no table covers: {_link(machine.link)}{inside}{racks}"
 
 
 def _link(link: Link) -> str:

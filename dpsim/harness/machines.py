@@ -70,6 +70,8 @@ def merged(machines: Sequence[Machine]) -> Machine:
         selection=tuple(selection[devices] for devices in sorted(selection)),
         link=link,
         link_in_node=link_in_node,
+        nodes_per_rack=first.nodes_per_rack,
+        link_between_racks=first.link_between_racks,
         memory_bytes=first.memory_bytes,
         cores=first.cores,
         calibrated_on="; ".join(dict.fromkeys(machine.calibrated_on for machine in machines if machine.calibrated_on)),
