@@ -367,11 +367,12 @@ class Machine(Noun, frozen=True, dict=True):
             contention_uncertainty=self.contention_uncertainty,
             collective_overhead_uncertainty=self.collective_overhead_uncertainty,
         )
-        racks = self.nodes_per_rack, self.link_between_racks
-        if (None in racks and racks != (None, None)) or (self.nodes_per_rack or 1) < 1 or (racks[1] and not self.link):
+        count, beyond = self.nodes_per_rack, self.link_between_racks
+        neither = count is None and beyond is None
+        if not neither and (count is None or count < 1 or beyond is None or self.link is None):
             raise ConfigError(
-                f"machine {self.name!r} has nodes_per_rack {self.nodes_per_rack} and"
-                f" {'no' if racks[1] is None else 'a'} [link_between_racks]",
+                f"machine {self.name!r} has nodes_per_rack {count}, {'no' if beyond is None else 'a'}"
+                f" [link_between_racks] and {'no' if self.link is None else 'a'} [link]",
                 allowed="both, nodes_per_rack 1 or more, and a [link] between the nodes of a rack; or neither",
             )
         if self.network_adapters is not None and self.network_adapters < 1:

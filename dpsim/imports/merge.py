@@ -11,7 +11,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective, parse_devices
 from dpsim.constraints import check
-from dpsim.errors import ConfigError, unknown
+from dpsim.errors import ConfigError, FileFormatError, unknown
 from dpsim.imports import nccl
 from dpsim.imports.columns import FORMATS as TABLE_FORMATS
 from dpsim.imports.source import Contents, Source, read_source
@@ -167,15 +167,19 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
         check(algorithm=algorithm, devices=count, layout=of_nodes)
         if table.kind != "allreduce":
             check(strategy="zero1", algorithm=algorithm)
-        cost = AllreduceCost(
-            algorithm=algorithm,
-            devices=count,
-            layout=of_nodes,
-            sizes_bytes=table.sizes_bytes,
-            time_s=table.time_s,
-            wire_dtype=table.wire_dtype,
-            kind=table.kind,
-        )
+        try:
+            cost = AllreduceCost(
+                algorithm=algorithm,
+                devices=count,
+                layout=of_nodes,
+                sizes_bytes=table.sizes_bytes,
+                time_s=table.time_s,
+                wire_dtype=table.wire_dtype,
+                kind=table.kind,
+            )
+        except ConfigError as error:
+            place = f"{file}, table of {table.where}: {error.given}"
+            raise FileFormatError(place, allowed=error.allowed, remedy=error.remedy) from error
         doubts = tuple(f"{file}, {doubt}" for doubt in table.doubts)
         yield Imported(file=file, benchmark=contents.benchmark, measured=table.measured, cost=cost, doubts=doubts)
 

@@ -58,10 +58,16 @@ SIZES = st.lists(st.integers(1, 2**40).map(lambda n: 4 * n), min_size=1, max_siz
 
 @st.composite
 def swept(draw: st.DrawFn) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    """Out-of-place and in-place points of the same sizes, in whole hundredths of a microsecond."""
+    """Out-of-place and in-place points of the same sizes, in whole hundredths of a microsecond.
+
+    None is faster than memory: twice the bytes at 100 TB/s, within what is rounded.
+    """
     sizes = draw(SIZES)
-    times = st.integers(1, 10**10).map(lambda n: n / 100)
-    return [(size, draw(times)) for size in sizes], [(size, draw(times)) for size in sizes]
+
+    def points() -> list[tuple[int, float]]:
+        return [(size, draw(st.integers(1 + size // 400_000, 10**10).map(lambda n: n / 100))) for size in sizes]
+
+    return points(), points()
 
 
 def read_text(folder: Path, text: str, **given: Any) -> Machine:

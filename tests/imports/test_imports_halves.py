@@ -144,6 +144,14 @@ def test_a_bus_bandwidth_of_another_collective_is_refused(machine_of: ReadTexts)
     assert refused.value.allowed.endswith("size / time x 0.75 for all_gather_perf")
 
 
+def test_times_that_are_faster_than_memory_are_refused_with_their_file_and_table(machine_of: ReadTexts) -> None:
+    text = outputs.osu([(4, 5.0), (2**30, 20.0)])
+    with pytest.raises(
+        FileFormatError, match=r"0.txt, table of line 3: allreduce table 'mpi' at 2 devices has 1073741824"
+    ):
+        machine_of(text, devices=(2,))
+
+
 def test_the_same_table_twice_and_an_algorithm_without_halves_are_refused(machine_of: ReadTexts) -> None:
     with pytest.raises(ConfigError, match="two tables of all-gather by nccl on 1x4 devices"):
         machine_of(printed("all-gather"), printed("all-gather") + "\n")
