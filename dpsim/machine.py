@@ -389,7 +389,7 @@ class Machine(Noun, frozen=True, dict=True):
 
     def _check_each_once(self) -> None:
         """Refuse two tables of the same thing, which contradict each other."""
-        keys = {
+        keys: dict[str, list[Any]] = {
             "allreduce": [table.collective for table in self.allreduce],
             "halves": [table.collective for table in self.halves],
             "overlap": [(table.collective, table.overlap) for table in self.overlap],

@@ -132,7 +132,7 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     doubts = [doubt for table in tables for doubt in table.doubts]
     for doubt in doubts:
         print(f"warning: {doubt}; compare it with the original", file=sys.stderr)
-    if line_rate is not None and max(table["busbw_bytes_per_s"] for table in imported) > line_rate:
+    if line_rate is not None and max(bus_bandwidth(table.cost) for table in tables) > line_rate:
         print(
             "warning: more than the line rate was reached: a node has several links, the network adds up on the way,"
             " the devices are in one node, or the rate is meant in bytes (1 GB/s is 8gbit)",
