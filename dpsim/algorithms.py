@@ -131,23 +131,46 @@ _NCCL_TREE = (6.8, 0.6, 5.0, 0.92 / 3.8), (14.0, 1.25, 8.5, 0.92 * 0.92), (8.4, 
 share of the link's bandwidth. They are those of NCCL's tuning model (NVIDIA/nccl, src/graph/tuning.cc)."""
 
 
+def _nccl_ring(nodes: int, of_a_node: int, turns: int) -> tuple[Line, ...]:
+    """A ring of NCCL by each protocol: start + turns ((n-m) NVLink + (m-1) network + (n-1)/n M / share), m nodes.
+
+    An allreduce goes around twice, a reduce-scatter or an all-gather once (``ncclTopoTuneModel``). The link's latency
+    is that of LL's hop: alpha counts in these.
+    """
+    n, across = nodes * of_a_node, nodes - 1
+    hop_us, part = _NCCL_RING[0][1 if nodes == 1 else 2], (n - 1) / n
+    return tuple(
+        Line(
+            (start + turns * ((n - nodes) * inside + across * network)) / hop_us, turns * part / share, turns * part / 2
+        )
+        for start, inside, network, share in _NCCL_RING
+    )
+
+
 def _nccl(nodes: int, of_a_node: int) -> tuple[Line, ...]:
     """NCCL's ring and tree by each protocol, the lowest of which its tuning model chooses.
 
-    ring: start + (2(n-1) - 2(m-1)) NVLink + 2(m-1) network + 2(n-1)/n M / share, m nodes; tree: start
-    + 2((n/m-1) NVLink + log2(m) network) + 2 M / share. The link's latency is that of LL's hop: alpha counts in these.
+    tree: start + 2((n/m-1) NVLink + log2(m) network) + 2 M / share, m nodes.
     """
-    n, across = nodes * of_a_node, 2 * (nodes - 1)
-    hop_us, part = _NCCL_RING[0][1 if nodes == 1 else 2], (n - 1) / n
-    ring = [
-        Line((start + (2 * (n - 1) - across) * inside + across * network) / hop_us, 2 * part / share, part)
-        for start, inside, network, share in _NCCL_RING
-    ]
+    hop_us = _NCCL_RING[0][1 if nodes == 1 else 2]
     tree = [
         Line((start + 2 * ((of_a_node - 1) * inside + math.log2(nodes) * network)) / hop_us, 2 / share, 1.0)
         for start, inside, network, share in _NCCL_TREE
     ]
-    return (*ring, *tree)
+    return (*_nccl_ring(nodes, of_a_node, 2), *tree)
+
+
+def half_lines(algorithm: Algorithm, nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    """Return the cost of a reduce-scatter or an all-gather, as ``Algorithm.lines`` is that of an allreduce.
+
+    Each is half of the allreduce; but NCCL has no tree for them, and its ring's start is not halved.
+    """
+    if algorithm.name == NCCL:
+        return _nccl_ring(nodes, of_a_node, 1)
+    return tuple(
+        line._replace(**{name: getattr(line, name) / 2 for name in Line._fields if name != "senders"})
+        for line in algorithm.lines(nodes, of_a_node)
+    )
 
 
 def _hierarchical(nodes: int, of_a_node: int) -> tuple[Line, ...]:

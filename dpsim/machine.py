@@ -27,6 +27,8 @@ _MOST_BYTES = 2**60
 _MOST_DEVICES = 10**12
 LEAST_SLOWDOWN = 0.5
 """The least factor of a compute slowdown: below it several devices would each compute twice as fast as one."""
+_FASTEST_MEMORY_BYTES_PER_S = 1e14
+"""No device reads and writes its memory as fast: the fastest announced until 2026 (HBM4) does so at 2.2e13."""
 
 
 class Network(Noun, frozen=True):
@@ -118,6 +120,23 @@ def _check_table(what: str, sizes: tuple[int, ...], *columns: tuple[float, ...])
             raise ConfigError(f"{what} has times {list(column)}", allowed="finite seconds >= 0")
 
 
+def _check_memory(what: str, table: AllreduceCost) -> None:
+    """Refuse times in which no memory could read what a device puts in and write what it gets out.
+
+    An allreduce reads and writes the whole array, each half of one does so with one of the two. A time of 0 was too
+    short for a clock (``dpsim.predict.cautions``).
+    """
+    moved = (2 if table.kind == "allreduce" else 1) * (0.5 if table.wire_dtype in SIXTEEN_BITS else 1.0)
+    for size, time_s in zip(table.sizes_bytes, table.time_s, strict=True):
+        if 0 < time_s < moved * size / _FASTEST_MEMORY_BYTES_PER_S:
+            raise ConfigError(
+                f"{what} has {size} bytes in {time_s:.3g} s, which is faster than any memory",
+                allowed=f"at least {moved * size / _FASTEST_MEMORY_BYTES_PER_S:.3g} s: what reading and writing them"
+                f" takes at {_FASTEST_MEMORY_BYTES_PER_S / 1e12:.0f} TB/s",
+                remedy="times are in seconds, sizes in bytes: correct the unit of one of them",
+            )
+
+
 def _check_factor(what: str, name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"{what} has {name} {value}", allowed="a finite number > 0")
@@ -150,6 +169,7 @@ class AllreduceCost(Noun, frozen=True):
         columns = [self.time_s, *(column for column in (self.p10_s, self.p90_s) if column)]
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, *columns)
         check_uncertainty(f"allreduce table {self.algorithm!r}", relative_uncertainty=self.relative_uncertainty)
+        _check_memory(f"{self.kind} table {self.algorithm!r} at {self.layout or self.devices} devices", self)
 
     @property
     def collective(self) -> Collective:
@@ -286,6 +306,8 @@ class Machine(Noun, frozen=True, dict=True):
 
     ``link`` connects all devices. In a layout of several nodes it connects the nodes, and the devices of a node share
     it; ``link_in_node``, if there is one, connects the devices of a node. ``cores`` are those of a node (0: unknown).
+    More than ``nodes_per_rack`` nodes fill several racks, which ``link_between_racks`` connects (``None``: one link
+    connects all nodes).
     ``halves`` are tables of other collectives: reduce-scatters and all-gathers alone, and ordered sums; ``overlap`` may
     have some of reduce-scatters. ``relative_uncertainty`` is one standard error of the mean of its times over a later
     stretch as long as the calibration, relative (``None``: not known). ``contention`` is how many times as long as
@@ -326,6 +348,8 @@ class Machine(Noun, frozen=True, dict=True):
     collective_overhead_uncertainty: float | None = None
     fixed_share: float | None = None
     slow_devices: tuple[float, ...] = ()
+    nodes_per_rack: int | None = None
+    link_between_racks: Link | None = None
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):
@@ -334,10 +358,11 @@ class Machine(Noun, frozen=True, dict=True):
                     f"machine {self.name!r} has a table of another kind in {name}",
                     allowed="reduce-scatter, all-gather and ordered-sum" if halves else "allreduce",
                 )
-        if not self.allreduce and self.link is None:
+        self._check_each_once()
+        if not self.allreduce and not self.halves and self.link is None:
             raise ConfigError(
-                f"machine {self.name!r} says nothing about the cost of an allreduce",
-                allowed="an [[allreduce]] table or a [link]",
+                f"machine {self.name!r} says nothing about the cost of a collective",
+                allowed="an [[allreduce]] or a [[halves]] table, or a [link]",
             )
         if not self.memory_bytes > 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}", allowed="more than 0")
@@ -352,6 +377,14 @@ class Machine(Noun, frozen=True, dict=True):
                 f"slow_devices is {list(self.slow_devices)}",
                 allowed="for each slow device a finite factor of 1 or more on its computing time",
                 remedy="let the workload's layer times be those of the fast devices, as [2.0] for one half as fast",
+            )
+        count, beyond = self.nodes_per_rack, self.link_between_racks
+        neither = count is None and beyond is None
+        if not neither and (count is None or count < 1 or beyond is None or self.link is None):
+            raise ConfigError(
+                f"machine {self.name!r} has nodes_per_rack {count}, {'no' if beyond is None else 'a'}"
+                f" [link_between_racks] and {'no' if self.link is None else 'a'} [link]",
+                allowed="both, nodes_per_rack 1 or more, and a [link] between the nodes of a rack; or neither",
             )
         if self.network_adapters is not None and self.network_adapters < 1:
             raise ConfigError(
@@ -369,6 +402,28 @@ class Machine(Noun, frozen=True, dict=True):
                 f"contention is {self.contention}",
                 allowed="a finite number of 1 or more: beside backward no collective is faster than alone",
             )
+
+    def _check_each_once(self) -> None:
+        """Refuse two tables of the same thing, which contradict each other."""
+        keys: dict[str, list[Any]] = {
+            "allreduce": [table.collective for table in self.allreduce],
+            "halves": [table.collective for table in self.halves],
+            "overlap": [(table.collective, table.overlap) for table in self.overlap],
+            "compute_slowdown": [slowdown.devices for slowdown in self.compute_slowdown],
+            "selection": [selection.devices for selection in self.selection],
+        }
+        for name, of_tables in keys.items():
+            twice = next((number for number, key in enumerate(of_tables) if key in of_tables[:number]), None)
+            if twice is not None:
+                table = getattr(self, name)[twice]
+                first = of_tables.index(of_tables[twice])
+                what = f" {table.algorithm} on" if name in ("allreduce", "halves", "overlap") else ""
+                raise ConfigError(
+                    f"machine {self.name!r} has two tables of the same in [[{name}]], its entries {first + 1} and"
+                    f" {twice + 1}:{what} {getattr(table, 'layout', '') or table.devices} devices",
+                    allowed="one table each",
+                    remedy="remove one of them",
+                )
 
     @remember
     def priced(self, collective: Collective) -> Collective:
@@ -398,6 +453,24 @@ class Machine(Noun, frozen=True, dict=True):
             return False
         tables = [table for table in self.allreduce if table.devices > 1]
         return all(node_counts(t.layout, 1)[0] == 1 and (t.layout or self.cores) for t in tables)
+
+    def link_between(self, nodes: int) -> Link | None:
+        """Return what messages between so many nodes take: the slower of the links that they cross.
+
+        A ring crosses the link of a rack as often as that of a node, for one node's devices at once, and every round
+        lasts as long as its slowest message.
+        """
+        link, beyond = self.link, self.link_between_racks
+        if link is None or beyond is None or self.nodes_per_rack is None or nodes <= self.nodes_per_rack:
+            return link
+        return msgspec.structs.replace(
+            beyond,
+            latency_s=max(link.latency_s, beyond.latency_s),
+            bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, beyond.bandwidth_bytes_per_s),
+            reduce_s_per_byte=max(link.reduce_s_per_byte, beyond.reduce_s_per_byte),
+            message_overhead_s=max(link.message_overhead_s, beyond.message_overhead_s),
+            bucket_overhead_s=max(link.bucket_overhead_s, beyond.bucket_overhead_s),
+        )
 
     def selected(self, devices: int) -> Selection | None:
         """The measured selection of ``auto`` on ``devices``; ``None`` where nothing was measured."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
-from dpsim.cli.machine import bus_bandwidths, link_sentence, print_tables, print_times
+from dpsim.cli.machine import bus_bandwidth, link_sentence, print_tables, print_times
 from dpsim.errors import ConfigError
 from dpsim.registry import listed
 from dpsim.units import parse_bandwidth
@@ -75,8 +75,8 @@ def calibrate(*, of: CollectiveFlags) -> None:
     if of.verbose:
         print_times(points)
     for table in shown.get("imported", ()):
-        scope = f"{table['algorithm']} on {table['layout'] or table['devices']} devices, {table['sizes']} sizes"
-        print(f"{table['file']}: {table['benchmark']}: {scope}, {table['measured']}")
+        scope = f"{table['kind']} by {table['algorithm']} on {table['layout'] or table['devices']} devices"
+        print(f"{table['file']}: {table['benchmark']}: {scope}, {table['sizes']} sizes, {table['measured']}")
     print_tables(machine, _line_rate(of))
     print(link_sentence(machine))
     source = f"network {machine.network}"
@@ -122,15 +122,17 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     codec.write(of.output, machine)
     imported = [
         {"file": table.file, "benchmark": table.benchmark, "measured": table.measured}
-        | {"algorithm": table.cost.algorithm, "devices": table.cost.devices, "layout": table.cost.layout}
+        | {"kind": table.cost.kind, "algorithm": table.cost.algorithm}
+        | {"devices": table.cost.devices, "layout": table.cost.layout}
         | {"sizes": len(table.cost.sizes_bytes), "busbw_bytes_per_s": bus}
         | ({} if line_rate is None else {"share_of_line_rate": bus / line_rate})
-        for table, bus in zip(tables, bus_bandwidths(machine), strict=True)
+        for table in tables
+        for bus in (bus_bandwidth(table.cost),)
     ]
     doubts = [doubt for table in tables for doubt in table.doubts]
     for doubt in doubts:
         print(f"warning: {doubt}; compare it with the original", file=sys.stderr)
-    if line_rate is not None and max(bus_bandwidths(machine)) > line_rate:
+    if line_rate is not None and max(bus_bandwidth(table.cost) for table in tables) > line_rate:
         print(
             "warning: more than the line rate was reached: a node has several links, the network adds up on the way,"
             " the devices are in one node, or the rate is meant in bytes (1 GB/s is 8gbit)",

@@ -288,18 +288,24 @@ def devices_or_layout(text: str) -> int | str:
 
 
 def counts_or_layouts(text: str) -> tuple[int | str, ...]:
-    """The values of ``--devices``, of which ``8..1024`` are 8, 16, 32 and so on, and 1024. Raises ``ConfigError``."""
+    """The values of ``--devices``. Raises ``ConfigError``.
+
+    Of these ``8..1024`` are 8, 16, 32 and so on, and 1024, and ``1x8..128x8`` as many nodes of 8 devices.
+    """
     values: list[int | str] = []
     for part in listed("--devices", text, str) or ():
         first, dots, last = part.partition("..")
         if not dots:
             values.append(devices_or_layout(part))
             continue
+        (first, cross, of_a_node), (last, last_cross, of_a_last) = first.partition("x"), last.partition("x")
         begin, end = map(whole("--devices"), (first, last))
-        if begin > end:
-            raise ConfigError(f"--devices is {part!r}", allowed="the smaller number first, as in 8..1024")
-        values += [begin << doublings for doublings in range((end // begin).bit_length())]
-        values += [end] if values[-1] != end else []
+        if begin > end or (cross, of_a_node) != (last_cross, of_a_last):
+            allowed = "the smaller number first, as in 8..1024, or nodes of as many devices, as in 1x8..128x8"
+            raise ConfigError(f"--devices is {part!r}", allowed=allowed)
+        numbers = [begin << doublings for doublings in range((end // begin).bit_length())]
+        numbers += [end] if numbers[-1] != end else []
+        values += [devices_or_layout(f"{number}{cross}{of_a_node}") for number in numbers]
     return tuple(dict.fromkeys(values))
 
 

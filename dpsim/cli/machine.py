@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from dpsim.cli import flags, outputs, show
 
 if TYPE_CHECKING:
-    from dpsim.machine import Link, Machine
+    from dpsim.machine import AllreduceCost, Link, Machine
 
 EXAMPLES = """\
 Examples:
@@ -145,23 +145,26 @@ def print_times(points: Sequence[dict[str, Any]]) -> None:
         (
             Column(head="algorithm", cell=lambda point: point["algorithm"], left=True),
             Column(head="devices", cell=lambda point: point["layout"]),
+            Column(head="collective", cell=lambda point: point["kind"], left=True),
             Column(head="size", cell=lambda point: format_size(point["size_bytes"])),
-            Column(head="allreduce", cell=lambda point: format_duration(point["time_s"])),
+            Column(head="time", cell=lambda point: format_duration(point["time_s"])),
         ),
         points,
     )
 
 
-def bus_bandwidths(machine: Machine) -> list[float]:
-    """Return the largest bus bandwidth of each table of allreduces: 2 (n - 1) / n times the size over the time."""
-    return [
-        max((2 * (n - 1) / n * size / time_s for size, time_s in zip(sizes, times, strict=True) if time_s), default=0.0)
-        for n, sizes, times in ((cost.devices, cost.sizes_bytes, cost.time_s) for cost in machine.allreduce)
-    ]
+def bus_bandwidth(table: AllreduceCost) -> float:
+    """Return the largest bus bandwidth of a table in bytes a second: what a ring sends over each link.
+
+    It is 2 (n - 1) / n times the size over the time of an allreduce, and half of that of one of its halves.
+    """
+    n, sends = table.devices, 2 if table.kind == "allreduce" else 1
+    times = zip(table.sizes_bytes, table.time_s, strict=True)
+    return max((sends * (n - 1) / n * size / time_s for size, time_s in times if time_s), default=0.0)
 
 
 def print_tables(machine: Machine, line_rate: float | None = None) -> None:
-    """Print a line for each table of allreduces: the time of its smallest size, and its bus bandwidth.
+    """Print a line for each table of allreduces or halves of them: its smallest size's time, and its bus bandwidth.
 
     With the share of ``line_rate`` in bytes a second that this is, or of the rate of an emulated network.
     """
@@ -169,10 +172,13 @@ def print_tables(machine: Machine, line_rate: float | None = None) -> None:
     from dpsim.units import format_bandwidth, format_duration, format_size
 
     nominal = line_rate or Network.parse(machine.network).bandwidth_bytes_per_s
-    for cost, bus in zip(machine.allreduce, bus_bandwidths(machine), strict=True):
+    halves = [cost for cost in machine.halves if cost.kind != "ordered-sum"]
+    for cost in (*machine.allreduce, *halves):
+        bus = bus_bandwidth(cost)
+        kind = "" if cost.kind == "allreduce" else f"{cost.kind} by "
         share = f", {bus / nominal:.0%} of {format_bandwidth(nominal)}" if nominal < float("inf") else ""
         print(
-            f"{cost.algorithm} on {cost.layout or cost.devices} devices: {format_size(cost.sizes_bytes[0])} in"
+            f"{kind}{cost.algorithm} on {cost.layout or cost.devices} devices: {format_size(cost.sizes_bytes[0])} in"
             f" {format_duration(cost.time_s[0])}, bus bandwidth up to {format_bandwidth(bus)}{share}"
         )
 
@@ -182,7 +188,9 @@ def link_sentence(machine: Machine) -> str:
     if machine.link is None:
         return "no link: only settings that the tables cover can be priced"
     inside = f"; inside a node {_link(machine.link_in_node)}" if machine.link_in_node else ""
-    return f"link for settings that no table covers: {_link(machine.link)}{inside}"
+    racks = f"; between racks of {machine.nodes_per_rack} nodes " if machine.link_between_racks else ""
+    racks += _link(machine.link_between_racks) if machine.link_between_racks else ""
+    return f"link for settings that no table covers: {_link(machine.link)}{inside}{racks}"
 
 
 def _link(link: Link) -> str:

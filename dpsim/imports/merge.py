@@ -11,7 +11,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective, parse_devices
 from dpsim.constraints import check
-from dpsim.errors import ConfigError, unknown
+from dpsim.errors import ConfigError, FileFormatError, unknown
 from dpsim.imports import nccl
 from dpsim.imports.columns import FORMATS as TABLE_FORMATS
 from dpsim.imports.source import Contents, Source, read_source
@@ -91,7 +91,7 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
     measured_on = [
         f"{table.benchmark.split(',')[0]} on {table.cost.layout or table.cost.devices} devices" for table in tables
     ]
-    allreduce = tuple(table.cost for table in tables)
+    allreduce = tuple(table.cost for table in tables if table.cost.kind == "allreduce")
     network = Network.parse(config.network)
     link, link_in_node = fitted_links(allreduce, emulated=network.emulated, wire_latency_s=network.wire_latency_s)
     machine = Machine(
@@ -99,6 +99,7 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
         network=config.network,
         emulated_network=network.emulated,
         allreduce=allreduce,
+        halves=tuple(table.cost for table in tables if table.cost.kind != "allreduce"),
         link=link,
         link_in_node=link_in_node,
         calibrated_on="; ".join([*named, *dict.fromkeys(measured_on)]),
@@ -164,14 +165,21 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
                 remedy="leave --devices out",
             )
         check(algorithm=algorithm, devices=count, layout=of_nodes)
-        cost = AllreduceCost(
-            algorithm=algorithm,
-            devices=count,
-            layout=of_nodes,
-            sizes_bytes=table.sizes_bytes,
-            time_s=table.time_s,
-            wire_dtype=table.wire_dtype,
-        )
+        if table.kind != "allreduce":
+            check(strategy="zero1", algorithm=algorithm)
+        try:
+            cost = AllreduceCost(
+                algorithm=algorithm,
+                devices=count,
+                layout=of_nodes,
+                sizes_bytes=table.sizes_bytes,
+                time_s=table.time_s,
+                wire_dtype=table.wire_dtype,
+                kind=table.kind,
+            )
+        except ConfigError as error:
+            place = f"{file}, table of {table.where}: {error.given}"
+            raise FileFormatError(place, allowed=error.allowed, remedy=error.remedy) from error
         doubts = tuple(f"{file}, {doubt}" for doubt in table.doubts)
         yield Imported(file=file, benchmark=contents.benchmark, measured=table.measured, cost=cost, doubts=doubts)
 
@@ -183,9 +191,9 @@ def _check_each_once(tables: Sequence[Imported]) -> None:
         if collective in file_of:
             files = dict.fromkeys((file_of[collective], table.file))
             raise ConfigError(
-                f"two tables of {collective.algorithm} on {collective.layout or collective.devices} devices in"
-                f" {' and '.join(files)}",
-                allowed="one for each algorithm and number of devices",
+                f"two tables of {collective.kind} by {collective.algorithm} on"
+                f" {collective.layout or collective.devices} devices in {' and '.join(files)}",
+                allowed="one for each collective, algorithm and number of devices",
                 remedy="give one of the two, or name their algorithms with --algorithm NAME,NAME",
             )
         file_of[collective] = table.file

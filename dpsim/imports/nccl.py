@@ -1,6 +1,8 @@
-"""What ``all_reduce_perf`` of nccl-tests (and rccl-tests) prints, and what its ``-J FILE`` writes.
+"""What nccl-tests (and rccl-tests) print of allreduces, all-gathers and reduce-scatters, and what ``-J FILE`` writes.
 
 Both have the time, algbw and busbw of each size out of place and in place, which must agree before they are believed.
+A size is that of the whole array, also of an all-gather and a reduce-scatter, whose count is that of one device
+(NVIDIA/nccl-tests, doc/PERFORMANCE.md and src/common.cu, ``TimeTest``).
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from dpsim.collective import CollectiveKind
 from dpsim.errors import FileFormatError
 from dpsim.imports.source import (
     MOST_BYTES,
@@ -32,17 +35,18 @@ from dpsim.imports.source import (
 )
 from dpsim.units import ITEM_BYTES
 
-HEADER = re.compile(r"#\s*size\s+count\s+type\s+redop\s.*")
+HEADER = re.compile(r"#\s*size\s+count\s+type\s+(?:redop|time)\s.*")
 _BEGIN = re.compile(r"#\s*nThreads?\b.*")
 _RANK = re.compile(
     r"#\s+Rank\s+([0-9]{1,9})\s+(?:Group\s+([0-9]{1,9})\s+)?Pid\s+[0-9]+\s+on\s+(\S+)\s+device\s+[0-9]+"
     r"\s+\[[^\]]*\]\s*(.*)"
 )
 _PROGRAM = re.compile(r"#\s*Collective test starting: (\S+)")
+_MENTION = re.compile(r"(?!#\s*Collective test concluded).*\b((?:all_gather|reduce_scatter)_perf)\b.*")
 _VERDICT = re.compile(r"#\s*Out of bounds values\s*:\s*(\S+)\s+(\S+)")
 _VERSION = re.compile(r"#?\s*(nccl-tests version .*|(?:rccl-tests: Version|(?:NCCL|RCCL) version) .*)")
 _FOOTER = "# Out of bounds values"
-_KEYS = (["size", "count", "type", "redop", "root"], ["size", "count", "type", "redop"])
+_KEYS = (["size", "count", "type", "redop", "root"], ["size", "count", "type", "redop"], ["size", "count", "type"])
 _FIGURES = (
     ["time", "algbw", "busbw", "#wrong"],
     ["time", "algbw", "busbw", "error"],
@@ -54,8 +58,37 @@ _HALF_UNIT = 0.5e-6  # numbers of the JSON report are written with six digits be
 _REPORT_VERSIONS = (1, 2)
 _MOST_DEVICES = 1_000_000
 _BUFFERS = ("out of place", "in place")
-_REMEDY = "the line may be damaged: copy the file again, or measure again with all_reduce_perf"
+_REMEDY = "the line may be damaged: copy the file again, or measure again with nccl-tests"
 _WRONG_SUMS = "some sums were wrong: mend the cause (nccl-tests' README) and measure again"
+
+
+class Program(NamedTuple):
+    """A program of nccl-tests: what it measures, the redop of its rows, and how often each byte is sent.
+
+    busbw is algbw x ``sends`` (n-1) / n.
+    """
+
+    name: str
+    kind: CollectiveKind
+    redops: tuple[str, ...]
+    sends: int
+
+
+PROGRAMS = (
+    Program("all_reduce_perf", "allreduce", ("sum",), 2),
+    Program("all_gather_perf", "all-gather", ("none", ""), 1),
+    Program("reduce_scatter_perf", "reduce-scatter", ("sum",), 1),
+)
+_NAMES = ", ".join(program.name for program in PROGRAMS)
+_NAME_IT = (
+    "if another program printed the table, name it in a line above, such as # Collective test starting: all_gather_perf"
+)
+
+
+def _program(name: str) -> Program | None:
+    """Return the program of a name such as ``all_gather_perf`` or ``./all_gather_perf_mpi``; ``None``: another one."""
+    base = PurePath(name).name
+    return next((program for program in PROGRAMS if base.startswith(program.name)), None)
 
 
 def recognises(source: Source) -> bool:
@@ -91,26 +124,35 @@ class Row:
     busbw: Rounded
     wrong: float
 
-    def point(self, source: Source, devices: int | None) -> Point:
-        """Return the row as a point of a table, once it is known to be a sum over ``devices`` and to add up.
+    def point(self, source: Source, devices: int | None, program: Program) -> Point:
+        """Return the row as a point of a table, once it is known to be of its program and to add up.
 
-        Its size is that of as many float32 gradients, which 16 bits carry in half the bytes.
+        Its size is that of as many float32 gradients, which 16 bits carry in half the bytes. The count of an allreduce
+        is that of the whole array, the count of an all-gather or a reduce-scatter that of one device.
 
-        algbw is size / time and busbw algbw x 2 (n-1) / n (nccl-tests, doc/PERFORMANCE.md), within what was rounded.
-        Raises ``FileFormatError``.
+        algbw is size / time, and busbw is 2 (n-1) / n of that for an allreduce, (n-1) / n for the other two
+        (nccl-tests, doc/PERFORMANCE.md), within what was rounded. Until June 2020 the algbw of the other two was their
+        busbw (nccl-tests, issue 45). Raises ``FileFormatError``.
         """
-        if self.type not in WIRE_DTYPES or (self.redop, self.root) != ("sum", "-1"):
+        if self.type not in WIRE_DTYPES or self.redop not in program.redops or self.root != "-1":
             raise source.refuse(
                 self.where,
-                f"type {self.type}, redop {self.redop}, root {self.root}",
-                allowed=f"type {', '.join(WIRE_DTYPES)}, redop sum, root -1",
-                remedy="run all_reduce_perf -d float -o sum",
+                f"type {self.type}, redop {self.redop or 'none'}, root {self.root} in a table of {program.name}",
+                allowed=f"type {', '.join(WIRE_DTYPES)}, redop {program.redops[0]}, root -1",
+                remedy=f"run {program.name} -d float{' -o sum' * ('sum' in program.redops)}; {_NAME_IT}",
             )
         item_bytes = ITEM_BYTES[WIRE_DTYPES[self.type]]
-        if self.count * item_bytes != self.size_bytes or not 0 < self.size_bytes <= MOST_BYTES // 2:
-            given = f"{self.count} elements of {self.type} in {self.size_bytes} bytes"
-            allowed = f"{item_bytes} bytes per element, up to 2^59 bytes"
-            raise source.refuse(self.where, given, allowed=allowed, remedy=_REMEDY)
+        parts = 1 if program.kind == "allreduce" else devices or 1
+        whole_bytes = self.count * item_bytes * parts
+        if whole_bytes != self.size_bytes or not 0 < self.size_bytes <= MOST_BYTES // 2:
+            given = f"{self.count} elements of {self.type} in {self.size_bytes} bytes, in a table of {program.name}"
+            allowed = f"{item_bytes} bytes per element{f' of each of {parts} devices' * (parts > 1)}, up to 2^59 bytes"
+            raise source.refuse(
+                self.where,
+                given,
+                allowed=allowed,
+                remedy=f"{_REMEDY}; {_NAME_IT}; give --devices N if the file does not say how many ran",
+            )
         if self.wrong:
             raise source.refuse(
                 self.where,
@@ -118,26 +160,29 @@ class Row:
                 allowed="0, or N/A where nothing was checked",
                 remedy="these sums were wrong: mend the cause (nccl-tests' README) and measure again",
             )
-        self._check_bandwidths(source, devices)
+        self._check_bandwidths(source, devices, program)
         where = f"line {self.where}" if isinstance(self.where, int) else self.where
-        return Point(where, self.count * ITEM_BYTES["float32"], self.time_us.value, self.type)
+        sent_bytes = self.size_bytes // item_bytes * ITEM_BYTES["float32"]
+        return Point(where, sent_bytes, self.time_us.value, self.type)
 
-    def _check_bandwidths(self, source: Source, devices: int | None) -> None:
+    def _check_bandwidths(self, source: Source, devices: int | None, program: Program) -> None:
         time, half = self.time_us
         if not 0 < time < math.inf:
             raise source.refuse(self.where, f"a time of {time} us", allowed="more than 0 us", remedy=_REMEDY)
         low, high = self.size_bytes / (time + half) / 1e3, self.size_bytes / max(time - half, 1e-12) / 1e3
-        if not _between(low, self.algbw, high):
+        before_2020 = program.sends == 1 and self.algbw == self.busbw
+        if not _between(low, self.algbw, high) and not before_2020:
             given = f"{self.size_bytes} bytes in {time} us with an algbw of {self.algbw.value} GB/s"
             raise source.refuse(self.where, given, allowed="algbw = size / time", remedy=_REMEDY)
         if devices is not None and devices > 1:
-            share = 2 * (devices - 1) / devices
+            share = program.sends * (devices - 1) / devices
             if not _between(low * share, self.busbw, high * share):
                 raise source.refuse(
                     self.where,
-                    f"a busbw of {self.busbw.value} GB/s at an algbw of {self.algbw.value} on {devices} devices",
-                    allowed=f"busbw = algbw x 2 (n-1) / n = algbw x {share:.4g} for an allreduce",
-                    remedy="give the output of all_reduce_perf, and --devices N if it does not say how many ran",
+                    f"a busbw of {self.busbw.value} GB/s of {self.size_bytes} bytes in {time} us on {devices} devices",
+                    allowed=f"busbw = size / time x {'2 ' * (program.sends == 2)}(n-1) / n = size / time x {share:.4g}"
+                    f" for {program.name}",
+                    remedy=f"give the output of {_NAMES}, and --devices N if it does not say how many ran",
                 )
 
 
@@ -166,16 +211,18 @@ def _read_text(source: Source, devices: int | None, out_of_place: bool) -> Conte
             1,
             "no table of nccl-tests",
             allowed="the lines # size count type redop root ... and the table below them",
-            remedy="give the whole output of all_reduce_perf",
+            remedy=f"give the whole output of {_NAMES}",
         )
-    tables, hardware, versions = [], [], []
+    tables, hardware, versions, programs = [], [], [], []
     for start, header, end in zip([0, *headers], headers, [*headers[1:], len(source.lines) + 1], strict=False):
         first = _preamble(source, start, header)
+        program = _program_of(source, start, first, header)
         hosts, names = _devices(source, first, header)
         hardware.append(_counted(names))
         versions += [" ".join(match[1].split()) for match in source.matches(_VERSION, first, header).values()]
-        tables.append(_table(source, header, end, hosts, len(hosts) or devices, out_of_place))
-    benchmark = ", ".join(["nccl-tests all_reduce_perf", *dict.fromkeys(versions)])
+        programs.append(program.name)
+        tables.append(_table(source, header, end, hosts, len(hosts) or devices, out_of_place, program))
+    benchmark = ", ".join([f"nccl-tests {' and '.join(dict.fromkeys(programs))}", *dict.fromkeys(versions)])
     return Contents(benchmark, "; ".join(dict.fromkeys(filter(None, hardware))), tuple(tables))
 
 
@@ -184,12 +231,26 @@ def _preamble(source: Source, start: int, header: int) -> int:
     first = next(reversed(source.matches(_BEGIN, start + 1, header)), start + 1)
     while first - 1 > start and source.text(first - 1).startswith("#"):
         first -= 1
-    for line, match in source.matches(_PROGRAM, first, header).items():
-        if not match[1].startswith("all_reduce_perf"):
-            raise source.refuse(
-                line, f"a table of {shown(match[1])}", allowed="all_reduce_perf", remedy="remove the other collectives"
-            )
     return first
+
+
+def _program_of(source: Source, start: int, first: int, header: int) -> Program:
+    """Return the program that printed a table: the one it names, as versions since 2.17 do.
+
+    In older outputs it is the last all_gather_perf or reduce_scatter_perf that stands above the table (a command line,
+    say), else all_reduce_perf; counts and bandwidths of the rows have to agree with that.
+    """
+    program = PROGRAMS[0]
+    for match in source.matches(_MENTION, start + 1, header).values():
+        program = _program(match[1]) or program
+    for line, match in source.matches(_PROGRAM, first, header).items():
+        named = _program(match[1])
+        if named is None:
+            raise source.refuse(
+                line, f"a table of {shown(match[1])}", allowed=_NAMES, remedy="remove the other collectives"
+            )
+        program = named
+    return program
 
 
 def _devices(source: Source, first: int, header: int) -> tuple[list[str], list[str]]:
@@ -214,7 +275,15 @@ def _devices(source: Source, first: int, header: int) -> tuple[list[str], list[s
     return hosts, names
 
 
-def _table(source: Source, header: int, end: int, hosts: list[str], devices: int | None, out_of_place: bool) -> Table:
+def _table(
+    source: Source,
+    header: int,
+    end: int,
+    hosts: list[str],
+    devices: int | None,
+    out_of_place: bool,
+    program: Program,
+) -> Table:
     names = _columns(source, header)
     figures = names.index("time")
     width = (len(names) - figures - 2 * ("timestamp" in names)) // 2
@@ -224,12 +293,12 @@ def _table(source: Source, header: int, end: int, hosts: list[str], devices: int
         keys = dict(zip(names[:figures], fields, strict=False))
         both = [_row(source, line, keys, fields[at : at + 4], names[figures + 3]) for at in (figures, figures + width)]
         if int(keys["size"]):
-            points.append([row.point(source, devices) for row in both][chosen])
+            points.append([row.point(source, devices, program) for row in both][chosen])
     for line, verdict in source.matches(_VERDICT, header, end).items():
         if verdict.groups() != ("0", "OK"):
             given = f"out of bounds values: {verdict[1]} {verdict[2]}"
             raise source.refuse(line, given, allowed="0 OK", remedy=_WRONG_SUMS)
-    return table(source, f"line {header}", _BUFFERS[chosen], points, len(hosts) or None, _layout(hosts))
+    return table(source, f"line {header}", _BUFFERS[chosen], points, len(hosts) or None, _layout(hosts), program.kind)
 
 
 def _columns(source: Source, header: int) -> list[str]:
@@ -245,7 +314,7 @@ def _columns(source: Source, header: int) -> list[str]:
             header,
             f"columns {shown(' '.join(names))}",
             allowed=" ".join([*_KEYS[0], *_FIGURES[0]]) + " and the last four once more (times, not cputime)",
-            remedy="run all_reduce_perf without -C",
+            remedy="run nccl-tests without -C",
         )
     of_one = [*_UNITS, "(us)", "(us)", "(us)", "(%)"] if "i_min" in figures else _UNITS
     expected = ["(B)", "(elements)", *of_one, *of_one]
@@ -255,7 +324,7 @@ def _columns(source: Source, header: int) -> list[str]:
             header,
             f"a table between {shown(' '.join(above))} and {shown(' '.join(units))}",
             allowed=f"out-of-place in-place above, and {' '.join(expected)} below",
-            remedy="give the whole output of all_reduce_perf",
+            remedy="give the whole output of nccl-tests",
         )
     return names + stamp
 
@@ -271,7 +340,7 @@ def _row(source: Source, line: int, keys: dict[str, str], figures: list[str], ch
         whole(source, line, "size", keys["size"]),
         whole(source, line, "count", keys["count"]),
         keys["type"],
-        keys["redop"],
+        keys.get("redop", ""),
         keys.get("root", "-1"),
         time,
         algbw,
@@ -328,11 +397,12 @@ def _read_json(source: Source, out_of_place: bool) -> Contents:
     ``config.devices`` has an entry a process, and every process drives nthreads x ngpus devices.
     """
     report = _report(source)
-    program = PurePath(report.args[0]).name if report.args else ""
-    if not program.startswith("all_reduce_perf") or report.version not in _REPORT_VERSIONS:
+    name = PurePath(report.args[0]).name if report.args else ""
+    program = _program(name)
+    if program is None or report.version not in _REPORT_VERSIONS:
         raise FileFormatError(
-            f"{source.path}: version {report.version} of the report of {shown(program)}",
-            allowed=f"version {' or '.join(map(str, _REPORT_VERSIONS))} of the report of all_reduce_perf",
+            f"{source.path}: version {report.version} of the report of {shown(name)}",
+            allowed=f"version {' or '.join(map(str, _REPORT_VERSIONS))} of the report of {_NAMES}",
         )
     processes, of_a_process = report.config.devices, report.config.nthreads * report.config.ngpus
     groups = sorted({process.group for process in processes})
@@ -364,10 +434,11 @@ def _read_json(source: Source, out_of_place: bool) -> Contents:
                 remedy="take the other one: give or leave out --out-of-place",
             )
         if result.size:
-            points.append({side: row.point(source, len(hosts)) for side, row in rows.items()}[chosen])
-    of_report = table(source, "results", _BUFFERS[not out_of_place], points, len(hosts), _layout(hosts))
+            points.append({side: row.point(source, len(hosts), program) for side, row in rows.items()}[chosen])
+    buffers = _BUFFERS[not out_of_place]
+    of_report = table(source, "results", buffers, points, len(hosts), _layout(hosts), program.kind)
     names = [process.device_info for process in processes for _ in range(of_a_process)]
-    return Contents(f"nccl-tests {program}, NCCL {_version(report.nccl_version)}", _counted(names), (of_report,))
+    return Contents(f"nccl-tests {name}, NCCL {_version(report.nccl_version)}", _counted(names), (of_report,))
 
 
 def _report(source: Source) -> _Report:
@@ -382,13 +453,13 @@ def _report(source: Source) -> _Report:
         raise source.refuse(
             error.lineno,
             f"no valid JSON at column {error.colno}: {error.msg}",
-            allowed="the file that all_reduce_perf -J wrote",
+            allowed="the file that nccl-tests -J wrote",
             remedy="it may be cut off or damaged: copy it again",
         ) from error
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise FileFormatError(
             f"{source.path}: {error}",
-            allowed="the file that all_reduce_perf -J wrote (without -C, which puts cpu_time in place of time)",
+            allowed="the file that nccl-tests -J wrote (without -C, which puts cpu_time in place of time)",
             remedy="it may be damaged: copy it again",
         ) from error
 

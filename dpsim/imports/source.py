@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from dpsim.collective import CollectiveKind
 from dpsim.errors import FileFormatError
 
 MOST_BYTES = 2**60
@@ -68,7 +69,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One allreduce against its size, as a file says it.
+    """One collective against its size, as a file says it.
 
     ``devices`` is ``None`` and ``layout`` empty where the file does not say them; a layout of one node is ``1x8``.
     ``where`` the table begins in the file, ``measured`` which of the benchmark's figures its times are.
@@ -84,6 +85,7 @@ class Table:
     measured: str
     wire_dtype: str
     doubts: tuple[str, ...]
+    kind: CollectiveKind = "allreduce"
 
 
 class Contents(NamedTuple):
@@ -194,7 +196,13 @@ def _check_ends(source: Source, row_lines: list[int]) -> None:
 
 
 def table(
-    source: Source, where: str, measured: str, points: Sequence[Point], devices: int | None = None, layout: str = ""
+    source: Source,
+    where: str,
+    measured: str,
+    points: Sequence[Point],
+    devices: int | None = None,
+    layout: str = "",
+    kind: CollectiveKind = "allreduce",
 ) -> Table:
     """Return the table of some rows. Rows of 0 bytes are left out: such a call sends no message.
 
@@ -241,6 +249,7 @@ def table(
         measured=measured,
         wire_dtype=WIRE_DTYPES[kept[0].type],
         doubts=tuple(_doubts(kept)),
+        kind=kind,
     )
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 
 import msgspec
 
 from dpsim.algorithms import ALGORITHMS, NCCL
-from dpsim.machine import Link, Machine
+from dpsim.collective import Collective
+from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.plan import Plan
-from dpsim.predict.cost import idle_curve, sharing, table_for, whole
+from dpsim.predict.cost import has_tables, idle_curve, sharing, table_for, tables_of, whole
 from dpsim.predict.prices import local_share, waiting_factor
 from dpsim.predict.slowest import EXACT_DEVICES
 from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
+from dpsim.units import format_bandwidth, format_duration, format_size
 from dpsim.workload import Workload
+
+_DEVIATIONS_90 = NormalDist().inv_cdf(0.95)
 
 
 def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None = None) -> tuple[str, ...]:
@@ -25,6 +32,8 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
     sentences = [
         _processor_and_gpus(several, workload),
         _implausible(machine, several),
+        _falling(machine, several),
+        _slow_node(machine, several),
         _shared_cores(machine, [p for p in several if sharing(machine, p.devices, p.layout) > 1]),
         _link(machine, [p for p in several if not _has_table(machine, p)]),
         _halves(machine, several),
@@ -39,15 +48,27 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
     return tuple(sentence for sentence in sentences if sentence)
 
 
+def _priced(machine: Machine, plan: Plan) -> tuple[Collective, ...]:
+    """Return the collectives whose tables price a plan: the halves of an allreduce where the machine has such tables.
+
+    Those that it has no tables of are priced as halves of the allreduce.
+    """
+    collective = machine.priced(plan.collective)
+    if collective.kind == "allreduce":
+        return (collective,)
+    both = collective, msgspec.structs.replace(collective, kind="all-gather")
+    return tuple(half if has_tables(machine, half) else whole(half) for half in both)
+
+
 def _has_table(machine: Machine, plan: Plan) -> bool:
-    return table_for(machine.allreduce, whole(machine.priced(plan.collective))) is not None
+    return all(table_for(tables_of(machine, each.kind), each) is not None for each in _priced(machine, plan))
 
 
 def _assumed(machine: Machine, plans: Sequence[Plan], workload: Workload | None) -> str:
     """What makes intervals wide where files state no uncertainty."""
     if not plans or workload is None or workload.emulated_compute:
         return ""
-    tables = [table_for(machine.allreduce, whole(machine.priced(plan.collective))) for plan in plans]
+    tables = [table_for(tables_of(machine, each.kind), each) for plan in plans for each in _priced(machine, plan)]
     layers = workload.relative_uncertainty is None
     stated = f"layer times ({ASSUMED_COMPUTE:.0%} is assumed)" * layers
     link = machine.link
@@ -87,17 +108,57 @@ def _processor_and_gpus(plans: Sequence[Plan], workload: Workload | None) -> str
 
 def _implausible(machine: Machine, plans: Sequence[Plan]) -> str:
     tables = [table_for(machine.allreduce, whole(machine.priced(p.collective))) for p in plans]
-    odd = [
-        p
-        for p, table in zip(plans, tables, strict=True)
-        if table is not None and (not any(table.time_s) or table.time_s[-1] < table.time_s[0] / 2)
-    ]
+    odd = [p for p, table in zip(plans, tables, strict=True) if table is not None and _cannot_be_right(table)]
     if not odd:
         return ""
     return (
         f"the machine's table of {_listed(odd, lambda p: f'{p.algorithm} on {_layout(p)}')} devices cannot be right: it"
         " has zero seconds for every size, or less than half the time for the largest as for the smallest; calibrate"
         " it again"
+    )
+
+
+def _cannot_be_right(table: AllreduceCost) -> bool:
+    return not any(table.time_s) or table.time_s[-1] < table.time_s[0] / 2
+
+
+def _falling(machine: Machine, plans: Sequence[Plan]) -> str:
+    """Name tables in which a larger size takes less time than a smaller one, by more than errors explain at 90 %.
+
+    The error of each time is the table's, and at least ``ASSUMED_TABLE``: published tables fall by up to 11 %.
+    """
+    collectives = dict.fromkeys(each for plan in plans for each in _priced(machine, plan))
+    falls = []
+    for collective in collectives:
+        table = table_for(tables_of(machine, collective.kind), collective)
+        if table is None or _cannot_be_right(table):
+            continue
+        error = ASSUMED_TABLE if table.relative_uncertainty is None else table.relative_uncertainty
+        least = math.exp(-_DEVIATIONS_90 * math.sqrt(2) * max(error, ASSUMED_TABLE))
+        longest = list(itertools.accumulate(table.time_s, max))
+        number = min(range(len(longest)), key=lambda i: table.time_s[i] / longest[i] if longest[i] else 1.0)
+        if table.time_s[number] < least * longest[number]:
+            before = table.sizes_bytes[table.time_s.index(longest[number])]
+            falls.append(
+                f"{collective.kind} by {collective.algorithm} on {collective.layout or collective.devices} devices"
+                f" ({format_size(before)} in {format_duration(longest[number])},"
+                f" {format_size(table.sizes_bytes[number])} in {format_duration(table.time_s[number])})"
+            )
+    if not falls:
+        return ""
+    return f"times fall with size in the machine's table of {'; '.join(falls)}: measure these sizes again"
+
+
+def _slow_node(machine: Machine, plans: Sequence[Plan]) -> str:
+    link, in_node = machine.link, machine.link_in_node
+    if not plans or link is None or in_node is None:
+        return ""
+    inside, across = in_node.bandwidth_bytes_per_s, link.bandwidth_bytes_per_s
+    if inside >= across:
+        return ""
+    return (
+        f"the machine's link inside a node is slower ({format_bandwidth(inside)}) than the one between nodes"
+        f" ({format_bandwidth(across)}): see whether link_in_node and link are interchanged"
     )
 
 
@@ -114,13 +175,21 @@ def _shared_cores(machine: Machine, plans: Sequence[Plan]) -> str:
 
 
 def _link(machine: Machine, plans: Sequence[Plan]) -> str:
-    scaled = {plan: idle_curve(machine, whole(machine.priced(plan.collective))).scaled for plan in plans}
-    by_link = [plan for plan in plans if scaled[plan] is None]
-    by_tables = [plan for plan in plans if scaled[plan] is not None]
+    curves = {
+        plan: [
+            idle_curve(machine, each)
+            for each in _priced(machine, plan)
+            if table_for(tables_of(machine, each.kind), each) is None
+        ]
+        for plan in plans
+    }
+    by_link = [plan for plan in plans if any(curve.scaled is None for curve in curves[plan])]
+    by_tables = [plan for plan in plans if any(curve.scaled is not None for curve in curves[plan])]
     tables = dict.fromkeys(
         f"{table.algorithm} on {table.layout or table.devices}"
-        for near in scaled.values()
-        for table in (near.tables if near else ())
+        for of_plan in curves.values()
+        for curve in of_plan
+        for table in (curve.scaled.tables if curve.scaled else ())
     )
     named = {
         f"the nearest tables ({', '.join(tables)}), scaled by the algorithm's rounds and bytes": by_tables,
@@ -142,14 +211,13 @@ def _halves(machine: Machine, plans: Sequence[Plan]) -> str:
     missing = _listed(sharded, lambda p: f"{p.algorithm} on {_layout(p)}")
     return (
         f"the machine has no tables of reduce-scatters and all-gathers by {missing} devices: each is taken to cost half"
-        " of the allreduce; calibrate with --strategy zero1 for measured ones"
+        " of the allreduce; calibrate with --strategy zero1, or import all_gather_perf and reduce_scatter_perf of"
+        " nccl-tests with dpsim calibrate --from"
     )
 
 
 def _has_halves(machine: Machine, plan: Plan) -> bool:
-    scatter = machine.priced(plan.collective)
-    gather = msgspec.structs.replace(scatter, kind="all-gather")
-    return all(table_for(machine.halves, collective) is not None for collective in (scatter, gather))
+    return all(each.kind != "allreduce" for each in _priced(machine, plan))
 
 
 def _named(link: Link) -> str:

@@ -119,7 +119,8 @@ def cost(machine: Machine, collective: Collective, size_bytes: float) -> tuple[f
 def idle_curve(machine: Machine, collective: Collective) -> Curve:
     """The collective's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``.
 
-    Without any table of its kind a reduce-scatter or an all-gather costs half of the allreduce, as an extrapolation.
+    Without any table of its kind a reduce-scatter or an all-gather costs half of the allreduce's tables, or what the
+    link's formula says of it, as an extrapolation.
     """
     algorithm, devices, layout = collective.algorithm, collective.devices, collective.layout
     ALGORITHMS.find(algorithm)
@@ -136,14 +137,15 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
     if near is not None:
         curves = [_table_points(each, collective.wire_dtype) for each in near.tables]
         return Curve(scaled_points(machine, near, curves, collective), *_NOTHING, scaled=near)
-    if collective.kind != "allreduce":
+    if collective.kind != "allreduce" and has_tables(machine, whole(collective)):
         return Curve(_halved(idle_curve(machine, whole(collective)).points), *_NOTHING)
     if machine.link is None:
+        article = "a" if collective.kind == "reduce-scatter" else "an"
         covered = sorted({(t.algorithm, t.layout or str(t.devices)) for t in machine.allreduce})
         raise ConfigError(
-            f"machine {machine.name!r} does not say what an allreduce by {algorithm!r} on {layout or devices} devices"
-            " costs",
-            allowed=", ".join(f"{name} on {count}" for name, count in covered),
+            f"machine {machine.name!r} does not say what {article} {collective.kind} by {algorithm!r} on"
+            f" {layout or devices} devices costs",
+            allowed=", ".join(f"{name} on {count}" for name, count in covered) or "a machine with allreduce tables",
             remedy="calibrate it, or add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
         )
     if node_counts(layout, 1)[0] > 1 and machine.of_one_node:
@@ -155,6 +157,12 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
             " their link by hand: [link] with latency_s and bandwidth_bytes_per_s",
         )
     return Curve(link_points(machine, machine.link, collective), *_NOTHING)
+
+
+def has_tables(machine: Machine, collective: Collective) -> bool:
+    """Whether a table of the collective, or tables of its kind that are scaled, say what it costs."""
+    tables = tables_of(machine, collective.kind)
+    return table_for(tables, collective) is not None or nearest_tables(machine, tables, collective) is not None
 
 
 def tables_of(machine: Machine, kind: CollectiveKind) -> tuple[AllreduceCost, ...]:
@@ -282,7 +290,11 @@ def nearest_line(machine: Machine, collective: Collective) -> tuple[float, float
     table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
         return fitted_line(sizes_on_the_wire(table, collective.wire_dtype), np.array(table.time_s))
-    if collective.kind != "allreduce" and idle_curve(machine, collective).scaled is None:
+    if (
+        collective.kind != "allreduce"
+        and not has_tables(machine, collective)
+        and has_tables(machine, whole(collective))
+    ):
         alpha_s, beta = nearest_line(machine, whole(collective))
         return alpha_s / 2, beta / 2
     curve = idle_curve(machine, collective)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.algorithms import ALGORITHMS, Line
+from dpsim.algorithms import ALGORITHMS, Line, half_lines
 from dpsim.collective import Collective, level, node_counts
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.machine import AllreduceCost, Link, Machine
@@ -32,17 +32,25 @@ def on_the_wire(link: Link, wire_dtype: str) -> Link:
     return msgspec.structs.replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / share)
 
 
-def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
-    """Points (bytes; seconds) of an allreduce's cost by the machine's ``link``: the lowest of its lines at each size.
+def lines_of(collective: Collective, nodes: int, of_a_node: int) -> tuple[Line, ...]:
+    """The lines of a collective by its algorithm: those of an allreduce, or of a half of one (``half_lines``)."""
+    algorithm = ALGORITHMS.find(collective.algorithm)
+    half = collective.kind in ("reduce-scatter", "all-gather")
+    return half_lines(algorithm, nodes, of_a_node) if half else algorithm.lines(nodes, of_a_node)
 
-    In a layout of one node it is the link inside the node, where the machine has one.
+
+def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
+    """Points (bytes; seconds) of a collective's cost by the machine's ``link``: the lowest of its lines at each size.
+
+    In a layout of one node it is the link inside the node, where the machine has one; in one of several racks the
+    slower of the links between nodes and between racks.
     """
     nodes, of_a_node = node_counts(collective.layout, collective.devices)
     in_node = machine.link_in_node or link
-    across = in_node if nodes == 1 else link
+    across = in_node if nodes == 1 else machine.link_between(nodes) or link
     lines = [
         _seconds(line, on_the_wire(across, collective.wire_dtype), in_node, shared=not machine.emulated_network)
-        for line in ALGORITHMS.find(collective.algorithm).lines(nodes, of_a_node)
+        for line in lines_of(collective, nodes, of_a_node)
     ]
     return _lowest(lines)
 
@@ -50,14 +58,14 @@ def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
 def _seconds(line: Line, link: Link, in_node: Link, *, shared: bool) -> tuple[float, float]:
     """(seconds, seconds per byte) of a line; ``shared`` says that the devices of a node share one link."""
     senders = line.senders if shared else 1
-    base = line.alpha * _message_s(link) + line.alpha_in_node * _message_s(in_node)
+    base = line.alpha * message_s(link) + line.alpha_in_node * message_s(in_node)
     base += link.bucket_overhead_s if line.alpha else in_node.bucket_overhead_s
     slope = line.beta * senders / link.bandwidth_bytes_per_s + line.gamma * link.reduce_s_per_byte
     slope += line.beta_in_node / in_node.bandwidth_bytes_per_s + line.gamma_in_node * in_node.reduce_s_per_byte
     return base, slope
 
 
-def _message_s(link: Link) -> float:
+def message_s(link: Link) -> float:
     """What a message costs whatever its size: on the wire, and on the host."""
     return link.latency_s + link.message_overhead_s
 

@@ -353,7 +353,7 @@ def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
     It is ``auto`` or else ``mpi`` where the machine has a table of it, else the algorithm of its first table, else
     ``ring``. With 16-bit messages it is the first algorithm with a table that can send them, else ``direct``.
     """
-    names = [table.algorithm for table in machine.allreduce]
+    names = [table.algorithm for table in (machine.allreduce or machine.halves)]
     if wire_dtype in SIXTEEN_BITS:
         return next((name for name in names if ALGORITHMS.find(name).sixteen_bits), "direct")
     return next((name for name in ("auto", "mpi", *names) if name in names), "ring")

@@ -14,7 +14,8 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import Collective, Level, node_counts
 from dpsim.collective import level as layout_level
 from dpsim.machine import AllreduceCost, Machine
-from dpsim.uncertainty import ASSUMED_TABLE
+from dpsim.predict.formulas import lines_of, message_s
+from dpsim.uncertainty import ASSUMED_LINK, ASSUMED_TABLE
 
 Floats = NDArray[np.float64]
 SCALED_STEP = 0.10
@@ -81,7 +82,8 @@ def nearest_tables(machine: Machine, tables: Sequence[AllreduceCost], collective
     chosen = tuple(sides if sides[0].devices != sides[-1].devices else sides[:1])
     errors = [math.hypot(_stated(t), SCALED_STEP * math.log2(t.devices / collective.devices)) for t in chosen]
     open_share = _sharing(machine, chosen[0].layout, collective)[1]
-    return Nearest(chosen, math.hypot(min(errors), layout_error(asked, levels), open_share))
+    others = _racks(machine, chosen[0].collective, collective) != (1.0, 1.0)
+    return Nearest(chosen, math.hypot(min(errors), layout_error(asked, levels), open_share, ASSUMED_LINK * others))
 
 
 def layout_error(asked: Level, known: Set[Level]) -> float:
@@ -112,7 +114,8 @@ def scaled_points(machine: Machine, near: Nearest, curves: Sequence[Floats], col
     for table, of_table, times in zip(near.tables, there, tables, strict=True):
         share = _sharing(machine, table.layout, collective)[0]
         alpha = np.minimum(times[0], times)
-        ratios = here.rounds / of_table.rounds, share * here.bytes / of_table.bytes
+        of_message, of_byte = _racks(machine, table.collective, collective)
+        ratios = of_message * here.rounds / of_table.rounds, of_byte * share * here.bytes / of_table.bytes
         scaled.append(alpha * ratios[0] + (times - alpha) * ratios[1])
     times = scaled[0]
     if len(scaled) > 1:
@@ -125,12 +128,13 @@ def scaled_points(machine: Machine, near: Nearest, curves: Sequence[Floats], col
 
 
 def counts(machine: Machine, collective: Collective, *, inside: bool) -> Counts:
-    """Count the rounds and bytes of an algorithm on its slowest link: between nodes where there are several.
+    """Count the rounds and bytes of a collective on its slowest link: between nodes where there are several.
 
-    ``inside`` counts all devices as of one node. Both sides of a ratio must be counted alike, as rounds of one link.
+    A reduce-scatter and an all-gather have n - 1 rounds of a ring, and (n - 1) / n bytes. ``inside`` counts all devices
+    as of one node. Both sides of a ratio must be counted alike, as rounds of one link.
     """
     nodes, of_a_node = (1, collective.devices) if inside else node_counts(collective.layout, collective.devices)
-    lines = ALGORITHMS.find(collective.algorithm).lines(nodes, of_a_node)
+    lines = lines_of(collective, nodes, of_a_node)
     if nodes == 1:
         return Counts(
             min(line.alpha + line.alpha_in_node for line in lines), min(line.beta + line.beta_in_node for line in lines)
@@ -162,6 +166,18 @@ def _sharing(machine: Machine, layout: str, collective: Collective) -> tuple[flo
         return min(adapters, before) / min(adapters, after), 0.0
     ratio = before / after
     return math.sqrt(ratio), abs(math.log(ratio)) / 2 / _DEVIATIONS_90
+
+
+def _racks(machine: Machine, before: Collective, after: Collective) -> tuple[float, float]:
+    """(factor on a message's time, on a byte's) between the links that two collectives cross: (1, 1) in as many racks.
+
+    Where the machine has several racks, those of a table within one are slower beyond it by as much as the links.
+    """
+    first, second = (machine.link_between(node_counts(each.layout, each.devices)[0]) for each in (before, after))
+    if first is None or second is None or first is second:
+        return 1.0, 1.0
+    of_message = message_s(second) / message_s(first) if message_s(first) > 0 else 1.0
+    return of_message, first.bandwidth_bytes_per_s / second.bandwidth_bytes_per_s
 
 
 def _along(points: Floats, sizes: Floats) -> Floats:

@@ -52,6 +52,7 @@ VALUES = {
     "--dataset": "digits",
     "--leaves": "8",
     "--global-batch": "64",
+    "--collective-overhead": "20us",
     "--cycle": "5ms",
     "--fusion-rule": "ddp",
     "--fusion-threshold": "64KiB",

@@ -209,3 +209,25 @@ def test_nccls_own_model_counts_rings_bytes_by_simple_and_the_fewest_hops_by_ll(
     if nodes == 1:
         assert min(line.alpha for line in lines) == pytest.approx(6.6 / 0.6 + 2 * (n - 1))
     assert min(line.alpha for line in lines) <= 6.8 / 0.6 + 2 * (of_a_node - 1) + 2 * 5.0 / 2.7 * math.log2(nodes)
+
+
+def test_halves_of_an_allreduce_are_scaled_by_a_ring_of_their_own() -> None:
+    sizes = (1, 2**30)
+    for kind in ("reduce-scatter", "all-gather"):
+        for algorithm, start in (("ring", 0.0), ("nccl", 6.6 / 0.6)):  # LL's start, in hops over NVLink
+            known = table("1x4", sizes, (1.0, 101.0), kind=kind, algorithm=algorithm)
+            machine = Machine(name="m", halves=(known,), link=Link(latency_s=1.0, bandwidth_bytes_per_s=1.0))
+            collective = Collective(algorithm=algorithm, devices=8, layout="1x8", kind=kind)
+            curve = idle_curve(machine, collective)
+            assert curve.scaled is not None and curve.scaled.tables == (known,)
+            small_s, large_s = (float(curve.points[1, curve.points[0] == size][0]) for size in sizes)
+            assert small_s == pytest.approx((start + 7) / (start + 3), rel=0.01)
+            assert large_s - small_s == pytest.approx(100 * (7 / 8) / (3 / 4), rel=0.01)
+    # NCCL has no tree for them: between nodes their rounds grow with the nodes, those of an allreduce with log2
+    across = [table("2x8", sizes, (1.0, 101.0), kind=kind) for kind in ("allreduce", "all-gather")]
+    machine = Machine(name="m", allreduce=(across[0],), halves=(across[1],))
+    tree_s, ring_s = (
+        float(idle_curve(machine, Collective(algorithm="nccl", devices=512, layout="64x8", kind=kind)).points[1, 0])
+        for kind in ("allreduce", "all-gather")
+    )
+    assert tree_s < 5 and ring_s > 20

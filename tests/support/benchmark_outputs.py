@@ -66,9 +66,9 @@ def float_text(value: float, width: int) -> str:
     return f"{value:{width}.0f}" if power < width + 1 else f"{value:{width}.{1 if width >= 7 else 0}e}"
 
 
-def _figures(size: int, us: float, devices: int) -> tuple[float, float]:
+def _figures(size: int, us: float, devices: int, program: str = "all_reduce_perf") -> tuple[float, float]:
     algbw = size / us / 1e3
-    return algbw, algbw * 2 * (devices - 1) / devices
+    return algbw, algbw * (2 if program == "all_reduce_perf" else 1) * (devices - 1) / devices
 
 
 def ranks(hosts: Sequence[str], group: str = " Group  0") -> list[str]:
@@ -95,15 +95,19 @@ def nccl(
     time: str = "time",
     each: bool = False,
     stamp: bool = False,
+    program_line: str | None = None,
 ) -> str:
-    """``all_reduce_perf``: out-of-place and in-place times of the same sizes.
+    """``program``: out-of-place and in-place times of the same sizes.
 
-    Old versions have no ``root`` and a column error in place of #wrong (``checked``).
+    Old versions have no ``root``, no ``redop`` of all-gathers (the empty text here), and a column error in place of
+    #wrong (``checked``). They do not name the program: ``program_line`` stands in place of that line.
     ``each`` adds the columns of each iteration's spread, ``stamp`` the time of day.
     """
     names = [time, "algbw", "busbw", checked] + ["i_min", "i_max", "i_p99", "i_cv%"] * each
     units = ["(us)", "(GB/s)", "(GB/s)", ""] + ["(us)", "(us)", "(us)", "(%)"] * each
-    keys, key_units = ["size", "count", "type", "redop"] + ["root"] * root, ["(B)", "(elements)", "", ""] + [""] * root
+    redops = [redop] if redop else []
+    keys = ["size", "count", "type"] + ["redop"] * len(redops) + ["root"] * root
+    key_units = ["(B)", "(elements)"] + [""] * (len(keys) - 2)
 
     def line(first: list[str], figures: list[str], last: str) -> str:
         return "  ".join(
@@ -112,7 +116,7 @@ def nccl(
 
     text = [
         "# nccl-tests version 2.17.9 nccl-headers=22807 nccl-library=22807",
-        f"# Collective test starting: {program}",
+        f"# Collective test starting: {program}" if program_line is None else program_line,
         "# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 validation: 1",
         "#",
         "# Using devices",
@@ -126,25 +130,34 @@ def nccl(
     for (size, us), (_, in_place_us) in zip(points, in_place, strict=True):
         figures = []
         for one in (us, in_place_us):
-            algbw, busbw = _figures(size, one, devices)
+            algbw, busbw = _figures(size, one, devices, program)
             figures += [float_text(one, 7), float_text(algbw, 6), float_text(busbw, 6), wrong]
             figures += [float_text(x, 7) for x in (one * 0.9, one * 1.2, one * 1.1, 3.0)] * each
-        first = [str(size), str(size // (4 if type == "float" else 2)), type, redop] + ["-1"] * root
+        count = size // (4 if type == "float" else 2) // (1 if program == "all_reduce_perf" else devices)
+        first = [str(size), str(count), type, *redops] + ["-1"] * root
         text.append(line(first, figures, "2025-11-21 08:17:16" * stamp))
     text += [f"# Out of bounds values : {verdict}", "# Avg bus bandwidth    : 1.5 ", "#"]
     return "\n".join([*text, f"# Collective test concluded: {program}", ""])
 
 
-def nccl_report(points: Points, in_place: Points, hosts: Sequence[str], of_a_process: int = 1) -> dict[str, Any]:
-    """The object that ``all_reduce_perf -J`` writes: one entry of ``devices`` a process."""
+def nccl_report(
+    points: Points,
+    in_place: Points,
+    hosts: Sequence[str],
+    of_a_process: int = 1,
+    program: str = "all_reduce_perf",
+    redop: str = "sum",
+) -> dict[str, Any]:
+    """The object that ``program -J`` writes: one entry of ``devices`` a process."""
     devices = len(hosts) * of_a_process
 
     def side(size: int, us: float) -> dict[str, Any]:
-        algbw, busbw = (round(value, 6) for value in _figures(size, us, devices))
+        algbw, busbw = (round(value, 6) for value in _figures(size, us, devices, program))
         return {"time": round(us, 6), "alg_bw": algbw, "bus_bw": busbw, "nwrong": 0.0}
 
     results = [
-        {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1"}
+        {"size": size, "count": size // 4 // (1 if program == "all_reduce_perf" else devices), "type": "float"}
+        | {"redop": redop, "root": "    -1"}
         | {"out_of_place": side(size, us), "in_place": side(size, in_place_us)}
         | {"actual_iterations": 20, "experiment_name": "AllReduce"}
         for (size, us), (_, in_place_us) in zip(points, in_place, strict=True)
@@ -159,7 +172,7 @@ def nccl_report(points: Points, in_place: Points, hosts: Sequence[str], of_a_pro
     return {
         "version": 2,
         "start_time": "2025-11-21 08:17:16",
-        "args": ["./build/all_reduce_perf", "-J", "x.json"],
+        "args": [f"./build/{program}", "-J", "x.json"],
         "env": ["HOME=/root"],
         "nccl_version": 22807,
         "config": config,
