@@ -43,7 +43,7 @@ def test_predict_leads_with_what_to_do_and_says_what_it_assumes(
         and "how wide the intervals are is assumed" in out
     )
     assert "161.1 MiB +" in out and "activation memory, which the workload file does not state, comes on top" in out
-    assert "fastest at threshold 1 MiB (no certain difference: 0)" in " ".join(out.split())
+    assert "fastest at threshold 0 (no certain difference: 1 MiB)" in " ".join(out.split())
     several = ("--fusion-rule", "ddp,mg-wfbp,horovod", "--algorithm", "mpi,ring", "--cycle", "5ms")
     code, out, _ = dpsim(*PREDICT, "--devices", "4", "--local-batch", "64", "--overlap", "off", *several)
     assert code == 0 and out.count("mg-wfbp") == 4 and out.count("horovod") == 4

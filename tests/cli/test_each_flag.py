@@ -53,6 +53,7 @@ VALUES = {
     "--leaves": "8",
     "--global-batch": "64",
     "--collective-overhead": "20us",
+    "--contention": "2",
     "--cycle": "5ms",
     "--fusion-rule": "ddp",
     "--fusion-threshold": "64KiB",
