@@ -16,10 +16,13 @@ from dpsim import codec
 from dpsim import machine as machines
 from dpsim import workload as workloads
 from dpsim.errors import ConfigError, unknown
+from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.plan import Plan
 from dpsim.predict.formulas import fitted_links
+from dpsim.predict.prices import Factors
 from dpsim.predict.step import price, scheduled
+from dpsim.schedule import Schedule
 from dpsim.validation.case import COMPUTE, Case, MachineInputs, ModelInputs, Part
 from dpsim.validation.published import FOLDER, PublishedRow, PublishedSet
 from dpsim.workload import Layer, Tensor, Workload
@@ -249,14 +252,25 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
             remedy="state one of them in the case, or hold out less",
         )
     known = {row.line: stated[row.line] for row in part.known}
+    outcomes = [outcome_s(row, published, known[row.line].plan) for row in part.known]
+    scales = {COMPUTE} if all(map(_scales, known.values())) else set[str]()
 
     def free(logarithms: Sequence[float]) -> dict[str, float]:
         return dict(zip(names, map(math.exp, logarithms), strict=True))
 
+    @functools.lru_cache(maxsize=2)
+    def lowered(values: frozenset[tuple[str, float]]) -> list[tuple[Schedule, Machine]]:
+        """Return schedule and machine of each known row with these free numbers."""
+        inputs = _with_free(known, dict(values), fill).values()
+        return [(scheduled(each.workload, each.machine, each.plan), each.machine) for each in inputs]
+
     def misfits(logarithms: Sequence[float]) -> list[float]:
-        inputs = _with_free(known, free(logarithms), fill)
+        values = free(logarithms)
+        factors = Factors(compute=math.prod(values[name] for name in scales & values.keys()))
+        rows = lowered(frozenset((name, value) for name, value in values.items() if name not in scales))
         return [
-            math.log(inputs[row.line].step_s() / outcome_s(row, published, inputs[row.line].plan)) for row in part.known
+            math.log(price(schedule, machine, factors).step_s / seconds)
+            for (schedule, machine), seconds in zip(rows, outcomes, strict=True)
         ]
 
     start = [math.log(value) for value in case.free.values()]
@@ -269,6 +283,12 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     if COMPUTE in names and more > 0:
         stated = _with_scatter(stated, _scatter(misfits(start), more))
     return _with_free(stated, free(start), fill)
+
+
+def _scales(inputs: RowInputs) -> bool:
+    """Return whether a factor on all computing times changes prices alone, and neither buckets nor launches."""
+    launches = any(layer.launch_s or layer.launched_backward_s for layer in inputs.workload.layers)
+    return not launches and not FUSION_RULES.find(inputs.plan.fusion_rule).needs_costs
 
 
 def _scatter(misfits: Sequence[float], more: int) -> float:
