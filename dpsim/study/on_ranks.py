@@ -183,7 +183,7 @@ def sweep_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         preparation.first_rounds()
 
         def beforehand() -> Predictions:
-            codec.write(folder / "predictions.json", predict_beforehand(experiment, preparation.inputs()))
+            codec.write_record(folder / "predictions.json", predict_beforehand(experiment, preparation.inputs()))
             return read_predictions(folder / "predictions.json")
 
         predictions = from_first(comm, beforehand)

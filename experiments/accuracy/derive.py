@@ -123,7 +123,7 @@ def write_residuals(path: Path, experiments: Sequence[Experiment], folder: Path)
         for residual in residuals(predicted_again(swept))
     ]
     processors = dict.fromkeys(swept.results.environment.processor for _, swept in records)
-    codec.write(path, Residuals(measured_on=" and ".join(processors), residuals=tuple(found)))
+    codec.write_record(path, Residuals(measured_on=" and ".join(processors), residuals=tuple(found)))
 
 
 class Derived(NamedTuple):

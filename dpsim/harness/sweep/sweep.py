@@ -221,8 +221,8 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
     """
     predictions, inputs = read_predictions(folder / "predictions.json"), measured[-1].inputs
     if inputs is not None:
-        codec.write(folder / "inputs.json", inputs)
-        codec.write(folder / "blind.json", blind_predictions(predictions, inputs))
+        codec.write_record(folder / "inputs.json", inputs)
+        codec.write_record(folder / "blind.json", blind_predictions(predictions, inputs))
     experiment, points = predictions.experiment, [point for samples in measured for point in samples.points]
     others = [point for point in points if experiment.script and point.setting.runtime == "dpsim"]
     results = Results(
@@ -237,7 +237,7 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
         other_points=tuple(others),
         inputs_sha256="" if inputs is None else codec.digest(inputs),
     )
-    codec.write(folder / "results.json", results)
+    codec.write_record(folder / "results.json", results)
 
 
 def _run(

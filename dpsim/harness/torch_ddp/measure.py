@@ -146,11 +146,11 @@ def _predictions(declared: Experiment, known: Known, folder: Path, progress: Pro
     if known.workload is not None:
         existing_predictions(folder, completed(declared, known.workload))  # raises before anything runs
     if on_gpus(declared):
-        codec.write(path, predicted_by_nccl(declared, known.workload, known.machine, progress))
+        codec.write_record(path, predicted_by_nccl(declared, known.workload, known.machine, progress))
     else:
         inputs, experiment = _first_rounds(declared, known, progress)
-        codec.write(folder / "inputs.json", inputs)
-        codec.write(path, predict_beforehand(experiment, inputs))
+        codec.write_record(folder / "inputs.json", inputs)
+        codec.write_record(path, predict_beforehand(experiment, inputs))
     return read_predictions(path)
 
 
