@@ -173,7 +173,12 @@ def write(path: Path, value: Any) -> None:
 
 def write_record(path: Path, value: Any) -> None:
     """Write the noun of a study as JSON, atomically, in the columns of ``dpsim.packing``; ``read`` reads both."""
-    write_text(path, columns_text(to_builtins(value)) + "\n")
+    write_text(path, record_text(value))
+
+
+def record_text(value: Any) -> str:
+    """Return the text of a record."""
+    return columns_text(to_builtins(value)) + "\n"
 
 
 def read_raw(path: Path, what: str) -> Any:

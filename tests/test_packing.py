@@ -49,8 +49,8 @@ def test_what_is_equal_is_written_once_and_times_are_ticks(value: Any, form: str
 
 
 def test_a_column_stands_on_one_line() -> None:
-    lines = columns_text({"name": "x", "value": [n * n % 97 * 1e-9 for n in range(500)]}).splitlines()
-    assert len(lines) < 8 and max(map(len, lines)) > 1000
+    lines = columns_text({"name": "x", "value": [n * n % 99_991 / 1e9 for n in range(500)]}).splitlines()
+    assert len(lines) < 12 and max(map(len, lines)) > 1000
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,6 @@ def test_a_column_stands_on_one_line() -> None:
     [
         '{"=runs": [[1], [1000000000000]]}',
         '{"=runs": [[1, 2], [3]]}',
-        '{"=runs": [[1], [-1]], "=steps": 3}{"more": 1}',
         '{"=rows": {"a": [1, 2], "b": [1]}}',
         '{"=lists": [[2, 2], [1, 2, 3]]}',
         '{"=lists": [[3, -1], [1, 2]]}',

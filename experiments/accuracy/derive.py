@@ -69,7 +69,7 @@ def run_sweeps(experiments: Sequence[Experiment], folder: Path, progress: Progre
 
 def keep(path: Path, swept: Swept) -> None:
     """Write the record of a finished sweep."""
-    codec.write_output(path, lzma.compress(codec.to_json(swept, indent=None).encode()))
+    codec.write_output(path, lzma.compress(codec.record_text(swept).encode()))
 
 
 def finished(experiments: Sequence[Experiment], folder: Path) -> Iterator[tuple[str, Comparison]]:

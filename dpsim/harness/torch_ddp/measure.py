@@ -27,6 +27,7 @@ from dpsim.launch.scratch import scratch
 from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
 from dpsim.predict import past
+from dpsim.predict.residuals import all_widths
 from dpsim.predict.step import price, scheduled
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
@@ -176,7 +177,7 @@ def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tup
     experiment = completed(declared, given or seen)
     current = environment()
     inputs = inputs_for(experiment, given or seen, current, times_given=given is not None)
-    inputs = replace(inputs, past=past.load(current.processor, current.cores))
+    inputs = replace(inputs, widths=all_widths(past.load(current.processor, current.cores)))
     places = settings_by_place(experiment)
     for place, where in enumerate(places):
         progress(f"profiling and calibrating on {where}: {first_s:.2g} to {2 * first_s:.2g} s, after the start")
