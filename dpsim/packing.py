@@ -130,43 +130,22 @@ class Unpacking:
         return result
 
 
-def _rows(columns: dict[str, list[Any]]) -> Iterator[Any]:
-    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-
-
-def _lists(held: tuple[list[int], list[Any]]) -> Iterator[Any]:
-    lengths, values = held
+def _lists(lengths: list[int], values: list[Any]) -> Iterator[Any]:
     ends = [0, *itertools.accumulate(lengths)]
     if min(lengths) < 0 or ends[-1] != len(values):
         raise ValueError(f"{len(values)} values in lists of {lengths[:5]}")
     return (values[begin:end] for begin, end in itertools.pairwise(ends))
 
 
-def _distinct(held: tuple[list[Any], list[int]]) -> Iterator[Any]:
-    values, indices = held
-    return (values[index] for index in indices)
-
-
-def _repeated(held: tuple[list[Any], list[int]]) -> Iterator[Any]:
-    values, counts = held
+def _repeated(values: list[Any], counts: list[int]) -> Iterator[Any]:
     return itertools.chain.from_iterable(itertools.repeat(*run) for run in zip(values, counts, strict=True))
 
 
-def _summed(steps: list[int]) -> Iterator[Any]:
-    return itertools.islice(itertools.accumulate(steps, initial=0), 1, None)
-
-
-def _divided(held: tuple[int, list[int]]) -> Iterator[Any]:
-    places, integers = held
-    scale = float(f"1e{places}")
-    return (each / scale for each in integers)
-
-
 _UNPACK: dict[str, Callable[[Any], Iterator[Any]]] = {
-    "=rows": _rows,
-    "=lists": _lists,
-    "=distinct": _distinct,
-    "=runs": _repeated,
-    "=steps": _summed,
-    "=decimals": _divided,
+    "=rows": lambda held: (dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=True)),
+    "=lists": lambda held: _lists(*held),
+    "=distinct": lambda held: (held[0][index] for index in held[1]),
+    "=runs": lambda held: _repeated(*held),
+    "=steps": lambda held: itertools.islice(itertools.accumulate(held, initial=0), 1, None),
+    "=decimals": lambda held: (each / float(f"1e{held[0]}") for each in held[1]),
 }
