@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from dpsim.errors import ConfigError, DpsimError, FileFormatError
+from dpsim.packing import Unpacking, columns_text
 from dpsim.units import parse_bandwidth, parse_duration
 
 T = TypeVar("T", bound="Noun")
@@ -170,6 +171,16 @@ def write(path: Path, value: Any) -> None:
     write_text(path, text + "\n")
 
 
+def write_record(path: Path, value: Any) -> None:
+    """Write the noun of a study as JSON, atomically, in the columns of ``dpsim.packing``; ``read`` reads both."""
+    write_text(path, record_text(value))
+
+
+def record_text(value: Any) -> str:
+    """Return the text of a record."""
+    return columns_text(to_builtins(value)) + "\n"
+
+
 def read_raw(path: Path, what: str) -> Any:
     """The plain content of a ``.json`` or ``.toml`` file. Raises ``FileFormatError``."""
     try:
@@ -196,7 +207,7 @@ def read_raw(path: Path, what: str) -> Any:
 def parse_json(text: str) -> Any:
     """The plain values of a JSON text. Raises ``ValueError`` for NaN, infinity, deep nesting, lone surrogates."""
     try:
-        raw = json.loads(text, parse_constant=_refuse_constant)
+        raw = json.loads(text, parse_constant=_refuse_constant, object_hook=Unpacking())
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     _check_depth(raw)

@@ -14,6 +14,7 @@ from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress, no_progress
 from dpsim.records.sweep import Environment
 from dpsim.study.environment import environment, stamp
+from dpsim.study.rows import rounded
 from dpsim.study.statistics import Interval, median_ratio
 
 Case = TypeVar("Case", bound=Noun)
@@ -71,7 +72,7 @@ class Study(Generic[Case]):
             progress(case.title)
             given = argument | {"case": codec.to_builtins(case)}
             taken = on_ranks(self.task, given, devices=case.devices, pin=self.pin)
-            measured.append(Measured(case=case, samples={name: tuple(values) for name, values in taken.items()}))
+            measured.append(Measured(case=case, samples={name: rounded(values) for name, values in taken.items()}))
             done(measured[-1])
         return Record(
             environment=environment(),

@@ -279,7 +279,7 @@ def main() -> int:
             selected, done=lambda measured: print("\n".join(lines(measured)), flush=True), seconds=given.seconds
         )
         if given.output is not None:
-            codec.write(given.output / RECORD, record)
+            codec.write_record(given.output / RECORD, record)
             written = write_report(given.output, record)
             print(f"report: {next(path for path in written if path.suffix == '.html')}")
 

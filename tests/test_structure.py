@@ -31,6 +31,9 @@ COMMON = {"records"}
 ADMINISTRATION = {"study", "harness", "records", "imports", "report", "cli", "experiments"}
 MOST_ADMINISTRATION = 0.96
 
+MOST_RECORD_BYTES = 4_950_000
+"""Of all committed records together; the design wants 5 MB at most."""
+
 ENTRANCES = {"dpsim", "dpsim.__main__", "dpsim.api", "dpsim.entry"}
 """Modules at the top level that stand above all rooms: nobody imports them."""
 
@@ -126,6 +129,11 @@ def test_type_checkers_and_users_see_the_same_names_of_dpsim() -> None:
 def test_every_name_of_dpsim_is_there(name: str) -> None:
     assert getattr(dpsim, name) is not None and name in dir(dpsim)
     assert dpsim._HOME[name] in files()
+
+
+def test_committed_records_stay_small() -> None:
+    """The limit only ever falls, as that of what administers does."""
+    assert sum(path.stat().st_size for path in (ROOT / "reports").rglob("*.json")) <= MOST_RECORD_BYTES
 
 
 def test_what_administers_stays_smaller_than_the_science_it_serves() -> None:

@@ -97,7 +97,7 @@ def allreduce(
         with show.progress() as progress:
             record = measure(AllreduceBench(**fields), progress)
         if given.output is not None:
-            codec.write(given.output / RECORD, record)
+            codec.write_record(given.output / RECORD, record)
         result = result_of(record)
         show.result(SavedResult(KINDS["bench"], result), given.output, json=given.json, command="bench allreduce")
     if given.plot is not None:

@@ -86,6 +86,6 @@ def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:
         if saved is not None and against is not None:
             record = compare_with_saved(record, saved, against)
         if output is not None:
-            codec.write(output / RECORD, record)
+            codec.write_record(output / RECORD, record)
         show.result(SavedResult(KINDS["reproduce"], record), output, json=given.json, command="reproduce")
     return 0 if record.kept_promises else 1

@@ -58,7 +58,7 @@ def add(processor: str, cores: int, new: Sequence[Residual]) -> None:
             every = (*kept, *(residual for residual in new if residual.study not in known))
             latest = {*list(dict.fromkeys(residual.study for residual in every))[-MOST_STUDIES:]}
             within = tuple(residual for residual in every if residual.study in latest)
-            codec.write(path, Residuals(measured_on=measured_on, residuals=within))
+            codec.write_record(path, Residuals(measured_on=measured_on, residuals=within))
 
 
 def with_past_studies(machine: Machine) -> Machine:

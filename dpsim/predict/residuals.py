@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
-from typing import Literal
+from typing import Literal, get_args
 
 from dpsim import codec
 from dpsim.codec import Noun
@@ -90,6 +90,15 @@ def covering_factor(ratios_by_study: Sequence[Sequence[float]], share: float) ->
     return math.inf
 
 
+Widths = dict[Kind, tuple[IntervalWidth, ...]]
+"""How wide intervals must be, for predictions of each kind."""
+
+
+def all_widths(past: Collection[Residual]) -> Widths:
+    """Return how wide intervals of each kind must be, as ``widths`` does."""
+    return {kind: widths(past, kind) for kind in get_args(Kind)}
+
+
 def widths(past: Iterable[Residual], kind: Kind) -> tuple[IntervalWidth, ...]:
     """Return how wide intervals of this kind must be, for each group of which there are enough past studies.
 
@@ -115,8 +124,8 @@ def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
         emulated_compute=workload.emulated_compute,
         script=workload.ddp is not None,
     )
-    known = {width.group: width for width in machine.interval_widths}
-    return known.get(group) or known.get(_any(group)) or IntervalWidth(group=group, factor=1.0)
+    known = [width for width in machine.interval_widths if width.group in (group, _any(group))]
+    return min(known, key=lambda width: width.group != group, default=IntervalWidth(group=group, factor=1.0))
 
 
 def _any(group: str) -> str:

@@ -40,7 +40,7 @@ from dpsim.rng import check_seed
 from dpsim.setting import DataSet, Seed
 from dpsim.units import format_size
 
-SCHEMA = "dpsim.reproduce/1"
+SCHEMA = "dpsim.reproduce/2"
 RECORD = "reproduce.json"
 PREDICTIONS = "predictions.json"
 Cause = Literal["summation order", "batch norm", "shape", "other"]
@@ -152,7 +152,7 @@ class Trajectory(Noun, frozen=True):
 
     ``digest`` is the one that ``dpsim train`` prints: the SHA-256 of parameters, optimizer state and running
     statistics, tensor by tensor in name order. ``tensors`` names those of rank 0 in the order in which a step makes
-    them, and ``steps`` has the first 16 digits of the SHA-256 of each tensor after each step.
+    them, and ``steps`` has the first 8 digits of the SHA-256 of each tensor after each step.
     """
 
     digest: str
@@ -380,18 +380,4 @@ def losses_digest(losses: Sequence[float]) -> str:
 
 def read(path: Path, what: str = "reproduce") -> ReproduceRecord:
     """Read a record, from its file or from the folder that holds it. Raises ``FileFormatError``."""
-    return codec.read(path / RECORD if path.is_dir() else path, ReproduceRecord, what, SCHEMA, convert=_with_plans)
-
-
-def _with_plans(raw: Any) -> Any:
-    """Complete the plans of a record of an earlier version, which lack what its reproduction says of all."""
-    try:
-        of_all = {name: each for name, each in raw["reproduction"].items() if name in Plan.__struct_fields__}
-        if of_all.get("fusion_rule", "tarantella") not in threshold_rules():
-            of_all["fusion_threshold_bytes"] = None
-        compared = (raw.get("against") or {}).get("compared", [])
-        for plan in [*(each["configuration"] for each in (*raw["runs"], *raw.get("drift", ()))), *compared]:
-            plan |= of_all | plan | {name: None for name in of_all if of_all[name] is None}
-    except (AttributeError, KeyError, TypeError):
-        return raw  # decoding says what is wrong
-    return raw
+    return codec.read(path / RECORD if path.is_dir() else path, ReproduceRecord, what, SCHEMA)

@@ -22,7 +22,7 @@ from dpsim.harness import models
 from dpsim.machine import NODE, ComputeSlowdown, Machine, Selection
 from dpsim.plan import Plan
 from dpsim.predict.prices import local_share
-from dpsim.predict.residuals import Residual, widths
+from dpsim.predict.residuals import Widths, all_widths
 from dpsim.predict.slowest import median_slowest, median_slowest_error
 from dpsim.predict.uncertainty import NORMAL_95
 from dpsim.progress import Progress
@@ -32,6 +32,7 @@ from dpsim.setting import Setting
 from dpsim.study.calibration import CalibrateConfig, calibrated_machine
 from dpsim.study.cases import run
 from dpsim.study.profile import (
+    PARTS,
     ProfileConfig,
     profiled_slowdowns,
     profiled_uncertainty,
@@ -42,7 +43,7 @@ from dpsim.study.profile import (
 from dpsim.study.rows import Rows, Series
 from dpsim.workload import Workload
 
-SCHEMA = "dpsim.inputs/1"
+SCHEMA = "dpsim.inputs/2"
 _MOST_S, _LEAST_S = 12.0, 2.0
 _MEASURED_STEPS = 24
 """About as many steps are measured of a setting with emulated computation."""
@@ -77,8 +78,8 @@ class Inputs(Noun, frozen=True):
 
     ``bare`` are the workloads of ``profiles`` without their times, and ``selections`` what ``auto`` stands for in each
     of ``calibrations``. A calibration with a ``workload`` is that of ranks which wait for its times. ``rows`` are those
-    of profiles and calibrations alone; the first sample was taken after ``beforehand_until``. ``past`` are the
-    residuals of the machine's past studies when this one began.
+    of profiles and calibrations alone; the first sample was taken after ``beforehand_until``. ``widths`` are
+    those of intervals, by the residuals of the machine's past studies when this one began.
     """
 
     profiles: tuple[ProfileConfig, ...]
@@ -88,9 +89,14 @@ class Inputs(Noun, frozen=True):
     rows: tuple[Series, ...]
     environment: Environment
     measured_until: str
+    widths: Widths
     beforehand_until: str = ""
-    past: tuple[Residual, ...] = ()
     schema: str = SCHEMA
+
+    def with_medians(self) -> Inputs:
+        """Return what the predictions of a finished study are made from: of the parts of steps only the medians."""
+        rows = tuple(series.medians() if series.quantity in PARTS else series for series in self.rows)
+        return msgspec.structs.replace(self, rows=rows)
 
     def early(self) -> Inputs:
         """Return what was measured before the first measured sample."""
@@ -136,8 +142,8 @@ class Needed(Noun, frozen=True):
     """Settings that predictions are wanted of, and on what data they are profiled.
 
     ``overlaps`` are the mechanisms to calibrate. With ``interpolates`` only every other local batch is profiled.
-    Measuring takes ``seconds`` for each kind of computation, and up to twice as long. ``past`` are the residuals of the
-    machine's past studies.
+    Measuring takes ``seconds`` for each kind of computation, and up to twice as long. ``widths`` are those of
+    intervals, by the residuals of the machine's past studies (default: none is known).
     """
 
     settings: tuple[Setting, ...]
@@ -147,7 +153,7 @@ class Needed(Noun, frozen=True):
     overlaps: tuple[str, ...]
     seconds: float
     interpolates: bool = False
-    past: tuple[Residual, ...] = ()
+    widths: Widths = msgspec.field(default_factory=lambda: all_widths(()))
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,7 @@ def prepared(settings: Sequence[Setting], inputs: Inputs, *, same_minutes: bool 
         (profiled_workload if bare.ddp is None else script_workload)(config, bare, rows, number)
         for number, (config, bare) in enumerate(zip(inputs.profiles, inputs.bare, strict=True))
     ]
-    known = widths(inputs.past, "blind" if same_minutes else "beforehand")
+    known = inputs.widths["blind" if same_minutes else "beforehand"]
     links = [
         msgspec.structs.replace(_machine(inputs, rows, number), interval_widths=known)
         for number in range(len(calibrations))

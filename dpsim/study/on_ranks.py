@@ -71,7 +71,7 @@ class Preparation:
         else:
             self._open(saved.calibrations, saved.selections)
         self._beforehand_until = "" if saved is None else saved.beforehand_until
-        self._past = needed.past if saved is None else saved.past
+        self._widths = needed.widths if saved is None else saved.widths
 
     def _open(self, configs: Sequence[CalibrateConfig], selections: Sequence[Sequence[Selection]]) -> None:
         for config, of_config in zip(configs, selections, strict=True):
@@ -145,7 +145,7 @@ class Preparation:
             environment=self._needed.environment,
             measured_until=stamp(),
             beforehand_until=self._beforehand_until,
-            past=self._past,
+            widths=self._widths,
         )
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ def sweep_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         preparation.first_rounds()
 
         def beforehand() -> Predictions:
-            codec.write(folder / "predictions.json", predict_beforehand(experiment, preparation.inputs()))
+            codec.write_record(folder / "predictions.json", predict_beforehand(experiment, preparation.inputs()))
             return read_predictions(folder / "predictions.json")
 
         predictions = from_first(comm, beforehand)

@@ -32,6 +32,8 @@ UPDATE_S, OVERHEAD_S, AT_S = "update_s", "overhead_s", "at_s"
 """Quantities of a profiled batch: its steps, the medians over a visit of their parts, and when the visit ended."""
 INPUT_S = "input_s_per_sample"
 """A quantity of a script alone: what its data loader takes for a sample."""
+PARTS = (FORWARD_S, BACKWARD_S, READY_S, UPDATE_S, OVERHEAD_S, INPUT_S)
+"""Quantities of which a prediction takes the median over all visits, and nothing else."""
 TICK_S = 1e-9
 """The resolution of the clock: a difference of times that is less was not measured."""
 _SPREAD_QUANTILES = 20

@@ -22,6 +22,11 @@ LEAST_VISITS = 6
 """Fewer visits than these say too little of a median."""
 
 
+def rounded(values: Iterable[float]) -> tuple[float, ...]:
+    """Return measured values as records keep them: with ``TICK_DIGITS`` decimals."""
+    return tuple(round(float(value), TICK_DIGITS) for value in values)
+
+
 class ProfiledBatch(Noun, frozen=True, tag="profiled", tag_field="source"):
     """A local batch of a profile, computed on ``devices`` devices at once; ``profile`` counts those of a study.
 
@@ -56,7 +61,7 @@ class Series(Noun, frozen=True):
     """The values of one ``quantity`` of a subject, and the visit of the subject in which each was taken.
 
     Visits of a subject count from 0. ``part`` is the layer that a time belongs to, or the bytes of a collective. The
-    first ``beforehand`` values were taken before the first measured sample.
+    first ``beforehand`` values were taken before the first measured sample. Without visits the values are medians.
     """
 
     subject: Subject
@@ -73,13 +78,18 @@ class Series(Noun, frozen=True):
     def late(self) -> Series:
         """Return the values from between the measured samples, or all where these are of too few visits."""
         late = self._of(slice(self.beforehand, None))
-        return late if len({*late.visit}) >= LEAST_VISITS else self._of(slice(None))
+        return late if not self.visit or len({*late.visit}) >= LEAST_VISITS else self._of(slice(None))
+
+    def medians(self) -> Series:
+        """Return the median of the values of ``early``, and that of the values of ``late``."""
+        medians = [float(np.median(part.value)) for part in (self.early(), self.late()) if part.value]
+        return msgspec.structs.replace(self, visit=(), value=tuple(medians), beforehand=min(self.beforehand, 1))
 
     def _of(self, values: slice) -> Series:
         return msgspec.structs.replace(self, visit=self.visit[values], value=self.value[values], beforehand=0)
 
     def __post_init__(self) -> None:
-        if len(self.visit) != len(self.value):
+        if self.visit and len(self.visit) != len(self.value):
             raise FileFormatError(
                 f"{len(self.value)} values of {self.quantity} in {len(self.visit)} visits", allowed="a visit for each"
             )
@@ -96,9 +106,8 @@ class Rows:
     def add(self, subject: Subject, quantity: str, visit: int, values: Iterable[float], part: int = 0) -> None:
         """Keep the values that a visit took of a quantity."""
         visits, kept = self._series.setdefault((subject, quantity, part), ([], []))
-        for value in values:
-            visits.append(visit)
-            kept.append(round(float(value), TICK_DIGITS))
+        kept += (ticks := rounded(values))
+        visits += [visit] * len(ticks)
 
     def join(self, series: Iterable[Series]) -> None:
         """Keep the values that others took."""

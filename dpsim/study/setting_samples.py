@@ -34,9 +34,9 @@ class SettingSamples:
     def add(self, values: Mapping[str, float], logged_s: Mapping[str, float] = MappingProxyType({})) -> None:
         """Keep a step: its values by their fields of ``MeasuredPoint``, and what DDP logged of it."""
         for name, value in values.items():
-            self._by_step[name].append(value if name == "losses" else round(value, TICK_DIGITS))
+            self._by_step[name].append(round(value, TICK_DIGITS))
         for name, value in logged_s.items():
-            self._logged_s.setdefault(name, []).append(value)
+            self._logged_s.setdefault(name, []).append(round(value, TICK_DIGITS))
 
     def point(self, **others: Any) -> MeasuredPoint:
         """The samples with the other fields of ``MeasuredPoint``; a series that some step lacks is left out."""

@@ -35,7 +35,7 @@ def main() -> int:
         if not given.no_run:
             for each in (emulation, waiting):
                 if not (path := folder / f"{each.STUDY.name}.json").exists():
-                    codec.write(path, each.STUDY.measure(each.CASES, progress))
+                    codec.write_record(path, each.STUDY.measure(each.CASES, progress))
             run_sweeps(declared, folder / "sweeps", progress)
             measured("quick" if given.quick else "full", folder / "quality", progress)
         derived = derive(folder, declared)

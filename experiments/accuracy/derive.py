@@ -69,7 +69,7 @@ def run_sweeps(experiments: Sequence[Experiment], folder: Path, progress: Progre
 
 def keep(path: Path, swept: Swept) -> None:
     """Write the record of a finished sweep."""
-    codec.write_output(path, lzma.compress(codec.to_json(swept, indent=None).encode()))
+    codec.write_output(path, lzma.compress(codec.record_text(swept).encode()))
 
 
 def finished(experiments: Sequence[Experiment], folder: Path) -> Iterator[tuple[str, Comparison]]:
@@ -123,7 +123,7 @@ def write_residuals(path: Path, experiments: Sequence[Experiment], folder: Path)
         for residual in residuals(predicted_again(swept))
     ]
     processors = dict.fromkeys(swept.results.environment.processor for _, swept in records)
-    codec.write(path, Residuals(measured_on=" and ".join(processors), residuals=tuple(found)))
+    codec.write_record(path, Residuals(measured_on=" and ".join(processors), residuals=tuple(found)))
 
 
 class Derived(NamedTuple):

@@ -32,7 +32,7 @@ def test_a_closed_stream_ends_nothing(closed: str, tmp_path: Path) -> None:
 
 
 def test_a_trajectory_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    raw = json.loads((REPORTS / "reproducibility/plain/reproduce.json").read_text())
+    raw = codec.read_raw(REPORTS / "reproducibility/plain/reproduce.json", "reproduce")
     raw["runs"][0]["trajectory"] = 99
     path = tmp_path / "reproduce.json"
     path.write_text(json.dumps(raw))
@@ -41,7 +41,7 @@ def test_a_trajectory_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_series_of_no_size_of_the_benchmark_is_refused(tmp_path: Path) -> None:
-    raw = json.loads((REPORTS / "allreduce/allreduce.json").read_text())
+    raw = codec.read_raw(REPORTS / "allreduce/allreduce.json", "benchmark")
     raw["series"][-1]["size_bytes"] = 12
     path = tmp_path / "allreduce.json"
     path.write_text(json.dumps(raw))

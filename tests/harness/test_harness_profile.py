@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
 from dpsim.runtime.trainer import Trainer
 from dpsim.study.profile import (
+    FORWARD_S,
     STEP_S,
     ProfileConfig,
     bare_workload,
@@ -31,7 +33,7 @@ from dpsim.study.profile import (
     sampling_uncertainty,
     slowdown,
 )
-from dpsim.study.rows import Rows, Series
+from dpsim.study.rows import ProfiledBatch, Rows, Series
 from dpsim.study.runners import profile as profile_ranks
 from dpsim.study.steps import train
 from dpsim.workload import Workload, overhead_line
@@ -177,3 +179,16 @@ def test_the_same_minutes_are_less_uncertain_the_more_often_they_were_visited() 
         found.append(sampling_uncertainty(config, rows))
     assert found == pytest.approx([math.sqrt(math.pi) * 0.1 / math.sqrt(visits) for visits in (16, 256)], rel=0.5)
     assert found[1] < found[0] / 2
+
+
+def test_medians_of_a_series_say_what_its_values_say_before_and_between_the_samples() -> None:
+    batch = ProfiledBatch(devices=1, local_batch=8)
+    visit, value = (0, 0, 1, *range(2, 9)), (3.0, 1.0, 2.0, *(float(n) for n in range(7)))
+    series = Series(subject=batch, quantity=FORWARD_S, part=0, visit=visit, value=value, beforehand=3)
+    for beforehand, expected in ((3, (2.0, 3.0)), (0, (2.5,)), (9, (2.0, 2.5))):
+        whole = msgspec.structs.replace(series, beforehand=beforehand)
+        medians = whole.medians()
+        assert medians.value == expected and medians.late().value == (np.median(whole.late().value),)
+        if beforehand:
+            assert medians.early().value == (np.median(whole.early().value),)
+        assert Rows([medians.late()]).values(batch, FORWARD_S).tolist() == [expected[-1]]

@@ -22,7 +22,7 @@ from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.sweep import blind_predictions, sweep
 from dpsim.lowering.fusion import fuse
 from dpsim.predict import past
-from dpsim.predict.residuals import Residual
+from dpsim.predict.residuals import Residual, all_widths
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
@@ -141,7 +141,7 @@ def test_past_studies_make_the_blind_intervals_wider_and_let_them_state_their_le
         for kind, factor in (("blind", 4.0), ("beforehand", 8.0))
     ]
     plain = blind_predictions(predictions, inputs).points
-    learnt = blind_predictions(predictions, msgspec.structs.replace(inputs, past=tuple(studies))).points
+    learnt = blind_predictions(predictions, msgspec.structs.replace(inputs, widths=all_widths(studies))).points
     for before, after in zip(plain, learnt, strict=True):
         assert before.step_s == after.step_s
         if after.setting.network == "node" and after.setting.plan.devices > 1:

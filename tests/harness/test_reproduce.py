@@ -220,7 +220,7 @@ def test_a_run_is_identical_to_itself_saved(controls: Path) -> None:
 
 def test_losses_that_do_not_have_their_digest_are_refused(controls: Path, dpsim: Dpsim, tmp_path: Path) -> None:
     path = tmp_path / "forged.json"
-    stored = json.loads((controls / RECORD).read_text())
+    stored = codec.read_raw(controls / RECORD, "reproduce")
     stored["trajectories"][0]["losses"][1] += 1e-9
     path.write_text(json.dumps(stored))
     code, _, err = dpsim("reproduce", *FLAGS, "--against", path)

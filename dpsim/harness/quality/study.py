@@ -56,7 +56,7 @@ def study_quality(study: QualityStudy, folder: Path, progress: Progress) -> Qual
     )
     derived = results(record)
     codec.write(folder / CONVERGENCE, derived.convergence)
-    codec.write(folder / RECORD, record)
+    codec.write_record(folder / RECORD, record)
     return derived
 
 
@@ -122,7 +122,7 @@ def _predictions(study: QualityStudy, fitted: Runs, folder: Path, progress: Prog
         steps_to_target=tuple(predict_steps(each, fitted) for each in study.steps_to_target),
     )
     predictions = msgspec.structs.replace(predictions, predicted_at=stamp())
-    codec.write(path, predictions)
+    codec.write_record(path, predictions)
     return codec.read(path, QualityPredictions, "quality predictions", PREDICTIONS_SCHEMA)
 
 

@@ -64,7 +64,7 @@ def measure(
         if predictions.points:
             sha = codec.digest(predictions)
             if file is not None:
-                codec.write(file, predictions)
+                codec.write_record(file, predictions)
         trainings.train([plan for plan in every if plan not in alone])
         record = ReproduceRecord(
             reproduction=reproduction,

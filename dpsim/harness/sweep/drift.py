@@ -57,7 +57,7 @@ def drift(predictions: Predictions, folder: Path, progress: Progress) -> Reprodu
         msgspec.structs.replace(trajectory, tensors=(), steps=()) for trajectory in record.trajectories
     )
     record = msgspec.structs.replace(record, trajectories=trajectories)
-    codec.write(folder / DRIFT, record)
+    codec.write_record(folder / DRIFT, record)
     return record
 
 

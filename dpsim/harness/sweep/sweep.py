@@ -21,6 +21,7 @@ from dpsim.harness.sweep.experiment import needed_for, predict_again
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, study_of
 from dpsim.harness.sweep.questions import completed
 from dpsim.predict import past
+from dpsim.predict.residuals import all_widths
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.quality import RECORD
@@ -221,8 +222,9 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
     """
     predictions, inputs = read_predictions(folder / "predictions.json"), measured[-1].inputs
     if inputs is not None:
-        codec.write(folder / "inputs.json", inputs)
-        codec.write(folder / "blind.json", blind_predictions(predictions, inputs))
+        inputs = inputs.with_medians()
+        codec.write_record(folder / "inputs.json", inputs)
+        codec.write_record(folder / "blind.json", blind_predictions(predictions, inputs))
     experiment, points = predictions.experiment, [point for samples in measured for point in samples.points]
     others = [point for point in points if experiment.script and point.setting.runtime == "dpsim"]
     results = Results(
@@ -237,7 +239,7 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
         other_points=tuple(others),
         inputs_sha256="" if inputs is None else codec.digest(inputs),
     )
-    codec.write(folder / "results.json", results)
+    codec.write_record(folder / "results.json", results)
 
 
 def _run(
@@ -256,8 +258,8 @@ def _run(
     if predictions is not None and path.exists():
         before = samples_before(path, predictions, progress)
         check_same_machine(predictions.environment, current, folder)
-    known = past.load(current.processor, current.cores)
-    needed = msgspec.structs.replace(needed_for(experiment, current), past=known)
+    known = all_widths(past.load(current.processor, current.cores))
+    needed = msgspec.structs.replace(needed_for(experiment, current), widths=known)
     folder.mkdir(parents=True, exist_ok=True)
     task = SweepTask(
         experiment=experiment,

@@ -27,6 +27,7 @@ from dpsim.launch.scratch import scratch
 from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
 from dpsim.predict import past
+from dpsim.predict.residuals import all_widths
 from dpsim.predict.step import price, scheduled
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
@@ -146,11 +147,11 @@ def _predictions(declared: Experiment, known: Known, folder: Path, progress: Pro
     if known.workload is not None:
         existing_predictions(folder, completed(declared, known.workload))  # raises before anything runs
     if on_gpus(declared):
-        codec.write(path, predicted_by_nccl(declared, known.workload, known.machine, progress))
+        codec.write_record(path, predicted_by_nccl(declared, known.workload, known.machine, progress))
     else:
         inputs, experiment = _first_rounds(declared, known, progress)
-        codec.write(folder / "inputs.json", inputs)
-        codec.write(path, predict_beforehand(experiment, inputs))
+        codec.write_record(folder / "inputs.json", inputs)
+        codec.write_record(path, predict_beforehand(experiment, inputs))
     return read_predictions(path)
 
 
@@ -176,7 +177,7 @@ def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tup
     experiment = completed(declared, given or seen)
     current = environment()
     inputs = inputs_for(experiment, given or seen, current, times_given=given is not None)
-    inputs = replace(inputs, past=past.load(current.processor, current.cores))
+    inputs = replace(inputs, widths=all_widths(past.load(current.processor, current.cores)))
     places = settings_by_place(experiment)
     for place, where in enumerate(places):
         progress(f"profiling and calibrating on {where}: {first_s:.2g} to {2 * first_s:.2g} s, after the start")

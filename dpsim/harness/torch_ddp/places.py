@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dpsim.predict.residuals import all_widths
 from dpsim.records.sweep import Environment, Experiment
 from dpsim.setting import Setting, setting_of
 from dpsim.study.calibration import CalibrateConfig
@@ -36,6 +37,7 @@ def inputs_for(
         calibrations=tuple(_calibration(settings, workload) for settings in places),
         selections=tuple(() for _ in places),
         rows=(),
+        widths=all_widths(()),
         environment=environment,
         measured_until=stamp(),
     )

@@ -31,7 +31,7 @@ from dpsim.records.reproduce import (
 from dpsim.replica import Array, Capabilities
 from dpsim.runtime.trainer import Trainer
 
-DIGITS = 16
+DIGITS = 8
 _MOST_BATCHES = 16
 
 

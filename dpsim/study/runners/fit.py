@@ -33,6 +33,7 @@ from dpsim.replica import Array, Batch
 from dpsim.runtime.trainer import Trainer
 from dpsim.study.cases import share
 from dpsim.study.environment import stamp
+from dpsim.study.rows import rounded
 
 Values = NDArray[np.float64]
 Moments = dict[str, tuple[Values, Values]]
@@ -74,6 +75,7 @@ def train(case: TrainingCase) -> TrainingRun:
         if case.target_loss and step >= (1 + _EVALUATE_EVERY) * (evaluations[-1].step if evaluations else 0):
             loss = _training_set_loss(replica, trainer.dataset)
             small, big = _norms(copy, gradients, case, trainer.dataset, step)
+            loss, small, big = rounded((loss, small, big))
             evaluations.append(Evaluation(step=step, loss=loss, small_norm=small, big_norm=big))
             if loss <= case.target_loss:
                 break
@@ -82,7 +84,7 @@ def train(case: TrainingCase) -> TrainingRun:
         case=case,
         measured_at=stamp(),
         loss_every=every,
-        losses=_epoch_losses(sums, every),
+        losses=rounded(_epoch_losses(sums, every)),
         training_set_loss=_training_set_loss(replica, trainer.dataset),
         test_loss=test.loss / test.samples,
         test_accuracy=test.correct / test.samples,
