@@ -48,7 +48,7 @@ accuracy: $(VENV)/.ready
 	$(BIN)/python -m dpsim.experiments.accuracy
 
 validate: $(VENV)/.ready
-	$(BIN)/python -m dpsim.experiments.validation_page
+	$(BIN)/python -m dpsim.experiments.validation_page --workers 2
 
 test: $(VENV)/.ready-dev
 	$(if $(NUMPY),$(PIP) "$(NUMPY)")
