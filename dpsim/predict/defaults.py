@@ -5,7 +5,7 @@ Each default is what published sets of step times imply (``dpsim.validation.defa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,25 +22,38 @@ from dpsim.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Default:
-    """What is assumed of a ``field`` of a machine.
-
-    ``value`` has a ``doubt``: the standard error of its logarithm. ``stated(workload, machine)`` tells whether files
-    say it, and ``fields(value, doubt, devices)`` are those of a machine of which it is assumed, for these numbers of
-    several devices.
-    """
+    """What is assumed of a ``field`` of a machine: a ``value``; ``doubt`` is the standard error of its logarithm."""
 
     field: str
     text: str
     value: float
     doubt: float
-    stated: Callable[[Workload, Machine], bool]
-    fields: Callable[[float, float, Sequence[int]], dict[str, Any]]
 
+    def stated(self, workload: Workload, machine: Machine) -> bool:
+        """Return whether workload or machine say it."""
+        match self.field:
+            case "compute_slowdown":
+                return bool(machine.compute_slowdown or workload.step_spread)
+            case "fixed_share":
+                return machine.fixed_share is not None or len(workload.local_batches) > 1
+            case "contention":
+                return bool(machine.overlap) or machine.contention is not None
+            case _:
+                return bool(getattr(machine, self.field))
 
-def _slowdowns(factor: float, doubt: float, devices: Sequence[int]) -> dict[str, Any]:
-    half_width = NORMAL_95 * doubt
-    slowdowns = [ComputeSlowdown(devices=count, factor=factor, half_width=half_width) for count in devices]
-    return {"compute_slowdown": tuple(slowdowns)}
+    def fields(self, devices: Iterable[int]) -> dict[str, Any]:
+        """Return the fields of a machine of which it is assumed, for these numbers of devices."""
+        match self.field:
+            case "compute_slowdown":
+                half_width, several = NORMAL_95 * self.doubt, sorted({*devices} - {1})
+                slowdowns = (ComputeSlowdown(devices=n, factor=self.value, half_width=half_width) for n in several)
+                return {"compute_slowdown": tuple(slowdowns)}
+            case "contention":
+                return {"contention": self.value, "contention_uncertainty": self.doubt}
+            case "interval_widths":
+                return {"interval_widths": (IntervalWidth(group=ANY_GROUP, factor=self.value),)}
+            case _:
+                return {self.field: self.value}
 
 
 DEFAULTS = (
@@ -50,32 +63,24 @@ DEFAULTS = (
         "for launches and input beside it, costs",
         value=1.05,
         doubt=0.034,
-        stated=lambda workload, machine: bool(machine.compute_slowdown or workload.step_spread),
-        fields=_slowdowns,
     ),
     Default(  # 0.07 to 0.09 (CNNs of 2017), 0.09 (MLPerf) and 0.2 (large-batch records)
         field="fixed_share",
         text="the share of the computing time at the known local batch that a step takes whatever the batch",
         value=0.09,
         doubt=0.46,
-        stated=lambda workload, machine: machine.fixed_share is not None or len(workload.local_batches) > 1,
-        fields=lambda value, doubt, devices: {"fixed_share": value},
     ),
     Default(  # at most 1.35 (CNNs of 2017) and 1.75 (MLPerf), 2.0 (GPT-2 XL) and 2.5 (GoogLeNet on K80)
         field="contention",
         text="how many times as long an allreduce takes beside a running backward as alone",
         value=1.875,
         doubt=0.27,
-        stated=lambda workload, machine: bool(machine.overlap) or machine.contention is not None,
-        fields=lambda value, doubt, devices: {"contention": value, "contention_uncertainty": doubt},
     ),
     Default(
         field="interval_widths",
         text="how many times as wide as the model's own the interval of a step is",
         value=0.54,
         doubt=0.0,
-        stated=lambda workload, machine: bool(machine.interval_widths),
-        fields=lambda value, doubt, devices: {"interval_widths": (IntervalWidth(group=ANY_GROUP, factor=value),)},
     ),
 )
 """In the order in which they are estimated from published sets.
@@ -104,10 +109,9 @@ def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], va
                     remedy="leave it out, or take it out of the file",
                 )
             stated.append(replace(default, value=values[default.field], doubt=_CERTAIN))
-    several = sorted({*devices} - {1})
-    fields: dict[str, Any] = {}
+    numbers, fields = {*devices}, dict[str, Any]()
     for default in stated:
-        fields |= default.fields(default.value, default.doubt, several)
+        fields |= default.fields(numbers)
     return msgspec.structs.replace(machine, **fields)
 
 
@@ -125,11 +129,10 @@ def with_defaults(
     """
     if machine.cores or machine.emulated_network or workload.emulated_compute:
         return machine
-    several = sorted({*devices} - {1})
     filled = [default for default in defaults if not default.stated(workload, machine)]
-    fields: dict[str, Any] = {}
+    numbers, fields = {*devices}, dict[str, Any]()
     for default in filled:
-        fields |= default.fields(default.value, default.doubt, several)
+        fields |= default.fields(numbers)
     if not fields:
         return machine
     assumed = (*machine.assumed, *(default.field for default in filled))
