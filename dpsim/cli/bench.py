@@ -119,7 +119,7 @@ def _size(flag: str, text: str | None) -> int | None:
 
 def _algorithms(text: str | None, backend: Backend) -> tuple[str, ...] | None:
     """Return the algorithms of a list; ``all`` in it stands for dpsim's own."""
-    from dpsim.harness.bench.algorithms import bench_algorithms
+    from dpsim.study.runners.allreduce.algorithms import bench_algorithms
 
     names = flags.listed("--algorithm", text, str)
     if names is None or "all" not in names:

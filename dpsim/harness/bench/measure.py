@@ -14,8 +14,6 @@ import numpy as np
 import psutil
 
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.harness.bench.algorithms import check_algorithms, label
-from dpsim.harness.bench.systems import SystemLaunch, rank_argument, systems
 from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job
 from dpsim.launch.scratch import scratch
@@ -23,6 +21,8 @@ from dpsim.progress import Progress
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.study.environment import environment, stamp
 from dpsim.study.loop import StopRule, rounds
+from dpsim.study.runners.allreduce.algorithms import check_algorithms, label
+from dpsim.study.runners.allreduce.systems import SystemLaunch, rank_argument, systems
 from dpsim.units import format_size
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
