@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
-from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, remember, write_results
 from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus
@@ -85,16 +84,16 @@ def measure(experiment: Experiment, known: Known, folder: Path, progress: Progre
         check_gpus(most_devices(experiment))
     with locked(folder):
         predictions = _predictions(experiment, known, folder, progress)
-        if (folder / "results.json").exists():
+        if finished := (folder / "results.json").exists():
             progress(f"{folder} holds this experiment already; nothing is measured again")
         else:
             _measure(predictions, folder, progress, script_may_write=known.script_may_write)
-            remember(read_swept(folder))
         swept = read_swept(folder)
-        comparison = compare(swept.predictions, swept.results, blind=swept.blind)
+        if not finished:
+            remember(swept)
         progress("writing the report")
-        write_report(folder, swept.predictions, swept.results, comparison)
-        return comparison, _ready_errors(swept.blind or swept.predictions, swept.results)
+        write_report(folder, swept)
+        return swept.comparison, _ready_errors(swept.blind or swept.predictions, swept.results)
 
 
 def _ready_errors(predictions: Predictions, results: Results) -> list[float]:
