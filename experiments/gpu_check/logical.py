@@ -26,11 +26,10 @@ from dpsim.comm.cuda.device import Device
 from dpsim.experiments.command import ended, tell
 from dpsim.experiments.gpu_check.journal import keep, kept_in
 from dpsim.experiments.gpu_check.record import LARGE_BYTES, SMALL_BYTES, Samples, kept
-from dpsim.experiments.turns import in_turns
 from dpsim.kernels.allreduce import registry, tree
 from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.progress import Progress
-from dpsim.study.loop import StopRule
+from dpsim.study.loop import StopRule, in_turns
 from dpsim.study.runners.allreduce.logical import HEAD_START_BYTES, Lane, Timed, buffers, lane, prepared
 
 _EMPTY = ""

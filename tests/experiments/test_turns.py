@@ -8,8 +8,8 @@ import pytest
 
 from dpsim.errors import ConfigError
 from dpsim.experiments import command
-from dpsim.experiments.turns import in_turns, ratio_lines
-from dpsim.study.loop import StopRule
+from dpsim.experiments.cases import ratio_lines
+from dpsim.study.loop import StopRule, in_turns
 
 
 def test_each_alternative_is_visited_once_a_round_in_changing_order_and_warm_up_does_not_count() -> None:
