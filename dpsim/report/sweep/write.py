@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpsim.records.comparison import Comparison, SweepData
 from dpsim.records.reproduce import ReproduceRecord
-from dpsim.report.content import environment_facts
+from dpsim.report.content import ReportFigure, environment_facts
 from dpsim.report.quality import quality_figures
 from dpsim.report.reproduce import drift_chart
 from dpsim.report.sweep.charts import parts_chart, step_chart
@@ -17,7 +17,7 @@ from dpsim.report.sweep.question import QUESTIONS
 from dpsim.report.sweep.tables import band_name
 from dpsim.report.sweep.timelines import Timelines
 from dpsim.report.words import field_name
-from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, figure, write_content
+from dpsim.report.write import DRIFT_CAPTION, PAGES, figure, write_content
 
 _TIMELINE = (
     "One training step of the setting that trains most samples per second on the most devices, measured above and "
