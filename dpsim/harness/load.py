@@ -73,11 +73,6 @@ def _kind_of_file(path: Path) -> ResultKind:
     raise ConfigError(f"{path} is not a result of dpsim: its schema is {schema!r}", allowed=_ALLOWED)
 
 
-def load_sweep(folder: Path) -> SavedResult:
-    """Read the records in the folder of a sweep, and compare them. Raises ``ConfigError`` and ``FileFormatError``."""
-    return SavedResult(KINDS["sweep"], _read_sweep(folder / _RESULTS))
-
-
 def _read_sweep(path: Path) -> SweepData:
     folder = path.parent
     if not (folder / _RESULTS).exists():

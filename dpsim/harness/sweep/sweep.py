@@ -21,7 +21,7 @@ from dpsim.harness.sweep.quality import QUALITY, measure_quality, read_quality, 
 from dpsim.harness.sweep.questions import completed
 from dpsim.predict import past
 from dpsim.progress import Progress
-from dpsim.records.comparison import Comparison, SweepData
+from dpsim.records.comparison import SweepData
 from dpsim.records.quality import RECORD
 from dpsim.records.sweep import (
     Environment,
@@ -53,8 +53,8 @@ def read_swept(folder: Path) -> SweepData:
     return SweepData(predictions, results, comparison, of_drift, of_blind)
 
 
-def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
-    """Run a declared sweep into ``folder``, or continue it where it stopped; returns the comparison.
+def sweep(experiment: Experiment, folder: Path, progress: Progress) -> SweepData:
+    """Run a declared sweep into ``folder``, or continue it where it stopped; returns its records.
 
     Writes ``predictions.json`` (hashed before the first sample is taken), ``results.json``, for a sweep over the number
     of devices ``drift.json``, and the report. Raises ``ConfigError`` where the folder holds another experiment or
@@ -97,7 +97,7 @@ def remember(swept: SweepData) -> None:
     past.add(current.processor, current.cores, residuals(swept.comparison))
 
 
-def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
+def _swept(experiment: Experiment, folder: Path, progress: Progress) -> SweepData:
     """Predict and measure what the folder lacks, and report; the folder is locked for this sweep."""
     existing_predictions(folder, experiment)
     if finished := _complete(folder, experiment):
@@ -109,7 +109,7 @@ def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparis
         remember(swept)
     progress("writing the report")
     write_report(folder, swept)
-    return swept.comparison
+    return swept
 
 
 def plan_text(experiment: Experiment) -> str:

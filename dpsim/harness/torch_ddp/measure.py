@@ -28,7 +28,7 @@ from dpsim.machine import Machine
 from dpsim.predict import past
 from dpsim.predict.step import price, scheduled
 from dpsim.progress import Progress
-from dpsim.records.comparison import Comparison
+from dpsim.records.comparison import SweepData
 from dpsim.records.sweep import Experiment, Predictions, Results, read_predictions
 from dpsim.report.sweep.write import write_report
 from dpsim.study.environment import environment, stamp
@@ -70,10 +70,10 @@ def predict(experiment: Experiment, known: Known, folder: Path, progress: Progre
         return _predictions(experiment, known, folder, progress)
 
 
-def measure(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> tuple[Comparison, list[float]]:
+def measure(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> tuple[SweepData, list[float]]:
     """Predict, measure and compare; writes ``predictions.json`` first, then ``results.json`` and the report.
 
-    Returns the comparison, and the relative errors of when buckets became ready (none without a hook).
+    Returns the records, and the relative errors of when buckets became ready (none without a hook).
 
     Profile and calibration take turns with the samples, and at the end ``blind.json`` is made from their rows alone
     (``inputs.json``), unless a machine was given. What the folder holds is not done again, and an interrupted
@@ -93,7 +93,7 @@ def measure(experiment: Experiment, known: Known, folder: Path, progress: Progre
             remember(swept)
         progress("writing the report")
         write_report(folder, swept)
-        return swept.comparison, _ready_errors(swept.blind or swept.predictions, swept.results)
+        return swept, _ready_errors(swept.blind or swept.predictions, swept.results)
 
 
 def _ready_errors(predictions: Predictions, results: Results) -> list[float]:

@@ -12,7 +12,7 @@ import numpy as np
 from dpsim.codec import to_builtins
 from dpsim.errors import ConfigError
 from dpsim.records.columns import run_values, without_threshold
-from dpsim.records.comparison import Comparison, SweepData
+from dpsim.records.comparison import SweepData
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint
 from dpsim.report.charts import Panel
 from dpsim.report.saved import Samples
@@ -35,22 +35,13 @@ def title(data: SweepData) -> str:
 
 
 def points(data: SweepData) -> list[dict[str, Any]]:
-    """Return the points as ``--json`` prints them."""
-    return points_json(data.comparison)
+    """Return the points of ``--json``. Without a threshold it is null, as on one device; infinity is ``"inf"``."""
+    return [to_builtins(without_threshold(point.values(), point.setting)) for point in data.comparison.points]
 
 
 def summary(data: SweepData) -> dict[str, Any]:
-    """Return the summary of ``--json``."""
-    return summary_json(data.comparison)
-
-
-def points_json(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the points of ``--json``. Without a threshold it is null, as on one device; infinity is ``"inf"``."""
-    return [to_builtins(without_threshold(point.values(), point.setting)) for point in comparison.points]
-
-
-def summary_json(comparison: Comparison) -> dict[str, Any]:
     """Return the summary of ``--json``: the overall scores, then those of the parts."""
+    comparison = data.comparison
     parts: dict[str, Any] = to_builtins(msgspec.structs.replace(comparison, points=(), quality=None))
     overall: dict[str, Any] = parts["overall"] or {}
     step: dict[str, Any] = overall.get("step", {})
