@@ -64,7 +64,17 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> SweepData
     settings_of(experiment.rows)  # raises before anything runs
     study_of(experiment)
     with locked(folder):
-        return _swept(experiment, folder, progress)
+        finished = _complete(folder, experiment)
+        drift(_measure(experiment, folder, progress), folder, progress)
+        measure_quality(experiment, folder, progress)
+        swept = read_swept(folder)
+        if finished:
+            progress(f"{folder} holds this experiment already; nothing is measured again")
+        else:
+            remember(swept)
+        progress("writing the report")
+        write_report(folder, swept)
+        return swept
 
 
 def measure(experiment: Experiment, folder: Path, progress: Progress) -> SweepData:
@@ -95,21 +105,6 @@ def remember(swept: SweepData) -> None:
     """Keep how far off the predictions of a finished study were, for the intervals of the next ones."""
     current = swept.results.environment
     past.add(current.processor, current.cores, residuals(swept.comparison))
-
-
-def _swept(experiment: Experiment, folder: Path, progress: Progress) -> SweepData:
-    """Predict and measure what the folder lacks, and report; the folder is locked for this sweep."""
-    existing_predictions(folder, experiment)
-    if finished := _complete(folder, experiment):
-        progress(f"{folder} holds this experiment already; nothing is measured again")
-    drift(_measure(experiment, folder, progress), folder, progress)
-    measure_quality(experiment, folder, progress)
-    swept = read_swept(folder)
-    if not finished:
-        remember(swept)
-    progress("writing the report")
-    write_report(folder, swept)
-    return swept
 
 
 def plan_text(experiment: Experiment) -> str:
