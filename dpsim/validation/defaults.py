@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from dpsim.grouping import grouped
 from dpsim.machine import ComputeSlowdown
 from dpsim.predict.defaults import with_defaults
 from dpsim.predict.uncertainty import NORMAL_95
@@ -106,10 +107,7 @@ def of_other_sets(
     every part. A set takes the median of the values of the others, and as its doubt their standard deviation in
     logarithms; it takes none where no other set tells. Of several defaults each is estimated beside those before it.
     """
-    by_set: dict[str, list[Case]] = {}
-    for case in cases:
-        if case.quantity == "step":
-            by_set.setdefault(case.dataset, []).append(case)
+    by_set = grouped((case for case in cases if case.quantity == "step"), lambda case: case.dataset)
     found: dict[str, tuple[Assumed, ...]] = dict.fromkeys(by_set, ())
     for default in defaults:
         implied = {name: _implied(of_set, sets, found[name], default) for name, of_set in by_set.items()}
