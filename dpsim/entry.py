@@ -31,10 +31,10 @@ def sweep(experiment: Experiment | Path | str, folder: Path | str, progress: Pro
     ``experiment`` is the file that declares it, or the experiment itself. Raises ``ConfigError`` and
     ``CommunicationError``.
     """
-    from dpsim.harness.load import load_sweep
+    from dpsim.harness.load import KINDS
     from dpsim.harness.sweep.sweep import sweep as run
     from dpsim.records.sweep import read_experiment
+    from dpsim.report.saved import SavedResult
 
     declared = read_experiment(experiment) if isinstance(experiment, (Path, str)) else experiment
-    run(declared, Path(folder), progress)
-    return load_sweep(Path(folder))
+    return SavedResult(KINDS["sweep"], run(declared, Path(folder), progress))

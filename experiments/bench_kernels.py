@@ -23,14 +23,13 @@ from threadpoolctl import threadpool_limits
 from dpsim import processor
 from dpsim.choices import Problem
 from dpsim.experiments import command
-from dpsim.experiments.turns import in_turns
 from dpsim.kernels import update
 from dpsim.nn import build_model
 from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.implementations import Candidate, Timing, argument_sets
 from dpsim.replica import Array
-from dpsim.study.loop import StopRule
+from dpsim.study.loop import StopRule, in_turns
 
 TORCH = "torch"
 NETWORKS: dict[str, tuple[str, tuple[int, int, int]]] = {

@@ -23,7 +23,6 @@ from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
 from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Study
-from dpsim.experiments.turns import in_turns
 from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.plan import Overlap, Plan
@@ -33,7 +32,7 @@ from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
-from dpsim.study.loop import StopRule
+from dpsim.study.loop import StopRule, in_turns
 from dpsim.study.runners.profile import computing_times
 from dpsim.study.statistics import median_interval
 from dpsim.study.steps import WARM_UP_STEPS, step_times_s

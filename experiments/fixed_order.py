@@ -20,13 +20,13 @@ from dpsim.comm.clock import now
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import DpsimError
 from dpsim.experiments import command
-from dpsim.experiments.turns import in_turns, ratio_lines
+from dpsim.experiments.cases import ratio_lines
 from dpsim.kernels.allreduce.cpu import SharedGroup
 from dpsim.kernels.allreduce.registry import find, floor_bytes
 from dpsim.kernels.allreduce.tree import PartialSums, Tree, slots
 from dpsim.launch.jobs import on_ranks
 from dpsim.progress import Progress
-from dpsim.study.loop import StopRule
+from dpsim.study.loop import StopRule, in_turns
 from dpsim.units import format_size, parse_size
 
 PLAIN, TREE = "plain", "tree"

@@ -34,8 +34,7 @@ from pathlib import Path
 from dpsim.errors import DpsimError
 from dpsim.experiments import command
 from dpsim.experiments.command import ROOT
-from dpsim.experiments.turns import in_turns
-from dpsim.study.loop import StopRule
+from dpsim.study.loop import StopRule, in_turns
 from dpsim.study.statistics import median_ratio
 
 HELP = ROOT / "tests/cli/help.txt"

@@ -18,19 +18,18 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.data import load_dataset
 from dpsim.experiments import command
-from dpsim.experiments.cases import Measured, Record, Study
-from dpsim.experiments.turns import in_turns, ratio_lines
+from dpsim.experiments.cases import Measured, Record, Study, ratio_lines
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.plan import BatchNormMode, Plan
 from dpsim.progress import Progress
 from dpsim.report.charts import Chart, Lines, Series
-from dpsim.report.content import Content, environment_facts
+from dpsim.report.content import Content, ReportFigure, environment_facts
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import counted
-from dpsim.report.write import ReportFigure, write_content
+from dpsim.report.write import write_content
 from dpsim.runtime.trainer import Trainer
-from dpsim.study.loop import LEAST_ROUNDS, StopRule
+from dpsim.study.loop import LEAST_ROUNDS, StopRule, in_turns
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 
 RECORD = "cost.json"

@@ -27,7 +27,7 @@ Examples:
 def group() -> App:
     """``dpsim bench`` with its command."""
     app = flags.group("bench", "How fast one operation is here, compared with memory's limit and with peers.", EXAMPLES)
-    app.command(allreduce, help_epilogue=_ALLREDUCE_EXAMPLES)
+    flags.command(app, allreduce, _ALLREDUCE_EXAMPLES)
     return app
 
 
@@ -56,13 +56,7 @@ class BenchFlags(flags.Flags):
     seed: int | None = flags.flag("Seed of the numbers that are added and of the order of measuring.")
 
 
-_DEFAULTS = BenchFlags.absent()
-
-
-def allreduce(
-    *,
-    given: BenchFlags = _DEFAULTS,
-) -> int:
+def allreduce(*, given: BenchFlags) -> int:
     """Check and time every allreduce, as a fraction of what memory allows.
 
     MPI's allreduce, gloo and NCCL are compared if they are installed, each in
@@ -119,7 +113,7 @@ def _size(flag: str, text: str | None) -> int | None:
 
 def _algorithms(text: str | None, backend: Backend) -> tuple[str, ...] | None:
     """Return the algorithms of a list; ``all`` in it stands for dpsim's own."""
-    from dpsim.harness.bench.algorithms import bench_algorithms
+    from dpsim.study.runners.allreduce.algorithms import bench_algorithms
 
     names = flags.listed("--algorithm", text, str)
     if names is None or "all" not in names:

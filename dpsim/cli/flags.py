@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, TypeVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, dataclass_transform, get_args
 
 from cyclopts import App, Parameter
 
@@ -65,11 +65,6 @@ class Flags:
         cls.__annotations__ = derived | own
         cls.several = cls.several | named
         Parameter(name="*")(dataclass(frozen=True, kw_only=True)(cls))
-
-    @classmethod
-    def absent(cls) -> Self:
-        """Return the flags of a command line that has none of them."""
-        return cls()
 
     def values(self) -> dict[str, Any]:
         """Return the values of the fields whose flags are given, of one ``devices`` its ``layout`` too.

@@ -78,7 +78,7 @@ def measure(
     from dpsim.harness.torch_ddp.experiment import script_experiment
     from dpsim.launch.user_script import is_module
     from dpsim.report.sweep.content import for_terminal
-    from dpsim.report.sweep.saved import points_json, summary_json
+    from dpsim.report.sweep.saved import points, summary
 
     script = flags.program(given.torch_script, given.torch_module)
     fields = given.values()
@@ -107,16 +107,16 @@ def measure(
         if given.predict_only:
             predictions = harness.predict(experiment, known, folder, progress)
         else:
-            comparison, ready_errors = harness.measure(experiment, known, folder, progress)
+            swept, ready_errors = harness.measure(experiment, known, folder, progress)
     if given.predict_only:
         _print_predictions(predictions, folder, json=given.json)
         return
     errors = list(map(abs, ready_errors))
     ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
     if given.json:
-        show.print_json("measure", points_json(comparison), summary_json(comparison) | ready)
+        show.print_json("measure", points(swept), summary(swept) | ready)
         return
-    show.rich(for_terminal(comparison))
+    show.rich(for_terminal(swept.comparison))
     if errors:
         error = f"{ready['ready_median_abs_error']:.1%} (median of {len(errors)} buckets)"
         print(f"buckets were ready when they were predicted to be within {error}")

@@ -42,10 +42,7 @@ class ReproduceFlags(
     json: flags.Json = False
 
 
-_DEFAULTS = ReproduceFlags.absent()
-
-
-def reproduce(*, given: ReproduceFlags = _DEFAULTS) -> int:
+def reproduce(*, given: ReproduceFlags) -> int:
     """Train in every combination, and compare the bits with those on one device.
 
     Reports that they are identical, or the first step, tensor and element that

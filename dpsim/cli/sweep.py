@@ -309,14 +309,15 @@ def _run(experiment: Experiment, common: SweepFlags, *, command: str) -> Compari
     """Run a sweep and print its result."""
     from dpsim.harness.sweep.sweep import free_folder, sweep
     from dpsim.report.sweep.content import for_terminal
-    from dpsim.report.sweep.saved import points_json, summary_json
+    from dpsim.report.sweep.saved import points, summary
     from dpsim.report.sweep.summary import Summary
 
     folder = common.output if common.output is not None else free_folder(Path("reports"), experiment)
     with show.progress() as progress:
-        comparison = sweep(experiment, folder, progress)
+        swept = sweep(experiment, folder, progress)
     if common.json:
-        show.print_json(command, points_json(comparison), summary_json(comparison))
+        show.print_json(command, points(swept), summary(swept))
     else:
-        show.rich(*[for_terminal(comparison)] * common.verbose, Summary(comparison=comparison, folder=folder))
-    return comparison
+        tables = [for_terminal(swept.comparison)] * common.verbose
+        show.rich(*tables, Summary(comparison=swept.comparison, folder=folder))
+    return swept.comparison

@@ -8,11 +8,9 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.bench.result import result as bench_result
 from dpsim.harness.quality.study import read_results as read_study_results
-from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.drift import read_drift
-from dpsim.harness.sweep.quality import read_quality
 from dpsim.harness.sweep.sweep import read_swept
 from dpsim.records import bench, quality, reproduce, train
+from dpsim.records.comparison import SweepData
 from dpsim.records.quality import QualityResults
 from dpsim.records.sweep import PREDICTIONS_SCHEMA, RESULTS_SCHEMA
 from dpsim.report import bench as bench_report
@@ -75,12 +73,7 @@ def _kind_of_file(path: Path) -> ResultKind:
     raise ConfigError(f"{path} is not a result of dpsim: its schema is {schema!r}", allowed=_ALLOWED)
 
 
-def load_sweep(folder: Path) -> SavedResult:
-    """Read the records in the folder of a sweep, and compare them. Raises ``ConfigError`` and ``FileFormatError``."""
-    return SavedResult(KINDS["sweep"], _read_sweep(folder / _RESULTS))
-
-
-def _read_sweep(path: Path) -> sweep_report.SweepData:
+def _read_sweep(path: Path) -> SweepData:
     folder = path.parent
     if not (folder / _RESULTS).exists():
         raise ConfigError(
@@ -88,11 +81,7 @@ def _read_sweep(path: Path) -> sweep_report.SweepData:
             allowed="a sweep that has measured",
             remedy=f"give the command of the sweep again with --output {folder}; it goes on where it was",
         )
-    swept = read_swept(folder)
-    predictions, results = swept.predictions, swept.results
-    drift = read_drift(predictions, folder)
-    comparison = compare(predictions, results, drift, read_quality(predictions.experiment, folder), swept.blind)
-    return sweep_report.SweepData(predictions, results, comparison, drift)
+    return read_swept(folder)
 
 
 def _read_quality(path: Path) -> QualityResults:

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
+from dpsim.grouping import grouped
 from dpsim.records.convergence import Convergence
 from dpsim.units import format_duration
 
@@ -147,11 +148,8 @@ def _sentences(best: Sequence[Record], fit: StepsFit, convergence: Convergence, 
     Under weak scaling the batch grows with the devices, so that points of one local batch belong together.
     """
     target = f"Training loss {convergence.target_loss:g} ({convergence.name})"
-    groups: dict[tuple[Any, ...], list[Record]] = {}
-    for point in best:
-        batch = point["global_batch"] if strong else point["local_batch"]
-        groups.setdefault((point["fusion_rule"], point["algorithm"], batch), []).append(point)
-    for rows in groups.values():
+    names = ("fusion_rule", "algorithm", "global_batch" if strong else "local_batch")
+    for rows in grouped(best, lambda point: tuple(point[name] for name in names)).values():
         fastest: dict[int, Record] = {}
         for point in rows:
             kept = fastest.setdefault(point["devices"], point)

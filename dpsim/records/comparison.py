@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from dpsim.machine import NODE, Machine
 from dpsim.plan import Plan
 from dpsim.records.coverage import StratumCoverage
 from dpsim.records.quality import QualityResults
-from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, Trajectory
-from dpsim.records.sweep import Emulation, Experiment, MeasuredPoint, PredictedPoint
+from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, Trajectory
+from dpsim.records.sweep import Emulation, Experiment, MeasuredPoint, PredictedPoint, Predictions, Results
 from dpsim.setting import Setting
 
 ALL_NETWORKS = "all"
@@ -507,3 +507,16 @@ class Comparison(Noun, frozen=True):
     def best_predicted(self, group: Group) -> ComparedPoint:
         """Return the point of a group that was predicted to be fastest."""
         return next(p for p in self.members(group) if p.is_best_predicted)
+
+
+class SweepData(NamedTuple):
+    """The records of a sweep, and what follows from them: ``dpsim.harness.sweep.compare.compare`` of them.
+
+    ``blind`` is missing where profiles and calibrations came before all samples.
+    """
+
+    predictions: Predictions
+    results: Results
+    comparison: Comparison
+    drift: ReproduceRecord | None = None
+    blind: Predictions | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpsim.records.sweep import Environment
+from dpsim.report.charts import Chart
 from dpsim.report.table import Table
 from dpsim.units import format_size
 
@@ -35,6 +36,16 @@ class Card:
 
     title: str
     tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFigure:
+    """A figure; ``name`` is that of its files."""
+
+    name: str
+    title: str
+    caption: str
+    chart: Chart
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dpsim.errors import printable
-from dpsim.report.content import Content
+from dpsim.report.content import Content, ReportFigure
 from dpsim.report.palette import variables
 from dpsim.report.table import narrowed
 
@@ -17,17 +17,8 @@ _WIDTH = 100
 """The characters of a table's row for which a page has room; the Markdown has all columns."""
 _ANSWERS, _ROWS = 3, 24
 """The sentences of a verdict (one less where cards say the same), and the rows of the main table, shown unfolded."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageFigure:
-    """A figure as ``<svg>`` text for wide and for narrow windows; ``NAME.svg`` is its file."""
-
-    name: str
-    title: str
-    caption: str
-    wide: str
-    narrow: str
+DrawnFigure = tuple[ReportFigure, str, str]
+"""A figure, and its ``<svg>`` for wide and for narrow windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +32,7 @@ class ListedReport:
     figure: str | None
 
 
-def page(content: Content, figures: Sequence[PageFigure], links: Sequence[tuple[str, str]] = ()) -> str:
+def page(content: Content, figures: Sequence[DrawnFigure], links: Sequence[tuple[str, str]] = ()) -> str:
     """Return the HTML page: no script, nothing loaded from elsewhere. ``links`` at its end are (name, path).
 
     The verdict, the first figure and the first table, unless that is long, can be seen; the rest is folded.
@@ -60,12 +51,12 @@ def page(content: Content, figures: Sequence[PageFigure], links: Sequence[tuple[
             folded_tables=tables[short:],
             colours=variables(),
             links=links,
-            figures=[(f.title, Markup(f.wide), Markup(f.narrow), f.caption) for f in figures],
+            figures=[(each.title, Markup(wide), Markup(narrow), each.caption) for each, wide, narrow in figures],
         )
     )
 
 
-def markdown(content: Content, figures: Sequence[PageFigure] = ()) -> str:
+def markdown(content: Content, figures: Sequence[ReportFigure] = ()) -> str:
     """Return the report as Markdown: the answers, links to the figures, the tables, and how it was measured."""
     return _templates(escape_html=False).get_template("report.md.j2").render(content=content, figures=figures)
 

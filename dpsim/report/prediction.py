@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dpsim.grouping import grouped
 from dpsim.report.table import Column
 from dpsim.report.words import devices_name, interval_name, interval_sentence
 from dpsim.units import format_duration, format_size
@@ -145,11 +146,9 @@ def verdicts(summary: Point, *, weak: bool) -> Iterator[str]:
 
     def groups(*keys: str) -> Iterator[list[Point]]:
         """The best points of more than one device that differ in nothing but what is not among the keys."""
-        by_key: dict[tuple[Any, ...], list[Point]] = {}
-        for best in summary["best"]:
-            if best["devices"] > 1:
-                key = tuple(best.get(key) for key in (*keys, "machine", "layout", "fusion_rule", "algorithm"))
-                by_key.setdefault(key, []).append(best)
+        names = (*keys, "machine", "layout", "fusion_rule", "algorithm")
+        several = (best for best in summary["best"] if best["devices"] > 1)
+        by_key = grouped(several, lambda best: tuple(map(best.get, names)))
         yield from (group for group in by_key.values() if len(group) > 1)
 
     batch = "local_batch" if weak else "global_batch"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsim.errors import ConfigError
+from dpsim.grouping import grouped
 from dpsim.report.charts import Chart, Lines, Series
 from dpsim.report.prediction import SETTING, Point
 
@@ -28,9 +29,8 @@ def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool)
             remedy="give several, as in --devices 8..1024",
         )
     batch = "local_batch" if weak else "global_batch"
-    curves: dict[tuple[Any, ...], list[Point]] = {}
-    for each in sorted(best, key=lambda point: point["devices"]):
-        curves.setdefault(tuple(each.get(key) for key in (*_CURVE, batch)), []).append(each)
+    in_order = sorted(best, key=lambda point: point["devices"])
+    curves = grouped(in_order, lambda point: tuple(map(point.get, (*_CURVE, batch))))
     common: dict[str, Any] = {"x_ticks": _ticks(counts), "x_label": "devices", "log_x": True, "y_text": "{:.0%}".format}
     several = [len({name[place] for name in curves}) > 1 for place in range(len(_CURVE) + 1)]
     efficiency = Lines(

@@ -23,13 +23,13 @@ from dpsim.records.quality import (
     median,
 )
 from dpsim.report.charts import Chart, Lines
-from dpsim.report.content import Card, Content, Facts, Tile, environment_facts
+from dpsim.report.content import Card, Content, Facts, ReportFigure, Tile, environment_facts
 from dpsim.report.quality_charts import HEIGHT_IN, PANELS
 from dpsim.report.saved import Samples
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted, digits, percent
-from dpsim.report.write import PAGES, ReportFigure, write_content
+from dpsim.report.write import PAGES, write_content
 
 _OF_A_RUN = ("final_loss", "training_set_loss", "test_loss", "test_accuracy")
 FORM = "saturating form c x / (1 + k x), x = 1/b - 1/B"

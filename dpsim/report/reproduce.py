@@ -11,6 +11,7 @@ import numpy as np
 from dpsim.codec import to_builtins
 from dpsim.dtypes import in_dtype
 from dpsim.errors import ConfigError
+from dpsim.grouping import grouped
 from dpsim.plan import Plan
 from dpsim.records.columns import CONFIGURATION
 from dpsim.records.reproduce import (
@@ -212,10 +213,8 @@ def show(record: ReproduceRecord, page: Path | None, _: bool) -> Iterator[Any]:
 
 def _modes(record: ReproduceRecord) -> dict[str, list[Run]]:
     """Return the runs by the name of their mode, in the order of the reproduction's batch-norm modes."""
-    groups: dict[str, list[Run]] = {}
-    for run in sorted(record.runs, key=lambda run: record.reproduction.batch_norms.index(run.plan.batch_norm)):
-        groups.setdefault(_mode_name(run.plan), []).append(run)
-    return groups
+    runs = sorted(record.runs, key=lambda run: record.reproduction.batch_norms.index(run.plan.batch_norm))
+    return grouped(runs, lambda run: _mode_name(run.plan))
 
 
 def _mode_name(plan: Plan) -> str:
@@ -326,10 +325,8 @@ def _facts(record: ReproduceRecord) -> Facts:
 def _counts_table(record: ReproduceRecord) -> Table:
     sections = {}
     for name, runs in _modes(record).items():
-        by_count: dict[int, list[Run]] = {}
-        for run in sorted(runs, key=lambda run: run.plan.devices):
-            by_count.setdefault(run.plan.devices, []).append(run)
-        sections[name] = list(by_count.values())
+        by_count = grouped(runs, lambda run: run.plan.devices)
+        sections[name] = [by_count[count] for count in sorted(by_count)]
 
     def results(runs: Sequence[Run]) -> set[int]:
         return {run.trajectory for run in runs}
@@ -422,10 +419,8 @@ def _differences_table(record: ReproduceRecord) -> Table:
 
 
 def _drift_table(record: ReproduceRecord) -> Table:
-    sections: dict[str, list[tuple[PredictedDrift, list[MeasuredDrift]]]] = {}
-    for predicted, measured in record.drifts():
-        if measured:
-            sections.setdefault(f"batch norm {predicted.batch_norm}", []).append((predicted, measured))
+    measured = ((predicted, runs) for predicted, runs in record.drifts() if runs)
+    sections = grouped(measured, lambda row: f"batch norm {row[0].batch_norm}")
     columns: tuple[Column[tuple[PredictedDrift, list[MeasuredDrift]]], ...] = (
         Column(head="devices", cell=lambda row: str(row[0].devices)),
         Column(head="parameters", cell=lambda row: _span([drift.parameters for drift in row[1]])),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpsim.codec import write_text
 from dpsim.errors import ConfigError
+from dpsim.report.content import Content, ReportFigure
 
 if TYPE_CHECKING:
     from dpsim.report.charts import Chart
-    from dpsim.report.content import Content
+    from dpsim.report.page import DrawnFigure
 
 DRIFT_CAPTION = (
     "Drift from the run on one device against the number of devices. Dots: measured, one per configuration; line: "
@@ -27,16 +27,6 @@ TABLE_FORMATS = ("csv", "parquet")
 """The formats of the tables of a report."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportFigure:
-    """A figure; ``name`` is that of its files."""
-
-    name: str
-    title: str
-    caption: str
-    chart: Chart
-
-
 def figure(name: str, title: str, caption: str, chart: Chart | None) -> ReportFigure | None:
     """Return the figure of a chart, or none where there is no chart."""
     return None if chart is None else ReportFigure(name=name, title=title, caption=caption, chart=chart)
@@ -49,10 +39,10 @@ def write_content(
 
     ``pages`` are the formats of ``PAGES`` to write.
     """
-    from dpsim.report.page import PageFigure, markdown, page
+    from dpsim.report.page import markdown, page
 
     written: list[Path] = []
-    shown: list[PageFigure] = []
+    shown: list[DrawnFigure] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for drawn in filter(None, figures):
@@ -60,15 +50,8 @@ def write_content(
 
             wide, narrow = draw(drawn.chart), draw(drawn.chart, narrow=True)
             written += save(wide, folder, drawn.name)
-            shown.append(
-                PageFigure(
-                    name=drawn.name,
-                    title=drawn.title,
-                    caption=drawn.caption,
-                    wide=inline_svg(wide, f"{drawn.name}-wide", drawn.caption),
-                    narrow=inline_svg(narrow, f"{drawn.name}-narrow", drawn.caption),
-                )
-            )
+            of_wide = inline_svg(wide, f"{drawn.name}-wide", drawn.caption)
+            shown.append((drawn, of_wide, inline_svg(narrow, f"{drawn.name}-narrow", drawn.caption)))
     except OSError as error:
         raise ConfigError(
             f"cannot write the report into {folder}: {error.strerror or error}",
@@ -77,7 +60,7 @@ def write_content(
         ) from error
     if "md" in pages:
         written.append(folder / PAGES["md"])
-        write_text(written[-1], markdown(content, shown))
+        write_text(written[-1], markdown(content, [drawn for drawn, _, _ in shown]))
     if "html" in pages:
         written.append(folder / PAGES["html"])
         write_text(written[-1], page(content, shown, _links(folder)))

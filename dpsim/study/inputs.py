@@ -7,7 +7,7 @@ sample, and what the ranks that wait take for their times, stands in the same re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from dpsim.codec import Noun
 from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
 from dpsim.fields import Decides, deciding
+from dpsim.grouping import grouped
 from dpsim.harness import models
 from dpsim.machine import NODE, ComputeSlowdown, Machine, Selection
 from dpsim.plan import Plan
@@ -183,10 +184,10 @@ def declared(needed: Needed) -> Declared:
     computation is emulated it is the waiting for the slowest device.
     """
     settings = needed.settings
-    real = _by_kind([each for each in settings if not each.emulated_compute], calibration_kind)
-    emulated = _by_kind([each for each in settings if each.emulated_compute], calibration_kind)
+    real = grouped([each for each in settings if not each.emulated_compute], calibration_kind)
+    emulated = grouped([each for each in settings if each.emulated_compute], calibration_kind)
     return Declared(
-        profiles={kind: _profile(needed, members) for kind, members in _by_kind(settings, profile_kind).items()},
+        profiles={kind: _profile(needed, members) for kind, members in grouped(settings, profile_kind).items()},
         calibrations={kind: _calibration(needed, members) for kind, members in real.items()},
         emulated={kind: _calibration(needed, members) for kind, members in emulated.items()},
         profile_of={kind: profile_kind(members[0]) for kind, members in emulated.items()},
@@ -286,13 +287,6 @@ def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting
         for count in counts
     )
     return msgspec.structs.replace(link, compute_slowdown=slowest, relative_uncertainty=None, cores=0)
-
-
-def _by_kind(settings: Sequence[Setting], kind: Callable[[Setting], Kind]) -> dict[Kind, list[Setting]]:
-    kinds: dict[Kind, list[Setting]] = {}
-    for setting in settings:
-        kinds.setdefault(kind(setting), []).append(setting)
-    return kinds
 
 
 def _profile(needed: Needed, settings: Sequence[Setting]) -> ProfileConfig:

@@ -7,7 +7,7 @@ or is disturbed for a while does so to all alternatives alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from dpsim.errors import ConfigError
 from dpsim.progress import Progress, no_progress
 
 T = TypeVar("T")
+Name = TypeVar("Name", bound=Hashable)
 Clock = Callable[[], float]
 
 
@@ -140,3 +141,30 @@ def rounds(
             stopped = counted and stop.holds(number, end_s - start_s, longest_s, suffice)
         if comm is not None:
             stopped = bool(comm.bcast(stopped))
+
+
+def in_turns(
+    visits: Mapping[Name, Callable[[], T]],
+    stop: StopRule,
+    *,
+    suffice: Callable[[Mapping[Name, Sequence[T]]], bool] = lambda samples: False,
+    warm_up: int = 1,
+    seed: int = 0,
+    comm: Communicator | None = None,
+    report: Progress = no_progress,
+) -> dict[Name, list[T]]:
+    """Return what the visits to each alternative return, one for each round that counts.
+
+    In a round every alternative is visited once, in random order, until ``stop`` holds; ``suffice`` tells whether the
+    samples so far do. With ``comm`` this is collective, and rank 0 decides. ``report`` gets a line after each round.
+    """
+    samples: dict[Name, list[T]] = {name: [] for name in visits}
+    stopping = rounds(stop, suffice=lambda: suffice(samples), warm_up=warm_up, seed=seed, comm=comm, report=report)
+    for current in stopping:
+        for name in current.order(list(visits)):
+            sample = visits[name]()
+            if current.counted:
+                samples[name].append(sample)
+        if current.counted:
+            report(f"round {current.number + 1}: {current.spent_s():.0f} of at most {stop.most_s:.0f} s")
+    return samples

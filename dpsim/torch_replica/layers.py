@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dpsim.errors import ConfigError
+from dpsim.grouping import grouped
 from dpsim.replica import LayerSpec
 from dpsim.torch_replica.parameters import DTYPES
 from dpsim.workload import Tensor
@@ -45,9 +46,7 @@ def layers_of(module: Any, train: Callable[[], None]) -> tuple[ModuleLayer, ...]
         parameter.grad = None
         if arrived.count(id(parameter)) > 1:
             raise gradient_in_parts(name)
-    own: dict[str, list[tuple[str, Any]]] = {}
-    for name, parameter in trainable:
-        own.setdefault(name.rpartition(".")[0], []).append((name, parameter))
+    own = grouped(trainable, lambda named: named[0].rpartition(".")[0])
     position = {key: number for number, key in enumerate(arrived)}
     last = {path: max(position.get(id(p), len(position)) for _, p in named) for path, named in own.items()}
     order = sorted(own, key=lambda path: -last[path])

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from dpsim.columns import Column, Row
+from dpsim.grouping import grouped
 from dpsim.units import format_bandwidth, format_duration, format_size
 from dpsim.validation.published import PublishedRow, PublishedSet
 
@@ -66,11 +67,12 @@ def copied(published: PublishedSet) -> Iterator[Doubt]:
                 text=f"{', '.join(second)}: has the times of {', '.join(first)} at {len(same)} of {len(pairs)} sizes",
             )
 
-    alike: dict[str, list[PublishedRow]] = {}
-    for row in published.rows:
-        if row.outcome is not None and "size_bytes" not in row.values and len(_digits(row.outcome)) >= _DIGITS:
-            alike.setdefault(f"{row.outcome:.9g}", []).append(row)
-    for outcome, equal in alike.items():
+    steps = (
+        row
+        for row in published.rows
+        if row.outcome is not None and "size_bytes" not in row.values and len(_digits(row.outcome)) >= _DIGITS
+    )
+    for outcome, equal in grouped(steps, lambda row: f"{row.outcome:.9g}").items():
         if len(equal) > 1:
             yield Doubt(
                 dataset=published.name,

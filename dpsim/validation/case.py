@@ -12,6 +12,7 @@ import msgspec
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, FileFormatError, unknown
+from dpsim.grouping import grouped
 from dpsim.plan import Plan
 from dpsim.validation.published import FOLDER, PublishedRow, PublishedSet
 
@@ -190,7 +191,4 @@ def _one_of(row: PublishedRow, values: Mapping[str, Sequence[Any]]) -> bool:
 
 
 def _grouped(rows: Sequence[PublishedRow], columns: Sequence[str]) -> dict[tuple[Any, ...], list[PublishedRow]]:
-    groups: dict[tuple[Any, ...], list[PublishedRow]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row.values.get(column, "") for column in columns), []).append(row)
-    return groups
+    return grouped(rows, lambda row: tuple(row.values.get(column, "") for column in columns))

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.grouping import grouped
 from dpsim.predict.defaults import DEFAULTS, Default, with_defaults
 from dpsim.predict.residuals import LEVEL, covering_factor, ratio
 from dpsim.validation.case import Case, parts
@@ -52,10 +53,7 @@ def of_other_sets(
     as its doubt the root mean square of these distances; it takes none where no other set tells. Of several defaults
     each is estimated beside those before it.
     """
-    by_set: dict[str, list[Case]] = {}
-    for case in cases:
-        if case.quantity == "step":
-            by_set.setdefault(case.dataset, []).append(case)
+    by_set = grouped((case for case in cases if case.quantity == "step"), lambda case: case.dataset)
     found: dict[str, tuple[Default, ...]] = dict.fromkeys(by_set, ())
     for default in (each for each in defaults if each.field in TRIED):
         ranges = {name: _implied(of_set, sets, found[name], default) for name, of_set in by_set.items()}
@@ -63,7 +61,6 @@ def of_other_sets(
             others = [of_set for other, of_set in ranges.items() if other != name and of_set is not None]
             if others:
                 value, doubt = _nearest(TRIED[default.field], others)
-
                 found[name] = (*found[name], replace(default, value=value, doubt=doubt))
     return found
 

@@ -14,10 +14,10 @@ from dpsim.experiments.accuracy.lines import STEP, Line
 from dpsim.machine import NODE
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.charts import Chart, Lines, Series
-from dpsim.report.content import Card, Content, Tile
+from dpsim.report.content import Card, Content, ReportFigure, Tile
 from dpsim.report.table import Column, table
 from dpsim.report.words import counted, percent
-from dpsim.report.write import ReportFigure, write_content
+from dpsim.report.write import write_content
 
 FIGURE = "predicted_against_measured"
 BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"

@@ -17,12 +17,11 @@ from mpi4py import MPI
 from dpsim.comm.cuda.available import nccl_missing
 from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.record import Mode, Samples, kept
-from dpsim.experiments.turns import in_turns
-from dpsim.harness.bench.cuda import GpuRank, KernelRank, NcclRank
-from dpsim.harness.bench.turns import Burst
 from dpsim.kernels.allreduce import registry
 from dpsim.progress import Progress
-from dpsim.study.loop import StopRule
+from dpsim.study.loop import StopRule, in_turns
+from dpsim.study.runners.allreduce.cuda import GpuRank, KernelRank, NcclRank
+from dpsim.study.runners.allreduce.turns import Burst
 
 _DTYPE = "float32"
 

@@ -1,7 +1,7 @@
 """All versions with several logical devices on one GPU, in one process, against copies in the same memory.
 
-Samples are taken as ``dpsim bench allreduce --backend cuda`` takes them (``dpsim.harness.bench.logical``); the bound
-is here the copy that rewrites the buffers.
+Samples are taken as ``dpsim bench allreduce --backend cuda`` takes them, by the same ``Lane``; the bound is here the
+copy that rewrites the buffers.
 
 ``python -m ...gpu_check.logical FILE SECONDS [VERSION ...]`` appends them to FILE, size by size, and prints what it had
 to leave out. It needs no MPI. Sizes that FILE already has are not measured again, and VERSIONs not at all: so it can
@@ -26,12 +26,11 @@ from dpsim.comm.cuda.device import Device
 from dpsim.experiments.command import ended, tell
 from dpsim.experiments.gpu_check.journal import keep, kept_in
 from dpsim.experiments.gpu_check.record import LARGE_BYTES, SMALL_BYTES, Samples, kept
-from dpsim.experiments.turns import in_turns
-from dpsim.harness.bench.logical import HEAD_START_BYTES, Lane, Timed, buffers, lane, prepared
 from dpsim.kernels.allreduce import registry, tree
 from dpsim.kernels.allreduce.cuda.launch import Mode
 from dpsim.progress import Progress
-from dpsim.study.loop import StopRule
+from dpsim.study.loop import StopRule, in_turns
+from dpsim.study.runners.allreduce.logical import HEAD_START_BYTES, Lane, Timed, buffers, lane, prepared
 
 _EMPTY = ""
 

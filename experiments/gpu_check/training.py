@@ -30,7 +30,6 @@ from dpsim.experiments.gpu_check import record as r
 from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.layers import check_layers
 from dpsim.experiments.gpu_check.probes import why_no_pytorch
-from dpsim.experiments.turns import in_turns
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.optimizer import Sgd
@@ -40,7 +39,7 @@ from dpsim.replica import Array, Replica, SizedReplica
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.recorder import seconds_per_event, timeline
 from dpsim.runtime.trainer import Trainer
-from dpsim.study.loop import StopRule
+from dpsim.study.loop import StopRule, in_turns
 
 CLASSES = 10
 MLP_SHAPE = (28, 28, 1)

@@ -30,11 +30,10 @@ from dpsim.experiments.peers.setting import (
     first_setting,
     shown,
 )
-from dpsim.experiments.turns import in_turns
 from dpsim.launch import jobs, rank_info, resident_job
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
-from dpsim.study.loop import StopRule, rounds
+from dpsim.study.loop import StopRule, in_turns, rounds
 from dpsim.study.statistics import median_ratio
 from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 

@@ -14,12 +14,12 @@ from dpsim.comm.clock import now
 from dpsim.data import load_dataset
 from dpsim.experiments.peers.agreement import CHECKED_STEPS, gradient_errors
 from dpsim.experiments.peers.setting import OWN, Change, Work
-from dpsim.harness.bench.turns import obey
 from dpsim.machine import Network
 from dpsim.nn import build_model
 from dpsim.progress import Progress
 from dpsim.replica import Array
 from dpsim.runtime.trainer import Trainer
+from dpsim.study.runners.allreduce.turns import obey
 
 
 class OwnTraining:

@@ -17,7 +17,7 @@ from dpsim.experiments import reports_page
 from dpsim.experiments.cases import Measured, Record
 from dpsim.experiments.reports_page import ACCURACY, committed, write_reports
 from dpsim.experiments.reproducible_cost import AGAIN, PLAIN, RECORD, STUDY, Case, Mode, content
-from dpsim.harness.load import load_sweep
+from dpsim.harness.load import load
 from dpsim.report.sweep.summary import verdicts
 from dpsim.validation.page import content as validation_content
 from dpsim.validation.run import validate
@@ -57,7 +57,7 @@ def test_reports_are_drawn_again_and_listed_with_question_verdict_and_figure(rep
     assert links == ["thresholds/index.html", "thresholds/step_time.svg", "bits/cost/index.html", "bits/cost/cost.svg"]
     assert all((reports / link).is_file() for link in links)
     cost = content(costs())
-    verdict = next(verdicts(load_sweep(folders[1]).data.comparison))
+    verdict = next(verdicts(load(folders[1]).data.comparison))
     for expected in (cost.heading, cost.question, cost.answers[0], verdict):
         assert expected in text
     assert text.index("Sweeps") < text.index("The same bits") and "The allreduce" not in text

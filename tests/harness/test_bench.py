@@ -22,8 +22,7 @@ from dpsim import codec
 from dpsim.columns import columns_of
 from dpsim.errors import CommunicationError, ConfigError, FileFormatError
 from dpsim.experiments import allreduce_targets, ladder_page
-from dpsim.harness.bench import measure, systems, turns
-from dpsim.harness.bench.algorithms import bench_algorithms
+from dpsim.harness.bench import measure
 from dpsim.harness.bench.result import result
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
@@ -33,6 +32,8 @@ from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.bench_result import BenchPoint
 from dpsim.report.bench import placements, warnings
 from dpsim.study.environment import environment, stamp
+from dpsim.study.runners.allreduce import systems, turns
+from dpsim.study.runners.allreduce.algorithms import bench_algorithms
 
 Dpsim = Callable[..., tuple[int, str, str]]
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -146,8 +147,8 @@ def test_bursts_come_in_a_random_order_that_all_ranks_share() -> None:
 
 
 def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_variant_is_lost(page: str) -> None:
-    rank = turns.Rank(SingleRank(page))
-    variants = rank.check(400, seed=1)["variants"]
+    rank = SingleRank(page)
+    variants = rank.prepare(400, seed=1)["variants"]
     assert [(v["algorithm"], v["in_place"], v["wrong"]) for v in variants] == [
         (turns.SCALING, True, 0),
         ("right", True, 0),
@@ -162,10 +163,10 @@ def test_as_many_calls_are_timed_as_were_asked_for_and_none_of_a_variant_is_lost
 
 
 def test_wrong_sums_are_counted_in_the_check_and_while_timing(page: str) -> None:
-    early = turns.Rank(SingleRank(page, wrong_calls=range(1)))
-    assert [variant["wrong"] for variant in early.check(400, 1)["variants"]] == [0, 0, 0, 1]
-    late = turns.Rank(SingleRank(page, wrong_calls=range(1, 1000)))
-    assert not any(variant["wrong"] for variant in late.check(400, 1)["variants"])
+    early = SingleRank(page, wrong_calls=range(1))
+    assert [variant["wrong"] for variant in early.prepare(400, 1)["variants"]] == [0, 0, 0, 1]
+    late = SingleRank(page, wrong_calls=range(1, 1000))
+    assert not any(variant["wrong"] for variant in late.prepare(400, 1)["variants"])
     wrong = late.visit(400, seed=2, fresh=[3, 1, 0], cached=[1, 1, 0])["wrong"]
     assert wrong[:3] == [0, 0, 0] and wrong[3] >= 2
 

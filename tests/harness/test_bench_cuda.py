@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.harness.bench import systems
-from dpsim.harness.bench.algorithms import bench_algorithms
-from dpsim.harness.bench.turns import MEMCPY, SCALING
 from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench
+from dpsim.study.runners.allreduce import systems
+from dpsim.study.runners.allreduce.algorithms import bench_algorithms
+from dpsim.study.runners.allreduce.turns import MEMCPY, SCALING
 
 Dpsim = Callable[..., tuple[int, str, str]]
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -64,7 +64,7 @@ import json
 from mpi4py import MPI
 from dpsim.comm.cuda.simulator import SimulatedDevice
 from dpsim.errors import ConfigError
-from dpsim.harness.bench import cuda, logical, turns
+from dpsim.study.runners.allreduce import cuda, logical
 sound = logical.Lane.sample
 def spoilt(lane, source, target, timed):
     found = sound(lane, source, target, timed)
@@ -74,19 +74,19 @@ def spoilt(lane, source, target, timed):
 
 def logical_devices(ranks, dtype):
     argument = {"ranks": ranks, "dtype": dtype, "algorithms": ["ring", "two-shot"]}
-    return turns.Rank(cuda.LogicalDevices(MPI.COMM_SELF, argument))
+    return cuda.LogicalDevices(MPI.COMM_SELF, argument)
 
 logical.Lane.sample = spoilt
 told = {}
 for dtype in ("float16", "float32", "float64"):
     alone = logical_devices(3, dtype)
     spoil = False
-    right = alone.check(256, 1)["variants"]
+    right = alone.prepare(256, 1)["variants"]
     spoil = True
-    told[dtype] = [right, alone.check(256, 1)["variants"], alone.visit(256, 2, [1, 2, 1], [1, 2, 1])]
+    told[dtype] = [right, alone.prepare(256, 1)["variants"], alone.visit(256, 2, [1, 2, 1], [1, 2, 1])]
 SimulatedDevice.free_bytes = lambda device: 1000
 try:
-    logical_devices(2, "float32").check(256, 1)
+    logical_devices(2, "float32").prepare(256, 1)
 except ConfigError as error:
     told["refused"] = str(error)
 print(json.dumps(told))

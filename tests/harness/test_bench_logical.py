@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpsim.errors import CommunicationError
-from dpsim.harness.bench.logical import Lane
+from dpsim.study.runners.allreduce.logical import Lane
 
 BYTES_PER_S = 1e9
 KERNEL_S = 2e-6

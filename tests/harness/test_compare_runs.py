@@ -28,9 +28,9 @@ from dpsim.harness.compare.runs import MeasuredRun, RoundSamples, bench_run, swe
 from dpsim.harness.sweep.compare import compare
 from dpsim.optimizer import AdamW
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
+from dpsim.records.comparison import SweepData
 from dpsim.records.run_comparison import RunComparison
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
-from dpsim.report.sweep.saved import SweepData
 
 Records = tuple[Predictions, Results]
 PUBLISHED = Path(__file__).parents[2] / "reports"

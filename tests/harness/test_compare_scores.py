@@ -8,9 +8,9 @@ from report_factory import PACED, sweep
 
 from dpsim import codec
 from dpsim.harness.sweep.compare import compare
-from dpsim.records.comparison import Comparison
+from dpsim.records.comparison import Comparison, SweepData
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
-from dpsim.report.sweep.saved import points_json, summary_json
+from dpsim.report.sweep.saved import points, summary
 
 FIXED_POINT_NAMES = {
     "devices",
@@ -52,16 +52,16 @@ def _sealed(predictions: Predictions, results: Results) -> tuple[Predictions, Re
 
 
 def test_points_carry_the_names_programs_rely_on(compared: Comparison) -> None:
-    for point in points_json(compared):
+    for point in points(SweepData(*sweep(), compared)):
         assert set(point) >= FIXED_POINT_NAMES
-    assert {p["fusion_threshold_bytes"] for p in points_json(compared)} >= {"inf", 0.0}
+    assert {p["fusion_threshold_bytes"] for p in points(SweepData(*sweep(), compared))} >= {"inf", 0.0}
 
 
 def test_summary_carries_the_names_programs_rely_on(compared: Comparison) -> None:
-    summary = summary_json(compared)
+    printed = summary(SweepData(*sweep(), compared))
     for name in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill", "regret"):
-        assert isinstance(summary[name], float)
-    assert codec.to_json(summary)
+        assert isinstance(printed[name], float)
+    assert codec.to_json(printed)
 
 
 def test_error_is_predicted_over_measured_minus_one(compared: Comparison) -> None:
@@ -180,7 +180,7 @@ def test_one_device_is_scored_apart(compared: Comparison) -> None:
     only = compare(*sweep(devices=(1,)))
     assert only.overall is None
     assert only.groups == ()
-    assert summary_json(only)["median_abs_error"] is None
+    assert summary(SweepData(*sweep(devices=(1,)), only))["median_abs_error"] is None
 
 
 def test_emulated_networks_are_marked_and_scored_apart(compared: Comparison) -> None:

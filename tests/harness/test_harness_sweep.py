@@ -58,7 +58,7 @@ class Done(NamedTuple):
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """The tiny sweep, run once for all tests of this module."""
     folder, messages = tmp_path_factory.mktemp("sweeps") / "tiny", []
-    return Done(folder, sweep(TINY, folder, messages.append), messages)
+    return Done(folder, sweep(TINY, folder, messages.append).comparison, messages)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -192,7 +192,7 @@ def test_an_emulated_message_costs_what_the_link_says(done: Done) -> None:
 def test_the_same_experiment_again_measures_nothing(done: Done) -> None:
     before = {name: (done.folder / name).read_bytes() for name in ("predictions.json", "results.json")}
     messages: list[str] = []
-    again = sweep(TINY, done.folder, messages.append)
+    again = sweep(TINY, done.folder, messages.append).comparison
     assert "nothing is measured again" in messages[0]
     assert before == {name: (done.folder / name).read_bytes() for name in before}
     assert again == done.comparison

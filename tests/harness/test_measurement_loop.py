@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsim.errors import ConfigError
-from dpsim.study.loop import Round, StopRule, rounds
+from dpsim.study.loop import Round, StopRule, in_turns, rounds
 from dpsim.study.steps import step_times_s
 
 
@@ -228,3 +228,32 @@ def test_a_step_lasts_from_the_slowest_ranks_end_to_the_next_ones(ranks: int, du
     slowest = [max(column) for column in zip(*ends, strict=True)]
     assert math.fsum(times_s) == pytest.approx(slowest[-1] - slowest[1])
     assert times_s == pytest.approx([later - earlier for earlier, later in itertools.pairwise(slowest)][1:])
+
+
+def test_each_alternative_is_visited_once_a_round_in_changing_order_and_warm_up_does_not_count() -> None:
+    visited: list[str] = []
+
+    def visit(name: str) -> Callable[[], int]:
+        def sample() -> int:
+            visited.append(name)
+            return len(visited)
+
+        return sample
+
+    samples = in_turns({name: visit(name) for name in "abc"}, StopRule(least_rounds=8, most_rounds=8), warm_up=2)
+    turns = [tuple(visited[i : i + 3]) for i in range(0, len(visited), 3)]
+    assert len(turns) == 10 and {frozenset(turn) for turn in turns} == {frozenset("abc")}
+    assert len(set(turns[2:])) > 1
+    assert sorted(n for taken in samples.values() for n in taken) == list(range(7, 31))
+
+
+def test_it_ends_when_the_samples_suffice_and_reports_each_round_that_counts() -> None:
+    said: list[str] = []
+    samples = in_turns(
+        {"a": lambda: 1.0},
+        StopRule(least_rounds=2, most_s=100),
+        suffice=lambda taken: len(taken["a"]) == 3,
+        report=said.append,
+    )
+    assert samples == {"a": [1.0] * 3}
+    assert [line.partition(":")[0] for line in said] == ["round 1", "round 2", "round 3"]

@@ -160,7 +160,7 @@ def test_an_interrupted_sweep_measures_the_drift_that_is_missing(
     for name in ("predictions.json", "results.json"):
         (tmp_path / name).write_bytes((done.folder / name).read_bytes())
     messages: list[str] = []
-    comparison = sweep(done.predictions.experiment, tmp_path, messages.append)
+    comparison = sweep(done.predictions.experiment, tmp_path, messages.append).comparison
     assert [text.split(":")[0] for text in messages] == [
         "training 1 of 1",
         "training 1 of 2",

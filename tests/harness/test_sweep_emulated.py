@@ -165,7 +165,7 @@ def test_four_ranks_that_wait_are_predicted_and_measured(tmp_path: Path) -> None
     base = {"model": "mlp:32x2", "local_batch": 256, "network": LINK, "overlap": "thread", "compute": "emulated"}
     experiment = Experiment(base=base, axes={"devices": (1, 2, 4)}, budget_s=2.0, interval=1e-6)
     try:
-        comparison = sweep(experiment, tmp_path / "emulated", lambda text: None)
+        comparison = sweep(experiment, tmp_path / "emulated", lambda text: None).comparison
     except DpsimError as error:
         if "too late" not in str(error):
             raise

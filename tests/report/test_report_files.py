@@ -16,7 +16,7 @@ from rich.console import Console
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.questions import QUESTIONS
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.comparison import ComparedPoint, Comparison, SweepData
 from dpsim.report.charts import Bars
 from dpsim.report.figures import draw, on_axes
 from dpsim.report.figures.style import NARROW_IN, WIDE_IN, heading
@@ -37,7 +37,7 @@ def compared() -> Comparison:
 def folder(tmp_path_factory: pytest.TempPathFactory, compared: Comparison) -> Path:
     path = tmp_path_factory.mktemp("report")
     predictions, results = sweep()
-    written = write_report(path, predictions, results, compared)
+    written = write_report(path, SweepData(predictions, results, compared))
     assert all(p.is_file() for p in written)
     return path
 
@@ -121,7 +121,7 @@ def test_figures_mark_emulation(folder: Path) -> None:
 @pytest.mark.slow
 def test_writing_twice_gives_the_same_page(folder: Path, tmp_path: Path, compared: Comparison) -> None:
     predictions, results = sweep()
-    write_report(tmp_path, predictions, results, compared)
+    write_report(tmp_path, SweepData(predictions, results, compared))
     for name in ("index.html", "report.md", "step_time.svg"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
@@ -138,7 +138,7 @@ def test_writing_twice_gives_the_same_page(folder: Path, tmp_path: Path, compare
 )
 def test_poor_sweeps_still_give_a_report(tmp_path: Path, options: dict[str, object]) -> None:
     predictions, results = sweep(**options)  # type: ignore[arg-type]
-    written = {p.name for p in write_report(tmp_path, predictions, results, compare(predictions, results))}
+    written = {p.name for p in write_report(tmp_path, SweepData(predictions, results, compare(predictions, results)))}
     assert {"index.html", "report.md"} <= written
     assert ("timeline.svg" in written) is (options not in ({"timelines": False}, {"devices": (1,)}))
 
@@ -146,7 +146,7 @@ def test_poor_sweeps_still_give_a_report(tmp_path: Path, options: dict[str, obje
 def test_text_from_records_is_escaped(tmp_path: Path) -> None:
     predictions, results = sweep(networks=("node",), rounds=1)
     results = msgspec.structs.replace(results, warnings=("<script>alert(1)</script>",))
-    write_report(tmp_path, predictions, results, compare(predictions, results))
+    write_report(tmp_path, SweepData(predictions, results, compare(predictions, results)))
     assert "<script>" not in (tmp_path / "index.html").read_text()
     assert "<script>" not in (tmp_path / "report.md").read_text()
 
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_written_is_told_kindly(tmp_path: Path, compared
     (tmp_path / "file").write_text("in the way")
     predictions, results = sweep()
     with pytest.raises(ConfigError, match="cannot write"):
-        write_report(tmp_path / "file", predictions, results, compared)
+        write_report(tmp_path / "file", SweepData(predictions, results, compared))
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])

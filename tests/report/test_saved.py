@@ -29,10 +29,10 @@ from dpsim.errors import ConfigError, DpsimError, FileFormatError
 from dpsim.harness.load import KINDS, load
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.columns import FRAMES
+from dpsim.records.comparison import SweepData
 from dpsim.records.sweep import Predictions, Results, read_predictions
 from dpsim.report.frames import table
 from dpsim.report.saved import SavedResult, write_tables
-from dpsim.report.sweep.saved import SweepData
 
 Dpsim = Callable[..., tuple[int, str, str]]
 REPORTS = Path(__file__).parents[2] / "reports"

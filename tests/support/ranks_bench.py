@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dpsim.harness.bench.turns import SCALE, SCALING, HostRank, Variant
+from dpsim.study.runners.allreduce.turns import SCALE, SCALING, HostRank, Variant
 
 
 class SingleRank(HostRank):

@@ -22,11 +22,11 @@ from dpsim.comm.cuda.peer_access import PeerAccess
 from dpsim.comm.cuda.reducer import Kernel, Task
 from dpsim.comm.cuda.transport import CudaTransport
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.harness.bench.cuda import KernelRank
 from dpsim.kernels.allreduce import registry
 from dpsim.kernels.allreduce.cuda import prepare
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.progress import Progress
+from dpsim.study.runners.allreduce.cuda import KernelRank
 
 LIMIT_S = 4.0
 

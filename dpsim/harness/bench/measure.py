@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -14,21 +14,23 @@ import numpy as np
 import psutil
 
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.harness.bench.algorithms import check_algorithms, label
-from dpsim.harness.bench.systems import SystemLaunch, rank_argument, systems
 from dpsim.launch import rank_info
 from dpsim.launch.resident_job import Job
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.study.environment import environment, stamp
-from dpsim.study.loop import StopRule, rounds
+from dpsim.study.loop import StopRule, in_turns
+from dpsim.study.runners.allreduce.algorithms import check_algorithms, label
+from dpsim.study.runners.allreduce.systems import SystemLaunch, rank_argument, systems
 from dpsim.units import format_size
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 _LONG_VISIT_S = 0.3
 _CHECKS_A_VISIT = 20  # small calls in a whole visit against those in a check
 _STAMP_BYTES = 64
+_Visit = dict[str, list[Any]]
+"""The ``fresh`` and the ``cached`` calls of each variant in nanoseconds, and its ``wrong`` elements."""
 
 
 def effort(size_bytes: int, share: float = 1.0) -> dict[str, tuple[int, int, int]]:
@@ -51,53 +53,54 @@ def effort(size_bytes: int, share: float = 1.0) -> dict[str, tuple[int, int, int
     return {"fresh": (2, 1, 0), "cached": (1, 1, 1)}
 
 
-@dataclass(eq=False)
 class _RunningSystem:
-    """A system whose ranks run: its variants and their times at each size, and the share of the effort that it makes.
+    """A system whose ranks run: its variants at each size, and the share of the effort that it makes there."""
 
-    ``times`` holds the slowest rank's nanoseconds of every call, by (size, number of the variant, whether cached) and
-    round.
-    """
-
-    system: System
-    job: Job
-    variants: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    times: dict[tuple[int, int, bool], list[tuple[int, ...]]] = field(default_factory=dict)
-    share: dict[int, float] = field(default_factory=dict)
+    def __init__(self, system: System, job: Job) -> None:
+        self.system, self._job = system, job
+        self._variants: dict[int, list[dict[str, Any]]] = {}
+        self._share: dict[int, float] = {}
 
     def check(self, size: int, seed: int) -> None:
         """Run every variant once at a size, and count the wrong elements of all ranks."""
         begin_s = time.monotonic()
-        replies = self.job.ask({"do": "check", "size_bytes": size, "seed": seed})
-        self.variants[size] = [
+        replies = self._job.ask({"do": "check", "size_bytes": size, "seed": seed})
+        self._variants[size] = [
             {**ranks[0], "wrong": sum(variant["wrong"] for variant in ranks)}
             for ranks in zip(*(reply["variants"] for reply in replies), strict=True)
         ]
-        self.share[size] = min(1.0, _LONG_VISIT_S / (time.monotonic() - begin_s) / _CHECKS_A_VISIT)
+        self._share[size] = min(1.0, _LONG_VISIT_S / (time.monotonic() - begin_s) / _CHECKS_A_VISIT)
 
-    def visit(self, size: int, seed: int) -> None:
-        """Time every variant at a size."""
+    def visit(self, size: int, seed: int) -> _Visit:
+        """Time every variant at a size, on the slowest rank."""
         begin_s = time.monotonic()
-        replies = self.job.ask({"do": "visit", "size_bytes": size, "seed": seed} | effort(size, self.share[size]))
-        self.share[size] = min(1.0, self.share[size] * _LONG_VISIT_S / (time.monotonic() - begin_s))
-        for number, variant in enumerate(self.variants[size]):
-            variant["wrong"] += sum(reply["wrong"][number] for reply in replies)
-            for kind in ("fresh", "cached"):
-                slowest = tuple(max(calls) for calls in zip(*(reply[kind][number] for reply in replies), strict=True))
-                if slowest:
-                    self.times.setdefault((size, number, kind == "cached"), []).append(slowest)
+        replies = self._job.ask({"do": "visit", "size_bytes": size, "seed": seed} | effort(size, self._share[size]))
+        self._share[size] = min(1.0, self._share[size] * _LONG_VISIT_S / (time.monotonic() - begin_s))
+        return {
+            kind: [np.max(ranks, axis=0).tolist() for ranks in zip(*(reply[kind] for reply in replies), strict=True)]
+            for kind in ("fresh", "cached")
+        } | {"wrong": np.sum([reply["wrong"] for reply in replies], axis=0).tolist()}
 
-    def series(self) -> Iterator[Series]:
-        """Yield the series to keep. A variant with any wrong element at a size keeps their number there, and no times.
+    def series(self, size: int, visits: Sequence[_Visit]) -> Iterator[Series]:
+        """Yield the series of a size. A variant with any wrong element keeps their number, and no times.
 
         The algorithm that runs twice is the default one.
         """
-        for (size, number, cached), times in sorted(self.times.items()):
-            variant = self.variants[size][number]
-            default = any(v["repeat"] and v["algorithm"] == variant["algorithm"] for v in self.variants[size])
-            rounds_ns = () if variant["wrong"] else tuple(times)
-            name = self.system.name
-            yield Series(size_bytes=size, system=name, cached=cached, rounds_ns=rounds_ns, default=default, **variant)
+        variants = self._variants[size]
+        twice = {variant["algorithm"] for variant in variants if variant["repeat"]}
+        for number, variant in enumerate(variants):
+            wrong = variant["wrong"] + sum(visit["wrong"][number] for visit in visits)
+            for kind in ("fresh", "cached"):
+                rounds_ns = tuple(tuple(calls) for visit in visits if (calls := visit[kind][number]))
+                if rounds_ns:
+                    yield Series(
+                        **variant | {"wrong": wrong},
+                        size_bytes=size,
+                        system=self.system.name,
+                        cached=kind == "cached",
+                        rounds_ns=() if wrong else rounds_ns,
+                        default=variant["algorithm"] in twice,
+                    )
 
 
 def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
@@ -127,12 +130,14 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
             for size in bench.sizes():
                 system.check(size, int(random.integers(2**31)))
         measured_from = stamp()
+
+        def visit(size: int) -> dict[str, _Visit]:
+            in_order = (running[index] for index in random.permutation(len(running)))
+            return {each.system.name: each.visit(size, int(random.integers(2**31))) for each in in_order}
+
         stop = StopRule(least_rounds=LEAST_ROUNDS, most_rounds=MOST_ROUNDS, most_s=bench.budget_s, whole_rounds=True)
-        for current in rounds(stop, seed=bench.seed, report=progress):
-            for size in current.order(bench.sizes()):
-                for system in current.order(running, turn=size):
-                    system.visit(size, int(random.integers(2**31)))
-            progress(f"round {current.number + 1}: {current.spent_s():.0f} of {bench.budget_s:.0f} s")
+        visits = {size: functools.partial(visit, size) for size in bench.sizes()}
+        visited = in_turns(visits, stop, warm_up=0, seed=bench.seed, report=progress)
         return BenchRecord(
             # the record may be published: it names no folder of this machine
             bench=msgspec.structs.replace(
@@ -142,7 +147,12 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
             ),
             environment=environment(),
             systems=tuple(system.system for system in running),
-            series=tuple(series for system in running for series in system.series()),
+            series=tuple(
+                series
+                for each in running
+                for size, rounds in visited.items()
+                for series in each.series(size, [of_all[each.system.name] for of_all in rounds])
+            ),
             measured_from=measured_from,
             measured_until=stamp(),
         )

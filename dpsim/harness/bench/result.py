@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dpsim.harness.bench.turns import MEMCPY, SCALING
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.records.bench import OWN, BenchRecord
 from dpsim.records.bench_result import FRACTION_FROM_BYTES, BenchPoint, BenchResult, BenchSize, Ratio, medians_s
+from dpsim.study.runners.allreduce.turns import MEMCPY, SCALING
 from dpsim.study.statistics import median_interval, median_ratio
 
 REFERENCES = (SCALING, MEMCPY)

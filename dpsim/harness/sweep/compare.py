@@ -12,6 +12,7 @@ import numpy as np
 
 from dpsim.errors import FileFormatError
 from dpsim.fields import Decides, deciding
+from dpsim.grouping import grouped
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.pairing import Pair, pair
@@ -131,12 +132,9 @@ def _grouped(
     """Return the points of all groups, and the scores of those groups that have nulls."""
     experiment = predictions.experiment
     question = QUESTIONS.find(experiment.question)
-    members: dict[str, list[Pair]] = {}
-    for item in pairs:
-        members.setdefault(group_name(experiment, item.setting), []).append(item)
     points: list[ComparedPoint] = []
     groups: list[Group] = []
-    for name, everyone in members.items():
+    for name, everyone in grouped(pairs, lambda item: group_name(experiment, item.setting)).items():
         scored = [
             p
             for p in everyone

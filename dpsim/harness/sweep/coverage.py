@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
+from dpsim.grouping import grouped
 from dpsim.predict.residuals import Kind, Residual, conformal_factor, group_name, ratio
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.records.coverage import CoveredPoint, StratumCoverage
@@ -44,10 +45,7 @@ def coverage_by_stratum(
     """The coverage of each stratum, in the order in which they appear. Raises ``ConfigError`` for a wrong level."""
     if not 0 < level < 1:
         raise ConfigError(f"an interval's level is {level}", allowed="above 0 and below 1")
-    strata: dict[str, list[CoveredPoint]] = {}
-    for point in points:
-        strata.setdefault(point.stratum, []).append(point)
-    return tuple(_coverage(name, members, level, seed) for name, members in strata.items())
+    return tuple(_coverage(name, members, level, seed) for name, members in grouped(points, _stratum).items())
 
 
 def by_other_studies(points: Sequence[CoveredPoint], level: float = 0.9) -> tuple[CoveredPoint, ...]:
@@ -57,11 +55,8 @@ def by_other_studies(points: Sequence[CoveredPoint], level: float = 0.9) -> tupl
     where q is the ``conformal_factor`` of the other studies. Where there are fewer than level / (1 - level) of them, q
     is infinite, and the point is left out.
     """
-    strata: dict[str, list[CoveredPoint]] = {}
-    for point in points:
-        strata.setdefault(point.stratum, []).append(point)
     judged = []
-    for members in strata.values():
+    for members in grouped(points, _stratum).values():
         for study in dict.fromkeys(point.calibration for point in members):
             factor = conformal_factor(_ratios(p for p in members if p.calibration != study).values(), level)
             judged += [_widened(p, factor) for p in members if p.calibration == study and math.isfinite(factor)]
@@ -89,6 +84,10 @@ def residuals(comparison: Comparison) -> tuple[Residual, ...]:
             for group, ratios in groups.items()
         ]
     return tuple(made)
+
+
+def _stratum(point: CoveredPoint) -> str:
+    return point.stratum
 
 
 def _group(point: ComparedPoint) -> str:

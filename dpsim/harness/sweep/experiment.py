@@ -9,6 +9,7 @@ import msgspec
 
 from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
+from dpsim.grouping import grouped
 from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.harness.sweep.scores import PROPORTIONAL
 from dpsim.machine import Machine
@@ -55,10 +56,7 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
     """Predict every point of the experiment, with the overlap that the calibration recommends and others."""
     points: list[PredictedPoint] = []
     mechanisms: dict[str, dict[str, float]] = {}
-    rows: dict[str, list[dict[str, object]]] = {}
-    for row in experiment.rows:
-        rows.setdefault(prepared.name(setting_of(row)), []).append(row)
-    for name, members in rows.items():
+    for name, members in grouped(experiment.rows, lambda row: prepared.name(setting_of(row))).items():
         of = [setting_of(row) for row in members]
         place = prepared.indices_of(of[0])
         named = {str(row["overlap"]) for row in members if "overlap" in row} - {*OVERLAP_CHOICES}

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from dpsim import codec
 from dpsim.errors import FileFormatError
+from dpsim.grouping import grouped
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
 from dpsim.report.sweep.warnings import instant
 from dpsim.setting import Setting
@@ -55,9 +56,7 @@ def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], 
         _check_predicted(point, predictions)
     for run in measured.values():
         _check_measured(run)
-    runs: dict[Setting, list[MeasuredPoint]] = {}
-    for setting in sorted(measured, key=_order):
-        runs.setdefault(setting.first_run, []).append(measured[setting])
+    runs = grouped(map(measured.__getitem__, sorted(measured, key=_order)), lambda run: run.setting.first_run)
     pairs = []
     for setting, members in runs.items():
         candidates = (predicted.get(candidate) for candidate in (setting, *(member.setting for member in members)))

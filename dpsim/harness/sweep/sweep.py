@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -16,14 +15,14 @@ from dpsim.folder_lock import locked
 from dpsim.harness.quality.fits import cases
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.coverage import residuals
-from dpsim.harness.sweep.drift import DRIFT, drift
+from dpsim.harness.sweep.drift import DRIFT, drift, read_drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again
-from dpsim.harness.sweep.quality import QUALITY, measure_quality, study_of
+from dpsim.harness.sweep.quality import QUALITY, measure_quality, read_quality, study_of
 from dpsim.harness.sweep.questions import completed
 from dpsim.predict import past
 from dpsim.predict.residuals import all_widths
 from dpsim.progress import Progress
-from dpsim.records.comparison import Comparison
+from dpsim.records.comparison import SweepData
 from dpsim.records.quality import RECORD
 from dpsim.records.sweep import (
     Environment,
@@ -46,27 +45,17 @@ _REPORT_S = 10.0
 """About what starting the ranks and writing the report take."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Swept:
-    """The records of a sweep. ``blind`` is missing where profiles and calibrations came before all samples."""
-
-    predictions: Predictions
-    results: Results
-    blind: Predictions | None
-
-
-def read_swept(folder: Path) -> Swept:
-    """Read the records of a finished sweep. Raises ``FileFormatError``."""
-    path = folder / "blind.json"
-    return Swept(
-        predictions=read_predictions(folder / "predictions.json"),
-        results=read_results(folder / "results.json"),
-        blind=read_predictions(path) if path.exists() else None,
-    )
+def read_swept(folder: Path) -> SweepData:
+    """Read the records of a finished sweep, and compare them. Raises ``FileFormatError``."""
+    blind = folder / "blind.json"
+    predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
+    of_drift, of_blind = read_drift(predictions, folder), read_predictions(blind) if blind.exists() else None
+    comparison = compare(predictions, results, of_drift, read_quality(predictions.experiment, folder), of_blind)
+    return SweepData(predictions, results, comparison, of_drift, of_blind)
 
 
-def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
-    """Run a declared sweep into ``folder``, or continue it where it stopped; returns the comparison.
+def sweep(experiment: Experiment, folder: Path, progress: Progress) -> SweepData:
+    """Run a declared sweep into ``folder``, or continue it where it stopped; returns its records.
 
     Writes ``predictions.json`` (hashed before the first sample is taken), ``results.json``, for a sweep over the number
     of devices ``drift.json``, and the report. Raises ``ConfigError`` where the folder holds another experiment or
@@ -76,53 +65,47 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> Compariso
     settings_of(experiment.rows)  # raises before anything runs
     study_of(experiment)
     with locked(folder):
-        return _swept(experiment, folder, progress)
+        finished = _complete(folder, experiment)
+        drift(_measure(experiment, folder, progress), folder, progress)
+        measure_quality(experiment, folder, progress)
+        swept = read_swept(folder)
+        if finished:
+            progress(f"{folder} holds this experiment already; nothing is measured again")
+        else:
+            remember(swept)
+        progress("writing the report")
+        write_report(folder, swept)
+        return swept
 
 
-def measure(experiment: Experiment, folder: Path, progress: Progress) -> Swept:
+def measure(experiment: Experiment, folder: Path, progress: Progress) -> SweepData:
     """Predict and then measure a declared sweep into ``folder``, as ``sweep`` does, without drift and report."""
     experiment = completed(experiment)
     settings_of(experiment.rows)
     with locked(folder):
-        return _measured_before(experiment, folder, progress)
+        _measure(experiment, folder, progress)
+        swept = read_swept(folder)
+        remember(swept)
+        return swept
 
 
-def _measured_before(experiment: Experiment, folder: Path, progress: Progress) -> Swept:
-    """Return the predictions and the results, made now where the folder lacks them."""
-    if (folder / "results.json").exists() and existing_predictions(folder, experiment) is not None:
-        return read_swept(folder)
+def _measure(experiment: Experiment, folder: Path, progress: Progress) -> Predictions:
+    """Return the predictions; they are made, and the results measured, where the folder lacks them."""
     predictions = existing_predictions(folder, experiment)
+    if predictions is not None and (folder / "results.json").exists():
+        return predictions
     if predictions is None:
         progress(plan_text(experiment))
     current = environment()
-    samples = _run(experiment, predictions, current, folder, progress)
-    write_results(folder, current, [samples])
+    write_results(folder, current, [_run(experiment, predictions, current, folder, progress)])
     (folder / "samples.json").unlink(missing_ok=True)
-    swept = read_swept(folder)
-    remember(swept)
-    return swept
+    return read_predictions(folder / "predictions.json")
 
 
-def remember(swept: Swept) -> None:
+def remember(swept: SweepData) -> None:
     """Keep how far off the predictions of a finished study were, for the intervals of the next ones."""
-    comparison = compare(swept.predictions, swept.results, blind=swept.blind)
     current = swept.results.environment
-    past.add(current.processor, current.cores, residuals(comparison))
-
-
-def _swept(experiment: Experiment, folder: Path, progress: Progress) -> Comparison:
-    """Predict and measure what the folder lacks, and report; the folder is locked for this sweep."""
-    existing_predictions(folder, experiment)
-    if _complete(folder, experiment):
-        progress(f"{folder} holds this experiment already; nothing is measured again")
-    swept = _measured_before(experiment, folder, progress)
-    record = drift(swept.predictions, folder, progress)
-    comparison = compare(
-        swept.predictions, swept.results, record, measure_quality(experiment, folder, progress), swept.blind
-    )
-    progress("writing the report")
-    write_report(folder, swept.predictions, swept.results, comparison, record)
-    return comparison
+    past.add(current.processor, current.cores, residuals(swept.comparison))
 
 
 def plan_text(experiment: Experiment) -> str:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
-from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, remember, write_results
 from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus
@@ -30,7 +29,7 @@ from dpsim.predict import past
 from dpsim.predict.residuals import all_widths
 from dpsim.predict.step import price, scheduled
 from dpsim.progress import Progress
-from dpsim.records.comparison import Comparison
+from dpsim.records.comparison import SweepData
 from dpsim.records.sweep import Experiment, Predictions, Results, read_predictions
 from dpsim.report.sweep.write import write_report
 from dpsim.study.environment import environment, stamp
@@ -72,10 +71,10 @@ def predict(experiment: Experiment, known: Known, folder: Path, progress: Progre
         return _predictions(experiment, known, folder, progress)
 
 
-def measure(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> tuple[Comparison, list[float]]:
+def measure(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> tuple[SweepData, list[float]]:
     """Predict, measure and compare; writes ``predictions.json`` first, then ``results.json`` and the report.
 
-    Returns the comparison, and the relative errors of when buckets became ready (none without a hook).
+    Returns the records, and the relative errors of when buckets became ready (none without a hook).
 
     Profile and calibration take turns with the samples, and at the end ``blind.json`` is made from their rows alone
     (``inputs.json``), unless a machine was given. What the folder holds is not done again, and an interrupted
@@ -86,16 +85,16 @@ def measure(experiment: Experiment, known: Known, folder: Path, progress: Progre
         check_gpus(most_devices(experiment))
     with locked(folder):
         predictions = _predictions(experiment, known, folder, progress)
-        if (folder / "results.json").exists():
+        if finished := (folder / "results.json").exists():
             progress(f"{folder} holds this experiment already; nothing is measured again")
         else:
             _measure(predictions, folder, progress, script_may_write=known.script_may_write)
-            remember(read_swept(folder))
         swept = read_swept(folder)
-        comparison = compare(swept.predictions, swept.results, blind=swept.blind)
+        if not finished:
+            remember(swept)
         progress("writing the report")
-        write_report(folder, swept.predictions, swept.results, comparison)
-        return comparison, _ready_errors(swept.blind or swept.predictions, swept.results)
+        write_report(folder, swept)
+        return swept, _ready_errors(swept.blind or swept.predictions, swept.results)
 
 
 def _ready_errors(predictions: Predictions, results: Results) -> list[float]:

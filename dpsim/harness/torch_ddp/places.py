@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dpsim.grouping import grouped
 from dpsim.predict.residuals import all_widths
 from dpsim.records.sweep import Environment, Experiment
 from dpsim.setting import Setting, setting_of
@@ -16,10 +17,7 @@ from dpsim.workload import Workload
 
 def settings_by_place(experiment: Experiment) -> Mapping[str, list[Setting]]:
     """Return the settings of each place of an experiment, in the order of its rows."""
-    places: dict[str, list[Setting]] = {}
-    for setting in map(setting_of, experiment.rows):
-        places.setdefault(setting.where, []).append(setting)
-    return places
+    return grouped(map(setting_of, experiment.rows), lambda setting: setting.where)
 
 
 def inputs_for(

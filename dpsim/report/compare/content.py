@@ -23,11 +23,11 @@ from dpsim.report.compare.tables import (
     pair_points,
     settings_table,
 )
-from dpsim.report.content import Card, Content, ReportWarning, Tile
+from dpsim.report.content import Card, Content, ReportFigure, ReportWarning, Tile
 from dpsim.report.sweep.warnings import instant
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted, listed, spreadsheet_text
-from dpsim.report.write import ReportFigure, write_content
+from dpsim.report.write import write_content
 
 FEW_ROUNDS = 5
 _TERMINAL_ROWS = 40

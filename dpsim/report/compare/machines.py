@@ -12,6 +12,7 @@ import numpy as np
 
 from dpsim.collective import Collective
 from dpsim.errors import ConfigError
+from dpsim.grouping import grouped
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
 from dpsim.predict.cost import fitted_line
 from dpsim.report.table import Column, Table, table
@@ -35,13 +36,6 @@ def _title(row: Row) -> str:
 
 def _key(row: Row) -> Key:
     return tuple(row[name] for name in _KEY)
-
-
-def _by_title(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    sections: dict[str, list[Row]] = {}
-    for row in rows:
-        sections.setdefault(_title(row), []).append(row)
-    return sections
 
 
 class MachineComparison(NamedTuple):
@@ -175,7 +169,7 @@ def _lines_table(comparison: MachineComparison) -> Table:
             Column(head="to", cell=lambda line: format_size(line["largest_bytes"]), dispensable=2),
             Column(head="mean ratio", cell=mean),
         ),
-        sections=_by_title(comparison.lines),
+        sections=grouped(comparison.lines, _title),
         note="The line alpha + bytes / bandwidth that is nearest to each table, by relative error: the algorithm's "
         "bandwidth; times 2 (n - 1) / n it is the bus's, which a link's rate bounds. Mean ratio: the "
         f"geometric mean of the times over those of {comparison.machines[0]}, at the sizes that both tables cover.",
@@ -195,7 +189,7 @@ def _times_table(comparison: MachineComparison) -> Table:
             Column(head=f"{first} us", cell=lambda row: milliseconds(row["a_time_s"] * 1e3)),
             *(column for name in others for column in _machine_columns(name)),
         ),
-        sections=_by_title([row for _, row in sorted(by_size.items(), key=lambda item: item[0])]),
+        sections=grouped((row for _, row in sorted(by_size.items(), key=lambda item: item[0])), _title),
         note=f"Ratio = time / time on {first}; ~ marks a ratio of which one time is interpolated between two sizes.",
     )
 

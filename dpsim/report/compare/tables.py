@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dpsim.grouping import grouped
 from dpsim.records.run_comparison import Row, RunComparison
 from dpsim.report.content import environment_facts
 from dpsim.report.table import Column, Table, table
@@ -100,10 +101,7 @@ def furthest(comparison: RunComparison, most: int | None = None) -> tuple[list[R
 
     With ``most`` there are only so many settings: those that differ the most.
     """
-    by_setting: dict[tuple[tuple[str, Any], ...], Rows] = {}
-    for point in comparison.points:
-        by_setting.setdefault(tuple(point["setting"].items()), []).append(point)
-    every = list(by_setting.values())
+    every = [*grouped(comparison.points, lambda point: tuple(point["setting"].items())).values()]
     differing = sorted(every, key=lambda rows: -max(abs(math.log(point["ratio"])) for point in rows))[:most]
     return [rows for rows in every if rows in differing], len(every) - len(differing)
 
@@ -260,14 +258,11 @@ def not_compared_table(comparison: RunComparison) -> Table | None:
     if not comparison.not_compared:
         return None
     fields = varying_fields([each["setting"] for each in comparison.not_compared])
-    sections: dict[str, list[Row]] = {}
-    for each in comparison.not_compared:
-        sections.setdefault(f"{each['b']} against {each['a']}", []).append(each)
     return table(
         title="Not compared",
         columns=(
             Column(head="setting", cell=lambda each: setting_name(each["setting"], fields), left=True),
             Column(head="why", cell=lambda each: each["reason"], left=True),
         ),
-        sections=sections,
+        sections=grouped(comparison.not_compared, lambda each: f"{each['b']} against {each['a']}"),
     )

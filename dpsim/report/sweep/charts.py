@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from dpsim.grouping import grouped
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.charts import Bars, Cell, Chart, Dot, Look, Map, Rows, Series, Steps
 from dpsim.report.sweep.tables import group_title
@@ -112,9 +113,7 @@ def map_chart(comparison: Comparison) -> Chart | None:
 
 def _maps(comparison: Comparison, group: Group, chosen: tuple[str, str], others: Sequence[str]) -> Iterator[Map]:
     best = max(point.global_batch / point.measured_step_s for point in comparison.members(group))
-    maps: dict[tuple[str, ...], list[ComparedPoint]] = {}
-    for point in comparison.members(group):
-        maps.setdefault(tuple(point.setting.text(name) for name in others), []).append(point)
+    maps = grouped(comparison.members(group), lambda point: tuple(point.setting.text(name) for name in others))
     for points in maps.values():
         runtime = points[0].runtime
         x_label, y_label = (field_name(name, runtime) for name in chosen)

@@ -9,11 +9,10 @@ from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.records.sweep import Experiment
 from dpsim.registry import Registry
 from dpsim.report.charts import Chart
-from dpsim.report.content import Tile
+from dpsim.report.content import ReportFigure, Tile
 from dpsim.report.sweep.reliability import as_fast
 from dpsim.report.table import Column, Table
 from dpsim.report.words import counted
-from dpsim.report.write import ReportFigure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,24 +12,14 @@ import numpy as np
 from dpsim.codec import to_builtins
 from dpsim.errors import ConfigError
 from dpsim.records.columns import run_values, without_threshold
-from dpsim.records.comparison import Comparison
-from dpsim.records.reproduce import ReproduceRecord
-from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
+from dpsim.records.comparison import SweepData
+from dpsim.records.sweep import MeasuredPoint, PredictedPoint
 from dpsim.report.charts import Panel
 from dpsim.report.saved import Samples
 from dpsim.report.sweep.question import QUESTIONS
 from dpsim.report.words import counted
 from dpsim.schedule import KINDS, LANE_NAMES
 from dpsim.timeline import Timeline
-
-
-class SweepData(NamedTuple):
-    """The records of a sweep, and what follows from them: ``dpsim.harness.sweep.compare.compare`` of them."""
-
-    predictions: Predictions
-    results: Results
-    comparison: Comparison
-    drift: ReproduceRecord | None = None
 
 
 def title(data: SweepData) -> str:
@@ -45,22 +35,13 @@ def title(data: SweepData) -> str:
 
 
 def points(data: SweepData) -> list[dict[str, Any]]:
-    """Return the points as ``--json`` prints them."""
-    return points_json(data.comparison)
+    """Return the points of ``--json``. Without a threshold it is null, as on one device; infinity is ``"inf"``."""
+    return [to_builtins(without_threshold(point.values(), point.setting)) for point in data.comparison.points]
 
 
 def summary(data: SweepData) -> dict[str, Any]:
-    """Return the summary of ``--json``."""
-    return summary_json(data.comparison)
-
-
-def points_json(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the points of ``--json``. Without a threshold it is null, as on one device; infinity is ``"inf"``."""
-    return [to_builtins(without_threshold(point.values(), point.setting)) for point in comparison.points]
-
-
-def summary_json(comparison: Comparison) -> dict[str, Any]:
     """Return the summary of ``--json``: the overall scores, then those of the parts."""
+    comparison = data.comparison
     parts: dict[str, Any] = to_builtins(msgspec.structs.replace(comparison, points=(), quality=None))
     overall: dict[str, Any] = parts["overall"] or {}
     step: dict[str, Any] = overall.get("step", {})
@@ -166,7 +147,7 @@ def write(folder: Path, data: SweepData, pages: Collection[str]) -> list[Path]:
     """Write the report; returns the paths. Raises ``ConfigError``."""
     from dpsim.report.sweep.write import write_report
 
-    return write_report(folder, data.predictions, data.results, data.comparison, data.drift, pages)
+    return write_report(folder, data, pages)
 
 
 def show(data: SweepData, page: Path | None, verbose: bool) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dpsim.grouping import grouped
 from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
 from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.reliability import MOST_NOISE
@@ -29,10 +30,7 @@ Item = TypeVar("Item", bound=OnNetwork)
 
 def by_network(items: Iterable[Item]) -> dict[str, list[Item]]:
     """Return the items grouped by the name of their network, in the order in which the networks appear."""
-    groups: dict[str, list[Item]] = {}
-    for item in items:
-        groups.setdefault(network_name(item), []).append(item)
-    return groups
+    return grouped(items, network_name)
 
 
 def band_name(comparison: Comparison) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from dpsim.records.comparison import Comparison
+from dpsim.records.comparison import Comparison, SweepData
 from dpsim.records.reproduce import ReproduceRecord
-from dpsim.records.sweep import Predictions, Results
-from dpsim.report.content import environment_facts
+from dpsim.report.content import ReportFigure, environment_facts
 from dpsim.report.quality import quality_figures
 from dpsim.report.reproduce import drift_chart
 from dpsim.report.sweep.charts import parts_chart, step_chart
@@ -18,7 +17,7 @@ from dpsim.report.sweep.question import QUESTIONS
 from dpsim.report.sweep.tables import band_name
 from dpsim.report.sweep.timelines import Timelines
 from dpsim.report.words import field_name
-from dpsim.report.write import DRIFT_CAPTION, PAGES, ReportFigure, figure, write_content
+from dpsim.report.write import DRIFT_CAPTION, PAGES, figure, write_content
 
 _TIMELINE = (
     "One training step of the setting that trains most samples per second on the most devices, measured above and "
@@ -35,21 +34,14 @@ _PARTS = (
 )
 
 
-def write_report(
-    folder: Path,
-    predictions: Predictions,
-    results: Results,
-    comparison: Comparison,
-    drift: ReproduceRecord | None = None,
-    pages: Collection[str] = tuple(PAGES),
-) -> list[Path]:
+def write_report(folder: Path, data: SweepData, pages: Collection[str] = tuple(PAGES)) -> list[Path]:
     """Write ``index.html``, ``report.md`` and the figures into ``folder``; returns the paths.
 
-    ``comparison`` is ``dpsim.harness.sweep.compare.compare(predictions, results, drift)``. Loads matplotlib. Raises
-    ``ConfigError`` when the folder cannot be written to.
+    Loads matplotlib. Raises ``ConfigError`` when the folder cannot be written to.
     """
+    comparison, predictions, results = data.comparison, data.predictions, data.results
     facts = run_facts(comparison, predictions, results), environment_facts(results.environment)
-    figures = _figures(comparison, Timelines.of(predictions, results), drift)
+    figures = _figures(comparison, Timelines.of(predictions, results), data.drift)
     return write_content(folder, content(comparison, *facts), figures, pages)
 
 

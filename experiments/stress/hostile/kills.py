@@ -23,9 +23,9 @@ import psutil
 from dpsim.experiments.command import ROOT
 from dpsim.experiments.stress.running import GONE_WITHIN_S, Run
 from dpsim.experiments.stress.tally import Outcome
-from dpsim.harness.bench import turns
 from dpsim.launch import scratch_keeper
 from dpsim.runtime.checkpoint import checkpoints
+from dpsim.study.runners.allreduce import turns
 
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSTOP)
 _GOES_ON_S, _REPORTS_S, _CONTINUES_S = 3.0, 100.0, 900.0

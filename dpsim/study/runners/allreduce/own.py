@@ -14,12 +14,12 @@ from dpsim.comm.clock import now
 from dpsim.comm.mpi import MpiTransport
 from dpsim.comm.transport import Array, SteppedAllreduce, pause
 from dpsim.errors import AllreduceError
-from dpsim.harness.bench.algorithms import MESSAGES, label, own_function
-from dpsim.harness.bench.turns import SCALE, SCALING, HostRank, Variant
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.kernels.elementwise import scaling
 from dpsim.machine import Selection
 from dpsim.runtime.choosing import choose_selection
+from dpsim.study.runners.allreduce.algorithms import MESSAGES, label, own_function
+from dpsim.study.runners.allreduce.turns import SCALE, SCALING, HostRank, Variant
 from dpsim.units import format_size
 from dpsim.user_code import is_function
 

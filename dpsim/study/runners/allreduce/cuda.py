@@ -24,7 +24,12 @@ from dpsim.comm.cuda.peer_memory import PeerMemoryAllreduce
 from dpsim.comm.cuda.reducer import Kernel, Task
 from dpsim.comm.transport import CollectiveSteps
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.harness.bench.logical import (
+from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
+from dpsim.kernels.allreduce.reference import from_bfloat16
+from dpsim.kernels.allreduce.registry import Version, find, versions
+from dpsim.kernels.allreduce.tree import slots
+from dpsim.study.environment import version as installed_version
+from dpsim.study.runners.allreduce.logical import (
     HEAD_START_BYTES,
     PERIOD,
     Buffers,
@@ -37,12 +42,7 @@ from dpsim.harness.bench.logical import (
     placed,
     prepared,
 )
-from dpsim.harness.bench.turns import MEMCPY, SCALE, SCALING, Burst, SystemRank, Variant, clock
-from dpsim.kernels.allreduce.cuda.launch import MOST_BLOCKS
-from dpsim.kernels.allreduce.reference import from_bfloat16
-from dpsim.kernels.allreduce.registry import Version, find, versions
-from dpsim.kernels.allreduce.tree import slots
-from dpsim.study.environment import version as installed_version
+from dpsim.study.runners.allreduce.turns import MEMCPY, SCALE, SCALING, Burst, SystemRank, Variant, clock
 from dpsim.units import format_size
 
 DEFAULT = CUDA_VERSIONS["auto"]
@@ -55,6 +55,7 @@ class CudaRank(SystemRank):
     """A rank with a GPU. ``argument`` names the ``dtype``, and the versions that are measured as ``algorithms``."""
 
     def __init__(self, comm: MPI.Intracomm, argument: dict[str, Any]) -> None:
+        super().__init__()
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.comm, self.rank, self.device = comm, comm.rank, open_device(node.rank)
         node.Free()

@@ -17,16 +17,16 @@ from dpsim.algorithms import CUDA_VERSIONS
 from dpsim.comm.cuda.available import check_gpu, gpu_count, nccl_missing, simulating
 from dpsim.comm.cuda.driver import ask
 from dpsim.errors import ConfigError
-from dpsim.harness.bench import turns
-from dpsim.harness.bench.algorithms import bench_algorithms
 from dpsim.launch import jobs
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.resident_job import Job, run_commands
 from dpsim.records.bench import BETWEEN, OWN, AllreduceBench, System
 from dpsim.study.environment import version
+from dpsim.study.runners.allreduce import turns
+from dpsim.study.runners.allreduce.algorithms import bench_algorithms
 from dpsim.units import ITEM_BYTES, format_size
 
-_TASK = "dpsim.harness.bench.turns:serve_on_ranks"
+_TASK = "dpsim.study.runners.allreduce.turns:serve_on_ranks"
 _MODULES = ("numpy", "mpi4py", "torch")
 _PROBE = (
     f"import importlib.util as u, json, glob, sysconfig; names = [m for m in {_MODULES} if u.find_spec(m)]\n"
@@ -186,7 +186,7 @@ def _on_ranks(
     algorithms = list(bench.algorithms or bench_algorithms(bench.backend))
     if bench.backend == "cuda":
         algorithms = list(dict.fromkeys([*algorithms, CUDA_VERSIONS["auto"]]))
-    more = {"algorithms": algorithms, "system": f"dpsim.harness.bench.{rank}"}
+    more = {"algorithms": algorithms, "system": f"dpsim.study.runners.allreduce.{rank}"}
 
     def run(argument: dict[str, Any], folder: Path) -> None:
         jobs.on_ranks(_TASK, argument | more, devices=processes or bench.devices, pin=pin)

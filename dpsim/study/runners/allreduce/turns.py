@@ -93,11 +93,14 @@ def bursts(variants: Sequence[Variant], seed: int, fresh: Sequence[int], cached:
 
 
 class SystemRank(ABC):
-    """One rank of a system, ready from its construction on until it is closed."""
+    """One rank of a system, ready from its construction on until it is closed; it keeps the variants of each size."""
 
     rank: int
     library: str
     simulated = False
+
+    def __init__(self) -> None:
+        self._variants: dict[int, list[Variant]] = {}
 
     @abstractmethod
     def check(self, size_bytes: int, seed: int) -> list[tuple[Variant, int]]:
@@ -113,17 +116,9 @@ class SystemRank(ABC):
     def close(self) -> None:  # noqa: B027  (most have nothing to give back)
         """Give back what other ranks reach. No variant may be called afterwards. Collective."""
 
-
-class Rank:
-    """Does what the benchmark asks of one rank of a system."""
-
-    def __init__(self, system: SystemRank) -> None:
-        self._system = system
-        self._variants: dict[int, list[Variant]] = {}
-
-    def check(self, size_bytes: int, seed: int) -> dict[str, Any]:
+    def prepare(self, size_bytes: int, seed: int) -> dict[str, Any]:
         """Run every variant once on random numbers; reply how many elements are not the exact sum."""
-        checked = self._system.check(size_bytes, seed)
+        checked = self.check(size_bytes, seed)
         self._variants[size_bytes] = [variant for variant, _ in checked]
         return {
             "variants": [
@@ -135,15 +130,15 @@ class Rank:
     def visit(self, size_bytes: int, seed: int, fresh: Sequence[int], cached: Sequence[int]) -> dict[str, Any]:
         """Time the ``bursts`` of all variants; after each fresh one elements of the sum are checked."""
         variants = self._variants[size_bytes]
-        if self._system.simulated:
+        if self.simulated:
             fresh = cached = _SIMULATED_EFFORT
         order, wrong = bursts(variants, seed, fresh, cached), [0] * len(variants)
         times: dict[str, list[list[int]]] = {kind: [[] for _ in variants] for kind in ("fresh", "cached")}
         gc.collect()
         gc.disable()
-        self._system.burst(variants[order[0].variant], Burst(warm_up=1))  # after a sleep
+        self.burst(variants[order[0].variant], Burst(warm_up=1))  # after a sleep
         for burst in order:
-            calls_ns, wrong_elements = self._system.burst(variants[burst.variant], burst)
+            calls_ns, wrong_elements = self.burst(variants[burst.variant], burst)
             times["cached" if burst.cached else "fresh"][burst.variant] += calls_ns
             wrong[burst.variant] += wrong_elements
         gc.enable()
@@ -152,9 +147,8 @@ class Rank:
 
 def serve(system: SystemRank, argument: Mapping[str, Any]) -> None:
     """Take part with ``system`` until the benchmark ends."""
-    rank = Rank(system)
     hello = {"rank": system.rank, "library": system.library, "simulated": system.simulated}
-    obey({"check": rank.check, "visit": rank.visit}, hello, argument["socket"])
+    obey({"check": system.prepare, "visit": system.visit}, hello, argument["socket"])
     system.close()
 
 
@@ -222,6 +216,7 @@ class HostRank(SystemRank):
     """
 
     def __init__(self, rank: int, library: str, argument: Mapping[str, Any], window: Array | None = None) -> None:
+        super().__init__()
         self.rank, self.library, self._ranks = rank, library, argument["ranks"]
         own, other = (np.zeros(argument["count"], argument["dtype"]) for _ in range(2))
         self._arrays = (own if window is None else window, other)
