@@ -148,6 +148,6 @@ def _sentences(found: Estimated, known: dict[str, FreeNumber]) -> list[str]:
     machine, names = found.machine, {number.name for number in found.numbers}
     if machine.link is not None and not machine.allreduce and "latency" not in names:
         sentences.append(f"Note: a message's latency is taken to be {format_duration(machine.link.latency_s)}.")
-    assumed = [field for field in machine.assumed if not field.endswith("_uncertainty")]
+    assumed = [field for field in machine.assumed if field != "interval_widths"]
     sentences += [f"Note: {field} is assumed, as dpsim predict does for published machines." for field in assumed]
     return sentences
