@@ -62,17 +62,16 @@ class MachineFlags(flags.Flags):
 
     def of(self, workload: Workload, machine: Machine, devices: Sequence[int]) -> Machine:
         """Return a machine with what the flags state of it. Raises ``ConfigError``."""
-        import msgspec
-
         from dpsim.predict.defaults import with_stated
         from dpsim.units import parse_duration
 
+        overhead = self.collective_overhead
         values = flags.provided(
-            compute_slowdown=self.synchronisation_loss, fixed_share=self.fixed_share, contention=self.contention
+            compute_slowdown=self.synchronisation_loss,
+            fixed_share=self.fixed_share,
+            contention=self.contention,
+            collective_overhead_s=None if overhead is None else parse_duration(overhead),
         )
-        if self.collective_overhead is not None:
-            overhead_s = parse_duration(self.collective_overhead)
-            machine = msgspec.structs.replace(machine, collective_overhead_s=overhead_s)
         return with_stated(workload, machine, devices, values)
 
 
