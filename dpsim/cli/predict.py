@@ -60,7 +60,7 @@ class MachineFlags(flags.Flags):
     )
     collective_overhead: str | None = flags.flag("What the host adds to each collective, like 20us (assumed: 0).")
 
-    def of(self, workload: Workload, machine: Machine, devices: Sequence[int]) -> Machine:
+    def applied_to(self, machine: Machine, workload: Workload, devices: Sequence[int]) -> Machine:
         """Return a machine with what the flags state of it. Raises ``ConfigError``."""
         from dpsim.predict.defaults import with_stated
         from dpsim.units import parse_duration
@@ -124,7 +124,7 @@ def predict(
     profiled, counts = workloads.read(workload), flags.counts_or_layouts(devices)
     numbers = [parse_devices(count)[0] for count in counts]
     known = {
-        str(path): for_prediction(profiled, stated.of(profiled, machines.read(path), numbers), numbers)
+        str(path): for_prediction(profiled, stated.applied_to(machines.read(path), profiled, numbers), numbers)
         for path in files
     }
     calibrated = next(iter(known.values()))
