@@ -207,7 +207,7 @@ def read_raw(path: Path, what: str) -> Any:
 def parse_json(text: str) -> Any:
     """The plain values of a JSON text. Raises ``ValueError`` for NaN, infinity, deep nesting, lone surrogates."""
     try:
-        raw = json.loads(text, parse_constant=_refuse_constant, object_hook=Unpacking())
+        raw = json.loads(text, parse_constant=_refuse_constant, object_hook=Unpacking(text))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     _check_depth(raw)

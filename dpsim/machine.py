@@ -455,10 +455,9 @@ class Machine(Noun, frozen=True, dict=True):
         return all(node_counts(t.layout, 1)[0] == 1 and (t.layout or self.cores) for t in tables)
 
     def link_between(self, nodes: int) -> Link | None:
-        """Return what messages between so many nodes take: the slower of the links that they cross.
+        """Return the link that paces messages between so many nodes: in each field the slower of those that they cross.
 
-        A ring crosses the link of a rack as often as that of a node, for one node's devices at once, and every round
-        lasts as long as its slowest message.
+        In every round of a ring some message crosses from rack to rack, and a round lasts as long as its slowest one.
         """
         link, beyond = self.link, self.link_between_racks
         if link is None or beyond is None or self.nodes_per_rack is None or nodes <= self.nodes_per_rack:

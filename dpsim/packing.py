@@ -18,8 +18,12 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
-MOST_VALUES = 20_000_000
-"""A text whose lists have more values, with those inside them, is refused."""
+MOST_VALUES, VALUES_PER_CHARACTER = 20_000_000, 8
+"""A text is refused whose columns stand for more values than this, and so many for each of its characters.
+
+Few columns are as short: a value that differs from those before it takes two characters or more. It counts once for
+each column around it.
+"""
 _NESTED = (dict, list)
 _MOST_PLACES, _EXACT = 15, 2**53
 """Up to these an integer and its power of ten are floats, and their quotient is the float nearest to the fraction."""
@@ -107,10 +111,10 @@ def _length(value: Any) -> int:
 
 
 class Unpacking:
-    """The ``object_hook`` of one JSON text, which makes the lists again: of ``MOST_VALUES`` values in all at most."""
+    """The ``object_hook`` of one JSON text, which makes the lists again: as many values in all as the text may have."""
 
-    def __init__(self) -> None:
-        self._left = MOST_VALUES
+    def __init__(self, text: str) -> None:
+        self._left = self._most = MOST_VALUES + VALUES_PER_CHARACTER * len(text)
 
     def __call__(self, value: dict[str, Any]) -> Any:
         """Return the list that an object stands for, and an object of another kind as it is. Raises ``ValueError``."""
@@ -126,7 +130,7 @@ class Unpacking:
             self._left -= len(inner)
             waiting += filter(_is_nested, inner.values() if isinstance(inner, dict) else inner)
         if self._left < 0:
-            raise ValueError(f"its columns stand for more than {MOST_VALUES} values")
+            raise ValueError(f"its columns stand for more than {self._most} values")
         return result
 
 

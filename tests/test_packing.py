@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpsim import packing
 from dpsim.codec import parse_json
 from dpsim.packing import columns_text, packed
 
@@ -51,6 +52,15 @@ def test_what_is_equal_is_written_once_and_times_are_ticks(value: Any, form: str
 def test_a_column_stands_on_one_line() -> None:
     lines = columns_text({"name": "x", "value": [n * n % 99_991 / 1e9 for n in range(500)]}).splitlines()
     assert len(lines) < 12 and max(map(len, lines)) > 1000
+
+
+def test_a_long_record_is_read_whatever_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOST_VALUES", 10)
+    steps = [{"batch": n, "step_s": [k * k % 997 / 1e9 for k in range(n, n + 50)]} for n in range(20)]
+    record = {"points": steps, "seed": 0}
+    assert parse_json(columns_text(record)) == record
+    with pytest.raises(ValueError, match="stand for more than"):
+        parse_json('{"=runs": [[1], [1000]]}')
 
 
 @pytest.mark.parametrize(

@@ -60,19 +60,18 @@ class MachineFlags(flags.Flags):
     )
     collective_overhead: str | None = flags.flag("What the host adds to each collective, like 20us (assumed: 0).")
 
-    def of(self, workload: Workload, machine: Machine, devices: Sequence[int]) -> Machine:
+    def applied_to(self, machine: Machine, workload: Workload, devices: Sequence[int]) -> Machine:
         """Return a machine with what the flags state of it. Raises ``ConfigError``."""
-        import msgspec
-
         from dpsim.predict.defaults import with_stated
         from dpsim.units import parse_duration
 
+        overhead = self.collective_overhead
         values = flags.provided(
-            compute_slowdown=self.synchronisation_loss, fixed_share=self.fixed_share, contention=self.contention
+            compute_slowdown=self.synchronisation_loss,
+            fixed_share=self.fixed_share,
+            contention=self.contention,
+            collective_overhead_s=None if overhead is None else parse_duration(overhead),
         )
-        if self.collective_overhead is not None:
-            overhead_s = parse_duration(self.collective_overhead)
-            machine = msgspec.structs.replace(machine, collective_overhead_s=overhead_s)
         return with_stated(workload, machine, devices, values)
 
 
@@ -125,7 +124,7 @@ def predict(
     profiled, counts = workloads.read(workload), flags.counts_or_layouts(devices)
     numbers = [parse_devices(count)[0] for count in counts]
     known = {
-        str(path): for_prediction(profiled, stated.of(profiled, machines.read(path), numbers), numbers)
+        str(path): for_prediction(profiled, stated.applied_to(machines.read(path), profiled, numbers), numbers)
         for path in files
     }
     calibrated = next(iter(known.values()))

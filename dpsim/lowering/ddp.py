@@ -34,7 +34,7 @@ Buckets = tuple[tuple[int, ...], ...]
 
 
 def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """As ``tarantella``; with the default threshold the first bucket of a dtype closes at 1 MiB.
+    """A bucket closes once its size >= threshold, as ``tarantella``; by default a dtype's first one closes at 1 MiB.
 
     This is the list that PyTorch's DDP keeps (``final_buckets``), for tensors of one dtype, and for several where a
     bucket's tensors stand together. A threshold that is set holds for the first bucket too, as ``bucket_cap_mb`` does.

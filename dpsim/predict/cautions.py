@@ -51,7 +51,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
 def _priced(machine: Machine, plan: Plan) -> tuple[Collective, ...]:
     """Return the collectives whose tables price a plan: the halves of an allreduce where the machine has such tables.
 
-    Those that it has no tables of are priced as halves of the allreduce.
+    For those that it has no tables of, the tables of the allreduce stand.
     """
     collective = machine.priced(plan.collective)
     if collective.kind == "allreduce":
@@ -209,10 +209,12 @@ def _halves(machine: Machine, plans: Sequence[Plan]) -> str:
     if not sharded:
         return ""
     missing = _listed(sharded, lambda p: f"{p.algorithm} on {_layout(p)}")
+    by_link = any(p.algorithm == NCCL and not has_tables(machine, whole(machine.priced(p.collective))) for p in sharded)
+    ring = ", by nccl on the link as much as going around its ring once" * by_link
     return (
         f"the machine has no tables of reduce-scatters and all-gathers by {missing} devices: each is taken to cost half"
-        " of the allreduce; calibrate with --strategy zero1, or import all_gather_perf and reduce_scatter_perf of"
-        " nccl-tests with dpsim calibrate --from"
+        f" of the allreduce{ring}; calibrate with --strategy zero1, or import all_gather_perf and reduce_scatter_perf"
+        " of nccl-tests with dpsim calibrate --from"
     )
 
 

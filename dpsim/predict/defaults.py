@@ -39,7 +39,7 @@ class Default:
             case "contention":
                 return bool(machine.overlap) or machine.contention is not None
             case _:
-                return bool(getattr(machine, self.field))
+                return getattr(machine, self.field) not in (None, ())
 
     def fields(self, devices: Iterable[int]) -> dict[str, Any]:
         """Return the fields of a machine of which it is assumed, for these numbers of devices."""
@@ -83,24 +83,27 @@ DEFAULTS = (
         doubt=0.0,
     ),
 )
-"""In the order in which they are estimated from published sets.
-
-What the host adds to a collective (``collective_overhead_s``) has none: all sets that tell of it are predicted best
-with 1 us or less, for tables and data sheets hold most of it.
-"""
-
+"""In the order in which they are estimated from published sets."""
+NO_OVERHEAD = Default(
+    field="collective_overhead_s",
+    text="the seconds that the host adds to each collective, beside what tables and links say",
+    value=0.0,
+    doubt=0.0,
+)
+"""What is assumed without being filled in: all sets that tell of an overhead are predicted best with 1 us or less, for
+tables and data sheets hold most of it."""
 
 _CERTAIN = 1e-9
 """The doubt of what somebody states; 0 would be a doubt that is not known."""
 
 
 def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], values: Mapping[str, float]) -> Machine:
-    """Return a machine with what somebody states of it: values by the names of fields that ``DEFAULTS`` has.
+    """Return a machine with what somebody states of it: values by the fields of ``DEFAULTS`` and of ``NO_OVERHEAD``.
 
     Raises ``ConfigError`` where the files say it themselves, or for values that a machine cannot have.
     """
-    stated = []
-    for default in DEFAULTS:
+    numbers, fields = {*devices}, dict[str, Any]()
+    for default in (*DEFAULTS, NO_OVERHEAD):
         if default.field in values:
             if default.stated(workload, machine):
                 raise ConfigError(
@@ -108,10 +111,7 @@ def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], va
                     allowed="one of the two",
                     remedy="leave it out, or take it out of the file",
                 )
-            stated.append(replace(default, value=values[default.field], doubt=_CERTAIN))
-    numbers, fields = {*devices}, dict[str, Any]()
-    for default in stated:
-        fields |= default.fields(numbers)
+            fields |= replace(default, value=values[default.field], doubt=_CERTAIN).fields(numbers)
     return msgspec.structs.replace(machine, **fields)
 
 

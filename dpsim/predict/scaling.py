@@ -169,7 +169,7 @@ def _sharing(machine: Machine, layout: str, collective: Collective) -> tuple[flo
 
 
 def _racks(machine: Machine, before: Collective, after: Collective) -> tuple[float, float]:
-    """(factor on a message's time, on a byte's) between the links that two collectives cross: (1, 1) in as many racks.
+    """(factor on a message's time, on a byte's) between the links that two collectives cross: (1, 1) if it is the same.
 
     Where the machine has several racks, those of a table within one are slower beyond it by as much as the links.
     """

@@ -1,4 +1,7 @@
-"""Measures settings in rounds until their medians are known or the budget is spent; saves samples after every round."""
+"""Measures settings in rounds until their medians are known or the budget is spent; saves samples after every round.
+
+``dpsim.study.loop.StopRule`` decides when that is.
+"""
 
 from __future__ import annotations
 

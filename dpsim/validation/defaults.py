@@ -32,7 +32,7 @@ TRIED: Mapping[str, tuple[float, ...]] = {
 
 
 def as_shipped(inputs: RowInputs, defaults: Sequence[Default] = DEFAULTS) -> RowInputs:
-    """Return the inputs with defaults on what a case leaves open: without others those of ``dpsim predict``."""
+    """Return the inputs with ``defaults`` for what a case leaves open: as shipped, those of ``dpsim predict``."""
     machine = with_defaults(inputs.workload, inputs.machine, [inputs.plan.devices], defaults)
     return replace(inputs, machine=machine)
 
@@ -48,10 +48,10 @@ def of_other_sets(
     """Return for each set of steps what the other sets imply of each default, with its doubt.
 
     A set implies a range of values: those with which it is predicted best. Its misfit with a value is the mean
-    |log(predicted / published)| over all its rows that are no inputs of every part. A set takes the value that is
-    nearest to the ranges of the others (the sum of the distances of logarithms; of several values the middle one), and
-    as its doubt the root mean square of these distances; it takes none where no other set tells. Of several defaults
-    each is estimated beside those before it.
+    |log(predicted / published)| over all its rows that its cases judge. A set takes the value that is nearest to the
+    ranges of the others (the sum of the distances of logarithms; of several values the middle one), and as its doubt
+    the root mean square of these distances; it takes none where no other set tells. Each default is estimated beside
+    those before it.
     """
     by_set = grouped((case for case in cases if case.quantity == "step"), lambda case: case.dataset)
     found: dict[str, tuple[Default, ...]] = dict.fromkeys(by_set, ())

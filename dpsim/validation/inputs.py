@@ -253,7 +253,7 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
         )
     known = {row.line: stated[row.line] for row in part.known}
     outcomes = [outcome_s(row, published, known[row.line].plan) for row in part.known]
-    scales = {COMPUTE} if all(map(_scales, known.values())) else set[str]()
+    scaled = COMPUTE if all(map(_scales, known.values())) else ""
 
     def free(logarithms: Sequence[float]) -> dict[str, float]:
         return dict(zip(names, map(math.exp, logarithms), strict=True))
@@ -266,8 +266,8 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
 
     def misfits(logarithms: Sequence[float]) -> list[float]:
         values = free(logarithms)
-        factors = Factors(compute=math.prod(values[name] for name in scales & values.keys()))
-        rows = lowered(frozenset((name, value) for name, value in values.items() if name not in scales))
+        factors = Factors(compute=values.get(scaled, 1.0))
+        rows = lowered(frozenset((name, value) for name, value in values.items() if name != scaled))
         return [
             math.log(price(schedule, machine, factors).step_s / seconds)
             for (schedule, machine), seconds in zip(rows, outcomes, strict=True)
@@ -279,28 +279,32 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     if names and max(map(abs, misfits(start))) > _EXACT:
         ends = {"diff_step": _STEP, "ftol": _TOLERANCE, "xtol": _TOLERANCE}
         start = least_squares(misfits, start, loss="soft_l1", f_scale=_WRONG, **ends).x.tolist()
-    more = len(part.known) - len(names)
-    if COMPUTE in names and more > 0:
-        stated = _with_scatter(stated, _scatter(misfits(start), more))
+    degrees_of_freedom = len(part.known) - len(names)
+    if COMPUTE in names and degrees_of_freedom > 0:
+        stated = _with_scatter(stated, _scatter(misfits(start), degrees_of_freedom))
     return _with_free(stated, free(start), fill)
 
 
 def _scales(inputs: RowInputs) -> bool:
-    """Return whether a factor on all computing times changes prices alone, and neither buckets nor launches."""
+    """Return whether a factor on the prices of computation (``Factors``) is one on the workload's computing times.
+
+    It is not where these decide buckets, and where the prices contain launches or seconds that the machine adds.
+    """
     launches = any(layer.launch_s or layer.launched_backward_s for layer in inputs.workload.layers)
-    return not launches and not FUSION_RULES.find(inputs.plan.fusion_rule).needs_costs
+    adds = any(slowdown.added_s for slowdown in inputs.machine.compute_slowdown)
+    return not launches and not adds and not FUSION_RULES.find(inputs.plan.fusion_rule).needs_costs
 
 
-def _scatter(misfits: Sequence[float], more: int) -> float:
-    """Return one standard error of a row beside those fitted, of which there are ``more`` than free numbers.
+def _scatter(misfits: Sequence[float], degrees_of_freedom: int) -> float:
+    """Return one standard error, in logarithms, of a row that was not fitted, from the misfits of those that were.
 
-    It is the median misfit, for few of the rows may be wrong, as of a normal error, and so many times more as 90 % of
-    Student's distribution are wider than 90 % of the normal one.
+    It follows from the median |misfit|, which a few wrong rows do not change, as that of a normal error. It is wider by
+    the ratio of the 95 % quantiles of Student's and the normal distribution.
     """
     from scipy.stats import norm, t
 
-    of_normal = float(np.median(np.abs(misfits))) / norm.ppf(0.75) * math.sqrt(len(misfits) / more)
-    return float(of_normal * t.ppf(0.95, more) / norm.ppf(0.95))
+    of_normal = float(np.median(np.abs(misfits))) / norm.ppf(0.75) * math.sqrt(len(misfits) / degrees_of_freedom)
+    return float(of_normal * t.ppf(0.95, degrees_of_freedom) / norm.ppf(0.95))
 
 
 def _with_scatter(stated: Mapping[int, RowInputs], scatter: float) -> dict[int, RowInputs]:

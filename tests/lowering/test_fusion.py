@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from dpsim.lowering import fusion
 from dpsim.lowering.ddp import DDP_FIRST_BUCKET_BYTES
 from dpsim.lowering.fusion import fuse
 from dpsim.lowering.horovod import HorovodCycle
+from dpsim.units import format_size
 from dpsim.validation.published import FOLDER
 
 MIB = 2**20
@@ -94,6 +97,14 @@ def test_a_capped_bucket_is_never_overfilled_and_takes_what_fits(sizes: list[int
         for bucket, following in pairwise(buckets):
             assert threshold == 0 or sum(bucket) + following[0] > threshold
     assert buckets_of(sizes, "capped") == buckets_of(sizes, "capped", 25.0 * MIB)
+
+
+def test_the_documentation_has_every_rule_with_its_default_threshold() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^ *\| (`[^|]+) \|[^|]+\| ([^|]+) \|$", text, re.MULTILINE)
+    told = {name: threshold for names, threshold in rows for name in re.findall(r"`([^`]+)`", names)}
+    default = {name: rule.default_threshold_bytes for name, rule in FUSION_RULES.items()}
+    assert told == {name: "none" if size is None else format_size(size) for name, size in default.items()}
 
 
 def test_capped_buckets_are_told_by_hand() -> None:

@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from predict_cases import machines, workloads
 from small_step import machine, plan, workload
 
+from dpsim.collective import Collective
 from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import machine as bench_machine
 from dpsim.experiments.bench_predict import resnet50
 from dpsim.lowering import lower
-from dpsim.machine import AllreduceCost, Machine, OverlapCost
+from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict import memory, predict, predict_points
+from dpsim.predict.cost import idle_curve
 from dpsim.schedule import (
     ALL_GATHER_EVENT,
     COMMUNICATION_LANE,
@@ -94,6 +96,21 @@ def test_without_tables_each_half_costs_half_of_the_allreduce_and_that_is_said()
     assert not any("half of the allreduce" in caution for caution in summary["cautions"])
     _, summary = predict_points(workload(), plain, [2], [0.0], **options | {"strategy": "data-parallel"})
     assert not any("half of the allreduce" in caution for caution in summary["cautions"])
+
+
+@pytest.mark.parametrize(("algorithm", "halved"), [("ring", True), ("nccl", False)])
+def test_a_link_alone_halves_an_allreduce_unless_nccl_goes_around_a_ring_of_its_own(
+    algorithm: str, halved: bool
+) -> None:
+    by_link = Machine(name="m", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e9))
+    whole, half = (
+        idle_curve(by_link, Collective(algorithm=algorithm, devices=8, kind=kind)).points[1, 0]
+        for kind in ("allreduce", "all-gather")
+    )
+    assert (half == pytest.approx(whole / 2)) == halved
+    options: dict[str, Any] = {"global_batch": 8, "overlap": "off", "algorithm": algorithm, "strategy": "zero1"}
+    _, summary = predict_points(workload(), by_link, [8], [0.0], **options)
+    assert any("going around its ring once" in caution for caution in summary["cautions"]) != halved
 
 
 @pytest.mark.parametrize(("optimizer", "slots"), [(Sgd(), 1), (AdamW(), 2), (Lars(), 1)])
