@@ -93,7 +93,7 @@ class Link(Noun, frozen=True):
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0 and self.bandwidth_bytes_per_s > 0):
             raise ConfigError(
                 f"link with latency_s {self.latency_s}, bandwidth_bytes_per_s {self.bandwidth_bytes_per_s}",
-                allowed="latency_s >= 0, bandwidth_bytes_per_s > 0",
+                allowed="a finite latency_s >= 0, bandwidth_bytes_per_s > 0",
             )
         for key in ("reduce_s_per_byte", "message_overhead_s", "bucket_overhead_s"):
             if not (math.isfinite(getattr(self, key)) and getattr(self, key) >= 0):
@@ -382,9 +382,11 @@ class Machine(Noun, frozen=True, dict=True):
         neither = count is None and beyond is None
         if not neither and (count is None or count < 1 or beyond is None or self.link is None):
             raise ConfigError(
-                f"machine {self.name!r} has nodes_per_rack {count}, {'no' if beyond is None else 'a'}"
-                f" [link_between_racks] and {'no' if self.link is None else 'a'} [link]",
-                allowed="both, nodes_per_rack 1 or more, and a [link] between the nodes of a rack; or neither",
+                f"machine {self.name!r} has {'no' if count is None else count} nodes_per_rack, "
+                f"{'no' if beyond is None else 'a'} [link_between_racks] and "
+                f"{'no' if self.link is None else 'a'} [link]",
+                allowed="nodes_per_rack of 1 or more with [link_between_racks] and [link]; or neither of the first two",
+                remedy="complete them, or leave nodes_per_rack and [link_between_racks] out: [link] joins all nodes",
             )
         if self.network_adapters is not None and self.network_adapters < 1:
             raise ConfigError(

@@ -294,7 +294,7 @@ def counts_or_layouts(text: str) -> tuple[int | str, ...]:
             values.append(devices_or_layout(part))
             continue
         (first, cross, of_a_node), (last, last_cross, of_a_last) = first.partition("x"), last.partition("x")
-        begin, end = map(whole("--devices"), (first, last))
+        begin, end = map(whole(f"an end of --devices {part}"), (first, last))
         if begin > end or (cross, of_a_node) != (last_cross, of_a_last):
             allowed = "the smaller number first, as in 8..1024, or nodes of as many devices, as in 1x8..128x8"
             raise ConfigError(f"--devices is {part!r}", allowed=allowed)

@@ -60,19 +60,35 @@ class MachineFlags(flags.Flags):
     )
     collective_overhead: str | None = flags.flag("What the host adds to each collective, like 20us (assumed: 0).")
 
-    def applied_to(self, machine: Machine, workload: Workload, devices: Sequence[int]) -> Machine:
-        """Return a machine with what the flags state of it. Raises ``ConfigError``."""
+    def of(self, workload: Workload, machine: Machine, devices: Sequence[int]) -> Machine:
+        """Return a machine with what the flags state of it. Raises ``ConfigError`` with the flag."""
+        import math
+
+        from dpsim.errors import ConfigError
         from dpsim.predict.defaults import with_stated
         from dpsim.units import parse_duration
 
-        overhead = self.collective_overhead
-        values = flags.provided(
-            compute_slowdown=self.synchronisation_loss,
-            fixed_share=self.fixed_share,
-            contention=self.contention,
-            collective_overhead_s=None if overhead is None else parse_duration(overhead),
-        )
-        return with_stated(workload, machine, devices, values)
+        if self.synchronisation_loss is not None and not 1 <= self.synchronisation_loss < math.inf:
+            raise ConfigError(
+                f"--synchronisation-loss is {self.synchronisation_loss}",
+                allowed="a finite number of 1 or more: times as long as on one device",
+            )
+        for flag, field, given in (
+            ("--synchronisation-loss", "compute_slowdown", self.synchronisation_loss),
+            ("--fixed-share", "fixed_share", self.fixed_share),
+            ("--contention", "contention", self.contention),
+            ("--collective-overhead", "collective_overhead_s", self.collective_overhead),
+        ):
+            if given is None:
+                continue
+            try:
+                value = parse_duration(given) if isinstance(given, str) else given
+                machine = with_stated(workload, machine, devices, field, value)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{flag} {given}: {error.given}", allowed=error.allowed, remedy=error.remedy
+                ) from error
+        return machine
 
 
 def predict(
@@ -124,7 +140,7 @@ def predict(
     profiled, counts = workloads.read(workload), flags.counts_or_layouts(devices)
     numbers = [parse_devices(count)[0] for count in counts]
     known = {
-        str(path): for_prediction(profiled, stated.applied_to(machines.read(path), profiled, numbers), numbers)
+        str(path): for_prediction(profiled, stated.of(profiled, machines.read(path), numbers), numbers)
         for path in files
     }
     calibrated = next(iter(known.values()))

@@ -5,8 +5,8 @@ Each default is what published sets of step times imply (``dpsim.validation.defa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,17 +29,18 @@ class Default:
     value: float
     doubt: float
 
-    def stated(self, workload: Workload, machine: Machine) -> bool:
-        """Return whether workload or machine say it."""
+    def stated(self, workload: Workload, machine: Machine) -> str:
+        """Return what of machine or workload says it, as ``step_spread of the workload``; empty where neither does."""
+        other: dict[str, bool] = {}
         match self.field:
             case "compute_slowdown":
-                return bool(machine.compute_slowdown or workload.step_spread)
+                other = {"step_spread of the workload": bool(workload.step_spread)}
             case "fixed_share":
-                return machine.fixed_share is not None or len(workload.local_batches) > 1
+                other = {"several local_batches of the workload": len(workload.local_batches) > 1}
             case "contention":
-                return bool(machine.overlap) or machine.contention is not None
-            case _:
-                return getattr(machine, self.field) not in (None, ())
+                other = {"overlap tables of the machine": bool(machine.overlap)}
+        said = {f"{self.field} of the machine": getattr(machine, self.field) not in (None, ())} | other
+        return next((what for what, stated in said.items() if stated), "")
 
     def fields(self, devices: Iterable[int]) -> dict[str, Any]:
         """Return the fields of a machine of which it is assumed, for these numbers of devices."""
@@ -48,8 +49,8 @@ class Default:
                 half_width, several = NORMAL_95 * self.doubt, sorted({*devices} - {1})
                 slowdowns = (ComputeSlowdown(devices=n, factor=self.value, half_width=half_width) for n in several)
                 return {"compute_slowdown": tuple(slowdowns)}
-            case "contention":
-                return {"contention": self.value, "contention_uncertainty": self.doubt}
+            case "contention" | "collective_overhead_s":
+                return {self.field: self.value, f"{self.field.removesuffix('_s')}_uncertainty": self.doubt}
             case "interval_widths":
                 return {"interval_widths": (IntervalWidth(group=ANY_GROUP, factor=self.value),)}
             case _:
@@ -79,40 +80,34 @@ DEFAULTS = (
     Default(
         field="interval_widths",
         text="how many times as wide as the model's own the interval of a step is",
-        value=0.54,
+        value=0.58,
         doubt=0.0,
     ),
 )
-"""In the order in which they are estimated from published sets."""
-NO_OVERHEAD = Default(
-    field="collective_overhead_s",
-    text="the seconds that the host adds to each collective, beside what tables and links say",
-    value=0.0,
-    doubt=0.0,
-)
-"""What is assumed without being filled in: all sets that tell of an overhead are predicted best with 1 us or less, for
-tables and data sheets hold most of it."""
+"""In the order in which they are estimated from published sets.
+
+What the host adds to a collective (``collective_overhead_s``) has none: all sets that tell of it are predicted best
+with 1 us or less, for tables and data sheets hold most of it.
+"""
+
 
 _CERTAIN = 1e-9
 """The doubt of what somebody states; 0 would be a doubt that is not known."""
 
 
-def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], values: Mapping[str, float]) -> Machine:
-    """Return a machine with what somebody states of it: values by the fields of ``DEFAULTS`` and of ``NO_OVERHEAD``.
+def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], field: str, value: float) -> Machine:
+    """Return a machine with what somebody states of it: the value of a field that may be assumed.
 
-    Raises ``ConfigError`` where the files say it themselves, or for values that a machine cannot have.
+    Raises ``ConfigError`` where machine or workload say it themselves, or for a value that a machine cannot have.
     """
-    numbers, fields = {*devices}, dict[str, Any]()
-    for default in (*DEFAULTS, NO_OVERHEAD):
-        if default.field in values:
-            if default.stated(workload, machine):
-                raise ConfigError(
-                    f"{default.field} is stated, and the machine {machine.name!r} or the workload says it too",
-                    allowed="one of the two",
-                    remedy="leave it out, or take it out of the file",
-                )
-            fields |= replace(default, value=values[default.field], doubt=_CERTAIN).fields(numbers)
-    return msgspec.structs.replace(machine, **fields)
+    stated = Default(field=field, text="", value=value, doubt=_CERTAIN)
+    if said := stated.stated(workload, machine):
+        raise ConfigError(
+            f"it is stated already, by {said} (machine {machine.name!r}, workload {workload.name!r})",
+            allowed="one of the two, the flag or the file",
+            remedy="leave the flag out, or take it out of the file",
+        )
+    return msgspec.structs.replace(machine, **stated.fields(devices))
 
 
 def for_prediction(workload: Workload, machine: Machine, devices: Iterable[int]) -> Machine:

@@ -67,7 +67,7 @@ def with_past_studies(machine: Machine) -> Machine:
     One that does not say what was measured of its speed stays as it is. It comes from published tables or was written
     by hand: its uncertainties are assumed already, and none of the past studies is of such a machine.
     """
-    if machine.relative_uncertainty is None:
+    if machine.relative_uncertainty is None or "interval_widths" in machine.assumed:
         return machine
     past = load(machine.calibrated_on.partition(",")[0], machine.cores)
     return msgspec.structs.replace(machine, interval_widths=widths(past, "beforehand"))

@@ -99,7 +99,7 @@ def validate(
         sets = opened(sets, path)
     cases = read_cases(sets, folder)
     steps = [case for case in cases if case.quantity == "step"]
-    of_dpsim = folder == FOLDER
+    of_dpsim = folder.resolve() == FOLDER.resolve()
     estimate = executor.submit(of_other_sets, cases, sets) if executor is not None and of_dpsim else None
     stated = with_constants(judged(cases, sets, executor=executor))
 

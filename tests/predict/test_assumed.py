@@ -31,14 +31,14 @@ PAGES = EXPERIMENTS.parent / "docs" / "predict.md", EXPERIMENTS / "machines" / "
     ],
 )
 def test_what_somebody_states_is_taken_once_and_not_assumed(field: str, value: float, in_file: Any) -> None:
-    stated = with_stated(workload(), machine(), [1, 2, 4], {field: value})
+    stated = with_stated(workload(), machine(), [1, 2, 4], field, value)
     slowdowns = [(slowdown.devices, slowdown.factor) for slowdown in stated.compute_slowdown]
     assert slowdowns == [(2, 1.3), (4, 1.3)] if field == "compute_slowdown" else getattr(stated, field) == value
     filled = with_defaults(workload(), stated, [2])
     assert set(filled.assumed) == ASSUMED.keys() - {field}
     assert getattr(filled, field) == getattr(stated, field)
-    with pytest.raises(ConfigError, match=f"{field} is stated, and the machine 'm' or the workload says it too"):
-        with_stated(workload(), machine(**{field: in_file}), [2], {field: value})
+    with pytest.raises(ConfigError, match=f"stated already, by {field} of the machine"):
+        with_stated(workload(), machine(**{field: in_file}), [2], field, value)
 
 
 def test_intervals_that_the_machine_states_are_not_assumed() -> None:

@@ -73,7 +73,9 @@ def test_racks_need_their_size_and_their_link(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="nodes_per_rack"):
         msgspec.structs.replace(THREE, **changes)
     table = AllreduceCost(algorithm="ring", devices=2, sizes_bytes=(64,), time_s=(1e-5,))
-    with pytest.raises(ConfigError, match=r"and no \[link\]"):
+    with pytest.raises(
+        ConfigError, match=r"and no \[link\]\n[\s\S]*leave nodes_per_rack and \[link_between_racks\] out"
+    ):
         Machine(name="m", allreduce=(table,), nodes_per_rack=2, link_between_racks=RACKS)
 
 

@@ -1,0 +1,63 @@
+"""Flags of ``dpsim predict`` for what files leave open: a refusal names the flag, and what says it already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from published_files import EXPERIMENTS
+
+Dpsim = Callable[..., tuple[int, str, str]]
+MACHINES = EXPERIMENTS / "machines"
+
+
+def predicted(dpsim: Dpsim, folder: Path, flags: str, of_machine: str = "", of_workload: str = "") -> tuple[int, str]:
+    """Exit code and errors of a prediction whose files state a little more than the published ones."""
+    files = []
+    for name, more in (("googlenet_k80", of_workload), ("k80_10gbe", of_machine)):
+        files.append(folder / f"{name}.toml")
+        first, rest = (MACHINES / files[-1].name).read_text().split("\n", 1)
+        files[-1].write_text(f"{first}\n{more}\n{rest}")
+    workload, machine = files
+    code, _, said = dpsim(
+        *f"predict --workload {workload} --machine {machine} --devices 2 --local-batch 64".split(), *flags.split()
+    )
+    return code, said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        *(
+            (f"--synchronisation-loss={bad}", "a finite number of 1 or more")
+            for bad in ("0.5", "0", "-1", "nan", "inf")
+        ),
+        *((f"--contention={bad}", "a finite number of 1 or more") for bad in ("0.5", "-1", "nan", "inf")),
+        *((f"--fixed-share={bad}", "to 1 (the same at every local batch)") for bad in ("-0.1", "2", "nan", "inf")),
+        *((f"--collective-overhead={bad}", "write it like 50us") for bad in ("20", "-1us", "nan", "inf", "word")),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_flag(dpsim: Dpsim, tmp_path: Path, flags: str, said: str) -> None:
+    code, error = predicted(dpsim, tmp_path, flags)
+    assert code == 2
+    assert error.startswith(f"dpsim: {flags.split('=')[0]} ") and said in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "of_machine", "of_workload", "said"),
+    [
+        ("--synchronisation-loss 1.1", "compute_slowdown = [{devices = 2, factor = 1.2}]", "", "compute_slowdown"),
+        ("--synchronisation-loss 1.1", "", "step_spread = [0.9, 1.1]", "step_spread of the workload"),
+        ("--fixed-share 0.1", "fixed_share = 0.0", "", "fixed_share of the machine"),
+        ("--contention 1.5", "contention = 1.0", "", "contention of the machine"),
+        ("--collective-overhead 20us", "collective_overhead_s = 1e-5", "", "collective_overhead_s of the machine"),
+    ],
+)
+def test_what_a_file_says_already_is_named(
+    dpsim: Dpsim, tmp_path: Path, flags: str, of_machine: str, of_workload: str, said: str
+) -> None:
+    code, error = predicted(dpsim, tmp_path, flags, of_machine, of_workload)
+    assert code == 2
+    assert f"dpsim: {flags.split()[0]} " in error and "stated already, by" in error and said in error
+    assert predicted(dpsim, tmp_path, flags)[0] == 0
