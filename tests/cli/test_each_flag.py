@@ -54,6 +54,7 @@ VALUES = {
     "--global-batch": "64",
     "--collective-overhead": "20us",
     "--contention": "2",
+    "--synchronisation-loss": "1.1",
     "--cycle": "5ms",
     "--fusion-rule": "ddp",
     "--fusion-threshold": "64KiB",
