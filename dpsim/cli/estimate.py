@@ -52,11 +52,11 @@ def estimate(*, of: EstimateFlags) -> None:
 
     from dpsim import codec
     from dpsim.imports.steps import measured_steps, parse_row, read_rows
-    from dpsim.predict.estimate import DEFAULT_FREE, FREE
+    from dpsim.predict.estimate import DEFAULT_FREE, FREE, free_names
     from dpsim.predict.estimate import estimate as fitted
 
     flags.writable(of.output, folder=True)
-    free = flags.listed("--free", of.free, str) or DEFAULT_FREE
+    free = free_names(flags.listed("--free", of.free, str) or DEFAULT_FREE)
     common = {name: value for name, value in of.values().items() if name not in ("model", "dataset")}
     machine = _machine(of.machine, free)
     rows = [] if of.rows is None else read_rows(of.rows)
@@ -130,6 +130,7 @@ def _sentences(found: Estimated, known: dict[str, FreeNumber]) -> list[str]:
     import math
     from statistics import NormalDist, median
 
+    from dpsim.report.words import counted
     from dpsim.units import format_bandwidth, format_duration
 
     formats = {"s": format_duration, "bytes/s": format_bandwidth, "ratio": "{:.3g}".format}
@@ -144,7 +145,8 @@ def _sentences(found: Estimated, known: dict[str, FreeNumber]) -> list[str]:
         end = "; it is at the end of its range" if number.at_bound else ""
         sentences.append(f"{number.name}: {value} (90 %: {low} to {high}), {free.text}{end}")
     errors = [abs(error) for error in found.errors]
-    sentences.append(f"{len(errors)} rows are missed by {median(errors):.1%} in the median, {max(errors):.1%} at most.")
+    rows = f"{counted(len(errors), 'row')} {'is' if len(errors) == 1 else 'are'} missed by"
+    sentences.append(f"{rows} {median(errors):.1%} in the median, {max(errors):.1%} at most.")
     machine, names = found.machine, {number.name for number in found.numbers}
     if machine.link is not None and not machine.allreduce and "latency" not in names:
         sentences.append(f"Note: a message's latency is taken to be {format_duration(machine.link.latency_s)}.")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +23,7 @@ STEP, RATE, BATCH = "step_s", "images_per_s", "local_batch"
 FIELDS = (BATCH, STEP, RATE, *Plan.__struct_fields__)
 """What a row may say: the measured step or rate, the local batch, and the fields of a plan."""
 _MOST_BYTES = 10 * 2**20
+Number = TypeVar("Number", int, float)
 
 
 def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -46,12 +48,16 @@ def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
             f"{path}: {error}", allowed="a CSV file with a header, or a TOML file with [[rows]]"
         ) from error
     if not found:
-        raise FileFormatError(f"{path} has no rows", allowed=f"rows with devices, {BATCH}, and {STEP} or {RATE}")
+        kind = "[[rows]]" if path.suffix == ".toml" else "a header and rows"
+        raise FileFormatError(f"{path} has no rows", allowed=f"{kind} with devices, {BATCH}, and {STEP} or {RATE}")
     return found
 
 
 def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    header = [name.strip() for name in reader.fieldnames or ()]
+    if twice := sorted({name for name in header if header.count(name) > 1}):
+        raise FileFormatError(f"{path}, line 1: columns twice: {', '.join(twice)}", allowed="each column once")
     for row in reader:
         if None in row or None in row.values():
             raise FileFormatError(
@@ -87,22 +93,23 @@ def measured_steps(
     steps = []
     for place, row in rows:
         try:
-            steps.append(_measured(defaults | dict(row), machine))
+            steps.append(_measured(row, defaults, machine))
         except DpsimError as error:
             raise ConfigError(f"{place}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
     return steps
 
 
-def _measured(fields: dict[str, Any], machine: Machine) -> MeasuredStep:
-    for name in fields:
+def _measured(row: Mapping[str, Any], defaults: Mapping[str, Any], machine: Machine) -> MeasuredStep:
+    for name in row:
         if name not in FIELDS:
             raise unknown("field of a row", name, sorted(FIELDS))
-    fields = {name: _value(name, value) for name, value in fields.items()}
+    fields = {name: _value(name, value) for name, value in {**defaults, **row}.items()}
     outcome = {name: fields.pop(name) for name in (STEP, RATE) if name in fields}
     if "devices" not in fields or len(outcome) != 1 or (BATCH in fields) == ("global_batch" in fields):
         raise ConfigError(
-            f"a row with {', '.join((*fields, *outcome))}",
+            f"a row with {', '.join(row) or 'no fields'}",
             allowed=f"devices, {BATCH} or global_batch, and {STEP} or {RATE}",
+            remedy="give each of the three, as in devices=8,local_batch=32,step_s=20ms",
         )
     devices, layout = parse_devices(fields.pop("devices"))
     fields.setdefault("layout", layout)
@@ -110,17 +117,27 @@ def _measured(fields: dict[str, Any], machine: Machine) -> MeasuredStep:
     fields.setdefault("algorithm", default_algorithm(machine, fields.get("wire_dtype")))
     try:
         if local_batch is not None:
-            samples = msgspec.convert(local_batch, int, strict=False)
-            fields["global_batch"] = samples * msgspec.convert(fields.get("accumulate", 1), int, strict=False) * devices
+            samples = _number(BATCH, local_batch, int) * _number("accumulate", fields.get("accumulate", 1), int)
+            fields["global_batch"] = samples * devices
         plan = msgspec.convert(fields | {"devices": devices}, Plan, strict=False)
-        (value,) = (msgspec.convert(each, float, strict=False) for each in outcome.values())
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):
             raise error.__cause__ from error
         raise ConfigError(str(error), allowed="values of the fields of a plan, and numbers") from error
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{next(iter(outcome))} is {value}", allowed="a finite number > 0")
+    (value,) = (_number(name, given, float) for name, given in outcome.items())
     return MeasuredStep(plan, plan.global_batch / value if RATE in outcome else value)
+
+
+def _number(name: str, given: Any, kind: type[Number]) -> Number:
+    """Return the number of a field, which has to be finite and above 0. Raises ``ConfigError``."""
+    try:
+        value = msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError:
+        value = kind(0)
+    if not 0 < value < math.inf:
+        allowed = "a whole number of 1 or more" if kind is int else "a finite number > 0"
+        raise ConfigError(f"{name} is {given}", allowed=allowed)
+    return value
 
 
 def _value(name: str, value: Any) -> Any:

@@ -33,6 +33,8 @@ _STEP = 1e-3
 _SEARCHES = 6
 _BLIND = 1e-4
 """A number is not told where no row's step changes by this part of the number's own change."""
+_FAR = 2.0
+"""A row that the best fit misses by more than this factor contradicts the others, or was mistyped."""
 _ALIKE = 1e-3
 """Numbers are not told apart where the least singular value of their scaled derivatives is below this."""
 _BACKWARD_SHARE = 2 / 3
@@ -181,6 +183,7 @@ def estimate(
     fit = min(searched, key=lambda each: float(each.cost))
     derivatives = _derivatives(misfits, fit.x, ends)
     _check_told(names, rows, derivatives)
+    _check_missed(rows, fit.fun)
     scatter = float(np.sum(fit.fun**2)) / max(len(rows) - len(names), 1)
     covariance = np.linalg.inv(derivatives.T @ derivatives) * max(scatter, ROW_ERROR**2)
     errors = np.minimum(np.sqrt(np.diag(covariance)), 10.0)
@@ -200,20 +203,25 @@ def estimate(
     )
 
 
-def _checked(machine: Machine, rows: Sequence[MeasuredStep], free: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the free numbers. Raises ``ConfigError`` for what cannot be fitted whatever the rows say."""
+def free_names(free: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of free numbers in the order of ``FREE``. Raises ``ConfigError`` for one that does not exist."""
     for name in free:
         if name not in FREE:
             raise unknown("free number", name, FREE)
-    names = tuple(name for name in FREE if name in free)
-    if not names:
+    if not free:
         raise ConfigError("no free number", allowed=", ".join(FREE))
+    return tuple(name for name in FREE if name in free)
+
+
+def _checked(machine: Machine, rows: Sequence[MeasuredStep], free: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the free numbers. Raises ``ConfigError`` for what cannot be fitted whatever the rows say."""
+    names = free_names(free)
     for number, row in enumerate(rows, start=1):
         if not 0 < row.step_s < math.inf:
             raise ConfigError(f"row {number}: a step of {row.step_s} s", allowed="finite seconds > 0")
     if len(rows) < len(names):
         raise ConfigError(
-            f"{len(rows)} rows for {len(names)} free numbers: {', '.join(names)}",
+            f"{len(names)} free numbers ({', '.join(names)}), and rows: {len(rows)}",
             allowed="at least as many rows as free numbers",
             remedy=f"give more rows, or let fewer be free: --free {','.join(names[: max(len(rows), 1)])}",
         )
@@ -360,4 +368,17 @@ def _check_told(names: Sequence[str], rows: Sequence[MeasuredStep], derivatives:
             allowed="rows in which the free numbers weigh differently",
             remedy=f"add {' or '.join(dict.fromkeys(FREE[name].told_by for name in mixed))}; or leave one of them out"
             " of --free",
+        )
+
+
+def _check_missed(rows: Sequence[MeasuredStep], misfits: Floats) -> None:
+    """Refuse rows that no numbers fit: the best ones miss one by more than a factor. Raises ``ConfigError``."""
+    worst = int(np.argmax(np.abs(misfits)))
+    if abs(misfits[worst]) > math.log(_FAR):
+        plan, step_s = rows[worst]
+        raise ConfigError(
+            f"row {worst + 1}: a step of {plan.global_batch} samples on {plan.layout or plan.devices} devices took "
+            f"{step_s:.3g} s, and the numbers that fit all rows best say {step_s * math.exp(misfits[worst]):.3g} s",
+            allowed=f"rows of which each can be fitted to a factor of {_FAR:g}",
+            remedy="look for a wrong unit, or rows of the same setting with other times; or free a number that differs",
         )

@@ -128,7 +128,11 @@ def test_a_workload_without_times_gets_them_from_its_sizes() -> None:
 @pytest.mark.parametrize(
     ("of", "free", "words"),
     [
-        (plans(1)[:1], ["compute", "bandwidth"], r"1 rows for 2 free numbers: compute, bandwidth[\s\S]*--free compute"),
+        (
+            plans(1)[:1],
+            ["compute", "bandwidth"],
+            r"2 free numbers \(compute, bandwidth\), and rows: 1[\s\S]*--free compute",
+        ),
         (plans(1), ["compute", "bandwidth"], r"no row tells bandwidth[\s\S]*a row of more devices"),
         (plans(2)[::2], ["compute", "contention"], r"no row tells contention[\s\S]*with overlap beside one without"),
         (plans(2), ["compute", "loss"], r"cannot tell compute and loss apart[\s\S]*a row of one device"),
@@ -151,6 +155,18 @@ def test_what_the_rows_do_not_tell_is_refused_by_name(of: list[Plan], free: list
 def test_a_free_number_that_tables_say_is_refused(known: Machine, free: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         estimate(workload(), known, steps(plans(1, 2), machine()), ["compute", free])
+
+
+@pytest.mark.parametrize("factor", [20.0, 0.05, 1e30])
+def test_rows_that_contradict_each_other_are_refused_with_the_row(factor: float) -> None:
+    rows = steps(plans(1, 2), machine())
+    wrong = [*rows, rows[-1]._replace(step_s=factor * rows[-1].step_s)]
+    with pytest.raises(
+        ConfigError, match=r"row \d: a step of 8 samples on 2 devices took .* fit all rows best say"
+    ) as said:
+        estimate(workload(), START, wrong)
+    assert "wrong unit" in said.value.remedy
+    estimate(workload(), START, rows)
 
 
 @pytest.mark.parametrize("step_s", [0.0, -1.0, math.inf, math.nan])
