@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,15 @@ class ModelInputs(Noun, frozen=True):
     backward_s: float | None = None
     fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("tensors", "forward_s", "backward_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"{name} of a model is {value}", allowed="a finite number >= 0")
+
 
 class MachineInputs(Noun, frozen=True):
-    """A machine: the tables of the known rows, or of ``tables_of`` (another set), or a ``file``, or none.
+    """A machine: the tables of the known rows, or of ``tables_of`` (another set), or a ``file`` by its name, or none.
 
     ``fields`` are fields of a machine in place of those, and ``source`` says where they come from.
     """
@@ -104,8 +111,8 @@ class Case(Noun, frozen=True):
                 raise unknown(
                     "free number", name, (COMPUTE, *(f"{k}.{f}" for k, of in FREE_FIELDS.items() for f in of))
                 )
-            if not value > 0:
-                raise ConfigError(f"the free number {name} begins at {value}", allowed="a number above 0")
+            if not 0 < value < math.inf:
+                raise ConfigError(f"the free number {name} begins at {value}", allowed="a finite number above 0")
         if self.quantity == "collective" and self.free:
             raise ConfigError(
                 f"case {self.name!r} of collectives has free numbers: {', '.join(self.free)}",
@@ -127,7 +134,7 @@ class Part:
 
 def read_cases(sets: Mapping[str, PublishedSet], folder: Path = FOLDER) -> tuple[Case, ...]:
     """Read the cases of ``folder/cases``. Raises ``FileFormatError`` for one whose set or columns do not exist."""
-    cases = []
+    cases = list[Case]()
     for path in sorted((folder / "cases").glob("*.toml")):
         case = codec.read(path, Case, "case", SCHEMA)
         if case.dataset not in sets:
@@ -153,6 +160,8 @@ def read_cases(sets: Mapping[str, PublishedSet], folder: Path = FOLDER) -> tuple
         for name in case.plan:
             if name not in Plan.__struct_fields__:
                 raise FileFormatError(f"{path}: {unknown('field of a plan', name, Plan.__struct_fields__)}")
+        if case.name in (other.name for other in cases):
+            raise FileFormatError(f"{path}: a second case {case.name!r}", allowed="a name for each case")
         cases.append(case)
     if not cases:
         raise FileFormatError(

@@ -87,10 +87,10 @@ def collective_inputs(part: Part) -> dict[int, RowInputs]:
 
 
 def message(size_bytes: int) -> Workload:
-    """Return a workload that computes nothing and has one gradient tensor of so many bytes."""
+    """Return a workload that computes nothing and has one gradient tensor of so many bytes, or one more of odd ones."""
     tensor = Tensor(name="message", shape=(size_bytes // 4,))
     if size_bytes % 4:
-        tensor = Tensor(name="message", shape=(size_bytes // 2,), dtype="float16")
+        tensor = Tensor(name="message", shape=(math.ceil(size_bytes / 2),), dtype="float16")
     layer = Layer(name="message", forward_s=(0.0,), backward_s=(0.0,), tensors=(tensor,))
     return Workload(name="an allreduce alone", local_batches=(1,), layers=(layer,))
 
@@ -135,7 +135,7 @@ def stated_inputs(part: Part, sets: Mapping[str, PublishedSet]) -> dict[int, Row
     case, rows = part.case, (*part.known, *part.judged)
     folder = sets[part.dataset].path.parents[1]
     systems, models = (dict.fromkeys(str(row.values.get(name, "")) for row in rows) for name in ("system", "model"))
-    machine = {name: _machine(case, _entry(case.machines, name, "machine"), sets) for name in systems}
+    machine = {name: _machine(case, _entry(case.machines, name, "machine"), sets, folder) for name in systems}
     workload = {
         name: _workload(_entry(case.models, name, "model"), folder, _known_batch(part, name)) for name in models
     }
@@ -155,7 +155,7 @@ def _entry(entries: Mapping[str, Inputs], name: str, what: str) -> Inputs:
     return entries[name if name in entries else ""]
 
 
-def _machine(case: Case, inputs: MachineInputs, sets: Mapping[str, PublishedSet]) -> Machine:
+def _machine(case: Case, inputs: MachineInputs, sets: Mapping[str, PublishedSet], folder: Path) -> Machine:
     what = f"machine of case {case.name}"
     if inputs.tables_of:
         if inputs.tables_of not in sets:
@@ -163,8 +163,15 @@ def _machine(case: Case, inputs: MachineInputs, sets: Mapping[str, PublishedSet]
         machine = _machine_of_tables(case, sets[inputs.tables_of].rows, inputs.tables_of)
         return _with_fields(machine, inputs.fields, what)
     if inputs.file:
-        return _with_fields(machines.read(MACHINES / f"{inputs.file}.toml"), inputs.fields, what)
+        path = _first_there(inputs.file, folder / "machines", MACHINES)
+        return _with_fields(machines.read(path), inputs.fields, what)
     return codec.decode({"name": case.name, "source": inputs.source} | inputs.fields, Machine, what)
+
+
+def _first_there(name: str, *folders: Path) -> Path:
+    """Return the TOML file of a name in the first of the folders that has it; in the first one where none has."""
+    paths = [folder / f"{name}.toml" for folder in folders]
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 def _known_batch(part: Part, model: str) -> int | None:
@@ -178,8 +185,7 @@ def _workload(inputs: ModelInputs, folder: Path, known_batch: int | None) -> Wor
 
     Times that are free stand at the local batch that they will be fitted at (``known_batch``).
     """
-    paths = [each / f"{inputs.profile}.toml" for each in (folder / "workloads", FOLDER / "workloads", MACHINES)]
-    profile = _read(next((path for path in paths if path.exists()), paths[0]))
+    profile = _read(_first_there(inputs.profile, folder / "workloads", FOLDER / "workloads", MACHINES))
     totals = [sum(getattr(layer, name)[0] for layer in profile.layers) for name in ("forward_s", "backward_s")]
     factors = [
         1.0 if published is None else published / total

@@ -20,7 +20,7 @@ from dpsim.report.write import figure, write_content
 from dpsim.validation.audit import Doubt, audit
 from dpsim.validation.contestants import MODELS
 from dpsim.validation.judge import JudgedRow, scored
-from dpsim.validation.published import PublishedSet
+from dpsim.validation.published import FOLDER, PublishedSet
 from dpsim.validation.records import records_table
 from dpsim.validation.run import Validation
 from dpsim.validation.scores import Score, pooled, score_sets
@@ -50,6 +50,7 @@ _NOTE = (
     "of intervals that are a constant factor wide, chosen on the other sets. Too fast is the share of rows that are "
     "predicted too fast. In the lines of all sets every set weighs the same."
 )
+_ALONE = " A set that is alone of its kind has no others: its null and its constant factor are those of hindsight."
 _DOUBTS: tuple[Column[Doubt], ...] = (
     Column(head="set", cell=lambda d: d.dataset, left=True),
     Column(head="kind", cell=lambda d: d.kind, left=True),
@@ -76,11 +77,12 @@ def audit_report(doubts: Sequence[Doubt]) -> TerminalReport:
 def scores_table(scores: Sequence[Score], title: str, head: str = "set") -> Table:
     """Return the line of each set, and of all sets, collectives and steps apart."""
     summed = [] if head != "set" else pooled(scores)
+    alone = head == "set" and any(len(of_quantity) == 1 for of_quantity in _by_quantity(scores).values())
     return table(
         title=title,
         columns=(Column(head=head, cell=lambda s: s.name, left=True), *_ERRORS),
         sections=_by_quantity([*scores, *summed]),
-        note=_NOTE,
+        note=_NOTE + (_ALONE if alone else ""),
         strong=lambda score: score in summed,
     )
 
@@ -118,7 +120,7 @@ def _audit_table(doubts: Sequence[Doubt]) -> Table:
         title="Doubts about the published tables",
         columns=_DOUBTS,
         sections={counted(len(doubts), "doubt"): doubts},
-        note="Lines are those of the sets' CSV files in dpsim/validation/sets. Rows in doubt are judged all the same.",
+        note="Lines are those of the sets' CSV files. Rows in doubt are judged all the same.",
     )
 
 
@@ -201,7 +203,9 @@ def content(validation: Validation) -> Content:
         warnings=(),
         rules=(
             "No row is predicted from itself: what is held out is predicted from the rest of its system.",
-            "An input that published machines leave open is what the other sets imply, never the set itself.",
+            "An input that published machines leave open is what the other sets imply, never the set itself."
+            if validation.folder == FOLDER
+            else "An input that published machines leave open is the default of dpsim, which saw none of these sets.",
             *(f"{default.field}: {default.text}." for default in _defaults(validation)),
             *(f"{case.name}: {case.question} {' '.join(case.assumptions)}".rstrip() for case in validation.cases),
         ),

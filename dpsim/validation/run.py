@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,10 @@ class Validation:
 
     ``rows`` are predicted with every default as the other sets imply it (``assumed``), ``as_shipped`` with dpsim's own
     defaults; nulls know what cases state, and nothing of the defaults. ``predictor`` is who made ``rows``; of a
-    submission ``as_shipped`` is empty.
+    submission, and of another ``folder`` than dpsim's, ``as_shipped`` is empty.
     """
 
+    folder: Path = FOLDER
     sets: Mapping[str, PublishedSet]
     cases: Sequence[Case]
     assumed: Mapping[str, Sequence[Default]]
@@ -116,10 +117,13 @@ def validate(
         assumed = of_other_sets(cases, sets) if estimate is None else estimate.result()
         rows = filled({name: filling(of_set) for name, of_set in assumed.items()})
         rows = widened(rows, widths_of_other_sets(rows))
+    result = Validation(
+        folder=folder, sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=shipped if of_dpsim else ()
+    )
     if submission is not None:
         predictor, rows = submitted(submission, rows)
-        return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=(), predictor=predictor)
-    return Validation(sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=shipped)
+        return replace(result, rows=rows, predictor=predictor, as_shipped=())
+    return result
 
 
 def with_constants(rows: Sequence[JudgedRow]) -> list[JudgedRow]:

@@ -104,8 +104,8 @@ def _complete(path: Path, what: str, given: Iterable[object], wanted: Sequence[o
     """Refuse anything that is missing, twice or too many."""
     names = list(given)
     problems = {
-        "are missing": [each for each in wanted if each not in names],
         "do not exist": [each for each in names if each not in wanted],
+        "are missing": [each for each in wanted if each not in names],
         "are there twice": [each for each in dict.fromkeys(names) if names.count(each) > 1],
     }
     kind = "lines" if wanted and isinstance(wanted[0], int) else "parts"

@@ -14,6 +14,7 @@ import pytest
 from published_files import EXPERIMENTS
 
 from dpsim import codec
+from dpsim import machine as machines
 from dpsim.errors import DpsimError
 from dpsim.experiments import golden
 from dpsim.experiments.validation_page import BEGIN, FOLDER, README, readme_lines
@@ -197,6 +198,33 @@ def test_what_a_set_or_a_case_gets_wrong_is_refused_with_its_place(
     code, _, err = dpsim("validate", "--sets", folder)
     assert code == 2 and said in " ".join(err.split()) and name in err
     assert "allowed:" in err or "to do:" in err
+
+
+def test_the_page_of_ones_own_sets_names_dpsims_defaults_and_a_message_of_one_byte_is_predicted(tmp_path: Path) -> None:
+    folder = changed_example(tmp_path, "sets/example.csv", "4,1x4,65536", "4,1x4,1")
+    result = validate(folder)
+    page.write_validation(tmp_path / "page", result)
+    text = (tmp_path / "page" / "report.md").read_text()
+    assert "A set that is alone of its kind has no others" in text
+    assert "is the default of dpsim" in text and "what the other sets imply" not in text
+    assert "Every set, with the defaults" not in text and "dpsim/validation/sets" not in text
+    (row,) = (row for row in result.rows if row.line == 5)
+    assert 0 < row.low < row.predicted < row.high
+
+
+def test_a_case_of_ones_own_takes_machines_from_its_folder_and_no_other_cases_name(tmp_path: Path) -> None:
+    folder = changed_example(tmp_path, "cases/example.toml", '"collective"', '"step"')
+    (folder / "machines").mkdir()
+    shutil.copy(EXPERIMENTS / "machines" / "ethernet_10gbit.toml", folder / "machines" / "own.toml")
+    path = folder / "cases" / "example.toml"
+    text = path.read_text().replace('"nccl"', '"ring"')
+    path.write_text(f'{text}\n[models.""]\nprofile = "resnet50"\n[machines.""]\nfile = "own"\n')
+    assert {row.inputs.machine.link for row in validate(folder).rows} == {
+        machines.read(folder / "machines/own.toml").link
+    }
+    shutil.copy(path, folder / "cases" / "other.toml")
+    with pytest.raises(DpsimError, match=r"other.toml: a second case 'example'"):
+        validate(folder)
 
 
 def test_a_folder_with_sets_and_no_case_is_refused(dpsim: Dpsim, tmp_path: Path) -> None:

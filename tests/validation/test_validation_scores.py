@@ -344,7 +344,7 @@ def _edited(raw: Any, edit: str) -> None:
         ("missing row", "case 'example/devices 4': lines 6 are missing", "each of its 3 lines once"),
         ("missing part", "case example: parts example/devices 8 are missing", "each of its 2 parts once"),
         ("twice", "lines 5 are there twice", "once"),
-        ("unknown row", "lines 5 are missing", "once"),
+        ("unknown row", "lines 99 do not exist", "once"),
         ("unknown case", "unknown case 'exampel/devices 4'", "example/devices 4"),
         ("level", "the level is 0.95", "0.9"),
         ("key", "low", ""),
@@ -372,6 +372,8 @@ def test_a_bad_submission_is_refused_with_the_place(tmp_path: Path, edit: str, g
         ('quantity = "collective"', 'quantity = "step"', "without models or machines"),
         ("[fold]", 'free = { "link.latency" = 1e-6 }', "unknown free number 'link.latency'"),
         ("[fold]", "free = { compute = 0.0 }", "begins at 0.0"),
+        ("[fold]", "free = { compute = inf }", "begins at inf"),
+        ("[fold]", 'models.x = { profile = "resnet50", tensors = nan }', "tensors of a model is nan"),
     ],
 )
 def test_a_case_that_names_what_does_not_exist_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
