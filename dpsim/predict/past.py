@@ -64,8 +64,8 @@ def add(processor: str, cores: int, new: Sequence[Residual]) -> None:
 def with_past_studies(machine: Machine) -> Machine:
     """Return a calibrated machine with what past studies on this type of machine say of predictions made beforehand.
 
-    One that does not say what was measured of its speed, or whose widths are assumed already, stays as it is. It comes
-    from published tables or was written by hand, and none of the past studies is of such a machine.
+    One that does not say what was measured of its speed, or whose widths are assumed already, stays as it is:
+    published tables or a person say what is known of it, and none of the past studies is of such a machine.
     """
     if machine.relative_uncertainty is None or "interval_widths" in machine.assumed:
         return machine
