@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -188,7 +189,7 @@ def test_another_experiment_and_another_drift_are_refused(done: Done, tmp_path: 
     (tmp_path / DRIFT).write_bytes((done.folder / DRIFT).read_bytes())
     with pytest.raises(FileFormatError, match="is not the drift of this sweep"):
         read_drift(msgspec.structs.replace(done.predictions, experiment=other), tmp_path)
-    record = codec.read(tmp_path / DRIFT, ReproduceRecord, "drift", "dpsim.reproduce/1")
+    record = codec.read(tmp_path / DRIFT, ReproduceRecord, "drift", "dpsim.reproduce/2")
     codec.write(tmp_path / DRIFT, msgspec.structs.replace(record, predictions_sha256="0" * 64))
     with pytest.raises(FileFormatError, match="or does not belong to its predictions"):
         read_drift(done.predictions, tmp_path)
@@ -228,7 +229,7 @@ def test_reproducible_training_drifts_by_nothing(
     assert broken.identical is False and broken.points[-1].measured_drift is None
     assert "not-identical" in {warning.kind for warning in warnings(broken)}
     assert any("NOT THE SAME, as promised" in sentence for sentence in answers(broken))
-    monkeypatch.setattr("dpsim.harness.sweep.sweep.sweep", lambda *_: broken)
+    monkeypatch.setattr("dpsim.harness.sweep.sweep.sweep", lambda *_: SimpleNamespace(comparison=broken))
     assert dpsim("sweep", "devices", *FLAGS, "--output", tmp_path / "new")[0] == 1
 
 
