@@ -108,28 +108,28 @@ def _implied(
     return None if tried[-1] in best else (best[0], best[-1])
 
 
-def widths_of_other_sets(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    """Return for each set how many times as wide as the model's own the intervals of the others must be.
+def widths_of_other_sets(rows: Sequence[JudgedRow]) -> dict[tuple[str, str], float]:
+    """Return for each (quantity, set) how many times as wide as the model's own the intervals of the others must be.
 
     They then hold 90 % of the rows of the same quantity, every set weighing the same. A set that is alone has none.
     """
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for row in scored(rows):
-        of_set = ratios.setdefault((row.quantity, row.dataset), [])
-        of_set.append(ratio(row.measured, row.predicted, row.low, row.high))
+    ratios = {
+        key: [ratio(row.measured, row.predicted, row.low, row.high) for row in of_set]
+        for key, of_set in grouped(scored(rows), lambda row: (row.quantity, row.dataset)).items()
+    }
     widths = {}
     for quantity, name in ratios:
         others = [of_set for (kind, other), of_set in ratios.items() if kind == quantity and other != name]
         if others:
-            widths[name] = covering_factor(others, LEVEL)
+            widths[quantity, name] = covering_factor(others, LEVEL)
     return widths
 
 
-def widened(rows: Sequence[JudgedRow], factors: Mapping[str, float]) -> list[JudgedRow]:
-    """Return the rows with intervals so many times as wide, in logarithms, by their sets (once where none is given)."""
+def widened(rows: Sequence[JudgedRow], factors: Mapping[tuple[str, str], float]) -> list[JudgedRow]:
+    """Return the rows with intervals so many times as wide, in logarithms: factors by (quantity, set), 1 for others."""
 
     def ends(row: JudgedRow) -> dict[str, float]:
-        factor, predicted = factors.get(row.dataset, 1.0), row.predicted
+        factor, predicted = factors.get((row.quantity, row.dataset), 1.0), row.predicted
         return {
             name: predicted * math.exp(factor * math.log(end / predicted))
             for name, end in (("low", row.low), ("high", row.high))

@@ -109,7 +109,7 @@ def validate(
         assuming = iter(judged(steps, sets, fills=fills, executor=executor))
         return [next(assuming).replaced(others=row.others) if row.quantity == "step" else row for row in stated]
 
-    of_collectives = {case.dataset: COLLECTIVE_WIDTH for case in cases if case.quantity == "collective"}
+    of_collectives = {("collective", name): COLLECTIVE_WIDTH for name in sets}
     shipped = widened(filled(dict.fromkeys(sets, as_shipped)), of_collectives)
     assumed: Mapping[str, Sequence[Default]] = dict.fromkeys((case.dataset for case in steps), DEFAULTS)
     rows = shipped

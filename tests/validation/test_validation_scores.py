@@ -254,10 +254,10 @@ def test_the_widths_of_a_set_are_what_the_intervals_of_the_others_miss() -> None
     rows = made("one", "one/a", [(1.1**factor, 1.0, 1 / 1.1, 1.1, 2.0) for factor in (0.5, 1.0, 2.0)])
     rows += made("two", "two/a", [(1.1**0.25, 1.0, 1 / 1.1, 1.1, 2.0)])
     widths = widths_of_other_sets(rows)
-    assert widths == pytest.approx({"one": 0.25, "two": 2.0})
-    wide = widened(rows, {"one": 2.0})
+    assert widths == pytest.approx({("collective", "one"): 0.25, ("collective", "two"): 2.0})
+    wide = widened(rows, {("collective", "one"): 2.0, ("step", "two"): 3.0})
     assert [row.high for row in wide] == pytest.approx([1.21, 1.21, 1.21, 1.1])
-    assert widths_of_other_sets(wide)["two"] == pytest.approx(1.0)
+    assert widths_of_other_sets(wide)["collective", "two"] == pytest.approx(1.0)
     assert widths_of_other_sets(rows[:3]) == {}
 
 
@@ -274,7 +274,7 @@ def test_the_defaults_that_come_with_dpsim_are_what_the_sets_imply() -> None:
     for kind, width in (("collective", COLLECTIVE_WIDTH), ("step", DEFAULTS[-1].value)):
         of_kind = [row for row in rows if row.quantity == kind]
         case = replace(nobody[0].part, case=of_kind[0].part.case)
-        assert widths_of_other_sets([*of_kind, nobody[0].replaced(part=case)])["nobody"] == pytest.approx(
+        assert widths_of_other_sets([*of_kind, nobody[0].replaced(part=case)])[kind, "nobody"] == pytest.approx(
             width, rel=0.02
         )
 
