@@ -79,3 +79,11 @@ def check_layout(layout: str, devices: int) -> None:
             f"layout {layout} is {nodes * of_a_node} devices, and devices is {devices}",
             allowed="a layout whose product is the number of devices",
         )
+
+
+def group_layout(layout: str, devices: int) -> str:
+    """Return the layout of ``devices`` neighbours of a layout; the layout itself where these are all of it."""
+    nodes, of_a_node = node_counts(layout, devices)
+    if not layout or nodes * of_a_node == devices:
+        return layout
+    return f"1x{devices}" if devices <= of_a_node else f"{devices // of_a_node}x{of_a_node}"

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args
 
 from dpsim.algorithms import ALGORITHMS, BACKENDS, CUDA_VERSIONS, NCCL, RUNNABLE, SIXTEEN_BIT_VERSION, algorithms_in
+from dpsim.collective import node_counts
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.processor import layers_by_kernels
+from dpsim.strategy import DataParallel, Strategy, parse_strategy
 
 Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi", "torch-ddp-nccl"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
@@ -34,6 +36,16 @@ DDP_OVERLAPS: dict[str, tuple[str, ...]] = {
 
 def _decides_while_running(plan: Any) -> bool:
     return FUSION_RULES.find(plan.fusion_rule).while_running
+
+
+def _strategy(plan: Any) -> Strategy:
+    return parse_strategy(plan.strategy)
+
+
+def _computing(plan: Any) -> int:
+    """The devices that samples are divided among."""
+    strategy = getattr(plan, "strategy", None)
+    return int(plan.devices) // (parse_strategy(strategy).stage_count if strategy else 1)
 
 
 class Constraint(NamedTuple):
@@ -54,7 +66,7 @@ class Constraint(NamedTuple):
         values = {name: getattr(plan, name) for name in self.fields.split()}
         devices, accumulate = values.get("devices", 1), values.get("accumulate", 1)
         each = f" with {accumulate} micro-batches each" if accumulate > 1 else ""
-        values |= {"needed": devices * accumulate, "each": each, "half": max(devices // 2, 1)}
+        values |= {"needed": _computing(plan) * accumulate, "each": each, "half": max(devices // 2, 1)}
         values = {name: getattr(value, "token", value) for name, value in values.items()}
         allowed = self.allowed if isinstance(self.allowed, str) else self.allowed(plan)
         given, allowed, remedy = (text.format(**values) for text in (self.given, allowed, self.remedy))
@@ -79,15 +91,15 @@ CONSTRAINTS = (
         "choose one of them with --algorithm, or leave --wire-dtype out; --reproducible can send it by any",
     ),
     Constraint(
-        "global_batch devices accumulate",
-        lambda plan: plan.global_batch < plan.devices * plan.accumulate,
+        "global_batch devices accumulate strategy",
+        lambda plan: plan.global_batch < _computing(plan) * plan.accumulate,
         "a global batch of {global_batch} samples cannot feed {devices} devices{each}",
         "a global batch of at least {needed}",
         "raise --global-batch or lower --devices",
     ),
     Constraint(
-        "leaves devices accumulate",
-        lambda plan: 0 < plan.leaves < plan.devices * plan.accumulate,
+        "leaves devices accumulate strategy",
+        lambda plan: 0 < plan.leaves < _computing(plan) * plan.accumulate,
         "{leaves} leaves cannot feed {devices} devices{each}",
         "{needed} leaves or more",
         "raise --leaves (which makes it another training), or lower --devices",
@@ -121,26 +133,70 @@ CONSTRAINTS = (
         "leave --accumulate out, or choose another --batch-norm",
     ),
     Constraint(
+        "strategy devices",
+        lambda plan: plan.devices % _strategy(plan).stage_count > 0,
+        "strategy {strategy} on {devices} devices, which do not fill its stages evenly",
+        "a multiple of the number of stages",
+        "change --devices, or stages=N of the strategy",
+    ),
+    Constraint(
+        "strategy layout devices",
+        lambda plan: (
+            bool(plan.layout)
+            and bool(
+                _computing(plan) % node_counts(plan.layout, 1)[1] and node_counts(plan.layout, 1)[1] % _computing(plan)
+            )
+        ),
+        "strategy {strategy} on the layout {layout}, where the devices of a stage would be an uneven part of the nodes",
+        "stages that divide the devices of a node, or hold whole nodes",
+        "change --devices, or stages=N of the strategy",
+    ),
+    Constraint(
         "strategy fusion_rule",
-        lambda plan: plan.strategy == "zero1" and _decides_while_running(plan),
-        "strategy zero1 under rule {fusion_rule}, which decides buckets while running: shards are slices of"
-        " buckets, and optimizer state stays with its shard",
+        lambda plan: _strategy(plan) != DataParallel() and _decides_while_running(plan),
+        "strategy {strategy} under rule {fusion_rule}, which decides buckets while running: shards and stages own"
+        " buckets, and optimizer state stays with its owner",
         "fusion rules that decide beforehand",
         "choose another --fusion-rule, or leave --strategy out",
     ),
     Constraint(
         "strategy algorithm",
-        lambda plan: plan.strategy == "zero1" and not ALGORITHMS.find(plan.algorithm).has_reduce_scatter,
-        "strategy zero1 with algorithm {algorithm!r}, of which there is no reduce-scatter and no all-gather",
+        lambda plan: _strategy(plan).sharded and not ALGORITHMS.find(plan.algorithm).has_reduce_scatter,
+        "strategy {strategy} with algorithm {algorithm!r}, of which there is no reduce-scatter and no all-gather",
         ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.has_reduce_scatter),
         "choose one of them with --algorithm, or leave --strategy out",
     ),
     Constraint(
         "strategy wire_dtype",
-        lambda plan: plan.strategy == "zero1" and plan.wire_dtype in SIXTEEN_BITS,
-        "strategy zero1 with gradients sent as {wire_dtype}: parameters are gathered as they are",
+        lambda plan: _strategy(plan).sharded and plan.wire_dtype in SIXTEEN_BITS,
+        "strategy {strategy} with gradients sent as {wire_dtype}: parameters are gathered as they are",
         "wire dtypes float32 and float64",
         "leave --wire-dtype out, or leave --strategy out",
+    ),
+    Constraint(
+        "strategy wire_dtype",
+        lambda plan: _strategy(plan).stage_count > 1 and plan.wire_dtype in SIXTEEN_BITS,
+        "strategy {strategy} with gradients sent as {wire_dtype}: activations are sent as they are",
+        "wire dtypes float32 and float64",
+        "leave --wire-dtype out, or leave --strategy out",
+    ),
+    Constraint(
+        "strategy batch_norm",
+        lambda plan: _strategy(plan).stage_count > 1 and plan.batch_norm == "global",
+        "strategy {strategy} with batch_norm global, which would normalise all micro-batches together",
+        "batch_norm local, or leaf with leaves",
+        "choose another --batch-norm, or leave --strategy out",
+    ),
+    Constraint(
+        "strategy leaves devices accumulate",
+        lambda plan: (
+            _strategy(plan).whole_micro_batches
+            and plan.leaves > 0 < plan.accumulate - 1
+            and plan.leaves % (_computing(plan) * plan.accumulate) > 0
+        ),
+        "strategy {strategy} with {accumulate} micro-batches a device, which {leaves} leaves do not fill evenly",
+        "leaves that are a multiple of {needed}",
+        "change --leaves (which makes it another training), --accumulate or --devices",
     ),
     Constraint(
         "fusion_rule fusion_threshold_bytes",
@@ -299,7 +355,6 @@ EMULATION_CONSTRAINTS = (
         "give a link such as --network paced:500us,100mbit, or compute for real",
     ),
     _emulated("leaves", 0),
-    _emulated("strategy", "data-parallel"),
 )
 """What ranks that wait instead of computing could not be told from ranks that compute in."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, get_args, get_origin
 
+import msgspec
+
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
-from dpsim.collective import Collective, check_layout, node_counts
+from dpsim.collective import Collective, check_layout, group_layout, node_counts
 from dpsim.columns import Column
 from dpsim.constraints import check_plan
 from dpsim.dtypes import ComputeDtype, WireDtype
@@ -16,13 +18,12 @@ from dpsim.fields import MORE_WORDS, Decides, fields
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.registry import listed
+from dpsim.strategy import Strategy, described, parse_strategy
 
 Overlap = Literal["off", "inline", "poll", "thread"]
 BatchNormMode = Literal["local", "leaf", "global"]
-Strategy = Literal["data-parallel", "zero1"]
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = get_args(BatchNormMode)
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 DEFAULT_LEAVES = 8
 MOST_LEAVES = 4096
 
@@ -38,8 +39,8 @@ class Plan(Noun, frozen=True):
     ``algorithm`` ``auto`` is the fastest in shared memory by size (``dpsim.machine.Selection``), MPI's own without it.
     ``leaves`` > 0 makes training reproducible: each global batch is cut into so many leaves, and whatever is summed
     over samples is added leaf by leaf in one fixed order, so that results have the same bits on any number of devices
-    (up to one per leaf). ``strategy`` names the lowering (``dpsim.lowering``). Which combinations are impossible
-    stands in ``dpsim.constraints``.
+    (up to one per leaf). ``strategy`` is one of ``dpsim.strategy``, with its settings. Which combinations are
+    impossible stands in ``dpsim.constraints``.
     """
 
     devices: Annotated[
@@ -110,10 +111,11 @@ class Plan(Noun, frozen=True):
         Column("name", "What gradients are sent as; missing where it is their own data type."),
     ] = None
     strategy: Annotated[
-        Strategy,
-        Decides.STEP_TIME,
-        "data-parallel (the default), or zero1: a device updates a shard, and has optimizer state for it alone.",
-        Column("name", "The strategy: plain data parallelism, or ZeRO-1."),
+        str,
+        Decides.SHARES | Decides.STEP_TIME,
+        f"How devices share the work: {described()}.",
+        f"List of {described()}.",
+        Column("name", "The strategy: how the devices share samples, layers, gradients and parameters."),
     ] = "data-parallel"
     layout: Annotated[
         str,
@@ -143,6 +145,7 @@ class Plan(Noun, frozen=True):
         if self.devices < 1:
             raise ConfigError(f"devices is {self.devices}", allowed="1 or more")
         check_layout(self.layout, self.devices)
+        msgspec.structs.force_setattr(self, "strategy", parse_strategy(self.strategy).text)
         if self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate}", allowed="1 or more")
         if not 0 <= self.leaves <= MOST_LEAVES:
@@ -161,7 +164,17 @@ class Plan(Noun, frozen=True):
     @property
     def local_batch(self) -> float:
         """Samples a device computes at once, on average (an unequal share is a fraction here)."""
-        return self.global_batch / (self.devices * self.accumulate)
+        return self.global_batch / (self.data_devices * self.accumulate)
+
+    @property
+    def parallelism(self) -> Strategy:
+        """The strategy with its settings."""
+        return parse_strategy(self.strategy)
+
+    @property
+    def data_devices(self) -> int:
+        """The devices that the samples of a step are divided among: all, or as many as each stage has."""
+        return self.devices // self.parallelism.stage_count
 
     @property
     def priced_wire_dtype(self) -> str:
@@ -170,13 +183,13 @@ class Plan(Noun, frozen=True):
 
     @property
     def collective(self) -> Collective:
-        """What adds up the plan's gradients: an allreduce, or with zero1 a reduce-scatter."""
+        """What adds up the plan's gradients over the devices that have the same layers."""
         return Collective(
             algorithm=self.algorithm,
-            devices=self.devices,
-            layout=self.layout,
+            devices=self.data_devices,
+            layout=group_layout(self.layout, self.data_devices),
             wire_dtype=self.priced_wire_dtype,
-            kind="reduce-scatter" if self.strategy == "zero1" else "allreduce",
+            kind=self.parallelism.gradient_collective,
         )
 
     @property

@@ -22,6 +22,9 @@ KINDS = (
     "other",
     "reduce-scatter",
     "all-gather",
+    "send",
+    "receive",
+    "recompute",
 )
 """What an event of a Timeline is; operations' names begin so. ``wait`` is for communication that has not begun."""
 (
@@ -36,12 +39,15 @@ KINDS = (
     OTHER_EVENT,
     REDUCE_SCATTER_EVENT,
     ALL_GATHER_EVENT,
+    SEND_EVENT,
+    RECEIVE_EVENT,
+    RECOMPUTE_EVENT,
 ) = range(len(KINDS))
 COMPUTE_LANE, COMMUNICATION_LANE = 0, 1
 LANE_NAMES = ("compute", "communication")
 
 COLLECTIVES = (ALLREDUCE_EVENT, SYNCHRONISE_EVENT, REDUCE_SCATTER_EVENT, ALL_GATHER_EVENT)
-_LANES = np.isin(np.arange(len(KINDS)), COLLECTIVES).astype(np.int8)
+_LANES = np.isin(np.arange(len(KINDS)), (*COLLECTIVES, RECEIVE_EVENT)).astype(np.int8)
 
 Ints = NDArray[np.int64]
 
@@ -51,26 +57,38 @@ class Schedule:
     """One step as arrays with one entry an operation, so that it costs the same for 8 and for 100,000 devices.
 
     ``kind`` is an index into ``KINDS``. ``layer`` and ``bucket`` are indices or -1; ``micro_batch`` counts the
-    micro-batches of the step; ``size_bytes`` is what a collective adds up or brings together.
+    micro-batches of the step; ``size_bytes`` is what a collective adds up or brings together, or what is sent.
+
+    ``rank_class`` says whose operation it is. There are ``classes`` classes of as many ranks each, rank r in class
+    r // (devices / classes): all ranks of a class do the same. A collective is one of the ranks of a class, but for a
+    synchronisation with ``together``, which is one operation in each class, and one collective of all ranks. A receive
+    has the send that it belongs to as its ``peer``, which is an operation of another class, and a send its receive.
 
     Operation i waits for the operations ``depends_on[depends_start[i]:depends_start[i + 1]]``, which all stand before
-    it. Within a lane operations run in the order of the arrays: so the order of the collectives is the order in which
-    they are sent, and who swaps two of them or adds a dependency changes both the run and its prediction. A collective
-    that waits for a backward waits until its gradients are final (``gradient_ready_s``), not for its end.
+    it. Operations of a class and lane run in the order of the arrays: so the order of the collectives is the order in
+    which they are sent, and who swaps two of them or adds a dependency changes both the run and its prediction. A
+    collective that waits for a backward waits until its gradients are final (``gradient_ready_s``), not for its end.
+    A computation that waits for a collective waits for its end.
 
-    A collective with a bucket adds up gradients on the communication lane. One without a bucket is a sum that batch
-    norm needs at once, and computation waits for it: with mode ``global`` one follows the forward and one the backward
-    of each batch norm (``layer``); with ``leaf`` there is one of all statistics (``layer`` is -1), after the buckets.
-
-    Where a schedule is ``sharded``, gradients are reduce-scattered, a rank updates its shard of every bucket
-    (``dpsim.kernels.allreduce.shards``) and holds optimizer state for it alone, and behind the update an all-gather of
-    each bucket's parameters brings the shards together. Before the update stands a sum without a layer in which the
-    ranks agree that all numbers are finite.
+    A collective with a bucket adds up gradients, or brings parameters together, on the communication lane. A
+    synchronisation is a sum that computation waits for: with batch norm's mode ``global`` one follows the forward and
+    one the backward of each batch norm (``layer``); with ``leaf`` there is one of all statistics (``layer`` is -1),
+    after the buckets; and where ranks hold different parts of the parameters there is one before the update, in which
+    they agree that all numbers are finite.
 
     Bucket k holds the tensors ``tensor_order[bucket_start[k]:bucket_start[k + 1]]`` (forward indices of the workload's
-    tensors, in the order in which backward makes them final); ``bucket_size_bytes[k]`` is its size without padding.
-    Under the rule ``horovod`` buckets are decided while running: then ``dynamic`` is true, there are no collectives
-    with a bucket, and every tensor is a bucket of its own until ``dpsim.lowering.horovod.HorovodCycle`` joins them.
+    tensors, in the order in which backward makes them final); ``bucket_size_bytes[k]`` is its size without padding, and
+    ``bucket_class[k]`` the class that has it. Under the rule ``horovod`` buckets are decided while running: then
+    ``dynamic`` is true, there are no collectives with a bucket, and every tensor is a bucket of its own until
+    ``dpsim.lowering.horovod.HorovodCycle`` joins them.
+
+    Where a schedule is ``sharded``, gradients are reduce-scattered, and a rank updates its shard of every bucket
+    (``dpsim.kernels.allreduce.shards``) and holds optimizer state for it alone; all-gathers of parameters bring the
+    shards together, after the update or before they are needed.
+
+    ``gradient_slots`` and ``parameter_slots``: how many buckets of a class have memory at once, bucket k in slot k
+    modulo that number, while a rank keeps its shard of each; 0 where all have memory of their own. ``stashes[c]`` is
+    how many micro-batches class c keeps activations of at once.
     """
 
     workload: Workload
@@ -85,16 +103,32 @@ class Schedule:
     tensor_order: NDArray[np.int64]
     bucket_start: NDArray[np.int64]
     bucket_size_bytes: NDArray[np.int64]
+    rank_class: NDArray[np.int8]
+    peer: NDArray[np.int32]
+    together: NDArray[np.bool_]
+    bucket_class: NDArray[np.int8]
+    stashes: tuple[int, ...] = (1,)
     dynamic: bool = False
     sharded: bool = False
+    gradient_slots: int = 0
+    parameter_slots: int = 0
 
     @property
     def buckets(self) -> int:
         return len(self.bucket_size_bytes)
 
     @property
+    def classes(self) -> int:
+        """The number of rank classes."""
+        return len(self.stashes)
+
+    def class_of(self, rank: int) -> int:
+        """The class of a rank."""
+        return rank * self.classes // self.plan.devices
+
+    @property
     def lane(self) -> NDArray[np.int8]:
-        """``COMMUNICATION_LANE`` for a collective, else ``COMPUTE_LANE``."""
+        """``COMMUNICATION_LANE`` for a collective or a receive, else ``COMPUTE_LANE``, where a send takes no time."""
         return _LANES[self.kind]
 
     @property

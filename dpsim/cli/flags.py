@@ -127,6 +127,10 @@ def _reader(name: str) -> Callable[[str], Any]:
 def _list(name: str, field: Field, text: str) -> tuple[Any, ...] | None:
     if name == "network":
         return networks(text)
+    if name == "strategy":
+        from dpsim.strategy import parse_strategies
+
+        return (text,) if text == "all" else parse_strategies(text)
     flag = flag_of(name)
     if name == "devices":
         return listed(flag, text, devices_or_layout)

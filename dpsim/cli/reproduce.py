@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpsim.cli import flags, show
+from dpsim.strategy import described
 
 EXAMPLES = """\
 Examples:
@@ -38,7 +39,7 @@ class ReproduceFlags(
     against: Path | None = flags.flag("Compare with the record in this folder, from an earlier dpsim reproduce.")
     across_machines: bool = flags.flag("With --against: allow a record from another type of machine.", default=False)
     output: Path | None = flags.flag("Folder for the record with all digests, and the report.")
-    strategy: str | None = flags.flag("all, or a list of data-parallel (the default) and zero1.")
+    strategy: str | None = flags.flag(f"all, or a list of {described()} (data-parallel).")
     json: flags.Json = False
 
 
@@ -57,14 +58,15 @@ def reproduce(*, given: ReproduceFlags) -> int:
     from dpsim.harness.reproduce.against import check_comparable, compare_with_saved
     from dpsim.harness.reproduce.measure import measure
     from dpsim.optimizer import changed
-    from dpsim.plan import OVERLAPS, STRATEGIES
+    from dpsim.plan import OVERLAPS
     from dpsim.records.reproduce import PREDICTIONS, RECORD, Reproduction
     from dpsim.report.saved import SavedResult
+    from dpsim.strategy import STRATEGIES
 
     against, output = given.against, given.output
     flags.writable(output, folder=True)
     fields = given.values()
-    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": STRATEGIES}
+    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": tuple(STRATEGIES)}
     fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}
     if fields.get("leaves") == 0:
         fields.setdefault("batch_norm", ("local",))

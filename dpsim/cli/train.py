@@ -130,7 +130,7 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
         print(f"{run}, all of them trained before")
     else:
         print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} per step, {run}")
-    if plan.strategy != "data-parallel":
+    if plan.parallelism.sharded:
         print(f"strategy {plan.strategy}: {format_size(result.optimizer_state_bytes)} of optimizer state a device")
     if plan.compute_dtype != "float32":
         print(f"operands of products and convolutions in {plan.compute_dtype}, sums and parameters in float32")

@@ -32,5 +32,5 @@ def lower(
     ``ready_s``: seconds from the start of the last backward until each tensor is final, in ready order, which defaults
     to the Workload's times at ``plan.local_batch``. Raises ``ConfigError`` where they are missing.
     """
-    schedule: Schedule = load(LOWERINGS[plan.strategy])(workload, plan, ready_s, alpha_s, beta_s_per_byte)
+    schedule: Schedule = load(LOWERINGS[plan.parallelism.name])(workload, plan, ready_s, alpha_s, beta_s_per_byte)
     return schedule

@@ -37,6 +37,9 @@ class _Columns:
     bucket: NDArray[np.int32]
     micro_batch: NDArray[np.int32]
     size_bytes: NDArray[np.int64]
+    rank_class: NDArray[np.int8]
+    peer: NDArray[np.int32]
+    together: NDArray[np.bool_]
 
 
 def lower(
@@ -127,6 +130,10 @@ def with_buckets(
         tensor_order=tensor_order,
         bucket_start=bucket_start,
         bucket_size_bytes=bucket_size_bytes,
+        rank_class=columns.rank_class,
+        peer=columns.peer,
+        together=columns.together,
+        bucket_class=np.zeros(buckets, np.int8),
         dynamic=dynamic,
         sharded=sharded,
     )
@@ -187,4 +194,7 @@ def _columns(workload: Workload, accumulate: int, batch_norm: str, sent: int, sh
         bucket=bucket,
         micro_batch=np.concatenate([computation.micro_batch, np.full(count, accumulate - 1, np.int32)]),
         size_bytes=size_bytes,
+        rank_class=np.zeros(len(kind), np.int8),
+        peer=np.full(len(kind), -1, np.int32),
+        together=np.zeros(len(kind), np.bool_),
     )

@@ -28,16 +28,15 @@ from dpsim.plan import (
     BATCH_NORM_MODES,
     DEFAULT_LEAVES,
     OVERLAPS,
-    STRATEGIES,
     BatchNormMode,
     Overlap,
     Plan,
-    Strategy,
 )
 from dpsim.records.checks import check_distinct, check_steps
 from dpsim.records.sweep import Environment
 from dpsim.rng import check_seed
 from dpsim.setting import DataSet, Seed
+from dpsim.strategy import DataParallel, parse_strategy
 from dpsim.units import format_size
 
 SCHEMA = "dpsim.reproduce/2"
@@ -56,7 +55,7 @@ def plan_name(plan: Plan) -> str:
     micro_batches = "" if plan.accumulate == 1 else f", {plan.accumulate} micro-batches"
     if plan.devices == 1:
         return f"1 device{micro_batches}"
-    strategy = "" if plan.strategy == "data-parallel" else f", {plan.strategy}"
+    strategy = "" if plan.strategy == DataParallel.name else f", {plan.strategy}"
     size = format_size(plan.threshold_bytes)
     return f"{plan.layout or plan.devices} devices, {size}, {plan.algorithm}, {plan.overlap}{strategy}{micro_batches}"
 
@@ -84,7 +83,7 @@ class Reproduction(Noun, frozen=True):
     seed: Seed = 0
     fusion_rule: str = "tarantella"
     wire_dtype: WireDtype | None = None
-    strategies: Annotated[tuple[Strategy, ...], Decides.STEP_TIME] = ("data-parallel",)
+    strategies: Annotated[tuple[str, ...], Decides.STEP_TIME] = ("data-parallel",)
     compute_dtype: ComputeDtype = "float32"
     accumulates: Annotated[tuple[int, ...], Decides.SHARES] = (1,)
     cycle_s: float = 1e-3
@@ -96,12 +95,12 @@ class Reproduction(Noun, frozen=True):
             ("algorithm", self.algorithms, algorithms_in(*RUNNABLE), ("all",)),
             ("overlap", self.overlaps, OVERLAPS, ("all",)),
             ("batch norm", self.batch_norms, BATCH_NORM_MODES, ()),
-            ("strategy", self.strategies, STRATEGIES, ("all",)),
         )
         for name, values, allowed, every in words:
             for value in values:
                 if value not in allowed:
                     raise unknown(name, value, (*every, *allowed))
+        msgspec.structs.force_setattr(self, "strategies", tuple(parse_strategy(each).text for each in self.strategies))
         for name, values in msgspec.structs.asdict(self).items():
             if isinstance(values, tuple):
                 check_distinct(name, values)
@@ -121,7 +120,7 @@ class Reproduction(Noun, frozen=True):
             mode_fields = shared(self, Plan) | {"batch_norm": mode, "leaves": 0 if mode == "local" else self.leaves}
             alone = sorted({1, *(self.accumulates if (1, "") in layouts else ())})
             combinations: list[tuple[Any, ...]] = [
-                ((1, ""), math.inf, "auto", "off", "data-parallel", a) for a in alone
+                ((1, ""), math.inf, "auto", "off", DataParallel.name, a) for a in alone
             ]
             combinations += itertools.product(
                 [layout for layout in layouts if layout[0] > 1],
@@ -132,7 +131,10 @@ class Reproduction(Noun, frozen=True):
                 fields |= {"devices": devices, "layout": layout}
                 if not takes_threshold:
                     fields["fusion_threshold_bytes"] = None
-                if devices == 1 or len(self.algorithms) == 1 or possible("algorithm", **fields):
+                compared = {"algorithm": self.algorithms, "strategy": self.strategies}
+                if devices == 1 or all(
+                    possible(name, **fields) for name, values in compared.items() if len(values) > 1
+                ):
                     plans.append(Plan(**fields))
         return tuple(plans)
 

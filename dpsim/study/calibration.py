@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, CollectiveKind, parse_devices
+from dpsim.collective import Collective, parse_devices
 from dpsim.constraints import LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
-from dpsim.plan import STRATEGIES, Strategy
 from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
 from dpsim.predict.formulas import fitted_links
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
+from dpsim.strategy import parse_strategy
 from dpsim.study.cases import run
 from dpsim.study.environment import environment, stamp
 from dpsim.study.profile import AT_S, TICK_S, slowdown
@@ -36,11 +36,6 @@ TIME_S, LOSS_S = "time_s", "compute_loss_s"
 """Quantities of a calibrated collective, by its bytes: what it takes, and the compute time that it takes away."""
 ALONE_S, TOGETHER_S = "alone_s", "together_s"
 """Quantities of a load: what it takes on one device, and on the slowest of several at once."""
-_KINDS: dict[str, tuple[CollectiveKind, ...]] = {
-    "data-parallel": ("allreduce",),
-    "zero1": ("allreduce", "reduce-scatter", "all-gather"),
-}
-"""The collectives that a strategy's calibration measures. Parameters are gathered when nothing else runs."""
 
 
 class CalibrateConfig(Noun, frozen=True):
@@ -50,8 +45,8 @@ class CalibrateConfig(Noun, frozen=True):
     not known to 3 % by then. Allreduces are also measured while the ranks compute: forward and backward of ``model``
     (with its ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload`` the model's
     computation is emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``;
-    ``compute_dtype`` is that of the model's operands. With ``strategy`` zero1 the reduce-scatters and all-gathers are
-    measured beside the allreduces, where an algorithm has them. With ``sums`` ordered sums are measured too, as global
+    ``compute_dtype`` is that of the model's operands. The collectives are those of ``strategy``, as far as an
+    algorithm has them. With ``sums`` ordered sums are measured too, as global
     batch norm needs them. ``slowdown``: how much longer several devices compute is measured too, with the stand-in.
     With another ``runtime`` the allreduces are those that PyTorch's DDP starts.
     """
@@ -67,7 +62,7 @@ class CalibrateConfig(Noun, frozen=True):
     local_batch: int = 0
     wire_dtype: WireDtype | None = None
     compute_dtype: ComputeDtype = "float32"
-    strategy: Strategy = "data-parallel"
+    strategy: str = "data-parallel"
     sums: bool = False
     workload: Workload | None = None
     slowdown: bool = True
@@ -85,8 +80,7 @@ class CalibrateConfig(Noun, frozen=True):
             check(algorithm=algorithm, wire_dtype=self.wire_dtype, leaves=0)
             for devices, layout in self.layouts():
                 check(algorithm=algorithm, devices=devices, layout=layout)
-        if self.strategy not in STRATEGIES:
-            raise unknown("strategy", self.strategy, STRATEGIES)
+        parse_strategy(self.strategy)
         if not any(possible("strategy", strategy=self.strategy, algorithm=name) for name in self.algorithms):
             check(strategy=self.strategy, algorithm=self.algorithms[0])
         for overlap in self.overlaps:
@@ -113,7 +107,8 @@ class CalibrateConfig(Noun, frozen=True):
             wire = self.wire_dtype or "float32"
             for algorithm in self.algorithms:
                 splits = ALGORITHMS.find(algorithm).has_reduce_scatter
-                for kind in _KINDS[self.strategy if splits else "data-parallel"]:
+                kinds = parse_strategy(self.strategy).collectives
+                for kind in kinds if splits else ("allreduce",):
                     collective = Collective(
                         algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire, kind=kind
                     )

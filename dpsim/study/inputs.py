@@ -336,6 +336,6 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
         wire_dtype=first.plan.wire_dtype,
         compute_dtype=first.plan.compute_dtype,
         sums=any(setting.plan.batch_norm != "local" for setting in settings),
-        strategy="zero1" if any(setting.plan.strategy == "zero1" for setting in settings) else "data-parallel",
+        strategy=max((setting.plan.parallelism for setting in settings), key=lambda each: len(each.collectives)).text,
         slowdown=False,
     )
