@@ -237,8 +237,23 @@ class SizedReplica(Replica, Protocol):
 class EmulatedCompute(Replica, Protocol):
     """A replica that waits instead of computing. What it trains means nothing; how long it takes is the point."""
 
-    def update_begins(self, added_up_s: float) -> None:
-        """Called in each step when all gradients are added up, since ``added_up_s`` (0 where nothing was sent)."""
+    def step_begins(self, batch: Batch) -> None:
+        """Called with the first micro-batch of a step, where something is waited for before it is computed.
+
+        What a step computes outside the layers then passes meanwhile.
+        """
+
+    def update_begins(self, added_up_s: float, share: float = 1.0) -> None:
+        """Called in each step when all gradients are added up, since ``added_up_s`` (0 where nothing was sent).
+
+        ``share`` of the parameters are updated on this rank.
+        """
+
+    def update_ends(self, share: float = 1.0) -> None:
+        """Wait until that update is done: called before what follows it in the step."""
+
+    def resumes_at(self, arrived_s: float) -> None:
+        """Called when computing has waited for communication: what follows begins at ``arrived_s`` at the earliest."""
 
 
 class Timing(Protocol):
@@ -334,7 +349,7 @@ class StagedReplica(LeafReplica, Protocol):
         """Compute forward and return what is handed on, which stays until the slot is used again.
 
         ``x`` is what the stage before handed on, None in the first stage. It is never written; without ``recompute`` it
-        must stay as it is until the slot's backward pass is done, and it may be what is returned.
+        must stay as it is until the slot's backward pass is done. What is returned lies in other memory.
         ``leaf_statistics`` then are those of this pass.
         """
 
@@ -347,8 +362,8 @@ class StagedReplica(LeafReplica, Protocol):
     def backward_stage(self, slot: int, batch: Batch, grad: Array | None, events: StepEvents) -> Array | None:
         """Write the gradients and return that of the stage's input, which stays until the slot is used again.
 
-        ``grad`` is what the stage behind returned, None in the last stage. It may be overwritten, and it may be what is
-        returned. The first stage returns None.
+        ``grad`` is what the stage behind returned, None in the last stage. It may be overwritten; what is returned lies
+        in other memory. The first stage returns None.
         """
 
     def evaluate_stage(self, x: Array) -> Array:

@@ -308,8 +308,10 @@ class Network:
         held = stage.slots[slot]
         held.given = held.keep("input", x) if stage.recompute and x is not None else x
         with self.ops.tolerate_overflow():
-            y = stage.forward(held, self._stage_input(slot, batch), batch, events.forward_done)
-            held.output = held.keep("output", y) if stage.recompute else y
+            given = self._stage_input(slot, batch)
+            y = stage.forward(held, given, batch, events.forward_done)
+            aliased = not stage.last and self.ops.xp.may_share_memory(y, given)
+            held.output = held.keep("output", y) if stage.recompute or aliased else y
         return held.output
 
     def _stage_input(self, slot: int, batch: Batch) -> Array:
@@ -350,7 +352,10 @@ class Network:
         if grad is None:
             raise ConfigError("a backward pass without a gradient", allowed="one after the loss, or with a gradient")
         with self.ops.tolerate_overflow():
-            return self._stage.backward(held, grad, batch, events)
+            handed_back = self._stage.backward(held, grad, batch, events)
+            if handed_back is not None and self.ops.xp.may_share_memory(handed_back, grad):
+                return held.keep("input gradient", handed_back)
+            return handed_back
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
         """Forward only, with running statistics, 128 samples at a time. Raises ``ConfigError`` as forward_backward."""
