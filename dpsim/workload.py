@@ -69,6 +69,7 @@ class Layer(Noun, frozen=True):
     depends_on: tuple[str, ...] | None = None
     launch_s: float = 0.0
     activation_bytes_per_sample: float = 0.0
+    output_bytes_per_sample: float = 0.0
     batch_norm_channels: int = 0
     launch_backward_s: float | None = None
 
@@ -78,7 +79,8 @@ class Layer(Noun, frozen=True):
         return self.launch_s if self.launch_backward_s is None else self.launch_backward_s
 
     def __post_init__(self) -> None:
-        for key in ("launch_s", "launch_backward_s", "activation_bytes_per_sample", "batch_norm_channels"):
+        bytes_per_sample = ("activation_bytes_per_sample", "output_bytes_per_sample")
+        for key in ("launch_s", "launch_backward_s", *bytes_per_sample, "batch_norm_channels"):
             value = getattr(self, key)
             if value is not None and not 0 <= value <= _MOST_BYTES:
                 raise ConfigError(f"layer {self.name!r} has {key} {value}", allowed="a finite number >= 0")
