@@ -33,6 +33,10 @@ Observer = Callable[[str, str, Array, Array], None]
 """(``forward`` or ``input_gradient``, the layer's name, its input, its output), called while a replica computes."""
 
 
+EVALUATION_SAMPLES = 128
+"""Samples of one pass of an evaluation; they bound the work arrays whatever the size of the test set."""
+
+
 class Slot(NamedTuple):
     """Where the gradients of the leaves from ``first_leaf`` on are written (see ``dpsim.kernels.allreduce.tree``)."""
 
@@ -367,7 +371,7 @@ class StagedReplica(LeafReplica, Protocol):
         """
 
     def evaluate_stage(self, x: Array) -> Array:
-        """Forward in evaluation mode, of some 100 samples at a time: the stage's input -> what is handed on."""
+        """Forward in evaluation mode, of ``EVALUATION_SAMPLES`` at most: the stage's input -> what is handed on."""
 
     def evaluate_logits(self, logits: Array, labels: NDArray[np.int64]) -> BatchSums:
         """The sums of an evaluation, from the last stage's output."""

@@ -29,6 +29,7 @@ from dpsim.nn.residual import Join
 from dpsim.nn.stage import Stage, open_branches, twins
 from dpsim.records.checks import check_label_smoothing
 from dpsim.replica import (
+    EVALUATION_SAMPLES,
     Array,
     Batch,
     BatchSums,
@@ -43,9 +44,6 @@ from dpsim.replica import (
     StageEvents,
     StepEvents,
 )
-
-_EVALUATION_SAMPLES = 128
-"""Samples of one pass of an evaluation; they bound the work arrays whatever the size of the test set."""
 
 
 class NoEvents:
@@ -138,8 +136,8 @@ class Network:
 
     def problems(self, rows: int, *, training: bool) -> list[Problem]:
         """See ``TunableReplica``; an evaluation has forward passes of at most 128 samples."""
-        whole, rest = (0, rows) if training else divmod(rows, _EVALUATION_SAMPLES)
-        passes = [_EVALUATION_SAMPLES] * min(whole, 1) + [rest] * min(rest, 1)
+        whole, rest = (0, rows) if training else divmod(rows, EVALUATION_SAMPLES)
+        passes = [EVALUATION_SAMPLES] * min(whole, 1) + [rest] * min(rest, 1)
         every: list[Problem] = []
         for samples in passes:
             for number, layer in enumerate(self._stage.layers, start=self._stage.first):
@@ -361,8 +359,8 @@ class Network:
         """Forward only, with running statistics, 128 samples at a time. Raises ``ConfigError`` as forward_backward."""
         self._check(x, labels, (0, len(x)), self.input_shape)
         loss, correct = 0.0, 0
-        for start in range(0, len(x), _EVALUATION_SAMPLES):
-            samples = slice(start, start + _EVALUATION_SAMPLES)
+        for start in range(0, len(x), EVALUATION_SAMPLES):
+            samples = slice(start, start + EVALUATION_SAMPLES)
             sums = self.evaluate_logits(self.evaluate_stage(self.ops.upload("x", x[samples])), labels[samples])
             loss, correct = loss + sums.loss, correct + sums.correct
         return BatchSums(loss=loss, correct=correct, samples=len(x))

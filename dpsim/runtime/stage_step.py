@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.comm.transport import Array, Request, Transport, wait
-from dpsim.replica import Batch, BatchSums, EmulatedCompute, StagedReplica, StepEvents
+from dpsim.replica import (
+    EVALUATION_SAMPLES,
+    Batch,
+    BatchSums,
+    DeferredSums,
+    EmulatedCompute,
+    StagedReplica,
+    StageEvents,
+)
 from dpsim.runtime.leaf_step import LeafStep, Pass
 from dpsim.runtime.program import Action, StepProgram
 from dpsim.runtime.rank_status import RankStatus
@@ -59,7 +67,7 @@ class StageStep:
         """The memory of what is received."""
         return sum(flat.nbytes for flat in self._memory.values())
 
-    def run(self, share: Batch, enter: Callable[[Pass], None], events: StepEvents) -> list[BatchSums]:
+    def run(self, share: Batch, enter: Callable[[Pass], None], events: StageEvents) -> list[BatchSums | DeferredSums]:
         """Compute the stage's part of a step up to the update; the sums of each micro-batch, zeros without the loss."""
         leaves, replica = self._leaves, self._replica
         batches = [leaves.part(each.micro_batch, share) for each in leaves.passes]
@@ -93,6 +101,25 @@ class StageStep:
                 if returned is not None:
                     self._arrays[INPUT_GRADIENT, slot] = returned
         return sums
+
+    def evaluate(self, x: Array, labels: Array) -> BatchSums:
+        """The sums of an evaluation of these samples in the last stage, zeros in the others; all call it together."""
+        (first, stop), loss, correct = self._program.layers, 0.0, 0
+        last_class = len(self._replica.layers) == stop
+        for start in range(0, len(labels), EVALUATION_SAMPLES):
+            part = slice(start, start + EVALUATION_SAMPLES)
+            values = x[part]
+            if self._class > 0:
+                shape, dtype = self._replica.boundary(first - 1)
+                values = self._take(INPUT, 0, (len(values), *shape), dtype)
+                wait(self._world, [self._world.receive(_flat(values), self._rank_of(self._class - 1))])
+            values = self._replica.evaluate_stage(values)
+            if not last_class:
+                wait(self._world, [self._world.send(_flat(values), self._rank_of(self._class + 1))])
+                continue
+            sums = self._replica.evaluate_logits(values, labels[part])
+            loss, correct = loss + sums.loss, correct + sums.correct
+        return BatchSums(loss=loss, correct=correct, samples=len(labels))
 
     def poll(self) -> None:
         """Let messages under way go on."""

@@ -140,6 +140,10 @@ class StepRunner:
         for slot in self.arena.optimizer_state.values():
             slot[...] = 0
 
+    def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
+        """The sums of an evaluation of these samples: in stages those of the last one, and zeros in the others."""
+        return (self._stage or self.replica).evaluate(x, labels)
+
     def bind_again(self) -> None:
         """Give the replica its memory back, after somebody else has bound it."""
         self._leaves.bind_again()
@@ -163,6 +167,8 @@ class StepRunner:
         clock.computed(self.program.overhead)
         self.status.computes(self.steps + 1)
         self._collectives.begin()
+        if self._emulated is not None and (self._waits_inside or self._stage is not None):
+            self._emulated.step_begins(leaves.part(leaves.passes[0].micro_batch, share))
         if self._waits_inside:
             self._release_and_wait(self.program.overhead, self.program.releases)
         if self._stage is not None:

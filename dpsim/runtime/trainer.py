@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import itertools
 import math
@@ -102,12 +101,10 @@ class Trainer:
         self.model_state = {name: (value.shape, value.dtype.name) for name, value in replica.state().items()}
         """Shape and dtype of the state of the whole model, of which a stage has a part."""
         self.world: Transport | None = None
-        self._evaluator: Replica | None = None
         group = comm
         if self.schedule.classes > 1:
             group = class_group(comm, self.schedule.class_of(comm.rank))
             self.world = transport(comm, network, plan.devices_a_node, sleeps=sleeps)
-            self._evaluator = copy.deepcopy(replica)
         self.transport: Transport = transport(
             group,
             network,
@@ -219,39 +216,35 @@ class Trainer:
         self.runner.memory.use()
         self.runner.status.evaluates()
         edges = own_leaves(self.plan, self.rank, len(self.dataset.test_y))
-        with self.averaged_state(), self._whole_model() as model:
-            leaves = [self._evaluate(model, low, high) for low, high in itertools.pairwise(edges)]
+        with self.averaged_state(), self._parameters_in_memory():
+            leaves = [self._evaluate(low, high) for low, high in itertools.pairwise(edges)]
         slots = [
             fold(leaf_tree(stop - first), leaves[first:stop].__getitem__, operator.add)
             for first, stop in own_slots(self.plan, self.rank)
         ]
         with self.waiting(rank_status.EVALUATION):
             totals = self.runner.ordered_sum(slots)
+            if self.world is not None:
+                totals = self.comm.bcast(totals, self.comm.size - 1)
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
 
     @contextlib.contextmanager
-    def _whole_model(self) -> Iterator[Replica]:
-        """A replica with all parameters and running statistics. Collective where a rank does not have them all."""
-        if self.runner.arena.has_all_parameters:
-            yield self.replica
+    def _parameters_in_memory(self) -> Iterator[None]:
+        """Within it, the replica has all parameters of its layers. Collective where they are shards between steps."""
+        if not self.schedule.gathers_before_use:
+            yield
             return
         with self.waiting(rank_status.EVALUATION):
-            parameters, state = self.parameters(), self.whole_state()
-        model = self.replica if self._evaluator is None else self._evaluator
-        gradients = {name: np.zeros_like(value) for name, value in parameters.items()}
-        model.bind(parameters, gradients)
-        if self._evaluator is not None:
-            for name, value in model.state().items():
-                value[...] = state[name]
-        yield model
-        if self._evaluator is None:
-            self.runner.bind_again()
+            parameters = self.parameters()
+        self.replica.bind(parameters, {name: np.zeros_like(value) for name, value in parameters.items()})
+        yield
+        self.runner.bind_again()
 
-    def _evaluate(self, model: Replica, low: int, high: int) -> NDArray[np.float64]:
+    def _evaluate(self, low: int, high: int) -> NDArray[np.float64]:
         """Loss, correct predictions and samples of test samples ``low`` to ``high - 1``, some at a time."""
         total = np.zeros(3)
         for start in range(low, high, _EVALUATION_BATCH):
-            sums = model.evaluate(*self.dataset.test_batch(start, min(start + _EVALUATION_BATCH, high)))
+            sums = self.runner.evaluate(*self.dataset.test_batch(start, min(start + _EVALUATION_BATCH, high)))
             total += (sums.loss, sums.correct, sums.samples)
         return total
 
