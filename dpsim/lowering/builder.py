@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -76,16 +77,13 @@ class Builder:
         self._peers[number], self._peers[send] = send, number
         return number
 
-    def sum_bucket(self, buckets: Buckets, bucket: int, final: list[int], plan: Plan, rank_class: int = 0) -> int:
-        """Append what adds up the gradients of a bucket, after the backwards that make them final; its number.
-
-        ``final``: the last micro-batch's backward of each tensor, in ready order.
-        """
-        kind = REDUCE_SCATTER_EVENT if plan.parallelism.sharded else ALLREDUCE_EVENT
-        first, stop = buckets.start[bucket : bucket + 2].tolist()
+    def sum_bucket(
+        self, buckets: Buckets, bucket: int, backwards: Iterable[int], plan: Plan, rank_class: int = 0
+    ) -> int:
+        """Append what adds up the gradients of a bucket, after the backwards of its tensors; its number."""
         return self.add(
-            kind,
-            dict.fromkeys(final[first:stop]),
+            REDUCE_SCATTER_EVENT if plan.parallelism.sharded else ALLREDUCE_EVENT,
+            dict.fromkeys(backwards),
             bucket=bucket,
             micro_batch=plan.accumulate - 1,
             size_bytes=int(buckets.size_bytes[bucket]),
@@ -107,13 +105,13 @@ class Builder:
         The sum of ``statistics`` bytes of batch norm's mode ``leaf``, the agreement of ``agreement`` bytes that all
         numbers are finite (0: none), of all classes if it is ``together``, and the update after all of them.
         """
-        common = {"micro_batch": plan.accumulate - 1, "rank_class": rank_class}
+        add = functools.partial(self.add, micro_batch=plan.accumulate - 1, rank_class=rank_class)
         sums = []
         if statistics:
-            sums.append(self.add(SYNCHRONISE_EVENT, awaited, size_bytes=statistics, **common))
+            sums.append(add(SYNCHRONISE_EVENT, awaited, size_bytes=statistics))
         if agreement:
-            sums.append(self.add(SYNCHRONISE_EVENT, awaited, size_bytes=agreement, together=together, **common))
-        return self.add(UPDATE_EVENT, [*awaited, *sums], **common)
+            sums.append(add(SYNCHRONISE_EVENT, awaited, size_bytes=agreement, together=together))
+        return add(UPDATE_EVENT, [*awaited, *sums])
 
     def gather(self, buckets: Buckets, bucket: int, after: int, micro_batch: int, rank_class: int = 0) -> int:
         """Append the all-gather of a bucket's parameters, after one operation; its number."""
