@@ -57,7 +57,8 @@ class Layer(Noun, frozen=True):
     time from the start of this layer's backward until its gradients are final; without it they are final
     when its backward ends. ``launch_s`` is the host time to launch the layer's work (0 where host and device
     are one), once in forward and once in backward, or ``launch_backward_s`` there. ``depends_on`` names the layers
-    that it reads; ``None``: the layer before it.
+    that it reads; ``None``: the layer before it. ``activation_bytes_per_sample`` is what it keeps for backward,
+    ``output_bytes_per_sample`` what it hands on to the layers that read it (0: not known).
     """
 
     name: str
@@ -69,9 +70,9 @@ class Layer(Noun, frozen=True):
     depends_on: tuple[str, ...] | None = None
     launch_s: float = 0.0
     activation_bytes_per_sample: float = 0.0
-    output_bytes_per_sample: float = 0.0
     batch_norm_channels: int = 0
     launch_backward_s: float | None = None
+    output_bytes_per_sample: float = 0.0
 
     @property
     def launched_backward_s(self) -> float:

@@ -15,6 +15,9 @@ from dpsim.workload import Workload
 LOWERINGS: dict[str, str | Callable[..., Schedule]] = {
     "data-parallel": "dpsim.lowering.data_parallel:lower",
     "zero1": "dpsim.lowering.zero1:lower",
+    "zero2": "dpsim.lowering.zero2:lower",
+    "zero3": "dpsim.lowering.zero3:lower",
+    "pipeline": "dpsim.lowering.pipeline:lower",
 }
 """The function that lowers each strategy, or its ``module:name``. Its arguments are those of ``lower``."""
 

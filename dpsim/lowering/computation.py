@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import ConfigError
+from dpsim.lowering.builder import Builder, Columns
 from dpsim.memo import remember
 from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, LOSS_EVENT, OVERHEAD_EVENT, SYNCHRONISE_EVENT
 from dpsim.workload import Layer, Workload
@@ -22,12 +23,7 @@ class Computation:
     ``final`` is the last micro-batch's backward operation that makes each tensor final, in ready order.
     """
 
-    kind: NDArray[np.int8]
-    layer: NDArray[np.int32]
-    micro_batch: NDArray[np.int32]
-    size_bytes: NDArray[np.int64]
-    depends_start: NDArray[np.int32]
-    depends_on: NDArray[np.int32]
+    columns: Columns
     statistics: int
     final: NDArray[np.int32]
 
@@ -49,22 +45,18 @@ def ready_times(workload: Workload, local_batch: float) -> NDArray[np.float64]:
 def computation_of(workload: Workload, accumulate: int, batch_norm: str) -> Computation:
     """The operations of all micro-batches in order, each behind those whose results it reads."""
     sums = [global_statistics_bytes(layer) if batch_norm == "global" else (0, 0) for layer in workload.layers]
-    inputs = _inputs(workload)
-    readers: list[list[int]] = [[] for _ in workload.layers]
-    for number, layers in enumerate(inputs):
-        for layer in layers:
-            readers[layer].append(number)
-    rows: list[tuple[int, int, int, int]] = [(OVERHEAD_EVENT, -1, 0, 0)]
-    depends: list[list[int]] = [[]]
+    inputs, readers = inputs_of(workload), readers_of(workload)
+    builder = Builder()
+    builder.add(OVERHEAD_EVENT)
 
     def add(kind: int, layer: int, micro_batch: int, after: list[int], size_bytes: int = 0) -> int:
         """Append a computation, and the global sum behind it where it has one; the number of the last of them."""
-        rows.append((kind, layer, micro_batch, 0))
-        depends.append(after)
+        number = builder.add(kind, after, layer=layer, micro_batch=micro_batch)
         if size_bytes:
-            rows.append((SYNCHRONISE_EVENT, layer, micro_batch, size_bytes))
-            depends.append([len(rows) - 2])
-        return len(rows) - 1
+            number = builder.add(
+                SYNCHRONISE_EVENT, [number], layer=layer, micro_batch=micro_batch, size_bytes=size_bytes
+            )
+        return number
 
     final: dict[int, int] = {}
     begin = 0
@@ -79,23 +71,28 @@ def computation_of(workload: Workload, accumulate: int, batch_norm: str) -> Comp
         gradients: dict[int, int] = {}
         for number in reversed(range(len(workload.layers))):
             after = [gradients[layer] for layer in readers[number]] or [loss]
-            final[number] = len(rows)
+            final[number] = len(builder)
             gradients[number] = add(BACKWARD_EVENT, number, micro_batch, after, sums[number][1])
-        begin = len(rows) - 1
-    kind, layer_column, micro_batches, size_bytes = np.array(rows, np.int64).T
+        begin = len(builder) - 1
     return Computation(
-        kind=kind.astype(np.int8),
-        layer=layer_column.astype(np.int32),
-        micro_batch=micro_batches.astype(np.int32),
-        size_bytes=size_bytes,
-        depends_start=np.cumsum([0, *map(len, depends)]).astype(np.int32),
-        depends_on=np.array(list(itertools.chain(*depends)), np.int32),
-        statistics=leaf_statistics_bytes(workload) if batch_norm == "leaf" else 0,
+        columns=builder.columns(),
+        statistics=leaf_statistics_bytes(workload.layers) if batch_norm == "leaf" else 0,
         final=np.array([final[layer] for layer in workload.ready_order.layer.tolist()], np.int32),
     )
 
 
-def _inputs(workload: Workload) -> list[list[int]]:
+@remember
+def readers_of(workload: Workload) -> list[list[int]]:
+    """The layers that read each layer; the loss reads those that no layer reads."""
+    readers: list[list[int]] = [[] for _ in workload.layers]
+    for number, layers in enumerate(inputs_of(workload)):
+        for layer in layers:
+            readers[layer].append(number)
+    return readers
+
+
+@remember
+def inputs_of(workload: Workload) -> list[list[int]]:
     """The layers that each layer reads: those that ``depends_on`` names, or the one before it."""
     number = {layer.name: index for index, layer in enumerate(workload.layers)}
     inputs = []
@@ -121,6 +118,6 @@ def global_statistics_bytes(layer: Layer) -> tuple[int, int]:
     return 8 * (1 + 2 * channels), 2 * channels * np.dtype(layer.tensors[0].dtype).itemsize
 
 
-def leaf_statistics_bytes(workload: Workload) -> int:
-    """What all batch norms with mode ``leaf`` together sum over the devices at the end of a step (float64)."""
-    return sum(8 * (1 + 2 * layer.batch_norm_channels) for layer in workload.layers if layer.batch_norm_channels)
+def leaf_statistics_bytes(layers: Iterable[Layer]) -> int:
+    """What the batch norms with mode ``leaf`` among these layers sum over the devices at a step's end (float64)."""
+    return sum(8 * (1 + 2 * layer.batch_norm_channels) for layer in layers if layer.batch_norm_channels)

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.jit import jit, quickest
-from dpsim.lowering.computation import Computation, computation_of, ready_times
-from dpsim.lowering.fusion import fuse
+from dpsim.lowering.buckets import Costs, fused
+from dpsim.lowering.computation import Computation, computation_of
+from dpsim.lowering.fusion import Buckets
 from dpsim.memo import remember
 from dpsim.plan import Plan
 from dpsim.schedule import (
@@ -58,31 +59,13 @@ def lower(
     sum of batch norm's leaf statistics; the update, after all of them. With ``agreement_bytes`` it is the schedule of
     ``dpsim.lowering.zero1``.
 
-    With one device there is no allreduce, and the buckets say how memory is laid out (a rule that needs costs has
-    nothing to decide there and makes one). Under ``horovod`` the schedule is dynamic: every tensor is a bucket of its
+    With one device there is no allreduce. Under ``horovod`` the schedule is dynamic: every tensor is a bucket of its
     own and there is no allreduce.
     """
-    order = workload.ready_order
-    name, rule = plan.fusion_rule, FUSION_RULES.find(plan.fusion_rule)
-    dynamic = rule.while_running and plan.devices > 1
-    if rule.while_running:
-        name = "per-tensor"
-    elif rule.needs_costs:
-        if plan.devices == 1:
-            name = "one"
-        elif ready_s is None:
-            ready_s = ready_times(workload, plan.local_batch)
-    start = fuse(
-        order.size_bytes,
-        name,
-        plan.fusion_threshold_bytes,
-        ready_s=ready_s,
-        alpha_s=alpha_s,
-        beta_s_per_byte=beta_s_per_byte,
-        dtype_code=order.dtype_code,
-    )
-    sizes = order.cumulative_bytes[start[1:]] - order.cumulative_bytes[start[:-1]]
-    return with_buckets(workload, plan, order.tensor, start, sizes, dynamic=dynamic, agreement_bytes=agreement_bytes)
+    buckets = Buckets.at(workload, fused(workload, plan, Costs(ready_s, alpha_s, beta_s_per_byte)))
+    dynamic = plan.devices > 1 and FUSION_RULES.find(plan.fusion_rule).while_running
+    order = workload.ready_order.tensor
+    return with_buckets(workload, plan, order, *buckets, dynamic=dynamic, agreement_bytes=agreement_bytes)
 
 
 def with_buckets(
@@ -108,7 +91,7 @@ def with_buckets(
     computed, size_bytes = columns.computation, columns.size_bytes
     if sent or sharded:
         size_bytes = size_bytes.copy()
-        before = len(computed.kind)
+        before = len(computed.columns.kind)
         size_bytes[before : before + sent] = bucket_size_bytes
     if agreement_bytes is not None:
         size_bytes[len(size_bytes) - sent - 2] = agreement_bytes
@@ -116,7 +99,9 @@ def with_buckets(
     edges = quickest(_dependencies, few=buckets <= _FEW_BUCKETS)
     awaited = (computed.final, bucket_start) if decided_by is None else (decided_by, np.arange(buckets + 1))
     late = int(computed.statistics > 0)
-    depends_start, depends_on = edges(computed.depends_start, computed.depends_on, *awaited, sent, late, sharded)
+    depends_start, depends_on = edges(
+        computed.columns.depends_start, computed.columns.depends_on, *awaited, sent, late, sharded
+    )
     return Schedule(
         workload=workload,
         plan=plan,
@@ -174,25 +159,26 @@ def _dependencies(computed_start, computed_on, final, bucket_start, sent, late, 
 @remember
 def _columns(workload: Workload, accumulate: int, batch_norm: str, sent: int, sharded: bool) -> _Columns:
     computation = computation_of(workload, accumulate, batch_norm)
+    computed = computation.columns
     late = [SYNCHRONISE_EVENT] if computation.statistics else []
     collective, agreement, gathers = (
         (REDUCE_SCATTER_EVENT, [SYNCHRONISE_EVENT], sent) if sharded else (ALLREDUCE_EVENT, [], 0)
     )
     added = [*[collective] * sent, *late, *agreement, UPDATE_EVENT, *[ALL_GATHER_EVENT] * gathers]
-    before, count = len(computation.kind), len(added)
-    kind = np.concatenate([computation.kind, np.array(added, np.int8)])
+    before, count = len(computed.kind), len(added)
+    kind = np.concatenate([computed.kind, np.array(added, np.int8)])
     bucket = np.full(before + count, -1, np.int32)
     bucket[before : before + sent] = np.arange(sent)
     bucket[before + count - gathers :] = np.arange(gathers)
-    size_bytes = np.concatenate([computation.size_bytes, np.zeros(count, np.int64)])
+    size_bytes = np.concatenate([computed.size_bytes, np.zeros(count, np.int64)])
     if late:
         size_bytes[before + sent] = computation.statistics
     return _Columns(
         computation=computation,
         kind=kind,
-        layer=np.concatenate([computation.layer, np.full(count, -1, np.int32)]),
+        layer=np.concatenate([computed.layer, np.full(count, -1, np.int32)]),
         bucket=bucket,
-        micro_batch=np.concatenate([computation.micro_batch, np.full(count, accumulate - 1, np.int32)]),
+        micro_batch=np.concatenate([computed.micro_batch, np.full(count, accumulate - 1, np.int32)]),
         size_bytes=size_bytes,
         rank_class=np.zeros(len(kind), np.int8),
         peer=np.full(len(kind), -1, np.int32),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.jit import Compiled, jit, quickest
 from dpsim.registry import load
+from dpsim.workload import Workload
 
 _FEW_TENSORS = 1000
 
@@ -39,6 +41,19 @@ class GradientTensors:
     alpha_s: float | None = None
     beta_s_per_byte: float | None = None
     default_threshold: bool = False
+
+
+class Buckets(NamedTuple):
+    """Bucket k holds tensors ``start[k]:start[k + 1]`` of the ready order, of ``size_bytes[k]`` together."""
+
+    start: Ints
+    size_bytes: Ints
+
+    @classmethod
+    def at(cls, workload: Workload, start: Ints) -> Buckets:
+        """The buckets that begin there, with their sizes."""
+        ends = workload.ready_order.cumulative_bytes[start]
+        return cls(start, ends[1:] - ends[:-1])
 
 
 def fuse(

@@ -15,7 +15,8 @@ from dpsim.plan import Plan
 from dpsim.schedule import Schedule
 from dpsim.workload import Workload
 
-_FINITE_BYTES = 8
+FINITE_BYTES = 8
+"""What a rank sends to each other one to agree that all numbers are finite: one float64."""
 
 
 def agreement_bytes(workload: Workload, optimizer: Optimizer) -> int:
@@ -25,13 +26,13 @@ def agreement_bytes(workload: Workload, optimizer: Optimizer) -> int:
     tensor of two dimensions or more (``dpsim.kernels.exact_squares``).
     """
     if not isinstance(optimizer, Lars):
-        return _FINITE_BYTES
+        return FINITE_BYTES
     of_matrices = (
         8 * digits("float64" if tensor.dtype == "float64" else "float32")
         for tensor in workload.tensors
         if len(tensor.shape) > 1
     )
-    return _FINITE_BYTES + 2 * sum(of_matrices)
+    return FINITE_BYTES + 2 * sum(of_matrices)
 
 
 def lower(

@@ -19,6 +19,8 @@ def describe(replica: Replica, name: str) -> Workload:
             tensors=spec.tensors,
             activation_bytes_per_sample=spec.activation_bytes_per_sample,
             batch_norm_channels=spec.batch_norm_channels,
+            depends_on=spec.depends_on,
+            output_bytes_per_sample=spec.output_bytes_per_sample,
         )
         for spec in replica.layers
     )

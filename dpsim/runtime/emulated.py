@@ -306,6 +306,7 @@ class WorkloadReplica:
                 activation_bytes_per_sample=layer.activation_bytes_per_sample,
                 output_bytes_per_sample=layer.output_bytes_per_sample,
                 batch_norm_channels=layer.batch_norm_channels,
+                depends_on=layer.depends_on,
             )
             for layer in workload.layers
         )
