@@ -80,7 +80,6 @@ class LayerSpec(Noun, frozen=True):
     output_bytes_per_sample: float = 0.0
     batch_norm_channels: int = 0
     depends_on: tuple[str, ...] | None = None
-    output_bytes_per_sample: float = 0.0
 
 
 class BatchSums(Noun, frozen=True):

@@ -58,7 +58,8 @@ class Layer(Noun, frozen=True):
     when its backward ends. ``launch_s`` is the host time to launch the layer's work (0 where host and device
     are one), once in forward and once in backward, or ``launch_backward_s`` there. ``depends_on`` names the layers
     that it reads; ``None``: the layer before it. ``activation_bytes_per_sample`` is what it keeps for backward,
-    ``output_bytes_per_sample`` what it hands on to the layers that read it (0: not known).
+    ``output_bytes_per_sample`` what it hands on, where that is all that the layers behind it read (0: not
+    known, or not all).
     """
 
     name: str
