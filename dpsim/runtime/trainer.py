@@ -310,7 +310,12 @@ class Trainer:
         arena = self.runner.arena
         if arena.has_all_parameters:
             return arena.on_host(arena.parameters)
-        return gathered(arena, self.comm, arena.own_parameter_shards(), root)
+        return gathered(arena, self.comm, arena.packed(arena.kept_parameters, arena.shard_parameters), root)
+
+    def gradients(self) -> dict[str, NDArray[Any]]:
+        """The sums of the last step's gradients by name, as host arrays. Collective where they are divided."""
+        arena = self.runner.arena
+        return gathered(arena, self.comm, arena.packed(arena.kept_gradients, arena.shard_gradients))
 
     def whole_state(self) -> dict[str, NDArray[Any]]:
         """The replica's state in the order of its names, of all stages; collective where there are several."""

@@ -15,7 +15,7 @@ STEPS = 3
 PACED = "paced:50us,1gbit"
 FLAT, PICTURES = "synthetic:6x5x1,classes=3,train=48,test=10", "synthetic:8x8x3,classes=3,train=48,test=10"
 MODELS = {
-    "mlp": ("mlp:16,9,12", FLAT),
+    "mlp": ("mlp:16,9,12,11,10,9,8", FLAT),
     "dropout": ("mlp:16,9,12,dropout=0.3", FLAT),
     "cnn": ("cnn:4,6,dropout=0.2", PICTURES),
     "resnet20": ("resnet20", PICTURES),
