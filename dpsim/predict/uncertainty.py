@@ -11,7 +11,17 @@ import numpy as np
 from dpsim.collective import Collective
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.memo import remember
-from dpsim.predict.cost import at, compute_slowdown, idle_curve, sizes_on_the_wire, table_for, tables_of, whole
+from dpsim.predict.cost import (
+    at,
+    compute_slowdown,
+    emulated_link,
+    idle_curve,
+    send_table,
+    sizes_on_the_wire,
+    table_for,
+    tables_of,
+    whole,
+)
 from dpsim.predict.prices import local_share
 from dpsim.predict.scaling import layout_error, level
 from dpsim.schedule import Schedule
@@ -107,7 +117,15 @@ def _slowdown(machine: Machine, devices: int, layout: str, *, emulated: bool) ->
 
 @remember
 def _network(machine: Machine, collective: Collective) -> float:
-    """Of a collective's cost inside its table, or by what stands for a table that the machine does not have."""
+    """Of a collective's cost inside its table, or by what stands for a table that the machine does not have.
+
+    What an emulated link does with one message is exact.
+    """
+    if collective.kind == "send":
+        table, link = send_table(machine, collective.layout), machine.link
+        if table is not None or emulated_link(machine, collective.layout):
+            return _stated(table) if table is not None else 0.0
+        return ASSUMED_LINK if link is None or link.relative_uncertainty is None else link.relative_uncertainty
     table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
         other_dtype = SIZE_STEP if table.wire_dtype != collective.wire_dtype else 0.0
