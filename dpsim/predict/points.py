@@ -180,7 +180,7 @@ def best_of_plans(workload: Workload, machine: Machine, plans: Sequence[Plan]) -
     """
     groups: dict[tuple[str, float], list[tuple[Record, _Predicted]]] = {}
     for plan in plans:
-        alone = msgspec.structs.replace(plan, devices=1, layout="", global_batch=plan.global_batch // plan.devices)
+        alone = plan.on_one_device(global_batch=plan.global_batch // plan.devices)
         single, predicted = (predict_with_interval(workload, machine, each) for each in (alone, plan))
         point = _point(workload, machine, plan, single, predicted)
         groups.setdefault((point["layout"], point["local_batch"]), []).append((point, predicted))
