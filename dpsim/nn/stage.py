@@ -194,9 +194,11 @@ def _check(chain: Sequence[Layer], first: int, stop: int, in_flight: int) -> Non
     still_open = open_branches(chain)
     for edge in (first, stop):
         if edge and still_open[edge - 1]:
-            ends = [chain[number].name for number, branches in enumerate(still_open[:-1]) if not branches]
+            closed = [number for number, branches in enumerate(still_open) if not branches]
+            before = [number for number in closed if number < edge][-1:]
+            nearest = [*before, *(number for number in closed if number >= edge)][: len(before) + 1]
             raise ConfigError(
                 f"a stage that ends after layer {chain[edge - 1].name!r}, inside a residual",
-                allowed=f"stages that end after one of {', '.join(ends)}",
+                allowed=f"for instance stages that end after {' or '.join(chain[number].name for number in nearest)}",
                 remedy="cut where the output of one layer is all that is handed on",
             )
