@@ -46,7 +46,7 @@ class _Marker(Layer):
         self, name: str, ops: Ops, input_shape: Shape, output_shape: Shape, dtype: DTypeLike, branch: Branch
     ) -> None:
         super().__init__(name, ops, input_shape, output_shape, dtype)
-        self._branch = branch
+        self.branch = branch
 
 
 class Fork(_Marker):
@@ -55,11 +55,11 @@ class Fork(_Marker):
     kind = "fork"
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        self._branch.waiting = x
+        self.branch.waiting = x
         return x
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        self.ops.add(grad, self._branch.waiting, out=grad)
+        self.ops.add(grad, self.branch.waiting, out=grad)
         return grad
 
 
@@ -69,11 +69,11 @@ class Swap(_Marker):
     kind = "swap"
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        x, self._branch.waiting = self._branch.waiting, x
+        x, self.branch.waiting = self.branch.waiting, x
         return x
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        grad, self._branch.waiting = self._branch.waiting, grad
+        grad, self.branch.waiting = self.branch.waiting, grad
         return grad
 
 
@@ -92,19 +92,39 @@ class Join(_Marker):
         y = self._y = self.buffers.take("y", x.shape)
         kernels = self.ops.layer_kernels(self.dtype)
         if self.rectifies and kernels is not None:
-            kernels.rectified_sum(x, self._branch.waiting, y)
+            kernels.rectified_sum(x, self.branch.waiting, y)
         else:
-            self.ops.add(x, self._branch.waiting, out=y)
+            self.ops.add(x, self.branch.waiting, out=y)
         return y
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        self._branch.waiting = self.buffers.take("copy", grad.shape)
+        self.branch.waiting = self.buffers.take("copy", grad.shape)
         kernels = self.ops.layer_kernels(self.dtype)
         if self.rectifies and kernels is not None:
-            kernels.both_gradients(grad, self._y, self._branch.waiting)
+            kernels.both_gradients(grad, self._y, self.branch.waiting)
         else:
-            self._branch.waiting[...] = grad
+            self.branch.waiting[...] = grad
         return grad
+
+
+def layers_read(chain: Sequence[Layer]) -> list[tuple[str, ...] | None]:
+    """Return the names of the layers that each layer of a chain reads; ``None``: the one before it.
+
+    A fork hands on what it is given, so the other branch reads the layer before it (if it is the first, the fork).
+    """
+    waiting: dict[Branch, str] = {}
+    read: list[tuple[str, ...] | None] = []
+    before = chain[0].name
+    for layer in chain:
+        read.append(None)
+        if isinstance(layer, _Marker):
+            if isinstance(layer, Swap):
+                read[-1] = (waiting[layer.branch],)
+            elif isinstance(layer, Join):
+                read[-1] = (waiting[layer.branch], before)
+            waiting[layer.branch] = before
+        before = layer.name
+    return read
 
 
 class Subsample(Layer):
