@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from dpsim import codec
+from dpsim.lowering.stages import possible_cuts
+from dpsim.nn import build_model
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
+from dpsim.runtime.describe import describe
 
 OnRanks = Callable[..., Any]
 STEPS = 3
@@ -91,6 +94,16 @@ def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks)
             for one, outcome in zip(every, outcomes, strict=True):
                 for what in ("digest", "losses", "evaluated"):
                     assert outcome[what] == plain[what], (one["name"], what)
+
+
+@pytest.mark.parametrize("token", ["mlp:16,9,12", "cnn:4,6,dropout=0.2", "resnet20:4,6,8"])
+def test_a_network_computes_every_stage_that_a_pipeline_may_cut(token: str) -> None:
+    layers = len(build_model(token, (8, 8, 3), 3).layers)
+    cuts = possible_cuts(describe(build_model(token, (8, 8, 3), 3), "model"))
+    assert cuts
+    for cut in cuts:
+        for first, stop in ((0, cut), (cut, layers)):
+            build_model(token, (8, 8, 3), 3).take_stage(first, stop, 2)
 
 
 def test_a_device_has_memory_for_its_part_alone(on_ranks: OnRanks) -> None:
