@@ -147,8 +147,8 @@ class AllreduceCost(Noun, frozen=True):
 
     ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, an ordered
     sum, or a message from one device to another. ``layout`` is as in a ``Plan``. ``relative_uncertainty`` is one
-    standard error of the times over them (``dpsim.uncertainty``; ``None``: not known). ``time_s`` are medians; ``p10_s`` and ``p90_s`` the 10 % and 90 %
-    quantiles of the same times (empty: not known).
+    standard error of the times over them (``dpsim.uncertainty``; ``None``: not known). ``time_s`` are medians;
+    ``p10_s`` and ``p90_s`` the 10 % and 90 % quantiles of the same times (empty: not known).
     """
 
     algorithm: str

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, neighbours, parse_devices
+from dpsim.collective import Collective, group_layout, neighbours, parse_devices
 from dpsim.constraints import LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
@@ -147,6 +147,19 @@ class CalibrateConfig(Noun, frozen=True):
         counts = dict.fromkeys(devices for devices, _ in _layouts(self.devices + self.sends))
         wanted = self.slowdown and self.workload is None
         return [CalibratedLoad(devices=count, calibration=number) for count in counts] if wanted else []
+
+
+def devices_to_calibrate(strategy: str, devices: Sequence[int | str]) -> dict[str, tuple[int | str, ...]]:
+    """Return the ``devices`` and ``sends`` of the calibration for a strategy on these device counts or layouts.
+
+    Where devices send messages, collectives are measured on those of one stage too.
+    """
+    parsed = parse_strategy(strategy)
+    if not parsed.sends:
+        return {"devices": tuple(devices)}
+    groups = [(layout, count // parsed.stage_count) for count, layout in map(parse_devices, devices)]
+    of_stages = [group_layout(layout, count) or count for layout, count in groups if count > 1]
+    return {"devices": tuple(dict.fromkeys([*devices, *of_stages])), "sends": tuple(devices)}
 
 
 def _layouts(tokens: Sequence[int | str]) -> list[tuple[int, str]]:
