@@ -346,7 +346,7 @@ def _counts_table(record: ReproduceRecord) -> Table:
         title="Digests by number of devices",
         columns=columns,
         sections=sections,
-        note="Over all strategies, thresholds, algorithms and overlaps. The digest is shown where all runs have the same.",
+        note="Over strategies, thresholds, algorithms and overlaps. Digests are shown where all runs have the same.",
     )
 
 
