@@ -354,8 +354,10 @@ class Network:
             raise ConfigError("a backward pass without a gradient", allowed="one after the loss, or with a gradient")
         with self.ops.tolerate_overflow():
             handed_back = self._stage.backward(held, grad, batch, events)
-            if handed_back is not None and self.ops.xp.may_share_memory(handed_back, grad):
-                return held.keep("input gradient", handed_back)
+            if handed_back is None:
+                return None
+            if self._stage.recompute or self.ops.xp.may_share_memory(handed_back, grad):
+                return held.keep("input gradient", handed_back)  # slots share layers, or the caller's array is in use
             return handed_back
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:

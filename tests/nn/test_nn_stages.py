@@ -10,6 +10,7 @@ import pytest
 from nn_setup import Recorder, batch_for
 
 from dpsim.errors import ConfigError
+from dpsim.lowering.stages import possible_cuts
 from dpsim.memory import HOST
 from dpsim.nn import build_model
 from dpsim.nn.device_ops import DeviceOps
@@ -17,6 +18,7 @@ from dpsim.nn.layer import tree_sum
 from dpsim.nn.network import Network, NoEvents
 from dpsim.nn.stage import open_branches
 from dpsim.replica import Array, Batch, BatchSums, Capabilities, Leaves
+from dpsim.runtime.describe import describe
 
 SHAPE = (8, 8, 2)
 MODELS = {
@@ -199,6 +201,31 @@ def test_micro_batches_in_flight_keep_what_their_own_backward_needs() -> None:
         part.backward_stage(slot, batch, None, NoEvents())
         assert all(copies.gradients[name].tobytes() == value.tobytes() for name, value in alone[slot].items())
     assert any(alone[0][name].tobytes() != value.tobytes() for name, value in alone[1].items())
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("token", ["mlp:9,8,7", "cnn:4,6"])
+def test_a_gradient_that_is_handed_back_stays_while_the_other_slot_computes(token: str, recompute: bool) -> None:
+    part = network(token)
+    cut = possible_cuts(describe(part, "model"))[0]
+    first, batches = network(token), micro_batches(part, None)[:2]
+    first.take_stage(0, cut, 1)
+    Copies(first, range(cut), "local", None)
+    part.take_stage(cut, len(part.layers), 2, recompute)
+    Copies(part, range(cut, len(part.layers)), "local", None)
+    entered = [first.forward_stage(0, batch, None, NoEvents()).copy() for batch in batches]
+    for slot, (batch, x) in enumerate(zip(batches, entered, strict=True)):
+        part.forward_stage(slot, batch, x, NoEvents())
+        part.loss_stage(slot, batch, NoEvents())
+    handed_back = []
+    for slot, batch in enumerate(batches):
+        if recompute:
+            part.recompute_stage(slot, batch, NoEvents())
+        gradient = part.backward_stage(slot, batch, None, NoEvents())
+        assert gradient is not None and gradient.any()
+        handed_back.append((gradient, gradient.copy()))
+    for gradient, before in handed_back:
+        np.testing.assert_array_equal(gradient, before)
 
 
 def test_a_stage_announces_its_layers_by_their_numbers_in_the_model() -> None:
