@@ -46,28 +46,31 @@ class Curve:
 
 
 @jit
-def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
-    """Row ``row`` of a curve at a size: linear between points, the first value below them, the last slope above.
+def segment(points, size_bytes):  # type: ignore[no-untyped-def]
+    """(column, weight) of a size: a row r of the curve is r[column] + weight (r[column + 1] - r[column]) there.
 
-    Size 0 costs 0: there is nothing to send.
+    Weight is 0 below the first size, and above 1 beyond the last.
     """
-    last = points.shape[1] - 1
-    if size_bytes <= 0:
-        return 0.0
-    if size_bytes <= points[0, 0]:
-        return points[row, 0]
-    if size_bytes >= points[0, last]:
-        slope = (points[row, last] - points[row, last - 1]) / (points[0, last] - points[0, last - 1])
-        return points[row, last] + slope * (size_bytes - points[0, last])
-    low, high = 0, last
+    low, high = 0, points.shape[1] - 1
     while high - low > 1:
         middle = (low + high) // 2
         if points[0, middle] <= size_bytes:
             low = middle
         else:
             high = middle
-    weight = (size_bytes - points[0, low]) / (points[0, high] - points[0, low])
-    return points[row, low] * (1.0 - weight) + points[row, high] * weight
+    return low, max(0.0, (size_bytes - points[0, low]) / (points[0, high] - points[0, low]))
+
+
+@jit
+def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
+    """Row ``row`` of a curve at a size: linear between points, the first value below them, the last slope above.
+
+    Size 0 costs 0: there is nothing to send.
+    """
+    if size_bytes <= 0:
+        return 0.0
+    low, weight = segment(points, size_bytes)
+    return points[row, low] + weight * (points[row, low + 1] - points[row, low])
 
 
 def _continued(points: Floats) -> Floats:
