@@ -239,8 +239,17 @@ def _awaited(operations, position, done):  # type: ignore[no-untyped-def]
 @jit
 def _costs(operations, prices, position, mode):  # type: ignore[no-untyped-def]
     """By collective of a bucket: seconds alone, seconds beside computation, and compute seconds lost then."""
-    costs, size_bytes, gathers = np.zeros((3, len(position))), operations.size_bytes, operations.kind == ALL_GATHER_EVENT
-    idle, overlapped, gather, overlapped_gather = prices.idle, prices.overlapped, prices.gather, prices.overlapped_gather
+    costs, size_bytes, gathers = (
+        np.zeros((3, len(position))),
+        operations.size_bytes,
+        operations.kind == ALL_GATHER_EVENT,
+    )
+    idle, overlapped, gather, overlapped_gather = (
+        prices.idle,
+        prices.overlapped,
+        prices.gather,
+        prices.overlapped_gather,
+    )
     beside = mode in (POLL, THREAD)
     for k in range(len(position)):
         size = size_bytes[k]
