@@ -95,8 +95,8 @@ def _activations(schedule: Schedule, rank_class: int) -> int | None:
     of_class = schedule.rank_class == rank_class
     own = np.unique(schedule.layer[of_class & (schedule.kind == FORWARD_EVENT)]).tolist()
     samples = math.ceil(local_share(schedule.plan))
-    kept = math.ceil(samples * sum(layers[number].activation_bytes_per_sample for number in own))
-    stash = schedule.stashes[rank_class]
+    kept: int = math.ceil(samples * sum(layers[number].activation_bytes_per_sample for number in own))
+    stash: int = schedule.stashes[rank_class]
     if not np.any(of_class & (schedule.kind == RECOMPUTE_EVENT)):
         return stash * kept
     messages = _largest_messages(schedule, rank_class)

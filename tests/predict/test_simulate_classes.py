@@ -90,9 +90,8 @@ def test_a_link_carries_one_message_after_another_in_each_direction() -> None:
         *((1, SEND_EVENT, 0), (1, RECEIVE_EVENT, 0), (1, RECEIVE_EVENT, 1), (1, RECEIVE_EVENT, 2)),
         (0, RECEIVE_EVENT, 3),
     ]
-    for copied, ends in ((False, [2.0, 4.0, 6.0, 2.0]), (True, [2.0, 4.0, 6.0, 2.0])):
-        times, _, step_s = run(rows, np.full(len(rows), 2.0), copied=copied)
-        assert times[1, 4:].tolist() == ends and step_s == 6
+    times, _, step_s = run(rows, np.full(len(rows), 2.0), copied=False)
+    assert times[1, 4:].tolist() == [2.0, 4.0, 6.0, 2.0] and step_s == 6
 
 
 def test_a_receiver_that_copies_takes_the_time_itself() -> None:
@@ -109,6 +108,7 @@ def test_classes_that_wait_for_each_other_are_refused() -> None:
 
 def slow(bandwidth: float) -> Machine:
     sizes = (4, 400, 40000)
+    times = tuple(size / bandwidth for size in sizes)
     tables = [
         AllreduceCost(
             algorithm="ring", devices=2, sizes_bytes=sizes, time_s=tuple(s / bandwidth for s in sizes), kind=k
@@ -148,10 +148,11 @@ def test_memory_is_that_of_the_class_that_needs_most() -> None:
     fields: dict[str, Any] = {"algorithm": "ring", "fusion_threshold_bytes": 0.0}
     whole = memory(workload(), Plan(devices=2, global_batch=2, **fields), machine)
     assert (whole.parameters, whole.gradients, whole.optimizer_state, whole.activations) == (1600, 1600, 1600, 64)
+    # a shard of 400 bytes on two devices has up to 256: shards begin at multiples of 64 bytes
     zero3 = memory(workload(), Plan(devices=2, global_batch=2, strategy="zero3", **fields), machine)
-    assert (zero3.parameters, zero3.gradients, zero3.optimizer_state) == (800 + 800, 800 + 800, 800)
+    assert (zero3.parameters, zero3.gradients, zero3.optimizer_state) == (4 * 256 + 800, 4 * 256 + 800, 4 * 256)
     zero2 = memory(workload(), Plan(devices=2, global_batch=2, strategy="zero2:buckets=1", **fields), machine)
-    assert (zero2.parameters, zero2.gradients, zero2.optimizer_state) == (1600, 800 + 400, 800)
+    assert (zero2.parameters, zero2.gradients, zero2.optimizer_state) == (1600, 4 * 256 + 400, 4 * 256)
     stages = {"devices": 2, "global_batch": 4, "accumulate": 4}
     for order, stash in (("1f1b", 2), ("gpipe", 4)):
         plan = Plan(strategy=f"pipeline:order={order}", **stages, **fields)
