@@ -109,7 +109,8 @@ class Classes(NamedTuple):
     """How far each class is: the ``place`` of its next computation, its ``clock`` (now, host).
 
     ``met`` (2, classes) counts the synchronisations of all classes that it has come to, and that it has left;
-    ``meetings`` (2, synchronisations) how many classes have come to each, and when the last did. ``links`` (from, to) says until when messages fill each link.
+    ``meetings`` (2, synchronisations) how many classes have come to each, and when the last did. ``links`` (from, to)
+    says until when messages fill each link.
     """
 
     place: Any
@@ -239,8 +240,17 @@ def _awaited(operations, position, done):  # type: ignore[no-untyped-def]
 @jit
 def _costs(operations, prices, position, mode):  # type: ignore[no-untyped-def]
     """By collective of a bucket: seconds alone, seconds beside computation, and compute seconds lost then."""
-    costs, size_bytes, gathers = np.zeros((3, len(position))), operations.size_bytes, operations.kind == ALL_GATHER_EVENT
-    idle, overlapped, gather, overlapped_gather = prices.idle, prices.overlapped, prices.gather, prices.overlapped_gather
+    costs, size_bytes, gathers = (
+        np.zeros((3, len(position))),
+        operations.size_bytes,
+        operations.kind == ALL_GATHER_EVENT,
+    )
+    idle, overlapped, gather, overlapped_gather = (
+        prices.idle,
+        prices.overlapped,
+        prices.gather,
+        prices.overlapped_gather,
+    )
     beside = mode in (POLL, THREAD)
     for k in range(len(position)):
         size = size_bytes[k]
@@ -377,7 +387,7 @@ def _stop(now, host, queue):  # type: ignore[no-untyped-def]
 @jit
 def _flow(now, work, computing, queue):  # type: ignore[no-untyped-def]
     """Advance both lanes until ``work`` seconds of computation (or of standing still) are done; that instant."""
-    rows, awaits, costs, done, head, times, stages = queue
+    rows, awaits, costs, done, head, times, _ = queue
     while _may_start(head, rows, awaits, done):
         k = rows[int(head[0])]
         if head[1] < 0.0:
