@@ -46,11 +46,11 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     (``dpsim.kernels.allreduce.shards``) and the largest bucket of each slot, where a schedule has slots
     (``Schedule.parameter_slots``, ``gradient_slots``). slots: the workload's ``optimizer_slots``, or else those of the
     plan's optimizer (SGD and LARS 1, AdamW 2). S: what a slot has, all parameters or the shards of a sharded schedule.
-    A: what a micro-batch keeps until backward on the device with the most samples, times the micro-batches in flight
-    (``Schedule.stashes``); a class that computes forwards again keeps what each of these enters it with, and all of one
-    alone. Activations are unknown where no layer states any. Buffers: an allreduce needs room for one bucket more than
-    the gradients themselves, the largest (Horovod: its fusion buffer, the threshold or all gradients, whichever is
-    less), and a class for the largest message from each other one. Every class is taken to have all other state.
+    A: what a micro-batch takes on the device with the most samples, times the micro-batches in flight
+    (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again keeps
+    what each of these enters and leaves it with, and all of one alone. Activations are unknown where no layer states
+    any. Buffers: an allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod: its
+    fusion buffer, the threshold or all gradients, whichever is less). Every class is taken to have all other state.
     """
     schedule = scheduled(workload, machine, plan)
     classes = [_of_class(schedule, rank_class) for rank_class in range(schedule.classes)]
@@ -83,24 +83,33 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
         "gradients": in_slots(schedule.gradient_slots),
         "optimizer_state": slots * (shards if schedule.sharded else whole),
         "activations": _activations(schedule, rank_class),
-        "communication_buffers": buffers + sum(_largest_messages(schedule, rank_class).values()),
+        "communication_buffers": buffers,
     }
 
 
 def _activations(schedule: Schedule, rank_class: int) -> int | None:
-    """The bytes that micro-batches keep until backward; ``None`` where no layer states any."""
+    """The bytes that micro-batches take: what layers keep until backward, or work in, and what is received for them.
+
+    Where the workload knows what dpsim's own runtime allocates (``work_bytes``), it is that.
+    ``None`` where no layer states anything.
+    """
     layers = schedule.workload.layers
-    if not any(layer.activation_bytes_per_sample for layer in layers):
-        return None
     of_class = schedule.rank_class == rank_class
-    own = np.unique(schedule.layer[of_class & (schedule.kind == FORWARD_EVENT)]).tolist()
-    samples = math.ceil(local_share(schedule.plan))
-    kept: int = math.ceil(samples * sum(layers[number].activation_bytes_per_sample for number in own))
-    stash: int = schedule.stashes[rank_class]
+    own = [layers[number] for number in np.unique(schedule.layer[of_class & (schedule.kind == FORWARD_EVENT)])]
+    samples, stash = math.ceil(local_share(schedule.plan)), schedule.stashes[rank_class]
+    if any(layer.work_bytes_per_sample for layer in layers):
+        taken = sum(layer.work_bytes + samples * layer.work_bytes_per_sample for layer in own)
+    elif any(layer.activation_bytes_per_sample for layer in layers):
+        taken = samples * sum(layer.activation_bytes_per_sample for layer in own)
+    else:
+        return None
+    received = _largest_messages(schedule, rank_class)
+    entered = sum(size for sender, size in received.items() if sender < rank_class)
+    messages = stash * entered + sum(size for sender, size in received.items() if sender > rank_class)
     if not np.any(of_class & (schedule.kind == RECOMPUTE_EVENT)):
-        return stash * kept
-    messages = _largest_messages(schedule, rank_class)
-    return kept + stash * sum(size for sender, size in messages.items() if sender < rank_class)
+        return int(math.ceil(stash * taken) + messages)
+    kept = entered + samples * own[-1].output_bytes_per_sample
+    return int(math.ceil(taken + stash * kept) + messages)
 
 
 def _largest_messages(schedule: Schedule, rank_class: int) -> dict[int, int]:

@@ -154,16 +154,17 @@ def test_memory_is_that_of_the_class_that_needs_most() -> None:
     zero2 = memory(workload(), Plan(devices=2, global_batch=2, strategy="zero2:buckets=1", **fields), machine)
     assert (zero2.parameters, zero2.gradients, zero2.optimizer_state) == (1600, 4 * 256 + 400, 4 * 256)
     stages = {"devices": 2, "global_batch": 4, "accumulate": 4}
-    for order, stash in (("1f1b", 2), ("gpipe", 4)):
+    # One micro-batch takes 32 bytes, and 8 are received for it: of 1f1b the first stage needs most, of gpipe the last.
+    for order, activations in (("1f1b", 2 * 32 + 8), ("gpipe", 4 * (32 + 8))):
         plan = Plan(strategy=f"pipeline:order={order}", **stages, **fields)
         staged = memory(workload(), plan, machine)
-        assert (staged.parameters, staged.optimizer_state, staged.activations) == (800, 800, stash * 32)
-        assert staged.communication_buffers == 8
+        assert (staged.parameters, staged.optimizer_state, staged.activations) == (800, 800, activations)
+        assert staged.communication_buffers == 0
     again = memory(
         workload(), Plan(strategy="pipeline:stages=4,recompute=yes", **stages | {"devices": 4}, **fields), machine
     )
-    # Stage 1 keeps three inputs of 8 bytes and one micro-batch of its layer; stage 0 keeps the samples, not counted.
-    assert again.activations == 3 * 8 + 16
+    # Stage 1 keeps inputs and outputs of three micro-batches, receives as many inputs and a gradient, and works on one.
+    assert again.activations == 3 * (8 + 8) + 3 * 8 + 8 + 16
 
 
 def run(rows: list[tuple[int, int, int]], messages_s: Any, *, copied: bool = False, mode: str = "off") -> Any:
