@@ -44,7 +44,8 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
 
     P and G are the bytes of the class's parameters and of its gradients: all of them, or its shard of every bucket
     (``dpsim.kernels.allreduce.shards``) and the largest bucket of each slot, where a schedule has slots
-    (``Schedule.parameter_slots``, ``gradient_slots``). slots: the workload's ``optimizer_slots``, or else those of the
+    (``Schedule.parameter_slots``, ``gradient_slots``); dpsim's own runtime has log2 m more arrays of gradients for the
+    sums of m micro-batches along a tree. slots: the workload's ``optimizer_slots``, or else those of the
     plan's optimizer (SGD and LARS 1, AdamW 2). S: what a slot has, all parameters or the shards of a sharded schedule.
     A: what a micro-batch takes on the device with the most samples, times the micro-batches in flight
     (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again keeps
@@ -77,10 +78,11 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
         buffers = int(sizes.max())
         if FUSION_RULES.find(plan.fusion_rule).while_running:
             buffers = max(buffers, int(min(plan.threshold_bytes, whole)))
+    partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
     return {
         "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
-        "gradients": in_slots(schedule.gradient_slots),
+        "gradients": in_slots(schedule.gradient_slots) + partial_sums * whole,
         "optimizer_state": slots * (shards if schedule.sharded else whole),
         "activations": _activations(schedule, rank_class),
         "communication_buffers": buffers,
@@ -97,7 +99,7 @@ def _activations(schedule: Schedule, rank_class: int) -> int | None:
     of_class = schedule.rank_class == rank_class
     own = [layers[number] for number in np.unique(schedule.layer[of_class & (schedule.kind == FORWARD_EVENT)])]
     samples, stash = math.ceil(local_share(schedule.plan)), schedule.stashes[rank_class]
-    if any(layer.work_bytes_per_sample for layer in layers):
+    if _knows_runtime(schedule.workload):
         taken = sum(layer.work_bytes + samples * layer.work_bytes_per_sample for layer in own)
     elif any(layer.activation_bytes_per_sample for layer in layers):
         taken = samples * sum(layer.activation_bytes_per_sample for layer in own)
@@ -110,6 +112,11 @@ def _activations(schedule: Schedule, rank_class: int) -> int | None:
         return int(math.ceil(stash * taken) + messages)
     kept = entered + samples * own[-1].output_bytes_per_sample
     return int(math.ceil(taken + stash * kept) + messages)
+
+
+def _knows_runtime(workload: Workload) -> bool:
+    """Whether a workload knows what dpsim's own runtime allocates for its layers."""
+    return any(layer.work_bytes_per_sample for layer in workload.layers)
 
 
 def _largest_messages(schedule: Schedule, rank_class: int) -> dict[int, int]:

@@ -115,11 +115,6 @@ class Arena:
         }
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimizer state."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes
-
-    @property
     def parameter_bytes(self) -> int:
         """The memory of this rank's parameters, shards of its own included."""
         return int(self.parameters.nbytes) + (0 if self.own_parameters is None else self.own_parameters.nbytes)

@@ -55,7 +55,10 @@ class LeafStep:
         self._parameters = arena.parameter_views()
         self._slots = [arena.gradient_views(slot) for slot in arena.slots[:held]]
         deepest = max(micro_batch.depth for micro_batch in self._micro_batches)
-        self._partial = [arena.gradient_views(arena.zeros()) for _ in range(deepest)]
+        partial = [arena.zeros() for _ in range(deepest)]
+        self.partial_sum_bytes = sum(flat.nbytes for flat in partial)
+        """The memory of sums of some micro-batches that are still to be added to others."""
+        self._partial = [arena.gradient_views(flat) for flat in partial]
         self._rounding, self._xp = rounding, arena.memory.xp
         self.passes = self._passes(program, plan)
         self._normalising: BatchNormReplica | None = None

@@ -199,9 +199,15 @@ class StepRunner:
         return StepOutcome(sums=sums, global_samples=global_samples, marks=marks)
 
     @property
-    def message_bytes(self) -> int:
-        """The memory of what other stages send."""
-        return 0 if self._stage is None else self._stage.size_bytes
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes that this rank has allocated, by part; ``messages`` are those that other stages send."""
+        arena = self.arena
+        return {
+            "parameters": arena.parameter_bytes,
+            "gradients": arena.gradient_bytes + self._leaves.partial_sum_bytes,
+            "optimizer_state": arena.optimizer_state_bytes,
+            "messages": 0 if self._stage is None else self._stage.size_bytes,
+        }
 
     @property
     def labels(self) -> Labels:

@@ -203,7 +203,7 @@ class Trainer:
         if self._sized is None:
             return 0
         statistics = sum(value.nbytes for value in self.replica.state().values())
-        return self.runner.arena.size_bytes + statistics + self._sized.work_bytes + self.runner.message_bytes
+        return sum(self.runner.memory_bytes.values()) + statistics + self._sized.work_bytes
 
     @property
     def steps_per_epoch(self) -> int:
