@@ -32,6 +32,11 @@ class Strategy(Noun, frozen=True):
     gathers: ClassVar[bool] = False
     whole_micro_batches: ClassVar[bool] = False
 
+    @classmethod
+    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
+        """Return the settings that are compared where somebody asks for the best ones on so many devices and layers."""
+        return (cls(),)
+
     @property
     def stage_count(self) -> int:
         """The stages of layers, each on devices of its own; 1 where every device computes all layers."""
@@ -112,6 +117,10 @@ class Zero3(Strategy, frozen=True):
     def __post_init__(self) -> None:
         _at_least(self, "prefetch", 0)
 
+    @classmethod
+    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
+        return tuple(cls(prefetch=prefetch, reshard=reshard) for reshard in (True, False) for prefetch in (1, 2))
+
 
 class Pipeline(Strategy, frozen=True):
     """Layers are divided into ``stages`` of neighbours; the micro-batches of a step (``accumulate``) flow through them.
@@ -134,6 +143,22 @@ class Pipeline(Strategy, frozen=True):
 
     def __post_init__(self) -> None:
         _at_least(self, "stages", 1)
+
+    @classmethod
+    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
+        """Return each number of stages that fills the devices evenly, with and without recomputation and shards.
+
+        Where there is none it is 2, which a plan refuses by name. The order is 1f1b: gpipe has the same bubble, and
+        keeps the activations of as many micro-batches or more. With one device a stage there is nothing to shard.
+        """
+        stages = [number for number in range(2, min(devices, layers) + 1) if devices % number == 0] or [2]
+        return tuple(
+            cls(stages=number, recompute=recompute, shard=shard)
+            for number in stages
+            for recompute in (False, True)
+            for shard in (False, True)
+            if number < devices or not shard
+        )
 
     @property
     def stage_count(self) -> int:
