@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
+import heapq
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ from dpsim.predict.uncertainty import Uncertainty
 from dpsim.strategy import STRATEGIES, Strategy
 from dpsim.workload import Workload
 
-THRESHOLD_SHARES = (64, 16, 4)
+THRESHOLD_SHARES = (32, 8)
 """Parts of the gradients that fusion thresholds are: beside these the rule's own threshold and one bucket a step."""
 MICRO_BATCHES_A_STAGE = 4
 """The most micro-batches of a pipeline over its stages: its bubble is then a fifth of the step or less."""
@@ -144,54 +146,46 @@ def advise(
     search = _Search(workload, machine, base, every=every)
     for kind in STRATEGIES.values():
         search.of(kind)
-    bests = [min(of_kind, key=lambda each: each.rank) for of_kind in search.priced.values() if of_kind]
+    bests = [min(of_kind, key=lambda each: each.rank) for of_kind in search.candidates.values() if of_kind]
     choices = [Choice(candidate=each, **search.predicted(each.plan)) for each in bests]
     return Advice(
         machine=machine,
         choices=tuple(sorted(choices, key=lambda choice: choice.candidate.rank)),
-        candidates=tuple(sorted((each for kind in search.priced.values() for each in kind), key=lambda c: c.rank)),
+        candidates=tuple(sorted((each for kind in search.candidates.values() for each in kind), key=lambda c: c.rank)),
         refusals=search.refusals,
         plain=choices[0],
         told=told,
     )
 
 
-class _Group(NamedTuple):
-    """Plans that differ in threshold and overlap alone, and the step of each on a network that takes no time."""
-
-    plan: Plan
-    bound_s: float
-
-
 class _Search:
-    """The candidates of each strategy that were priced, and the settings that were refused."""
+    """The candidates of each strategy that were priced and sized, and the settings that were refused."""
 
     def __init__(self, workload: Workload, machine: Machine, base: Plan, *, every: bool) -> None:
         self._workload, self._machine, self._base, self._every = workload, machine, base, every
-        self.priced: dict[str, list[Candidate]] = {}
+        self._thresholds = _thresholds(workload, base)
+        self.candidates: dict[str, list[Candidate]] = {}
         self._refused: list[tuple[str, str, ConfigError]] = []
 
     def of(self, kind: type[Strategy]) -> None:
-        """Price what may become the best candidate of a strategy."""
-        priced = self.priced[kind.name] = []
+        """Find the best candidate of a strategy, first among the plan's own micro-batches, then among smaller ones."""
         strategies = kind.candidates(self._base.devices, len(self._workload.layers))
+        candidates = self.candidates[kind.name] = []
         for division in SMALLER_MICRO_BATCHES:
             groups = [group for each in strategies for group in self._groups(each, division)]
-            for group in sorted(groups, key=lambda group: group.bound_s):
-                best = min((each.rank for each in priced), default=(True, 0.0))
-                if self._every or best[0] or group.bound_s < best[1]:
-                    priced += self._candidates(group.plan)
-            if any(each.memory.fits is not False for each in priced):
+            candidates += self._all(groups) if self._every else self._until_one_fits(groups)
+            if any(each.memory.fits is not False for each in candidates):
                 break
 
     def predicted(self, plan: Plan) -> dict[str, Any]:
         """Return the prediction of a plan and its interval, by their names in ``Choice``."""
-        return dict(zip(("prediction", "interval"), predict_with_interval(self._workload, self._machine, plan)))
+        predicted = predict_with_interval(self._workload, self._machine, plan)
+        return dict(zip(("prediction", "interval"), predicted, strict=True))
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
         """The strategies of which no plan was possible, each reason once."""
-        usable = {each.plan.strategy for kind in self.priced.values() for each in kind}
+        usable = {each.plan.strategy for of_kind in self.candidates.values() for each in of_kind}
         reasons: dict[tuple[str, str], dict[str, ConfigError]] = {}
         for name, strategy, error in self._refused:
             if strategy not in usable:
@@ -199,49 +193,90 @@ class _Search:
                 reasons.setdefault(reason, {}).setdefault(strategy, error)
         return tuple(Refusal(tuple(errors), next(iter(errors.values()))) for errors in reasons.values())
 
-    def _groups(self, strategy: Strategy, division: int) -> Iterator[_Group]:
-        """Yield the numbers of micro-batches of a strategy; what cannot be used is noted as refused."""
+    def _groups(self, strategy: Strategy, division: int) -> Iterator[_Timed]:
+        """Yield a plan of each number of micro-batches, with what no plan of other threshold or overlap is shorter than.
+
+        That is its step on a network that takes no time. It has the smallest threshold, with which memory is least.
+        What cannot be used is noted as refused.
+        """
+        smallest = min(self._thresholds, key=lambda size: self._threshold_bytes(size))
         for accumulate in self._micro_batches(strategy, division):
             changes = {"strategy": strategy.text, "accumulate": accumulate, "overlap": "off"}
             try:
-                plan: Plan = msgspec.structs.replace(self._base, **changes)
+                plan: Plan = msgspec.structs.replace(self._base, fusion_threshold_bytes=smallest, **changes)
                 schedule = scheduled(self._workload, self._machine, plan)
-                bound_s = 0.0 if schedule.dynamic else price(schedule, self._machine, FREE_NETWORK).step_s
+                free_s = 0.0 if schedule.dynamic else price(schedule, self._machine, FREE_NETWORK).step_s
             except ConfigError as error:
                 self._refused.append((strategy.name, strategy.text, error))
             else:
-                yield _Group(plan, bound_s)
+                yield _Timed(free_s, plan)
 
-    def _micro_batches(self, strategy: Strategy, division: int) -> Sequence[int]:
+    def _micro_batches(self, strategy: Strategy, division: int) -> list[int]:
         base, stages = self._base, strategy.stage_count
         samples = base.global_batch * stages // base.devices
-        if stages == 1:
-            numbers = [base.accumulate * division]
-        else:
-            most = MICRO_BATCHES_A_STAGE * stages if division == 1 else 0
-            numbers = [1 << power for power in range(most.bit_length())]
-        return [number for number in numbers if number <= samples or number == 1]
+        most = MICRO_BATCHES_A_STAGE * stages if division == 1 else 0
+        numbers = [base.accumulate * division] if stages == 1 else [1 << power for power in range(most.bit_length())]
+        return [number for number in numbers if number == 1 or number <= samples]
 
-    def _candidates(self, plan: Plan) -> Iterator[Candidate]:
-        """Yield the plan with each threshold and overlap."""
-        mechanisms = known_mechanisms(self._machine, [plan]) if plan.data_devices > 1 else ["off"]
-        for threshold in self._thresholds if plan.data_devices > 1 else [plan.fusion_threshold_bytes]:
-            bucketed: Plan = msgspec.structs.replace(plan, fusion_threshold_bytes=threshold)
-            schedule, needed = scheduled(self._workload, self._machine, bucketed), None
+    def _until_one_fits(self, groups: Iterable[_Timed]) -> Iterator[Candidate]:
+        """Yield candidates from the fastest on, the last of which is the first that may fit (best-first search).
+
+        A group of which not even the smallest threshold fits is represented by that.
+        """
+        queue = [(each.step_s, number, each, True) for number, each in enumerate(groups)]
+        heapq.heapify(queue)
+        numbers = itertools.count(len(queue))
+        while queue:
+            _, _, timed, is_group = heapq.heappop(queue)
+            candidate = self._sized(timed)
+            if candidate.memory.fits is False:
+                yield candidate if not is_group else self._sized(next(self._priced([timed.plan])))
+            elif is_group:
+                for each in self._variants(timed.plan):
+                    heapq.heappush(queue, (each.step_s, next(numbers), each, False))
+            else:
+                yield candidate
+                return
+
+    def _all(self, groups: Iterable[_Timed]) -> Iterator[Candidate]:
+        return (self._sized(each) for group in groups for each in self._variants(group.plan))
+
+    def _sized(self, timed: _Timed) -> Candidate:
+        needed = memory(self._workload, timed.plan, self._machine)
+        return Candidate(plan=timed.plan, step_s=timed.step_s, memory=needed)
+
+    def _variants(self, plan: Plan) -> Iterator[_Timed]:
+        """Yield the plan with each threshold and overlap, priced."""
+        several = plan.data_devices > 1
+        mechanisms = known_mechanisms(self._machine, [plan]) if several else ["off"]
+        for threshold in self._thresholds if several else self._thresholds[:1]:
+            plans = []
             for overlap in mechanisms:
-                try:
-                    overlapped: Plan = msgspec.structs.replace(bucketed, overlap=overlap)
-                except ConfigError:  # batch norm over all devices cannot be combined with one of them
-                    continue
-                needed = needed or memory(self._workload, bucketed, self._machine)
-                step_s = price(dataclasses.replace(schedule, plan=overlapped), self._machine).step_s
-                yield Candidate(plan=overlapped, step_s=step_s, memory=needed)
+                with contextlib.suppress(ConfigError):  # some rules that decide while running refuse inline
+                    changes = {"overlap": overlap, "fusion_threshold_bytes": threshold}
+                    plans.append(msgspec.structs.replace(plan, **changes))
+            yield from self._priced(plans)
 
-    @functools.cached_property
-    def _thresholds(self) -> list[float | None]:
-        own = self._base.fusion_threshold_bytes
-        if FUSION_RULES.find(self._base.fusion_rule).default_threshold_bytes is None:
-            return [own]
-        gradients = max(self._workload.gradient_bytes, 1)
-        parts = [float(2 ** round(math.log2(max(gradients / share, 1)))) for share in THRESHOLD_SHARES]
-        return [*dict.fromkeys((own, *parts, math.inf))]
+    def _priced(self, plans: Sequence[Plan]) -> Iterator[_Timed]:
+        """Yield plans that differ in their overlap alone with their steps: they have one schedule."""
+        schedule = scheduled(self._workload, self._machine, plans[0])
+        for plan in plans:
+            yield _Timed(price(dataclasses.replace(schedule, plan=plan), self._machine).step_s, plan)
+
+    def _threshold_bytes(self, threshold: float | None) -> float:
+        plan: Plan = msgspec.structs.replace(self._base, fusion_threshold_bytes=threshold)
+        return plan.threshold_bytes
+
+
+class _Timed(NamedTuple):
+    step_s: float
+    plan: Plan
+
+
+def _thresholds(workload: Workload, plan: Plan) -> list[float | None]:
+    """Return the thresholds that are compared, the plan's own first."""
+    own = plan.fusion_threshold_bytes
+    if FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is None:
+        return [own]
+    parts = [max(workload.gradient_bytes / share, 1.0) for share in THRESHOLD_SHARES]
+    return [*dict.fromkeys((own, *(2.0 ** round(math.log2(part)) for part in parts), math.inf))]
