@@ -43,9 +43,11 @@ def _strategy(plan: Any) -> Strategy:
 
 
 def _computing(plan: Any) -> int:
-    """The devices that samples are divided among."""
-    strategy = getattr(plan, "strategy", None)
-    return int(plan.devices) // (parse_strategy(strategy).stage_count if strategy else 1)
+    """The devices that samples are divided among; at least 1."""
+    devices = (
+        int(getattr(plan, "devices", 1)) // parse_strategy(getattr(plan, "strategy", DataParallel.name)).stage_count
+    )
+    return max(devices, 1)
 
 
 class Constraint(NamedTuple):

@@ -33,6 +33,10 @@ Observer = Callable[[str, str, Array, Array], None]
 """(``forward`` or ``input_gradient``, the layer's name, its input, its output), called while a replica computes."""
 
 
+EVALUATION_SAMPLES = 128
+"""Samples of one pass of an evaluation; they bound the work arrays whatever the size of the test set."""
+
+
 class Slot(NamedTuple):
     """Where the gradients of the leaves from ``first_leaf`` on are written (see ``dpsim.kernels.allreduce.tree``)."""
 
@@ -73,9 +77,9 @@ class LayerSpec(Noun, frozen=True):
     kind: str
     tensors: tuple[Tensor, ...] = ()
     activation_bytes_per_sample: float = 0.0
+    output_bytes_per_sample: float = 0.0
     batch_norm_channels: int = 0
     depends_on: tuple[str, ...] | None = None
-    output_bytes_per_sample: float = 0.0
 
 
 class BatchSums(Noun, frozen=True):
@@ -132,6 +136,12 @@ class StepEvents(Protocol):
         """All gradients of this layer are final in the bound memory. Called once for each layer with tensors."""
 
     def backward_done(self, layer: int) -> None: ...
+
+
+class StageEvents(StepEvents, Protocol):
+    """What a replica announces that computes a stage, and its forward pass twice."""
+
+    def recompute_done(self, layer: int) -> None: ...
 
 
 class Replica(Protocol):
@@ -220,13 +230,35 @@ class SizedReplica(Replica, Protocol):
     def work_bytes(self) -> int:
         """Bytes of the arrays that it has allocated so far: activations, their gradients, what layers work in."""
 
+    def layer_work_bytes(self, leaves: Leaves) -> tuple[int, ...]:
+        """Bytes of these arrays that each layer takes for a micro-batch, and at the end what the loss takes.
+
+        Of the arrays of a layer some grow with the samples and some do not. Whatever is allocated once for all layers
+        (operands rounded to bfloat16) is not counted.
+        """
+
 
 @runtime_checkable
 class EmulatedCompute(Replica, Protocol):
     """A replica that waits instead of computing. What it trains means nothing; how long it takes is the point."""
 
-    def update_begins(self, added_up_s: float) -> None:
-        """Called in each step when all gradients are added up, since ``added_up_s`` (0 where nothing was sent)."""
+    def step_begins(self, batch: Batch) -> None:
+        """Called with the first micro-batch of a step, where something is waited for before it is computed.
+
+        What a step computes outside the layers then passes meanwhile.
+        """
+
+    def update_begins(self, added_up_s: float, share: float = 1.0) -> None:
+        """Called in each step when all gradients are added up, since ``added_up_s`` (0 where nothing was sent).
+
+        ``share`` of the parameters are updated on this rank.
+        """
+
+    def update_ends(self, share: float = 1.0) -> None:
+        """Wait until that update is done: called before what follows it in the step."""
+
+    def resumes_at(self, arrived_s: float) -> None:
+        """Called when computing has waited for communication: what follows begins at ``arrived_s`` at the earliest."""
 
 
 class Timing(Protocol):
@@ -297,6 +329,56 @@ class LeafReplica(Replica, Protocol):
 
 
 @runtime_checkable
+class StagedReplica(LeafReplica, Protocol):
+    """A replica that can compute a range of its layers, a stage of a pipeline, on several micro-batches in flight.
+
+    A micro-batch in flight has a slot from its forward pass until its backward pass is done. Its ``batch`` is given
+    again to each call, and its leaves say how many samples there are; what the replica is bound to may change between
+    calls. Announcements are numbers of the whole model's layers. ``forward_backward`` is the same as ``forward_stage``,
+    ``loss_stage`` and ``backward_stage`` in slot 0 of a stage that is the whole model.
+    """
+
+    def take_stage(self, first: int, stop: int, in_flight: int, recompute: bool = False) -> None:
+        """Compute layers ``first`` to ``stop - 1`` alone from now on, in slots 0 to ``in_flight - 1``.
+
+        All but ``layers``, ``boundary`` and ``initial_parameters`` then concerns these layers alone. With ``recompute``
+        a slot keeps no more than the input and the output, and ``recompute_stage`` comes right before
+        ``backward_stage``. Called before anything is bound. Raises ``ConfigError`` for a range at whose ends more than
+        one value crosses.
+        """
+
+    def boundary(self, layer: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """The shape for one sample, and the dtype, of what a layer hands on to the next."""
+
+    def forward_stage(self, slot: int, batch: Batch, x: Array | None, events: StepEvents) -> Array:
+        """Compute forward and return what is handed on, which stays until the slot is used again.
+
+        ``x`` is what the stage before handed on, None in the first stage. It is never written; without ``recompute`` it
+        must stay as it is until the slot's backward pass is done. What is returned lies in other memory.
+        ``leaf_statistics`` then are those of this pass.
+        """
+
+    def loss_stage(self, slot: int, batch: Batch, events: StepEvents) -> BatchSums | DeferredSums:
+        """Compute the loss and its gradient, after the last stage's forward pass."""
+
+    def recompute_stage(self, slot: int, batch: Batch, events: StageEvents) -> None:
+        """Compute forward again from what the slot keeps; running statistics stay as they are."""
+
+    def backward_stage(self, slot: int, batch: Batch, grad: Array | None, events: StepEvents) -> Array | None:
+        """Write the gradients and return that of the stage's input, which stays until the slot is used again.
+
+        ``grad`` is what the stage behind returned, None in the last stage. It may be overwritten; what is returned lies
+        in other memory. The first stage returns None.
+        """
+
+    def evaluate_stage(self, x: Array) -> Array:
+        """Forward in evaluation mode, of ``EVALUATION_SAMPLES`` at most: the stage's input -> what is handed on."""
+
+    def evaluate_logits(self, logits: Array, labels: NDArray[np.int64]) -> BatchSums:
+        """The sums of an evaluation, from the last stage's output."""
+
+
+@runtime_checkable
 class BatchNormReplica(LeafReplica, Protocol):
     """A replica with batch norm that can take its statistics from more or fewer samples than the device's own."""
 
@@ -327,6 +409,7 @@ class Capabilities:
     emulated: EmulatedCompute | None
     tunable: TunableReplica | None
     leaf: LeafReplica | None
+    staged: StagedReplica | None
     batch_norm: BatchNormReplica | None
 
     @classmethod
@@ -342,6 +425,7 @@ class Capabilities:
             emulated=replica if isinstance(replica, EmulatedCompute) else None,
             tunable=replica if isinstance(replica, TunableReplica) else None,
             leaf=replica if isinstance(replica, LeafReplica) else None,
+            staged=replica if isinstance(replica, StagedReplica) else None,
             batch_norm=replica if isinstance(replica, BatchNormReplica) else None,
         )
 

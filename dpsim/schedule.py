@@ -126,6 +126,19 @@ class Schedule:
         """The class of a rank."""
         return rank * self.classes // self.plan.devices
 
+    def buckets_of(self, rank_class: int) -> list[int]:
+        """The buckets of a class."""
+        own: list[int] = np.flatnonzero(self.bucket_class == rank_class).tolist()
+        return own
+
+    @property
+    def gathers_before_use(self) -> bool:
+        """Whether parameters are brought together before they are needed, and not after their update."""
+        of_class = self.rank_class == 0
+        updates = np.flatnonzero(of_class & (self.kind == UPDATE_EVENT))
+        gathers = np.flatnonzero(of_class & (self.kind == ALL_GATHER_EVENT))
+        return len(gathers) > 0 and bool(gathers[0] < updates[0])
+
     @property
     def stage_layers(self) -> tuple[tuple[int, int], ...]:
         """The first layer that each class computes, and the one after its last."""

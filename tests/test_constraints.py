@@ -25,9 +25,14 @@ IMPOSSIBLE: tuple[dict[str, Any], ...] = (
     {"batch_norm": "leaf"},
     {"batch_norm": "global", "fusion_rule": "horovod", "overlap": "inline"},
     {"batch_norm": "global", "accumulate": 2},
+    {"strategy": "pipeline:stages=3"},
+    {"strategy": "pipeline:stages=3", "devices": 12, "layout": "2x6", "algorithm": "ring", "global_batch": 96},
     {"strategy": "zero1", "algorithm": "ring", "fusion_rule": "horovod"},
     {"strategy": "zero1", "algorithm": "one-shot"},
     {"strategy": "zero1", "algorithm": "direct", "wire_dtype": "float16"},
+    {"strategy": "pipeline", "algorithm": "direct", "wire_dtype": "float16"},
+    {"strategy": "pipeline", "batch_norm": "global"},
+    {"strategy": "zero3", "leaves": 6, "accumulate": 2, "batch_norm": "leaf"},
     {"fusion_rule": "one", "fusion_threshold_bytes": 0.0},
 )
 

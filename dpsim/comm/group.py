@@ -19,6 +19,13 @@ def first_ranks(comm: MPI.Intracomm, devices: int) -> MPI.Intracomm | None:
     return group if isinstance(group, MPI.Intracomm) and group != MPI.COMM_NULL else None
 
 
+def class_group(comm: MPI.Intracomm, number: int) -> MPI.Intracomm:
+    """A communicator of the ranks that give the same number, in their order. Collective over ``comm``."""
+    group = comm.Split(number, comm.rank)
+    assert isinstance(group, MPI.Intracomm)
+    return group
+
+
 def quiet_barrier(comm: MPI.Intracomm) -> None:
     """A barrier in which waiting ranks sleep, so that ranks still computing have the cores to themselves."""
     _sleep_through(comm.Ibarrier())

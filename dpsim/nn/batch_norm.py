@@ -29,7 +29,8 @@ class BatchNorm(Layer):
     float64, [1 + 2 C] a slot in forward and [2 C] in backward.
 
     Where there are kernels of whole layers, ``local`` is computed by them. With ``rectifies`` they compute max(y, 0)
-    and its gradient, in every mode; the rectifier that follows leaves both alone.
+    and its gradient, in every mode; the rectifier that follows leaves both alone. While it is ``recomputing`` a forward
+    pass leaves the running statistics alone, but ``global`` sums over the ranks again.
 
     Legend: G groups, L leaves, C channels.
     """
@@ -38,6 +39,7 @@ class BatchNorm(Layer):
     epsilon = 1e-5
     momentum = 0.1
     rectifies = False
+    recomputing = False
 
     def __init__(self, name: str, ops: Ops, shape: Shape, dtype: DTypeLike) -> None:
         channels = shape[-1]
@@ -71,8 +73,7 @@ class BatchNorm(Layer):
         if (kernels := self._local_kernels()) is not None:
             mean, inverse_std, scale = (self._of_channels(name) for name in ("mean", "inverse std", "scale"))
             self._local = (mean, inverse_std, scale)
-            running = (self.running_mean, self.running_var)
-            kernels.local_moments(x, gamma, running, self.momentum, self.epsilon, self._local)
+            kernels.local_moments(x, gamma, self._moved(), self.momentum, self.epsilon, self._local)
             self._normalise(x, mean, scale, beta, y)
             return y
         self._parts = list(leaf_ranges(whole if self.mode == "local" else leaves))
@@ -92,6 +93,12 @@ class BatchNorm(Layer):
     def _local_kernels(self) -> LayerKernels | None:
         """Kernels for mode ``local``; none where gradients are rounded."""
         return self.ops.layer_kernels(self.dtype) if self.mode == "local" and self.rounding is None else None
+
+    def _moved(self) -> tuple[Array, Array]:
+        """The arrays that kernels move as running statistics."""
+        if self.recomputing:
+            return self._of_channels("unused mean")[0], self._of_channels("unused variance")[0]
+        return self.running_mean, self.running_var
 
     def _of_channels(self, name: str) -> Array:
         return self.buffers.take(name, (1, self.batch_norm_channels))
@@ -146,6 +153,8 @@ class BatchNorm(Layer):
         self._move_running(self._mean_GC[0], self._var_GC[0] * correction)
 
     def _move_running(self, mean: Array, unbiased: Array) -> None:
+        if self.recomputing:
+            return
         for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
             running *= 1 - self.momentum
             running += self.momentum * value

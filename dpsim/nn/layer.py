@@ -108,6 +108,7 @@ class Layer:
             kind=self.kind,
             tensors=self.tensors,
             activation_bytes_per_sample=self.activation_bytes_per_sample,
+            output_bytes_per_sample=math.prod(self.output_shape) * self.dtype.itemsize,
             batch_norm_channels=self.batch_norm_channels,
         )
 

@@ -69,15 +69,16 @@ def update(
 
 
 class Part(NamedTuple):
-    """Elements ``start`` to ``stop - 1`` of flat parameters and gradients, all of one tensor.
+    """``elements`` of one tensor, which begin at ``parameters``, ``gradients`` and ``state`` in these flat arrays.
 
     ``matrix`` numbers the tensors of two dimensions and more; it is None for a tensor that has trust 1 and no weight
-    decay. ``state`` is where the part's velocity begins.
+    decay.
     """
 
     matrix: int | None
-    start: int
-    stop: int
+    parameters: int
+    gradients: int
+    elements: int
     state: int
 
 
@@ -100,10 +101,11 @@ class LarsUpdate:
     ) -> None:
         self._settings, self._dtype = settings, parameters.dtype
         self._matrices = [part.matrix for part in parts]
-        bounds = np.zeros((2, matrices), np.int64)
+        bounds = np.zeros((2, 2, matrices), np.int64)
         for part in parts:
             if part.matrix is not None:
-                bounds[:, part.matrix] = part.start, part.stop
+                for array, start in enumerate((part.parameters, part.gradients)):
+                    bounds[array, :, part.matrix] = start, start + part.elements
         self._shape = (2, matrices, digits(self._dtype.name))
         executor: type[_OnHost | _OnDevice] = _OnDevice if memory.deferred else _OnHost
         self._arrays: _OnHost | _OnDevice = executor(
@@ -140,7 +142,10 @@ class LarsUpdate:
 
 
 class _OnHost:
-    """The arrays of a ``LarsUpdate``. ``bounds``: where each matrix begins and ends; ``size``: the number of digits."""
+    """The arrays of a ``LarsUpdate``. ``size``: the number of digits.
+
+    ``bounds`` [2, 2, matrices]: where each matrix begins and ends in parameters, and in gradients.
+    """
 
     def __init__(
         self,
@@ -155,14 +160,17 @@ class _OnHost:
         self._flat, self._bounds = (parameters, gradients), bounds
         self._sums = np.zeros(size)
         self._parts = [
-            (parameters[own], gradients[own], velocity[part.state : part.state + part.stop - part.start])
+            (
+                parameters[part.parameters :][: part.elements],
+                gradients[part.gradients :][: part.elements],
+                velocity[part.state :][: part.elements],
+            )
             for part in parts
-            for own in [slice(part.start, part.stop)]
         ]
 
     def measure(self) -> Array:
-        starts, stops = self._bounds
-        for flat, sums in zip(self._flat, self._sums.reshape(2, len(starts), -1), strict=True):
+        of_arrays = self._sums.reshape(2, self._bounds.shape[2], -1)
+        for flat, (starts, stops), sums in zip(self._flat, self._bounds, of_arrays, strict=True):
             sums_of_squares(flat, starts, stops, sums)
         return self._sums
 
@@ -189,10 +197,10 @@ class _OnDevice:
 
         self._memory, self._dtype = memory, parameters.dtype
         self._sums = memory.zeros(8 * size).view(np.float64)
-        starts, stops = bounds.tolist()
+        starts, stops = bounds[0].tolist()  # whole gradients lie as the parameters do
         launch = memory.stream.launch
         self._squares = SumsOfSquares((parameters, gradients), starts, stops, self._sums, memory.zeros, launch)
-        own = [(part.start, part.stop, part.state) for part in parts]
+        own = [(part.parameters, part.parameters + part.elements, part.state) for part in parts]
         self._update = LarsKernel(parameters, gradients, velocity, own, launch)
 
     def measure(self) -> Array:

@@ -41,43 +41,45 @@ def residual(name: str, body: Sequence[Layer], shortcut: Sequence[Layer] = ()) -
     return [*chain, Join(f"{name}.join", ops, after, after, dtype, branch)]
 
 
-class _Marker(Layer):
+class Marker(Layer):
+    """A layer that exchanges values with the branch ``branch``."""
+
     def __init__(
         self, name: str, ops: Ops, input_shape: Shape, output_shape: Shape, dtype: DTypeLike, branch: Branch
     ) -> None:
         super().__init__(name, ops, input_shape, output_shape, dtype)
-        self._branch = branch
+        self.branch = branch
 
 
-class Fork(_Marker):
+class Fork(Marker):
     """y = x, which also waits for the other branch; its gradient is the sum of both branches' gradients."""
 
     kind = "fork"
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        self._branch.waiting = x
+        self.branch.waiting = x
         return x
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        self.ops.add(grad, self._branch.waiting, out=grad)
+        self.ops.add(grad, self.branch.waiting, out=grad)
         return grad
 
 
-class Swap(_Marker):
+class Swap(Marker):
     """What waited goes on, and what came waits: the end of one branch and the beginning of the other."""
 
     kind = "swap"
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        x, self._branch.waiting = self._branch.waiting, x
+        x, self.branch.waiting = self.branch.waiting, x
         return x
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        grad, self._branch.waiting = self._branch.waiting, grad
+        grad, self.branch.waiting = self.branch.waiting, grad
         return grad
 
 
-class Join(_Marker):
+class Join(Marker):
     """y = x + what waited, into an array of its own: the layers before it may need their outputs in backward.
 
     Both branches get its gradient, one of them a copy, since a layer may overwrite the gradient it is given.
@@ -92,18 +94,18 @@ class Join(_Marker):
         y = self._y = self.buffers.take("y", x.shape)
         kernels = self.ops.layer_kernels(self.dtype)
         if self.rectifies and kernels is not None:
-            kernels.rectified_sum(x, self._branch.waiting, y)
+            kernels.rectified_sum(x, self.branch.waiting, y)
         else:
-            self.ops.add(x, self._branch.waiting, out=y)
+            self.ops.add(x, self.branch.waiting, out=y)
         return y
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        self._branch.waiting = self.buffers.take("copy", grad.shape)
+        self.branch.waiting = self.buffers.take("copy", grad.shape)
         kernels = self.ops.layer_kernels(self.dtype)
         if self.rectifies and kernels is not None:
-            kernels.both_gradients(grad, self._y, self._branch.waiting)
+            kernels.both_gradients(grad, self._y, self.branch.waiting)
         else:
-            self._branch.waiting[...] = grad
+            self.branch.waiting[...] = grad
         return grad
 
 

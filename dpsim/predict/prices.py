@@ -16,6 +16,7 @@ from dpsim.memo import remember
 from dpsim.plan import Plan
 from dpsim.predict.cost import added_s, compute_slowdown, idle_curve, overlapped_curve, sums_curve
 from dpsim.predict.formulas import rounds
+from dpsim.predict.messages import NO_MESSAGES, messages_of
 from dpsim.predict.simulate import Prices
 from dpsim.predict.slowest import expected_slowest
 from dpsim.schedule import Schedule
@@ -61,9 +62,9 @@ class Priced:
 def local_share(plan: Plan) -> float:
     """Samples the slowest device computes at once; synchronous training waits for it.
 
-    ceil(B / n) / accumulate, or with leaves those of the device that has the most.
+    ceil(B / n) / accumulate for n ``data_devices``, or with leaves those of the device that has the most.
     """
-    return largest_share(plan.global_batch, plan.devices, plan.leaves) / plan.accumulate
+    return largest_share(plan.global_batch, plan.data_devices, plan.leaves) / plan.accumulate
 
 
 def waiting_factor(machine: Machine, workload: Workload, devices: int) -> float:
@@ -97,7 +98,8 @@ def batch_factor(machine: Machine, workload: Workload, local_batch: float) -> fl
 def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     """The prices of a schedule on a machine, each part times its factor.
 
-    A device that updates its shard alone takes as large a part of the time that all parameters take.
+    A device takes the part of the update's time that its parameters, or its shard of them, are of all parameters; the
+    overhead of a step is that of every device.
     """
     workload, plan = schedule.workload, schedule.plan
     slowdown, beyond = compute_slowdown(machine, plan.devices, plan.layout)
@@ -109,36 +111,57 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     collective = machine.priced(plan.collective)
     idle = idle_curve(machine, collective)
     overlapped, poll_s = idle, 0.0
-    if plan.devices > 1 and plan.overlap in ("poll", "thread"):
+    beside = plan.data_devices > 1 and plan.overlap in ("poll", "thread")
+    if beside:
         overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
     stages = rounds(collective)
-    gather, update_s = idle, workload.update_s * slowdown
+    gather, gather_beside, update_s = idle, overlapped, workload.update_s * slowdown
     if schedule.sharded:
-        gather = idle_curve(machine, msgspec.structs.replace(collective, kind="all-gather"))
-        update_s /= plan.devices
-    sums = idle
-    if plan.batch_norm != "local" and plan.devices > 1:
+        gathers = msgspec.structs.replace(collective, kind="all-gather")
+        gather = gather_beside = idle_curve(machine, gathers)
+        if beside:
+            gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
+        update_s /= plan.data_devices
+    sums = agreement = idle
+    if plan.batch_norm != "local" and plan.data_devices > 1:
         sums = sums_curve(machine, collective)
+    if schedule.classes > 1:
+        everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
+        agreement = sums_curve(machine, everybody)
     overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
-    fixed = np.array((overhead_s * waits, update_s * waits, poll_s * factors.loss, stages), np.float64)
-    points = idle.points, overlapped.points, gather.points, sums.points
+    fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages), np.float64)
+    updates = update_s * waits * shares_of_parameters(schedule)
+    curves = (idle, overlapped, gather, gather_beside, sums, agreement)
+    points = [curve.points for curve in curves]
     if factors is not EXACT:
         network, overlap = (1.0, factors.network), (1.0, factors.overlapped, factors.loss)
-        scales = network, overlap, network, network
-        first, second, third, fourth = map(_scaled, points, scales)
-        points = first, second, third, fourth
+        scales = network, overlap, network, overlap, network, network
+        points = list(map(_scaled, points, scales))
     if overhead_of_each := (machine.collective_overhead_s or 0.0) * factors.overhead * (plan.devices > 1):
-        first, second, third, fourth = (_later(each, overhead_of_each) for each in points)
-        points = first, second, third, fourth
-    prices = Prices(layers, announces, fixed, *points)
-    curves = (idle, overlapped, gather)
-    known = max(curve.first_bytes for curve in curves), min(curve.last_bytes for curve in curves)
+        points = [_later(each, overhead_of_each) for each in points]
+    messages = messages_of(machine, schedule) if schedule.classes > 1 else NO_MESSAGES
+    prices = Prices(layers, announces, fixed, updates, *points, messages.seconds * factors.network, messages.copied)
+    known_curves = curves[: 4 if plan.parallelism.gathers else 3]
+    known = max(curve.first_bytes for curve in known_curves), min(curve.last_bytes for curve in known_curves)
     waiting_s = _NO_WAITING
     if waits > 1:
         part = 1 - 1 / waits
         forward_s, backward_s = (part * plan.accumulate * float(layers[row].sum()) for row in (0, 1))
-        waiting_s = forward_s, backward_s, part * float(fixed[1]), part * float(fixed[0])
-    return Priced(prices, known, beyond or workload.extrapolated(samples), waiting_s)
+        waiting_s = forward_s, backward_s, part * float(updates.max()), part * float(fixed[0])
+    extrapolated = beyond or messages.extrapolated or workload.extrapolated(samples)
+    return Priced(prices, known, extrapolated, waiting_s)
+
+
+_ALL = np.ones(1)
+
+
+def shares_of_parameters(schedule: Schedule) -> Floats:
+    """The part of all parameters that each class has."""
+    if schedule.classes == 1:
+        return _ALL
+    sizes = np.bincount(schedule.bucket_class, schedule.bucket_size_bytes, minlength=schedule.classes)
+    shares: Floats = sizes / max(sizes.sum(), 1.0)
+    return shares
 
 
 def _scaled(points: Floats, factors: tuple[float, ...]) -> Floats:

@@ -1,4 +1,4 @@
-"""One step of a Schedule on two lanes, simulated exactly, in one kernel."""
+"""One step of a Schedule, simulated exactly, in one kernel: two lanes of one rank of each rank class."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from dpsim.schedule import (
     ALLREDUCE_EVENT,
     BACKWARD_EVENT,
     FORWARD_EVENT,
-    LOSS_EVENT,
     OVERHEAD_EVENT,
+    RECEIVE_EVENT,
+    RECOMPUTE_EVENT,
     REDUCE_SCATTER_EVENT,
+    SEND_EVENT,
     SYNCHRONISE_EVENT,
     UPDATE_EVENT,
     Schedule,
 )
-from dpsim.timeline import step_sums
+from dpsim.timeline import EXPOSED_S, step_sums
 
 OFF, INLINE, POLL, THREAD = 0, 1, 2, 3
 MODES = {"off": OFF, "inline": INLINE, "poll": POLL, "thread": THREAD}
@@ -31,7 +33,7 @@ MODES = {"off": OFF, "inline": INLINE, "poll": POLL, "thread": THREAD}
 class Operations(NamedTuple):
     """A Schedule's arrays as the kernel takes them; ``kind`` is of ``dpsim.schedule.KINDS``.
 
-    ``held`` allreduces start after the last backward at the earliest (what is left of Horovod's last cycle; false
+    ``held`` allreduces start only when something waits for them (what is left of Horovod's last cycle; false
     elsewhere).
     """
 
@@ -41,6 +43,9 @@ class Operations(NamedTuple):
     size_bytes: Any
     depends_start: Any
     depends_on: Any
+    rank_class: Any
+    peer: Any
+    together: Any
     held: Any
 
 
@@ -53,266 +58,413 @@ def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> 
         schedule.size_bytes,
         schedule.depends_start,
         schedule.depends_on,
+        schedule.rank_class,
+        schedule.peer,
+        schedule.together,
         np.zeros(len(schedule.kind), np.bool_) if held is None else held,
     )
 
 
 class Prices(NamedTuple):
     """Seconds: ``layers`` (5, L) forward, backward, gradient, and the launches of forward and of backward;
-    ``announces`` (L) which layers have tensors; ``fixed`` (4) overhead_s, update_s, poll_s, rounds; ``idle`` (2, K) and
-    ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` (2, K) of what brings parameters
-    together, and ``sums`` (2, K) of the sums for which computation stops."""
+    ``announces`` (L) which layers have tensors; ``fixed`` (3) overhead_s, poll_s, rounds; ``updates`` (classes);
+    ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` and
+    ``overlapped_gather`` of what brings parameters together, ``sums`` (2, K) of the sums for which computation stops,
+    and ``agreement`` of those of all classes. ``messages`` (operations) is what each send takes, and ``copied`` whether
+    its receiver does the work; both are empty where there is one class."""
 
     layers: Any
     announces: Any
     fixed: Any
+    updates: Any
     idle: Any
     overlapped: Any
     gather: Any
+    overlapped_gather: Any
     sums: Any
+    agreement: Any
+    messages: Any
+    copied: Any
 
 
-class Lane(NamedTuple):
-    """The communication lane. ``head`` is the progress of the allreduce at the head of the ``queue``: [0] its place;
-    [1] under thread the fraction left (-1: not started), under poll the stages left (0: not started); [2] under poll
-    the end of its stage. ``ready`` marks backwards whose gradients are ready, and other operations that have ended;
-    ``awaits`` is the place in it that decides when an allreduce may start (``_last_awaited``)."""
+class Queue(NamedTuple):
+    """The communication lane of a class: ``rows`` are its collectives of buckets.
 
-    queue: Any
+    By operation: ``awaits`` is the place in ``done`` that decides when a collective may start (``_awaited``), ``costs``
+    (3, operations) the seconds that it takes alone and beside computation, and the compute seconds lost then. ``head``
+    is the progress of the first that has not ended: [0] its place in ``rows``; [1] under poll the stages left (0: not
+    started), else the fraction left (-1: not started); [2] under poll the end of its stage.
+    """
+
+    rows: Any
     awaits: Any
-    ready: Any
+    costs: Any
+    done: Any
     head: Any
     times: Any
+    stages: float
+
+
+class Classes(NamedTuple):
+    """How far each class is: the ``place`` of its next computation, its ``clock`` (now, host).
+
+    ``met`` (2, classes) counts the synchronisations of all classes that it has come to, and that it has left;
+    ``meetings`` (2, synchronisations) how many classes have come to each, and when the last did. ``links`` (from, to) says until when messages fill each link.
+    """
+
+    place: Any
+    clock: Any
+    met: Any
+    meetings: Any
+    links: Any
 
 
 @jit
 def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
-    """Start, end and gradients-ready instants of every operation of one step, its sums, and its length.
+    """Start, end and ready instants of every operation of one step, the sums of a class, and the step's length.
 
-    step = overhead + computation and communication on two lanes + update + all-gathers, as follows. An allreduce may
-    also be a reduce-scatter.
+    ``times[2]`` says when a backward's gradients are ready, and when a send's message arrives. The sums are those of
+    the class with the least exposed communication, which the others wait for. The step ends with its last operation.
 
-    Compute lane: the step's overhead, then the computation in array order, each operation not before the host has
-    launched it (host time is the sum of the launches so far; the host runs ahead). A backward makes its gradients
-    ready after ``gradient`` seconds of its own work. Updates come last, when the allreduce they wait for has ended.
+    Compute lane of a class: its operations in array order, each when what it depends on has ended. A layer's operation
+    does not start before the host has launched it (host time is the sum of the launches so far; the host runs ahead). A
+    backward makes its gradients ready after ``gradient`` seconds of its own work. A recomputation is a forward. Sends
+    take no time here: a message begins to travel when those before it on the same link have arrived, and a receive
+    lasts until the message is there; with ``copied`` it is the receive that takes the time. A synchronisation stops the
+    lane for the cost of its sum; one of all classes begins when the last of them has come to it.
 
-    Communication lane: allreduces one after another in array order. One may start when all operations that it depends
-    on have made their gradients ready, or have ended where they make none.
+    Communication lane: collectives one after another in array order. One may start when all operations that it depends
+    on have made their gradients ready, or have ended where they make none; an all-gather when they have ended. What
+    computes and depends on a collective waits until the queue has come to its end, each at its idle cost; so does the
+    step's end.
 
-    - off: all after the last computation, each at its idle cost.
-    - inline: on the calling thread at the gradients-ready instant; computation (and launching) stops meanwhile.
-    - thread: a fluid. While computation runs, the active allreduce progresses at 1/overlapped and computation at
-      max(0, 1 - loss/overlapped); while it does not, the allreduce progresses at 1/idle.
-    - poll: an allreduce is ``rounds`` stages of idle/rounds seconds each. During computation the end of a stage is
-      noticed, and the next stage or allreduce started, only at poll points: the gradients-ready instants of layers
-      that have tensors, and the end of each layer's backward. A poll with something under way costs poll_s of
-      compute, a start costs loss of compute. After the last computation stages follow one another at once.
+    - off: collectives run only while something waits for them.
+    - inline: on the calling thread as soon as they may start; computation (and launching) stops meanwhile.
+    - thread: a fluid. While computation runs, the active collective progresses at 1/overlapped and computation at
+      max(0, 1 - loss/overlapped); while it does not, the collective progresses at 1/idle.
+    - poll: a collective is ``rounds`` stages of idle/rounds seconds each. During computation the end of a stage is
+      noticed, and the next stage or collective started, only at poll points: the gradients-ready instants of layers
+      that have tensors, and the end of each layer's work. A poll with something under way costs poll_s of compute, a
+      start costs loss of compute. While a message or another class is waited for, stages follow one another at once.
 
-    A synchronisation stops the compute lane for the cost of its sum, where it stands among the computation; that of no
-    layer follows the last allreduce. It counts as exposed communication. All-gathers follow the update one after
-    another.
+    Raises ``RuntimeError`` where classes wait for each other.
     """
-    kind, lane_of = operations.kind, operations.lane
-    times = np.zeros((3, len(kind)))
-    queue = np.nonzero((kind == ALLREDUCE_EVENT) | (kind == REDUCE_SCATTER_EVENT))[0]
-    head = np.array([0.0, 0.0 if mode == POLL else -1.0, 0.0])
-    ready = np.zeros(len(kind) + 1, np.bool_)
-    ready[len(kind)] = True
-    lane = Lane(queue, _last_awaited(operations, queue), ready, head, times)
-    now = _compute(operations, prices, lane, mode)
-    _drain(now, operations, prices, lane, mode)
-    for i in range(len(kind)):
-        late = kind[i] == SYNCHRONISE_EVENT and operations.layer[i] < 0
-        if late or kind[i] == UPDATE_EVENT or kind[i] == ALL_GATHER_EVENT:
-            for d in range(operations.depends_start[i], operations.depends_start[i + 1]):
-                now = max(now, times[1, operations.depends_on[d]])
-            times[0, i] = now
-            if kind[i] == UPDATE_EVENT:
-                now += prices.fixed[1]
-            else:
-                now += at(prices.sums if late else prices.gather, 1, operations.size_bytes[i])
-            times[1, i] = now
-    return times, step_sums(kind, lane_of, times[0], times[1], mode in (OFF, INLINE)), now
+    kind, classes, count = operations.kind, len(prices.updates), len(operations.kind)
+    times = np.zeros((3, count))
+    done = np.zeros(2 * count + 2, np.bool_)
+    rows, first, position = _by_lane(operations, classes)
+    awaits, costs = _awaited(operations, position, done), _costs(operations, prices, position, mode)
+    heads = np.zeros((classes, 3))
+    if mode != POLL:
+        heads[:, 1] = -1.0
+    met, meetings = np.zeros((2, classes), np.int64), np.zeros((2, 1 + np.count_nonzero(operations.together)))
+    state = Classes(first[::2].copy(), np.zeros((classes, 2)), met, meetings, np.zeros((classes, classes)))
+    walking = classes
+    while walking:
+        moved = False
+        for own in range(classes):
+            begin, stop = state.place[own], first[2 * own + 1]
+            if begin > stop:
+                continue
+            queue_rows = rows[stop : first[2 * own + 2]]
+            queue = Queue(queue_rows, awaits, costs, done, heads[own], times, prices.fixed[2])
+            _compute(own, rows[:stop], operations, prices, position, queue, state, mode)
+            if state.place[own] == stop:
+                state.clock[own, 0] = _drain(state.clock[own, 0], len(queue_rows) - 1, queue, mode)
+                state.place[own] += 1
+                walking -= 1
+            moved |= state.place[own] > begin
+        if not moved:
+            raise RuntimeError("a schedule in which rank classes wait for each other")
+    blocking = mode in (OFF, INLINE)
+    if classes == 1:
+        sums = step_sums(kind, operations.lane, times[0], times[1], blocking)
+    else:
+        sums = np.full(EXPOSED_S + 1, np.inf)
+        for own in range(classes):
+            of_class = np.nonzero(operations.rank_class == own)[0]
+            start_s, end_s = times[0][of_class], times[1][of_class]
+            each = step_sums(kind[of_class], operations.lane[of_class], start_s, end_s, blocking)
+            if each[EXPOSED_S] < sums[EXPOSED_S]:
+                sums = each
+    return times, sums, state.clock[:, 0].max()
 
 
 @jit
-def _compute(operations, prices, lane, mode):  # type: ignore[no-untyped-def]
-    """All that is computed before the update, with the communication beside it; the instant afterwards.
-
-    An operation is three parts: the wait for its launch, the work until its gradients are ready (all of a forward),
-    and the rest of a backward.
-    """
-    kind, layers = operations.kind, prices.layers
-    ready, times = lane.ready, lane.times
-    now = host = 0.0
+def _by_lane(operations, classes):  # type: ignore[no-untyped-def]
+    """Operations by class, its compute lane before its queue; where each of these begins; places in queues, or -1."""
+    kind, rank_class = operations.kind, operations.rank_class
+    queued = (kind == ALLREDUCE_EVENT) | (kind == REDUCE_SCATTER_EVENT) | (kind == ALL_GATHER_EVENT)
+    first = np.zeros(2 * classes + 1, np.int64)
     for i in range(len(kind)):
-        if kind[i] == OVERHEAD_EVENT:
-            times[0, i] = now
-            now += prices.fixed[0]
-            host = max(host, now)
-        elif kind[i] == SYNCHRONISE_EVENT and operations.layer[i] >= 0:
-            now = host = max(now, host)
-            cost = at(prices.sums, 1, operations.size_bytes[i])
-            times[0, i] = now
-            if _engaged(operations, lane, mode):
-                _flow(now, cost, False, operations, prices, lane)
-            now = host = now + cost
-        elif kind[i] == FORWARD_EVENT or kind[i] == BACKWARD_EVENT:
-            layer = operations.layer[i]
-            host += layers[3, layer] if kind[i] == FORWARD_EVENT else layers[4, layer]
-            if host > now:
-                if _engaged(operations, lane, mode):
-                    _flow(now, host - now, False, operations, prices, lane)
-                now = host
-            times[0, i] = now
-            work = layers[0, layer] if kind[i] == FORWARD_EVENT else layers[2, layer]
-            if _engaged(operations, lane, mode):
-                now = _flow(now, work, True, operations, prices, lane)
-            else:
-                now += work
-            if kind[i] == BACKWARD_EVENT:
-                times[2, i] = now
-                ready[i] = True
-                if mode == INLINE:
-                    stopped = now
-                    now = _stop(now, operations, prices, lane)
-                    if now > stopped:
-                        host = max(host, now)
-                elif mode == POLL and prices.announces[layer]:
-                    now = _poll(now, operations, prices, lane)
-                rest = layers[1, layer] - layers[2, layer]
-                if _engaged(operations, lane, mode):
-                    now = _flow(now, rest, True, operations, prices, lane)
-                else:
-                    now += rest
-                if mode == POLL:
-                    now = _poll(now, operations, prices, lane)
-        elif kind[i] == LOSS_EVENT:
-            times[0, i] = now  # its time is part of the overhead
-        else:
+        first[2 * rank_class[i] + queued[i] + 1] += 1
+    first = np.cumsum(first)
+    rows, position = np.empty(len(kind), np.int64), np.full(len(kind), -1)
+    free = first.copy()
+    for i in range(len(kind)):
+        part = 2 * rank_class[i] + queued[i]
+        rows[free[part]] = i
+        if queued[i]:
+            position[i] = free[part] - first[part]
+        free[part] += 1
+    return rows, first, position
+
+
+@jit
+def _awaited(operations, position, done):  # type: ignore[no-untyped-def]
+    """By collective, the place in ``done`` that decides when it may start: that of the last computation it waits for.
+
+    ``done[i]`` says that computation i has made its gradients ready, and ``done[n + i]`` that it has ended, of n
+    operations; ``done[2 n]`` is true, and ``done[2 n + 1]`` never is. Computations become ready in array order, so the
+    others are ready by then, and so are the collectives before it.
+    """
+    count = len(position)
+    done[2 * count] = True
+    awaits = np.full(count, 2 * count)
+    for k in range(count):
+        if position[k] < 0:
             continue
-        times[1, i] = now
-        ready[i] = True
-    return now
-
-
-@jit
-def _last_awaited(operations, queue):  # type: ignore[no-untyped-def]
-    """The last computation that each allreduce of the queue waits for, by operation; their number for none at all.
-
-    Computations become ready in array order, so the others are ready by then, and so are the allreduces before it.
-    """
-    kind = operations.kind
-    last = np.full(len(kind), len(kind))
-    for k in queue:
-        latest = -1
         for d in range(operations.depends_start[k], operations.depends_start[k + 1]):
             earlier = operations.depends_on[d]
-            if kind[earlier] != ALLREDUCE_EVENT and kind[earlier] != REDUCE_SCATTER_EVENT:
-                latest = max(latest, earlier)
-        if latest >= 0:
-            last[k] = latest
-    return last
+            if position[earlier] < 0 and (awaits[k] == 2 * count or earlier > awaits[k]):
+                awaits[k] = earlier
+        if operations.held[k]:
+            awaits[k] = 2 * count + 1
+        elif operations.kind[k] == ALL_GATHER_EVENT and awaits[k] < count:
+            awaits[k] += count
+    return awaits
+
+
+@jit
+def _costs(operations, prices, position, mode):  # type: ignore[no-untyped-def]
+    """By collective of a bucket: seconds alone, seconds beside computation, and compute seconds lost then."""
+    costs = np.zeros((3, len(position)))
+    for k in range(len(position)):
+        if position[k] < 0:
+            continue
+        size, gathers = operations.size_bytes[k], operations.kind[k] == ALL_GATHER_EVENT
+        costs[0, k] = at(prices.gather if gathers else prices.idle, 1, size)
+        if mode in (POLL, THREAD):
+            overlapped = prices.overlapped_gather if gathers else prices.overlapped
+            costs[1, k] = at(overlapped, 1, size)
+            costs[2, k] = at(overlapped, 2, size)
+    return costs
+
+
+@jit
+def _compute(own, rows, operations, prices, position, queue, state, mode):  # type: ignore[no-untyped-def]
+    """What a class computes, with its communication beside it, until it waits for another class or has done all.
+
+    A layer's operation is three parts: the wait for its launch, the work until its gradients are ready (all of a
+    forward), and the rest of a backward.
+    """
+    kind, layers, count = operations.kind, prices.layers, len(operations.kind)
+    done, times = queue.done, queue.times
+    now, host = state.clock[own]
+    for place in range(state.place[own], len(rows)):
+        i = rows[place]
+        needed = -1
+        for d in range(operations.depends_start[i], operations.depends_start[i + 1]):
+            needed = max(needed, position[operations.depends_on[d]])
+        if needed >= queue.head[0]:
+            now = _drain(now, needed, queue, mode)
+            host = max(host, now)
+            if mode == POLL:
+                now = _poll(now, queue, prices.fixed[1])
+        if kind[i] == FORWARD_EVENT or kind[i] == BACKWARD_EVENT or kind[i] == RECOMPUTE_EVENT:
+            layer, backward = operations.layer[i], kind[i] == BACKWARD_EVENT
+            host += layers[4, layer] if backward else layers[3, layer]
+            if host > now:
+                _spend(now, host - now, False, queue, mode)
+                now = host
+            times[0, i] = now
+            now = _spend(now, layers[2, layer] if backward else layers[0, layer], True, queue, mode)
+            if backward:
+                times[2, i] = now
+                done[i] = True
+                if mode == INLINE:
+                    now, host = _stop(now, host, queue)
+                elif mode == POLL and prices.announces[layer]:
+                    now = _poll(now, queue, prices.fixed[1])
+                now = _spend(now, layers[1, layer] - layers[2, layer], True, queue, mode)
+            if mode == POLL:
+                now = _poll(now, queue, prices.fixed[1])
+        elif kind[i] == SYNCHRONISE_EVENT or kind[i] == RECEIVE_EVENT:
+            now = host = max(now, host)
+            begin, cost = _awaited_s(i, own, now, operations, prices, times, done, state)
+            if begin == np.inf:
+                break
+            times[0, i] = now
+            now = _wait(now, begin, queue, mode)
+            _spend(now, cost, False, queue, mode)
+            now = host = now + cost
+        else:  # the time of a loss is part of the overhead
+            times[0, i] = now
+            if kind[i] == OVERHEAD_EVENT:
+                now = _spend(now, prices.fixed[0], True, queue, mode)
+                host = max(host, now)
+            elif kind[i] == UPDATE_EVENT:
+                now = _spend(now, prices.updates[own], True, queue, mode)
+            elif kind[i] == SEND_EVENT:
+                to = operations.rank_class[operations.peer[i]]
+                times[2, i] = state.links[own, to] = max(now, state.links[own, to]) + prices.messages[i]
+        times[1, i] = now
+        done[i] = done[count + i] = True
+        state.place[own] = place + 1
+        if mode == INLINE:
+            now, host = _stop(now, host, queue)
+    state.clock[own, 0], state.clock[own, 1] = now, host
+
+
+@jit
+def _awaited_s(i, own, now, operations, prices, times, done, state):  # type: ignore[no-untyped-def]
+    """When what a receive or a synchronisation waits for is there (infinity: not known yet), and its cost then."""
+    if operations.kind[i] == RECEIVE_EVENT:
+        send = operations.peer[i]
+        if not done[send]:
+            return np.inf, 0.0
+        if prices.copied[send]:
+            return times[0, send], prices.messages[send]
+        return times[2, send], 0.0
+    size = operations.size_bytes[i]
+    if not operations.together[i]:
+        return now, at(prices.sums, 1, size)
+    come, left = state.met[:, own]
+    if come == left:  # for the first time: it comes here again until all have come
+        state.meetings[0, left] += 1
+        state.meetings[1, left] = max(now, state.meetings[1, left])
+        state.met[0, own] += 1
+    if state.meetings[0, left] < len(prices.updates):
+        return np.inf, 0.0
+    state.met[1, own] += 1
+    return state.meetings[1, left], at(prices.agreement, 1, size)
 
 
 @functools.partial(jit, inline="always")
-def _engaged(operations, lane, mode):  # type: ignore[no-untyped-def]
-    """Whether a communication thread has something under way, or something that it may start."""
-    place = int(lane.head[0])
-    if mode != THREAD or place >= len(lane.queue):
-        return False
-    return lane.head[1] >= 0.0 or lane.ready[lane.awaits[lane.queue[place]]]
+def _may_start(queue):  # type: ignore[no-untyped-def]
+    """Whether the first collective that has not ended may start, or has."""
+    place = int(queue.head[0])
+    return place < len(queue.rows) and queue.done[queue.awaits[queue.rows[place]]]
 
 
 @jit
-def _stop(now, operations, prices, lane):  # type: ignore[no-untyped-def]
-    """Run every allreduce that may start, one after another; the instant afterwards."""
-    queue, awaits, ready, head, times = lane
-    while head[0] < len(queue):
-        k = queue[int(head[0])]
-        if operations.held[k] or not ready[awaits[k]]:
-            break
-        times[0, k] = now
-        now += at(prices.idle, 1, operations.size_bytes[k])
-        times[1, k] = now
-        head[0] += 1
-    return now
+def _stop(now, host, queue):  # type: ignore[no-untyped-def]
+    """Run every collective that may start, one after another; now and host afterwards."""
+    stopped = now
+    while _may_start(queue):
+        now = _drain(now, queue.head[0], queue, INLINE)
+    return now, max(host, now) if now > stopped else host
+
+
+@functools.partial(jit, inline="always")
+def _spend(now, seconds, computing, queue, mode):  # type: ignore[no-untyped-def]
+    """Compute or stand still for some seconds of work, which a communication thread makes longer; that instant."""
+    if mode == THREAD and _may_start(queue):
+        return _flow(now, seconds, computing, queue)
+    return now + seconds
 
 
 @jit
-def _flow(now, work, computing, operations, prices, lane):  # type: ignore[no-untyped-def]
-    """Advance both lanes until ``work`` seconds of computation (or of idling) are done; that instant."""
-    queue, awaits, ready, head, times = lane
-    size_bytes, held = operations.size_bytes, operations.held
-    idle, overlapped = prices.idle, prices.overlapped
-    while True:
-        place = int(head[0])
-        k = queue[place] if place < len(queue) else -1
+def _flow(now, work, computing, queue):  # type: ignore[no-untyped-def]
+    """Advance both lanes until ``work`` seconds of computation (or of standing still) are done; that instant."""
+    head, costs = queue.head, queue.costs
+    while _may_start(queue):
+        k = queue.rows[int(head[0])]
         if head[1] < 0.0:
-            if k < 0 or held[k] or not ready[awaits[k]]:
-                return now + work
             head[1] = 1.0
-            times[0, k] = now
-        length = at(overlapped, 1, size_bytes[k]) if computing else at(idle, 1, size_bytes[k])
+            queue.times[0, k] = now
+        length = costs[1, k] if computing else costs[0, k]
         left = head[1] * length
         speed = 1.0
         if computing and length > 0.0:
-            speed = max(0.0, 1.0 - at(overlapped, 2, size_bytes[k]) / length)
+            speed = max(0.0, 1.0 - costs[2, k] / length)
         if speed * left > work or (work <= 0.0 and left > 0.0):
             spent = work / speed if work > 0.0 else 0.0
             head[1] -= spent / length
             return now + spent
         now += left
         work = max(0.0, work - speed * left)
-        times[1, k] = now
+        queue.times[1, k] = now
         head[0] += 1
         head[1] = -1.0
+    return now + work
 
 
 @jit
-def _poll(now, operations, prices, lane):  # type: ignore[no-untyped-def]
+def _poll(now, queue, poll_s):  # type: ignore[no-untyped-def]
     """One look at the communication: notice a stage that has ended, start what may start; the instant afterwards."""
-    queue, awaits, ready, head, times = lane
-    size_bytes, held, idle = operations.size_bytes, operations.held, prices.idle
-    poll_s, stages = prices.fixed[2], prices.fixed[3]
+    head, costs = queue.head, queue.costs
     if head[1] > 0.0:
         now += poll_s
-    while head[0] < len(queue):
-        k = queue[int(head[0])]
-        if head[1] > 0.0:
-            if head[2] > now:
-                return now
-            head[1] -= 1.0
-            if head[1] > 0.0:
-                head[2] = now + at(idle, 1, size_bytes[k]) / stages
-            else:
-                times[1, k] = now
-                head[0] += 1
-        elif ready[awaits[k]] and not held[k]:
-            times[0, k] = now
-            head[1] = stages
-            head[2] = now + at(idle, 1, size_bytes[k]) / stages
-            now += at(prices.overlapped, 2, size_bytes[k])
-        else:
+    while _may_start(queue):
+        k = queue.rows[int(head[0])]
+        if head[1] <= 0.0:
+            queue.times[0, k] = now
+            head[1] = queue.stages
+            head[2] = now + costs[0, k] / queue.stages
+            now += costs[2, k]
+        elif head[2] > now:
             return now
+        elif head[1] > 1.0:
+            head[1] -= 1.0
+            head[2] = now + costs[0, k] / queue.stages
+        else:
+            queue.times[1, k] = now
+            head[0] += 1
+            head[1] = 0.0
     return now
 
 
 @jit
-def _drain(now, operations, prices, lane, mode):  # type: ignore[no-untyped-def]
-    """What is left after the last computation, one allreduce after another at its idle cost."""
-    queue, _, _, head, times = lane
-    size_bytes, idle = operations.size_bytes, prices.idle
-    stages = prices.fixed[3]
-    for place in range(int(head[0]), len(queue)):
-        k = queue[place]
-        cost = at(idle, 1, size_bytes[k])
-        if mode == THREAD and head[1] >= 0.0:
-            now += head[1] * cost
-        elif mode == POLL and head[1] > 0.0:
-            now = max(now, head[2]) + (head[1] - 1.0) * cost / stages
-        else:
-            times[0, k] = now
-            now += cost
-        head[1] = 0.0 if mode == POLL else -1.0
-        times[1, k] = now
+def _wait(now, until, queue, mode):  # type: ignore[no-untyped-def]
+    """Stand still until an instant, while the queue goes on; that instant."""
+    if mode == THREAD:
+        _spend(now, max(0.0, until - now), False, queue, mode)
+    elif mode == POLL and until > now:
+        _stages(now, until, len(queue.rows) - 1, queue)
+    return max(now, until)
+
+
+@jit
+def _drain(now, last, queue, mode):  # type: ignore[no-untyped-def]
+    """Stand still until the collective at a place of the queue has ended, one after another; that instant."""
+    head = queue.head
+    if mode == POLL:
+        return _stages(now, np.inf, last, queue)
+    while head[0] <= last:
+        k = queue.rows[int(head[0])]
+        if head[1] < 0.0:
+            head[1] = 1.0
+            queue.times[0, k] = now
+        now += head[1] * queue.costs[0, k]
+        queue.times[1, k] = now
+        head[0] += 1
+        head[1] = -1.0
+    return now
+
+
+@jit
+def _stages(now, until, last, queue):  # type: ignore[no-untyped-def]
+    """Under poll, let stages follow one another until an instant, or the end of a place of the queue; that instant."""
+    head = queue.head
+    while head[0] <= last:
+        k = queue.rows[int(head[0])]
+        if head[1] <= 0.0 and until < np.inf and not _may_start(queue):
+            return until
+        stage_s = queue.costs[0, k] / queue.stages
+        if head[1] <= 0.0:
+            queue.times[0, k] = now
+            head[1] = queue.stages
+            head[2] = now + stage_s
+        now = max(now, head[2])
+        end = now + (head[1] - 1.0) * stage_s
+        if end > until:
+            if now <= until:
+                ended = min(1.0 + np.floor((until - now) / stage_s), head[1] - 1.0)
+                head[1] -= ended
+                head[2] = now + ended * stage_s
+            return until
+        now = queue.times[1, k] = end
+        head[0] += 1
+        head[1] = 0.0
+    return now

@@ -1,8 +1,8 @@
-"""Memory of one training run: gradients bucket after bucket, parameters and optimizer state at the same offsets."""
+"""Memory of one rank: gradients bucket after bucket, parameters and optimizer state, whole or in shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,23 +31,43 @@ def gradient_dtype(schedule: Schedule) -> np.dtype[Any]:
 
 
 class Shard(NamedTuple):
-    """Elements of the flat arrays that a rank updates, and where the rank's own optimizer state for them lies."""
+    """A part of bucket ``bucket``, its elements ``low`` to ``high - 1``, which a rank updates.
 
-    elements: slice
-    state: slice
+    ``element`` is where it begins among the elements of all buckets, ``state`` where it begins in what the rank keeps
+    of it alone: optimizer state, and where buckets have no memory of their own, parameters and gradients.
+    """
+
+    bucket: int
+    low: int
+    high: int
+    element: int
+    state: int
+
+
+class TensorPart(NamedTuple):
+    """Part of a tensor that a rank updates: where it begins in the arrays of parameters, gradients and state."""
+
+    name: str
+    matrix: bool
+    elements: int
+    parameters: int
+    gradients: int
+    state: int
 
 
 class Arena:
     """Flat arrays whose slices are the buckets and whose reshaped slices are the tensors.
 
-    ``gradients``, ``parameters`` and each slot of ``optimizer_state`` are 1-D of one length and dtype. Tensors of a
-    bucket stand without gaps in the order in which backward makes them final, so a bucket is one message; buckets start
-    at 64-byte boundaries (the gaps stay zero and never count toward a bucket's size).
+    Tensors of a bucket stand without gaps in the order in which backward makes them final, so a bucket is one message;
+    buckets start at 64-byte boundaries (the gaps stay zero and never count toward a bucket's size). ``gradients`` and
+    ``parameters`` are 1-D of one dtype, and hold the buckets of the rank's class. Where the schedule has slots they
+    hold as many of them at once, each in the memory of its slot, and ``own_gradients`` and ``own_parameters`` hold the
+    rank's shards; else these are None, and shards lie in the buckets.
 
-    With the fixed order of addition a rank may hold several slots: ``slots`` are their gradients, the first of them
-    ``gradients``. Every rank allocates ``slots`` of them (as many as any rank has).
+    With the fixed order of addition a rank may hold several partial sums: ``slots`` are their gradients, the first of
+    them ``gradients``. Every rank allocates ``slots`` of them (as many as any rank has).
 
-    ``shards`` are the parts that ``rank`` updates: everything, or where the schedule is sharded a part of each bucket.
+    ``shards`` are the parts that ``rank`` updates: all its buckets, or where the schedule is sharded a part of each.
     Then parameters are memory of the transport's as gradients are, and each slot of ``optimizer_state`` holds nothing
     but the rank's shards, one after another.
 
@@ -64,106 +84,251 @@ class Arena:
         memory: Memory = HOST,
     ) -> None:
         tensors = schedule.workload.tensors
-        align = _ALIGNMENT_BYTES // dtype.itemsize
-        self._slices: dict[str, tuple[int, tuple[int, ...]]] = {}
-        bounds: list[tuple[int, int]] = []
-        offset = 0
+        self._align = align = _ALIGNMENT_BYTES // dtype.itemsize
+        self._schedule, self.sharded, self.memory = schedule, schedule.sharded, memory
+        self._tensors: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        self._sizes: list[int] = []
         for bucket in range(schedule.buckets):
-            offset = -(-offset // align) * align
-            first = offset
+            size = 0
             for index in schedule.tensor_order[schedule.bucket_start[bucket] : schedule.bucket_start[bucket + 1]]:
-                self._slices[tensors[index].name] = (offset, tensors[index].shape)
-                offset += tensors[index].elements
-            bounds.append((first, offset))
-        size_bytes = max(offset, 1) * dtype.itemsize
+                self._tensors[tensors[index].name] = (bucket, size, tensors[index].shape)
+                size += tensors[index].elements
+            self._sizes.append(size)
+        self._first, self._elements = _in_slots(self._sizes, range(schedule.buckets), 0, align)
+        own = schedule.buckets_of(schedule.class_of(rank))
+        self._gradient_at, gradients = _in_slots(self._sizes, own, schedule.gradient_slots, align)
+        self._parameter_at, parameters = _in_slots(self._sizes, own, schedule.parameter_slots, align)
+        size_bytes = max(gradients, 1) * dtype.itemsize
         self.slots: tuple[Array, ...] = tuple(allocate(size_bytes).view(dtype) for _ in range(slots))
         self.gradients: Array = self.slots[0]
-        self.sharded = schedule.sharded
-        self.memory = memory
         parameter_memory = allocate if self.sharded else memory.zeros
-        self.parameters: Array = parameter_memory(size_bytes).view(dtype)
-        self._bounds, self._ranks = bounds, schedule.plan.devices
+        self.parameters: Array = parameter_memory(max(parameters, 1) * dtype.itemsize).view(dtype)
         self.shards = self.shards_of(rank)
-        own_bytes = self.shards[-1].state.stop * dtype.itemsize if self.shards else 0
+        self._kept = len(self.parameters)
+        if self.sharded:
+            self._kept = self.shards[-1].state + self.shards[-1].high - self.shards[-1].low if self.shards else 0
+
+        self.own_gradients = self._zeros(self._kept) if schedule.gradient_slots else None
+        self.own_parameters = self._zeros(self._kept) if schedule.parameter_slots else None
         self.optimizer_state: dict[str, Array] = {
-            slot: memory.zeros(own_bytes).view(dtype) for slot in schedule.plan.optimizer.slots
+            slot: self._zeros(self._kept) for slot in schedule.plan.optimizer.slots
         }
 
     @property
     def size_bytes(self) -> int:
         """Bytes of parameters, gradients and optimizer state."""
-        return int(self.parameters.nbytes) + sum(int(s.nbytes) for s in self.slots) + self.optimizer_state_bytes
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes
+
+    @property
+    def parameter_bytes(self) -> int:
+        """The memory of this rank's parameters, shards of its own included."""
+        return int(self.parameters.nbytes) + (0 if self.own_parameters is None else self.own_parameters.nbytes)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The memory of this rank's gradients, shards of its own included."""
+        own = 0 if self.own_gradients is None else self.own_gradients.nbytes
+        return sum(int(slot.nbytes) for slot in self.slots) + own
 
     @property
     def optimizer_state_bytes(self) -> int:
         """The memory of this rank's optimizer state."""
         return sum(own.nbytes for own in self.optimizer_state.values())
 
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether every rank updates all parameters."""
+        return self._schedule.classes == 1 and not self.sharded
+
+    @property
+    def updated_share(self) -> float:
+        """The part of all parameters that this rank updates."""
+        return sum(shard.high - shard.low for shard in self.shards) / max(sum(self._sizes), 1)
+
+    @property
+    def has_all_parameters(self) -> bool:
+        """Whether every rank has all parameters in memory between two steps."""
+        return self._schedule.classes == 1 and not self._schedule.gathers_before_use
+
     def shards_of(self, rank: int) -> tuple[Shard, ...]:
         """The parts that a rank updates; none of them is empty."""
-        whole = slice(0, len(self.parameters))
-        if not self.sharded:
-            return (Shard(whole, whole),)
-        shards, offset = [], 0
-        for first, stop in self._bounds:
-            low, high = shard_bounds(stop - first, self._ranks)[rank : rank + 2]
+        schedule, shards, offset = self._schedule, list[Shard](), 0
+        of_class = schedule.plan.devices // schedule.classes
+        buckets = schedule.buckets_of(schedule.class_of(rank))
+        at, _ = _in_slots(self._sizes, buckets, 0, self._align)
+        for bucket in buckets:
+            low, high = 0, self._sizes[bucket]
+            if self.sharded:
+                low, high = shard_bounds(high, of_class)[rank % of_class : rank % of_class + 2]
             if low < high:
-                shards.append(Shard(slice(first + low, first + high), slice(offset, offset + high - low)))
+                state = offset if self.sharded else at[bucket]
+                shards.append(Shard(bucket, low, high, self._first[bucket] + low, state))
                 offset += -(-(high - low) // LINE) * LINE
         return tuple(shards)
+
+    def updated_parts(self) -> list[tuple[Array, Array, dict[str, Array]]]:
+        """Parameters, gradients and optimizer state of what the rank updates: everything at once, or shard by shard."""
+        if not self.sharded:
+            return [(self.parameters, self.gradients, self.optimizer_state)]
+        return [
+            (
+                self.shard_parameters(shard),
+                self.shard_gradients(shard),
+                {slot: own[shard.state :][: shard.high - shard.low] for slot, own in self.optimizer_state.items()},
+            )
+            for shard in self.shards
+        ]
+
+    def shard_parameters(self, shard: Shard) -> Array:
+        """The memory in which a shard's parameters are kept from step to step."""
+        return self._place(shard, self.own_parameters, self._parameter_at, self.kept_parameters)
+
+    def shard_gradients(self, shard: Shard) -> Array:
+        """The memory in which the sum of a shard's gradients is when it is updated."""
+        return self._place(shard, self.own_gradients, self._gradient_at, self.kept_gradients)
+
+    def _place(self, shard: Shard, own: Array | None, at: Mapping[int, int], kept: Array) -> Array:
+        start = shard.state if own is not None else at[shard.bucket] + shard.low
+        return kept[start : start + shard.high - shard.low]
+
+    def tensor_parts(self) -> list[TensorPart]:
+        """The parts of tensors that the rank updates, tensor by tensor; a matrix has two dimensions or more."""
+        parts = []
+        for name, (bucket, offset, shape) in self._tensors.items():
+            stop = offset + _elements(shape)
+            for shard in self.shards:
+                low, high = max(offset, shard.low), min(stop, shard.high)
+                if shard.bucket == bucket and low < high:
+                    state = shard.state + low - shard.low
+                    parameters = state if self.own_parameters is not None else self._parameter_at[bucket] + low
+                    gradients = state if self.own_gradients is not None else self._gradient_at[bucket] + low
+                    parts.append(TensorPart(name, len(shape) > 1, high - low, parameters, gradients, state))
+        return parts
+
+    @property
+    def kept_parameters(self) -> Array:
+        """The flat array in which the parameters that the rank updates are kept."""
+        return self.parameters if self.own_parameters is None else self.own_parameters
+
+    @property
+    def kept_gradients(self) -> Array:
+        """The flat array in which the sums of the gradients are that the rank updates with."""
+        return self.gradients if self.own_gradients is None else self.own_gradients
+
+    @property
+    def matrices(self) -> list[str]:
+        """The names of all tensors of two dimensions or more."""
+        return [name for name, (_, _, shape) in self._tensors.items() if len(shape) > 1]
+
+    def keep_gradients(self, bucket: int) -> None:
+        """Copy the rank's shard of a bucket's sum out of the slot that it has, if it has no memory of its own."""
+        self._copy_shard(bucket, self.own_gradients, self.gradients, self._gradient_at, out=True)
+
+    def bring_parameters(self, bucket: int) -> None:
+        """Copy the rank's shard of a bucket's parameters into the slot that it gets, if it has no memory of its own."""
+        self._copy_shard(bucket, self.own_parameters, self.parameters, self._parameter_at, out=False)
+
+    def _copy_shard(self, bucket: int, own: Array | None, flat: Array, at: Mapping[int, int], *, out: bool) -> None:
+        if own is None:
+            return
+        for shard in self.shards:
+            if shard.bucket == bucket:
+                start, size = at[bucket] + shard.low, shard.high - shard.low
+                kept, slot = own[shard.state : shard.state + size], flat[start : start + size]
+                kept[...], slot[...] = (slot, slot) if out else (kept, kept)
 
     def buckets(self, first: int, stop: int, slot: int = 0) -> Array:
         """The gradients of buckets ``first`` to ``stop - 1``, 1-D: what an allreduce reduces in place.
 
         One bucket has no padding; several have the gaps between them, which are zero.
         """
-        return self.slots[slot][self._bounds[first][0] : self._bounds[stop - 1][1]]
+        last = stop - 1
+        return self.slots[slot][self._gradient_at[first] : self._gradient_at[last] + self._sizes[last]]
 
     def bucket_parameters(self, bucket: int) -> Array:
         """The parameters of a bucket, 1-D: what an all-gather brings together in place."""
-        return self.parameters[slice(*self._bounds[bucket])]
-
-    def tensors(self) -> list[tuple[slice, bool]]:
-        """Where each tensor lies in the flat arrays, and whether it has two dimensions or more."""
-        return [
-            (slice(start, start + int(np.prod(shape, dtype=np.int64))), len(shape) > 1)
-            for start, shape in self._slices.values()
-        ]
+        start = self._parameter_at[bucket]
+        return self.parameters[start : start + self._sizes[bucket]]
 
     def zeros(self) -> Array:
-        """A flat array of zeros more, as long as the parameters, in the same memory."""
-        return self.memory.zeros(self.parameters.nbytes).view(self.parameters.dtype)
+        """A flat array of zeros more, as long as the gradients, in the same memory."""
+        return self._zeros(len(self.gradients))
+
+    def _zeros(self, elements: int) -> Array:
+        return self.memory.zeros(elements * self.parameters.itemsize).view(self.parameters.dtype)
 
     def on_host(self, flat: Array) -> dict[str, Array]:
-        """The tensors of one of the flat arrays as host arrays, which share its memory if that is the host's."""
+        """The tensors of an array of all buckets as host arrays, which share its memory if that is the host's."""
         (host,) = self.memory.fetch([flat])
         return self.views(host)
 
     def views(self, flat: Array) -> dict[str, Array]:
-        """The tensors of one of the flat arrays (or of an array of the same length) by name, sharing its memory."""
+        """The tensors of an array of all buckets by name, sharing its memory."""
+        return self._views(flat, self._first)
+
+    def parameter_views(self) -> dict[str, Array]:
+        """The parameters of the rank's class by name: where they are while they are in memory."""
+        return self._views(self.parameters, self._parameter_at)
+
+    def gradient_views(self, flat: Array) -> dict[str, Array]:
+        """The gradients of the rank's class in ``gradients``, or in an array as long as that, by name."""
+        return self._views(flat, self._gradient_at)
+
+    def _views(self, flat: Array, at: Mapping[int, int]) -> dict[str, Array]:
         return {
-            name: flat[start : start + int(np.prod(shape, dtype=np.int64))].reshape(shape)
-            for name, (start, shape) in self._slices.items()
+            name: flat[at[bucket] + offset : at[bucket] + offset + _elements(shape)].reshape(shape)
+            for name, (bucket, offset, shape) in self._tensors.items()
+            if bucket in at
         }
 
+    def own_parameter_shards(self) -> Array:
+        """The parameters that the rank updates, as they lie in each slot of its optimizer state."""
+        if self.own_parameters is not None or not self.sharded:
+            return self.kept_parameters
+        packed = np.zeros(self._kept, self.parameters.dtype)
+        for shard in self.shards:
+            packed[shard.state : shard.state + shard.high - shard.low] = self.shard_parameters(shard)
+        return packed
 
-def gathered(arena: Arena, comm: MPI.Intracomm, root: int | None = None) -> Tensors:
-    """The whole optimizer state as host arrays, on every rank or on ``root`` (elsewhere empty).
+    def own_part(self, whole: Array) -> Array:
+        """What the rank keeps of an array of all buckets, on the host, as it lies in a slot of its optimizer state."""
+        packed = np.zeros(self._kept, whole.dtype)
+        _copy(self.shards, whole, packed)
+        return packed
 
-    Collective where it is sharded. Where it is not, it shares the arena's memory if that is the host's.
+    def flat(self, tensors: Mapping[str, Array] | None) -> Array:
+        """An array of all buckets with these tensors, or with zeros, on the host."""
+        flat = np.zeros(max(self._elements, 1), self.parameters.dtype)
+        if tensors is not None:
+            for name, view in self.views(flat).items():
+                view[...] = tensors[name]
+        return flat
+
+    def set_parameters(self, whole: Array) -> None:
+        """Set the parameters that the rank keeps to those of an array of all buckets, on the host."""
+        if self.own_parameters is not None:
+            self.own_parameters[...] = self.own_part(whole)
+            return
+        values = self.views(whole)
+        for name, view in self.parameter_views().items():
+            self.memory.write(view, values[name])
+
+
+def gathered(arena: Arena, comm: MPI.Intracomm, own: Array, root: int | None = None) -> dict[str, Array]:
+    """The tensors of the whole model from what each rank keeps of them, as host arrays, on every rank or on ``root``.
+
+    ``own`` lies as the rank's optimizer state does. Elsewhere than on ``root`` the result is empty. Collective, except
+    where every rank keeps everything: then it shares the arena's memory if that is the host's.
     """
-    if not arena.sharded:
-        return {slot: arena.on_host(flat) for slot, flat in arena.optimizer_state.items()}
-    whole: Tensors = {}
-    for slot, own in arena.optimizer_state.items():
-        parts = comm.allgather(own) if root is None else comm.gather(own, root)
-        if parts is not None:
-            flat = np.zeros_like(arena.parameters)
-            for rank, part in enumerate(parts):
-                for shard in arena.shards_of(rank):
-                    flat[shard.elements] = part[shard.state]
-            whole[slot] = arena.views(flat)
-    return whole
+    if arena.keeps_everything:
+        return arena.on_host(own)
+    parts = comm.allgather(own) if root is None else comm.gather(own, root)
+    if parts is None:
+        return {}
+    flat = arena.flat(None)
+    for rank, part in enumerate(parts):
+        _copy(arena.shards_of(rank), part, flat, whole=False)
+    return arena.views(flat)
 
 
 def distribute(arena: Arena, comm: MPI.Intracomm, whole: Mapping[str, Mapping[str, Array]] | None) -> None:
@@ -172,24 +337,29 @@ def distribute(arena: Arena, comm: MPI.Intracomm, whole: Mapping[str, Mapping[st
     Tensors of ``whole`` are by slot and name.
     """
     for slot, own in arena.optimizer_state.items():
-        parts = None
-        if whole is not None:
-            flat = np.zeros(arena.parameters.shape, arena.parameters.dtype)
-            for name, view in arena.views(flat).items():
-                view[...] = whole[slot][name]
-            parts = [_packed(arena, rank, flat) for rank in range(comm.size)] if arena.sharded else [flat]
-        if arena.sharded:
-            own[...] = comm.scatter(parts)
-            continue
-        host = parts[0] if parts is not None else np.empty(own.shape, own.dtype)
-        comm.Bcast(host)
-        arena.memory.write(own, host)
+        flat = arena.flat(None if whole is None else whole[slot])
+        comm.Bcast(flat)
+        arena.memory.write(own, arena.own_part(flat))
 
 
-def _packed(arena: Arena, rank: int, flat: Array) -> Array:
-    """A rank's part of a flat array, as it lies in its optimizer state."""
-    shards = arena.shards_of(rank)
-    packed = np.zeros(shards[-1].state.stop if shards else 0, flat.dtype)
+def _copy(shards: Iterable[Shard], source: Array, target: Array, *, whole: bool = True) -> None:
+    """Copy shards from an array of all buckets (``whole``) to one of what a rank keeps, or back."""
     for shard in shards:
-        packed[shard.state] = flat[shard.elements]
-    return packed
+        size = shard.high - shard.low
+        at, to = (shard.element, shard.state) if whole else (shard.state, shard.element)
+        target[to : to + size] = source[at : at + size]
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _in_slots(sizes: Sequence[int], buckets: Sequence[int], slots: int, align: int) -> tuple[dict[int, int], int]:
+    """Where each of some buckets begins, and the elements of all: one after another, or the k-th in slot k % slots."""
+    slots = min(slots, len(buckets)) or len(buckets)
+    starts, offset = [], 0
+    for slot in range(slots):
+        offset = -(-offset // align) * align
+        starts.append(offset)
+        offset += max(sizes[bucket] for bucket in buckets[slot::slots])
+    return {bucket: starts[number % slots] for number, bucket in enumerate(buckets)}, offset

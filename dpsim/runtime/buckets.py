@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,15 @@ from dpsim.comm.clock import now
 from dpsim.comm.transport import Request, Transport, all_done
 from dpsim.lowering.horovod import HorovodCycle
 from dpsim.runtime.program import StepProgram
-from dpsim.schedule import Schedule
+from dpsim.schedule import ALLREDUCE_EVENT, Schedule
 
-Run = tuple[int, int]
-"""Neighbouring buckets of the arena, first and last + 1, that one message carries."""
+
+class Message(NamedTuple):
+    """A collective, of a kind of ``KINDS``, of neighbouring buckets of the arena: ``first`` to ``stop - 1``."""
+
+    kind: int
+    first: int
+    stop: int
 
 
 class BucketPolicy(Protocol):
@@ -24,30 +29,33 @@ class BucketPolicy(Protocol):
     def begin(self) -> None:
         """A new step."""
 
-    def ready(self, operation: int) -> Sequence[Run]:
-        """A forward has ended, or a backward's gradients are final: the messages that may start now, in order."""
+    def ready(self, released: Sequence[int], operation: int) -> Sequence[Message]:
+        """An operation is done, or a backward's gradients are final: the messages that may start now, in order.
 
-    def rest(self) -> Iterable[Run]:
-        """Backward is over: all messages not handed out yet, in order, each as soon as it may start.
+        ``released`` are the positions in the program's queue that wait for it.
+        """
+
+    def rest(self) -> Iterable[Message]:
+        """Backward is over: all messages before the update that are not handed out yet, each as soon as it may start.
 
         Start one before asking for the next: another rank may wait for it before it says what comes next.
         """
 
 
 class ScheduledBuckets:
-    """The gradient collectives of the Schedule, in its order, each as soon as all that it waits for is done."""
+    """The collectives of the Schedule, in its order, each as soon as all that it waits for is done."""
 
     def __init__(self, program: StepProgram) -> None:
-        self._releases, self._waits = program.releases, program.waits
-        self._queue = tuple((bucket, bucket + 1) for bucket in program.queue)
+        self._waits, self._before_update = [each.waits for each in program.queue], program.before_update
+        self._queue = tuple(Message(each.kind, each.bucket, each.bucket + 1) for each in program.queue)
         self.begin()
 
     def begin(self) -> None:
         self._left = list(self._waits)
         self._head = 0
 
-    def ready(self, operation: int) -> Sequence[Run]:
-        for position in self._releases[operation]:
+    def ready(self, released: Sequence[int], operation: int) -> Sequence[Message]:
+        for position in released:
             self._left[position] -= 1
         first = head = self._head
         while head < len(self._queue) and not self._left[head]:
@@ -55,8 +63,9 @@ class ScheduledBuckets:
         self._head = head
         return self._queue[first:head]
 
-    def rest(self) -> Iterable[Run]:
-        return self._queue[self._head :]
+    def rest(self) -> Iterable[Message]:
+        first, self._head = self._head, max(self._head, self._before_update)
+        return self._queue[first : self._before_update]
 
 
 class CycleBuckets:
@@ -87,7 +96,7 @@ class CycleBuckets:
         self._ready, self._waiting, self._decided, self._given = set(), [], [], 0
         self._tick_s = now() + self._cycle.cycle_s
 
-    def ready(self, operation: int) -> Sequence[Run]:
+    def ready(self, released: Sequence[int], operation: int) -> Sequence[Message]:
         final = self._of_operation.get(operation)
         if final is None:  # of an earlier micro-batch: no gradient is final, and no cycle has begun
             return []
@@ -100,7 +109,7 @@ class CycleBuckets:
             self._listen()
         return self._startable()
 
-    def rest(self) -> Iterator[Run]:
+    def rest(self) -> Iterator[Message]:
         if self._control.rank == 0:
             if self._waiting:
                 self._decide()
@@ -150,18 +159,18 @@ class CycleBuckets:
     def _told(self) -> int:
         return self._given + sum(len(bucket) for bucket in self._decided)
 
-    def _startable(self) -> list[Run]:
-        runs: list[Run] = []
+    def _startable(self) -> list[Message]:
+        runs: list[Message] = []
         while self._decided and self._ready.issuperset(self._decided[0]):
             bucket = self._decided.pop(0)
             self._given += len(bucket)
-            runs += _neighbours(bucket)
+            runs += [Message(ALLREDUCE_EVENT, *run) for run in _neighbours(bucket)]
         return runs
 
 
-def _neighbours(positions: Sequence[int]) -> list[Run]:
+def _neighbours(positions: Sequence[int]) -> list[tuple[int, int]]:
     """Ascending runs of consecutive positions: (1, 2, 3, 7) -> (1, 4), (7, 8)."""
-    runs: list[Run] = []
+    runs: list[tuple[int, int]] = []
     for position in sorted(positions):
         if runs and runs[-1][1] == position:
             runs[-1] = (runs[-1][0], position + 1)

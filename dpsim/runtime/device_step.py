@@ -80,12 +80,12 @@ class DeviceClock:
     def ready(self, layer: int) -> None:
         self._step.ready.append((layer, self._memory.mark()))
 
-    def paused(self, since: _Asked, size_bytes: int | None = None) -> _Asked:
+    def paused(self, since: _Asked, size_bytes: int | None = None, kind: int = SYNCHRONISE_EVENT) -> _Asked:
         until = self.timestamp()
         self._step.pauses.append((since, until))
         if size_bytes is not None:
             span = Span(since.mark, until.mark, since.at_s)
-            self._step.collectives.append(((SYNCHRONISE_EVENT, -1, size_bytes), span))
+            self._step.collectives.append(((kind, -1, size_bytes), span))
         return until
 
     def reduced(self, collective: tuple[int, int, int], start_s: float, end_s: float, span: Span | None) -> None:

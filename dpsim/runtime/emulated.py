@@ -11,15 +11,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.errors import ConfigError
-from dpsim.replica import Array, Batch, BatchSums, LayerSpec, OrderedSum, Replica, Rounding, Slot, StepEvents
+from dpsim.replica import (
+    Array,
+    Batch,
+    BatchSums,
+    Capabilities,
+    LayerSpec,
+    OrderedSum,
+    Replica,
+    Rounding,
+    Slot,
+    StagedReplica,
+    StageEvents,
+    StepEvents,
+)
 from dpsim.rng import random_words
-from dpsim.workload import Workload
+from dpsim.workload import LayerTimes, Workload
 
 _GRADIENT = _PARAMETER = 1e-3
 _MOST_STEPS = 2**20
@@ -40,16 +54,19 @@ class EmulatedReplica:
     All times of a step are multiplied by a factor that is drawn from the workload's ``step_spread`` for this seed, rank
     and step, to some degree alike on all ranks (``step_correlation``); 1 where the spread is not known. ``lateness_s``
     holds how late each moment of the last step was met. Batch norm over the global batch really sums over the ranks,
-    and what follows begins when the sum is there; leaves are not emulated.
+    and what follows begins when the sum is there; leaves are not emulated. A stage hands on zeros of float32.
     """
 
     def __init__(self, model: Replica, workload: Workload, *, seed: int, rank: int, clock: Clock | None = None) -> None:
         self._model, self._workload = model, workload
+        self._staged = Capabilities.of(model).staged
         self._seed, self._rank = seed, rank
         self._clock = clock or Clock()
         if clock is None:
             sharpen_sleep()
         self._gradients: list[list[Array]] = []
+        self._stage = range(len(model.layers))
+        self._crossing: dict[int, Array] = {}
         self._step: int | None = None
         self._factor = 1.0
         self._end_s = -math.inf  # of what is computed so far
@@ -68,7 +85,10 @@ class EmulatedReplica:
         self, parameters: Mapping[str, Array], gradients: Mapping[str, Array], extra_slots: Sequence[Slot] = ()
     ) -> None:
         self._model.bind(parameters, gradients)
-        self._gradients = [[gradients[tensor.name] for tensor in layer.tensors] for layer in self.layers]
+        self._gradients = [
+            [gradients[tensor.name] for tensor in layer.tensors if number in self._stage]
+            for number, layer in enumerate(self.layers)
+        ]
 
     def train_in_leaves(self, in_leaves: bool, rounding: Rounding | None) -> None:
         """Leaves are not emulated (``Setting`` refuses them), so there is nothing to choose."""
@@ -90,29 +110,103 @@ class EmulatedReplica:
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
         return self._model.evaluate(x, labels)
 
+    def take_stage(self, first: int, stop: int, in_flight: int, recompute: bool = False) -> None:
+        """See ``StagedReplica``; nothing is kept of a micro-batch in flight."""
+        self._stage = range(first, stop)
+        if self._staged is not None:
+            self._staged.take_stage(first, stop, 1)
+        for edge in {first, stop} - {0, len(self.layers)}:
+            self.boundary(edge - 1)
+
+    def boundary(self, layer: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """See ``StagedReplica``. Raises ``ConfigError`` where the workload does not say what the layer hands on."""
+        if self._staged is not None:
+            return self._staged.boundary(layer)
+        size_bytes = self.layers[layer].output_bytes_per_sample
+        if not size_bytes:
+            raise ConfigError(
+                f"a stage that ends after layer {self.layers[layer].name!r}, whose output is of unknown size",
+                allowed="layers with output_bytes_per_sample",
+                remedy="profile the model again with dpsim profile, or cut it elsewhere",
+            )
+        return (math.ceil(size_bytes / np.dtype(np.float32).itemsize),), np.dtype(np.float32)
+
     def forward_backward(self, batch: Batch, events: StepEvents) -> BatchSums:
         """Announce every layer when the model would have computed it. The loss of what is not computed is 0."""
+        self._forward(batch, events.forward_done)
+        sums = self.loss_stage(0, batch, events)
+        self._backward(batch, events)
+        return sums
+
+    def forward_stage(self, slot: int, batch: Batch, x: Array | None, events: StepEvents) -> Array:
+        """See ``StagedReplica``."""
+        self._forward(batch, events.forward_done)
+        last = self._stage.stop - 1
+        return self._handed_on(last, batch) if self._stage.stop < len(self.layers) else np.empty(0, np.float32)
+
+    def loss_stage(self, slot: int, batch: Batch, events: StepEvents) -> BatchSums:
+        """See ``StagedReplica``; its time is the overhead's."""
+        events.loss_done()
+        return BatchSums(loss=0.0, correct=0, samples=len(batch.labels))
+
+    def recompute_stage(self, slot: int, batch: Batch, events: StageEvents) -> None:
+        """See ``StagedReplica``."""
+        self._forward(batch, events.recompute_done)
+
+    def backward_stage(self, slot: int, batch: Batch, grad: Array | None, events: StepEvents) -> Array | None:
+        """See ``StagedReplica``."""
+        self._backward(batch, events)
+        return self._handed_on(self._stage.start - 1, batch) if self._stage.start else None
+
+    def evaluate_stage(self, x: Array) -> Array:
+        """See ``StagedReplica``."""
+        return self._evaluating.evaluate_stage(x)
+
+    def evaluate_logits(self, logits: Array, labels: NDArray[np.int64]) -> BatchSums:
+        """See ``StagedReplica``."""
+        return self._evaluating.evaluate_logits(logits, labels)
+
+    @property
+    def _evaluating(self) -> StagedReplica:
+        if self._staged is None:
+            raise NotImplementedError("a workload says how long its layers compute, not what")
+        return self._staged
+
+    def _times(self, batch: Batch) -> tuple[LayerTimes, float]:
+        """The times of the layers, and by how much they are multiplied: 0 without samples."""
         samples = len(batch.labels)
         times = self._workload.times(max(samples, 1))
-        factor = self._begin(batch.step, times.overhead_s) if samples else 0.0
-        for layer, forward_s in enumerate(times.forward_s.tolist()):
-            self._wait(factor * forward_s)
+        return times, self._begin(batch.step, times.overhead_s) if samples else 0.0
+
+    def _forward(self, batch: Batch, done: Callable[[int], None]) -> None:
+        times, factor = self._times(batch)
+        forward_s = times.forward_s.tolist()
+        for layer in self._stage:
+            self._wait(factor * forward_s[layer])
             self._sum_statistics(1 + 2 * self.layers[layer].batch_norm_channels, np.float64)
-            events.forward_done(layer)
-        events.loss_done()
+            done(layer)
+
+    def _backward(self, batch: Batch, events: StepEvents) -> None:
+        times, factor = self._times(batch)
         ready_s, backward_s = times.gradient_ready_s.tolist(), times.backward_s.tolist()
-        for layer in range(len(self.layers) - 1, -1, -1):
+        for layer in reversed(self._stage):
             rest_s = backward_s[layer]
             if self._gradients[layer]:
                 for gradient in self._gradients[layer]:
-                    gradient[...] = _GRADIENT * samples
+                    gradient[...] = _GRADIENT * len(batch.labels)
                 self._wait(factor * ready_s[layer])
                 rest_s -= ready_s[layer]
                 events.gradients_ready(layer)
             self._wait(factor * rest_s)
             self._sum_statistics(2 * self.layers[layer].batch_norm_channels, np.float32)
             events.backward_done(layer)
-        return BatchSums(loss=0.0, correct=0, samples=samples)
+
+    def _handed_on(self, layer: int, batch: Batch) -> Array:
+        """An array of the size of a layer's output, or of its gradient, which nobody writes."""
+        (shape, dtype), samples = self.boundary(layer), len(batch.labels)
+        if len(self._crossing.get(layer, ())) < samples:
+            self._crossing[layer] = np.zeros((samples, *shape), dtype)
+        return self._crossing[layer][:samples] if samples else np.zeros((0, *shape), dtype)
 
     def replay(self, workload: Workload) -> None:
         """Wait for the times of another workload of the same layers from the next step on."""
@@ -122,16 +216,29 @@ class EmulatedReplica:
         """Sum as many values over the ranks as global batch norm does; the next layer begins then."""
         if self._sum is not None and values > 1:
             self._sum([np.zeros(values, dtype)])
-            self._end_s = max(self._end_s, self._clock.now())
+            self.resumes_at(self._clock.now())
 
     def begin_anew(self) -> None:
         """Let the next step begin when it is called, whatever was before it."""
         self._step, self._end_s = None, -math.inf
 
-    def update_begins(self, added_up_s: float) -> None:
+    def step_begins(self, batch: Batch) -> None:
+        """See ``EmulatedCompute``."""
+        self._times(batch)
+
+    def update_begins(self, added_up_s: float, share: float = 1.0) -> None:
         """See ``EmulatedCompute``: the update takes its time from then on, whatever this rank takes for it."""
-        self._end_s = max(self._end_s, added_up_s)
-        self._update_s = self._workload.update_s
+        self.resumes_at(added_up_s)
+        self._update_s = share * self._workload.update_s
+
+    def update_ends(self, share: float = 1.0) -> None:
+        """See ``EmulatedCompute``."""
+        self._wait(self._factor * share * self._workload.update_s)
+        self._update_s = 0.0
+
+    def resumes_at(self, arrived_s: float) -> None:
+        """See ``EmulatedCompute``."""
+        self._end_s = max(self._end_s, arrived_s)
 
     def _begin(self, step: int, overhead_s: float) -> float:
         """The factor of this step; its first micro-batch begins after the update and the step's overhead.
@@ -197,9 +304,9 @@ class WorkloadReplica:
                 kind=layer.kind,
                 tensors=layer.tensors,
                 activation_bytes_per_sample=layer.activation_bytes_per_sample,
+                output_bytes_per_sample=layer.output_bytes_per_sample,
                 batch_norm_channels=layer.batch_norm_channels,
                 depends_on=layer.depends_on,
-                output_bytes_per_sample=layer.output_bytes_per_sample,
             )
             for layer in workload.layers
         )

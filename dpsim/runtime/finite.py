@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.transport import Array, Transport
 from dpsim.kernels.allreduce.tree import slots
+from dpsim.replica import OrderedSum
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.device_step import FetchedGradients
 
@@ -43,33 +44,44 @@ class WholeGradients:
         return bool(np.isfinite(self._probe).all())
 
 
-class ShardedGradients:
-    """The check where the probe is on some ranks alone: each sends all others whether its part and its loss are finite.
+class PartialGradients:
+    """The check where ranks have different gradients: each sends all others whether its part and its loss are finite.
 
-    What the update must know of whole tensors travels in the same message.
+    A rank's part is what it updates of the tensor ``probe``. Where ``shards`` are updated, what the update must know of
+    whole tensors travels in the same message of the devices that share them (``transport``); where there are several
+    rank classes, ``world`` then tells all of them.
     """
 
     agrees = True
 
-    def __init__(self, arena: Arena, probe: Array, transport: Transport) -> None:
-        shards = [arena.gradients[shard.elements] for shard in arena.shards]
-        first = (probe.ctypes.data - arena.gradients.ctypes.data) // probe.itemsize
-        self._parts = []
-        for shard, gradients in zip(arena.shards, shards, strict=True):
-            low = max(first - shard.elements.start, 0)
-            high = max(first + probe.size - shard.elements.start, 0)
-            self._parts.append(gradients[low:high])
-        self._sum = ordered_sum(transport, slots(range(transport.size + 1)))
+    def __init__(self, arena: Arena, probe: str, transport: Transport, world: Transport | None) -> None:
+        gradients = arena.kept_gradients
+        parts = [part for part in arena.tensor_parts() if part.name == probe]
+        self._parts = [gradients[part.gradients : part.gradients + part.elements] for part in parts]
+        self._sum = _sum_over(transport) if arena.sharded else None
+        self._of_all = None if world is None else _sum_over(world)
 
     def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
         finite = math.isfinite(loss) and all(np.isfinite(part).all() for part in self._parts)
-        total = self._sum([np.concatenate(([0.0 if finite else 1.0], sums))])
-        sums[:] = total[1:]
+        total = np.array([0.0 if finite else 1.0])
+        if self._sum is not None:
+            whole = self._sum([np.concatenate((total, sums))])
+            total, sums[:] = whole[:1].copy(), whole[1:]
+        if self._of_all is not None:
+            total = self._of_all([total])
         return float(total[0]) == 0.0
 
 
-def finite_check(arena: Arena, probe: Array, transport: Transport) -> FiniteCheck:
-    """Return the check for an arena's gradients, of which ``probe`` is a tensor."""
-    if arena.memory.deferred:
-        return FetchedGradients(probe)
-    return ShardedGradients(arena, probe, transport) if arena.sharded else WholeGradients(probe)
+def _sum_over(transport: Transport) -> OrderedSum:
+    return ordered_sum(transport, slots(range(transport.size + 1)))
+
+
+def finite_check(arena: Arena, probe: str, transport: Transport, world: Transport | None) -> FiniteCheck:
+    """Return the check for an arena's gradients, of which ``probe`` is a tensor of this rank's.
+
+    ``world`` is a transport of all ranks, where these are of several classes.
+    """
+    if not arena.sharded and world is None:
+        whole = arena.gradient_views(arena.gradients)[probe]
+        return FetchedGradients(whole) if arena.memory.deferred else WholeGradients(whole)
+    return PartialGradients(arena, probe, transport, world)

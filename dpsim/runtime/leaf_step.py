@@ -26,6 +26,7 @@ class Pass(NamedTuple):
 
     micro_batch: MicroBatch
     forward: tuple[int, ...]
+    recompute: tuple[int, ...]
     loss: int
     backward: tuple[int, ...]
     releases: bool
@@ -51,10 +52,10 @@ class LeafStep:
     ) -> None:
         self._replica, self._leaf_replica = replica, Capabilities.of(replica).leaf
         self._micro_batches = plan_micro_batches(plan, rank, takes_leaves=self._leaf_replica is not None)
-        self._parameters = arena.views(arena.parameters)
-        self._slots = [arena.views(slot) for slot in arena.slots[:held]]
+        self._parameters = arena.parameter_views()
+        self._slots = [arena.gradient_views(slot) for slot in arena.slots[:held]]
         deepest = max(micro_batch.depth for micro_batch in self._micro_batches)
-        self._partial = [arena.views(arena.zeros()) for _ in range(deepest)]
+        self._partial = [arena.gradient_views(arena.zeros()) for _ in range(deepest)]
         self._rounding, self._xp = rounding, arena.memory.xp
         self.passes = self._passes(program, plan)
         self._normalising: BatchNormReplica | None = None
@@ -62,6 +63,7 @@ class LeafStep:
         self._total: Array | None = None
         if self._leaf_replica is not None:
             self._leaf_replica.train_in_leaves(plan.leaves > 0, rounding)
+        self._bound: MicroBatch | None = None
         self.bind(self._micro_batches[0])
 
     def _passes(self, program: StepProgram, plan: Plan) -> tuple[Pass, ...]:
@@ -73,18 +75,17 @@ class LeafStep:
                 Pass(
                     micro_batch,
                     program.forward[scheduled],
+                    program.recompute[scheduled],
                     program.loss[scheduled],
                     program.backward[scheduled],
-                    releases=plan.devices > 1 and number >= surplus,
+                    releases=plan.data_devices > 1 and number >= surplus,
                     adds=bool(micro_batch.merges) or self._rounding is not None,
                 )
             )
         return tuple(passes)
 
     def part(self, micro_batch: MicroBatch, share: Batch) -> Batch:
-        """Return what a pass computes of this rank's share, and give the replica the memory for its gradients."""
-        if len(self.passes) > 1:
-            self.bind(micro_batch)
+        """Return what a pass computes of this rank's share."""
         edges = share.leaves[micro_batch.first : micro_batch.stop + 1]
         low, high = edges[0], edges[-1]
         return Batch(
@@ -98,12 +99,20 @@ class LeafStep:
 
     def bind(self, micro_batch: MicroBatch) -> None:
         """Give the replica the memory for the gradients of a micro-batch."""
+        if micro_batch is self._bound:
+            return
+        self._bound = micro_batch
         first = self._memory(micro_batch.slot, micro_batch.depth)
         if self._leaf_replica is not None and len(micro_batch.edges) > 1:
             extra = zip(micro_batch.edges[1:], self._slots[1:], strict=True)
             self._leaf_replica.bind(self._parameters, first, [Slot(edge, gradients) for edge, gradients in extra])
         else:
             self._replica.bind(self._parameters, first)
+
+    def bind_again(self) -> None:
+        """Give the replica its memory back, after somebody else has bound it."""
+        self._bound = None
+        self.bind(self._micro_batches[0])
 
     def add_up(self, micro_batch: MicroBatch, names: Sequence[str]) -> None:
         """Add a micro-batch's gradients of these tensors to the partial sums that it completes."""
@@ -128,6 +137,10 @@ class LeafStep:
         losses = slot_sums(self._micro_batches, [sums.slot_losses or (sums.loss,) for sums in parts], operator.add)
         correct = sum(sums.correct for sums in parts)
         return BatchSums(loss=sum(losses), correct=correct, samples=samples, slot_losses=tuple(losses))
+
+    def no_sums(self, micro_batch: MicroBatch, samples: int) -> BatchSums:
+        """Return the sums of a pass of which another rank knows the loss."""
+        return BatchSums(loss=0.0, correct=0, samples=samples, slot_losses=(0.0,) * len(micro_batch.edges))
 
     def normalise(self, replica: BatchNormReplica, mode: str, add: OrderedSum) -> None:
         """Let batch norm take its statistics as ``mode`` says; those of leaves are added by ``add``, once a step."""

@@ -16,11 +16,12 @@ from dpsim.runtime.step import StepOutcome
 class TrainLog:
     """Mean losses of every step of a run, also of those before it was resumed, and times of those since.
 
-    ``samples`` of training data come in global batches of ``batch``. Losses of the ranks' slots are added along
-    ``tree``.
+    ``samples`` of training data come in global batches of ``batch``. Losses of the slots of the last ``ranks`` ranks,
+    which know them, are added along ``tree``.
     """
 
-    def __init__(self, comm: MPI.Intracomm, samples: int, batch: int, tree: Tree) -> None:
+    def __init__(self, comm: MPI.Intracomm, samples: int, batch: int, tree: Tree, ranks: int) -> None:
+        self._ranks = ranks
         self._comm, self._samples, self._batch, self._tree = comm, samples, min(batch, samples), tree
         self._per_epoch = -(-samples // batch)
         self.losses: list[float] = []
@@ -47,7 +48,7 @@ class TrainLog:
     def gather(self) -> None:
         """Bring ``losses``, means over the samples of all ranks, up to date; collective."""
         for column in zip(*self._comm.allgather(self._own), strict=True):
-            losses = list(itertools.chain.from_iterable(column))
+            losses = list(itertools.chain.from_iterable(column[-self._ranks :]))
             loss = fold(self._tree, losses.__getitem__, operator.add)
             self.losses.append(loss / self.batch_of(len(self.losses)))
         self._correct += [sum(column) for column in zip(*self._comm.allgather(self._own_correct), strict=True)]

@@ -38,16 +38,16 @@ class MicroBatch:
 def plan_partial_sums(plan: Plan) -> PartialSums:
     """The slots of all devices: of their leaves, or one a device."""
     if plan.leaves:
-        return slots(device_leaves(plan.leaves, plan.devices))
-    return slots(range(plan.devices + 1))
+        return slots(device_leaves(plan.leaves, plan.data_devices))
+    return slots(range(plan.data_devices + 1))
 
 
 def own_leaves(plan: Plan, rank: int, samples: int, micro_batches: int = 1) -> tuple[int, ...]:
     """Boundaries of device ``rank``'s leaves of some samples; without leaves, of so many micro-batches."""
     if plan.leaves:
-        first, stop = device_leaves(plan.leaves, plan.devices)[rank : rank + 2]
+        first, stop = device_leaves(plan.leaves, plan.data_devices)[rank : rank + 2]
         return leaf_bounds(samples, plan.leaves)[first : stop + 1]
-    low, high = shard(samples, plan.devices, rank)
+    low, high = shard(samples, plan.data_devices, rank)
     return tuple(low + edge for edge in leaf_bounds(high - low, micro_batches))
 
 
@@ -55,7 +55,7 @@ def own_slots(plan: Plan, rank: int) -> list[tuple[int, int]]:
     """The slots of device ``rank`` as ranges of its leaves, which are counted from its first; without leaves one."""
     if not plan.leaves:
         return [(0, 1)]
-    first, stop = device_leaves(plan.leaves, plan.devices)[rank : rank + 2]
+    first, stop = device_leaves(plan.leaves, plan.data_devices)[rank : rank + 2]
     return [(low - first, high - first) for low, high in subtrees(plan.leaves, first, stop)]
 
 
@@ -69,7 +69,7 @@ def plan_micro_batches(plan: Plan, rank: int, *, takes_leaves: bool) -> tuple[Mi
     if plan.leaves and takes_leaves:
         if plan.accumulate == 1:
             return (MicroBatch(0, blocks[-1][1], tuple(low for low, _ in blocks)),)
-        most = plan.leaves // (plan.devices * plan.accumulate)
+        most = plan.leaves // (plan.data_devices * plan.accumulate)
     elif not plan.leaves:
         blocks = [(0, plan.accumulate)]
     passes: list[MicroBatch] = []

@@ -1,103 +1,183 @@
-"""A rank's part of a Schedule as tuples: what it looks up in a step, without NumPy."""
+"""A rank class's part of a Schedule as tuples: what a rank looks up in a step, without NumPy."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dpsim.errors import ConfigError
 from dpsim.schedule import (
+    ALL_GATHER_EVENT,
     ALLREDUCE_EVENT,
     BACKWARD_EVENT,
-    COLLECTIVES,
     FORWARD_EVENT,
     KINDS,
     LOSS_EVENT,
+    OTHER_EVENT,
     OVERHEAD_EVENT,
+    RECEIVE_EVENT,
+    RECOMPUTE_EVENT,
     REDUCE_SCATTER_EVENT,
+    SEND_EVENT,
+    SYNCHRONISE_EVENT,
     UPDATE_EVENT,
+    WAIT_EVENT,
     Schedule,
 )
 
-_COMPUTATIONS = (OVERHEAD_EVENT, FORWARD_EVENT, LOSS_EVENT, BACKWARD_EVENT)
+_QUEUED = (ALLREDUCE_EVENT, REDUCE_SCATTER_EVENT, ALL_GATHER_EVENT)
+_OF_LAYERS = (FORWARD_EVENT, RECOMPUTE_EVENT, BACKWARD_EVENT)
+_ANNOUNCED = (OVERHEAD_EVENT, *_OF_LAYERS, LOSS_EVENT)
+_MESSAGES = (SEND_EVENT, RECEIVE_EVENT)
+
+
+class QueuedCollective(NamedTuple):
+    """A collective of a bucket: its kind (of ``KINDS``), the bucket, and the number of operations that it waits for."""
+
+    kind: int
+    bucket: int
+    waits: int
+
+
+class Action(NamedTuple):
+    """What a stage does next: neighbouring operations of one kind and micro-batch.
+
+    ``peer_class`` is the class of the other end of a message, ``layer`` the one whose output (or its gradient) it is.
+    """
+
+    kind: int
+    micro_batch: int
+    operation: int
+    size_bytes: int
+    peer_class: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepProgram:
     """What is announced, and what that releases, as numbers of the schedule's operations.
 
-    ``forward``, ``loss`` and ``backward`` give the operation of a micro-batch (and a layer). ``queue`` are the buckets
-    of the gradient collectives in the order in which they are sent; ``waits`` is how many operations each of them
-    waits for, and ``releases[operation]`` the positions in the queue that wait for that operation. ``adds_up`` is what
-    they are as events (of ``KINDS``), and ``gathers`` are the buckets whose parameters are gathered after the update.
+    ``forward``, ``recompute``, ``loss`` and ``backward`` give the operation of a micro-batch (and a layer; -1 where the
+    class does not compute it). ``queue`` are the collectives of buckets in the order in which they are sent, and
+    ``releases[operation]`` the positions in the queue that wait for that operation: a sum until the gradients of a
+    backward are final, and (``releases_at_end``) an all-gather until it has read its parameters. The first
+    ``before_update`` of the queue begin before the update. Before what follows ``operation`` may begin, the first
+    ``needs_after[operation]`` must have ended. ``layers`` is the range of the class's layers; ``actions`` what a stage
+    does up to the update, if there are several classes; ``agreement_bytes`` what the ranks send to agree before it.
     """
 
     overhead: int
     update: int
     forward: tuple[tuple[int, ...], ...]
+    recompute: tuple[tuple[int, ...], ...]
     loss: tuple[int, ...]
     backward: tuple[tuple[int, ...], ...]
-    queue: tuple[int, ...]
-    waits: tuple[int, ...]
+    queue: tuple[QueuedCollective, ...]
+    before_update: int
     releases: tuple[tuple[int, ...], ...]
-    adds_up: int
-    gathers: tuple[int, ...]
+    releases_at_end: tuple[tuple[int, ...], ...]
+    needs_after: tuple[int, ...]
+    layers: tuple[int, int]
+    actions: tuple[Action, ...]
+    agreement_bytes: int
     names: tuple[str, ...]
 
+    @property
+    def waits_for_collectives(self) -> bool:
+        """Whether any computation before the update waits for a collective."""
+        return any(self.needs_after)
 
-def compiled(schedule: Schedule) -> StepProgram:
+
+def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
     """The program of a rank. Raises ``ConfigError`` for operations that the runtime does not execute."""
     kinds = schedule.kind.tolist()
-    if others := {*kinds} - {*_COMPUTATIONS, *COLLECTIVES, UPDATE_EVENT}:
+    if others := {*kinds} & {WAIT_EVENT, OTHER_EVENT}:
         raise ConfigError(
             f"a schedule with operations of kind {', '.join(KINDS[kind] for kind in sorted(others))}",
-            allowed="computations, collectives and updates",
+            allowed="computations, collectives, messages and updates",
         )
-    gathers = schedule.parameter_collectives.tolist()
-    update = len(kinds) - 1 - len(gathers)
-    if kinds.count(UPDATE_EVENT) != 1 or kinds[update] != UPDATE_EVENT:
+    rank_class = schedule.class_of(rank)
+    own = np.flatnonzero(schedule.rank_class == rank_class).tolist()
+    updates = [operation for operation in own if kinds[operation] == UPDATE_EVENT]
+    queued = [operation for operation in own if kinds[operation] in _QUEUED]
+    synchronised = [operation for operation in own if kinds[operation] == SYNCHRONISE_EVENT]
+    if len(updates) != 1 or {kinds[operation] for operation in own[own.index(updates[0]) + 1 :]} - {ALL_GATHER_EVENT}:
         raise ConfigError(
             "a schedule that does not end with the update",
             allowed="one update, after everything else but the all-gathers of the parameters",
         )
-    if any(update not in schedule.dependencies(gather) for gather in gathers):
+    (update,) = updates
+    if any(update not in schedule.dependencies(gather) for gather in queued if gather > update):
         raise ConfigError("an all-gather of parameters that does not wait for their update", allowed="one that does")
-    layers, micro_batches = len(schedule.workload.layers), schedule.plan.accumulate
-    operations = np.full((BACKWARD_EVENT + 1, micro_batches, layers), -1)
-    for operation in np.flatnonzero(np.isin(kinds, _COMPUTATIONS)).tolist():
-        layer = max(int(schedule.layer[operation]), 0)
-        operations[kinds[operation], schedule.micro_batch[operation], layer] = operation
-    rows: list[list[list[int]]] = operations.tolist()
-    single = [rows[OVERHEAD_EVENT][0][0], *(row[0] for row in rows[LOSS_EVENT])]
-    if min([*single, *map(min, rows[FORWARD_EVENT] + rows[BACKWARD_EVENT])]) < 0:
-        raise ConfigError(
-            "a schedule that leaves a computation out",
-            allowed="the overhead, and in each micro-batch each layer forward and backward, and the loss",
-        )
-    collectives = schedule.gradient_collectives.tolist()
+    computed = [operation for operation in own if kinds[operation] in _ANNOUNCED]
+    rows, layers = _computations(schedule, computed)
+    position = {operation: number for number, operation in enumerate(queued)}
     releases: list[list[int]] = [[] for _ in kinds]
-    waits = []
-    for position, collective in enumerate(collectives):
-        earlier = {*schedule.dependencies(collective).tolist()} - {*collectives[:position]}
-        if any(kinds[operation] not in _COMPUTATIONS for operation in earlier):
+    at_end: list[list[int]] = [[] for _ in kinds]
+    queue = []
+    for number, collective in enumerate(queued):
+        earlier = {*schedule.dependencies(collective).tolist()} - {*queued[:number]}
+        if any(kinds[operation] not in (*_ANNOUNCED, UPDATE_EVENT) for operation in earlier):
             raise ConfigError(
                 f"{schedule.operation_name(collective)} waits for what is announced by no layer",
-                allowed="allreduces that wait for computations, or for allreduces before them",
+                allowed="collectives that wait for computations, or for collectives before them",
             )
-        waits.append(len(earlier))
+        queue.append(QueuedCollective(kinds[collective], int(schedule.bucket[collective]), len(earlier)))
         for operation in earlier:
-            releases[operation].append(position)
+            late = kinds[collective] == ALL_GATHER_EVENT and kinds[operation] == BACKWARD_EVENT
+            (at_end if late else releases)[operation].append(number)
+    needs_after = [0] * len(kinds)
+    for before, operation in itertools.pairwise(computed):
+        awaited = [position[each] for each in schedule.dependencies(operation).tolist() if each in position]
+        needs_after[before] = max(awaited, default=-1) + 1
     return StepProgram(
         overhead=rows[OVERHEAD_EVENT][0][0],
         update=update,
         forward=tuple(map(tuple, rows[FORWARD_EVENT])),
+        recompute=tuple(map(tuple, rows[RECOMPUTE_EVENT])),
         loss=tuple(row[0] for row in rows[LOSS_EVENT]),
         backward=tuple(map(tuple, rows[BACKWARD_EVENT])),
-        queue=tuple(schedule.bucket[collectives].tolist()),
-        waits=tuple(waits),
+        queue=tuple(queue),
+        before_update=sum(collective < update for collective in queued),
         releases=tuple(map(tuple, releases)),
-        adds_up=REDUCE_SCATTER_EVENT if schedule.sharded else ALLREDUCE_EVENT,
-        gathers=tuple(schedule.bucket[gathers].tolist()),
+        releases_at_end=tuple(map(tuple, at_end)),
+        needs_after=tuple(needs_after),
+        layers=layers,
+        actions=_actions(schedule, own) if schedule.classes > 1 else (),
+        agreement_bytes=int(schedule.size_bytes[synchronised[-1]]) if synchronised else 0,
         names=tuple(schedule.operation_name(operation) for operation in range(len(kinds))),
     )
+
+
+def _computations(schedule: Schedule, computed: list[int]) -> tuple[list[list[list[int]]], tuple[int, int]]:
+    """The operation of each kind, micro-batch and layer; the range of the layers. Refuses what leaves one out."""
+    operations = np.full((len(KINDS), schedule.plan.accumulate, len(schedule.workload.layers)), -1)
+    for operation in computed:
+        layer = max(int(schedule.layer[operation]), 0)
+        operations[schedule.kind[operation], schedule.micro_batch[operation], layer] = operation
+    forward = np.flatnonzero((operations[FORWARD_EVENT] >= 0).any(axis=0))
+    first, stop = (int(forward[0]), int(forward[-1]) + 1) if len(forward) else (0, 1)
+    of_layers = operations[[FORWARD_EVENT, BACKWARD_EVENT], :, first:stop]
+    last = stop == len(schedule.workload.layers)
+    if operations[OVERHEAD_EVENT, 0, 0] < 0 or of_layers.min() < 0 or (last and operations[LOSS_EVENT, :, 0].min() < 0):
+        raise ConfigError(
+            "a schedule that leaves a computation out",
+            allowed="the overhead, and in each micro-batch each layer forward and backward, and the loss",
+        )
+    return operations.tolist(), (first, stop)
+
+
+def _actions(schedule: Schedule, own: list[int]) -> tuple[Action, ...]:
+    actions: list[Action] = []
+    for operation in own:
+        kind, micro_batch = int(schedule.kind[operation]), int(schedule.micro_batch[operation])
+        if kind not in (*_OF_LAYERS, LOSS_EVENT, *_MESSAGES):
+            continue
+        if actions and kind in _OF_LAYERS and (actions[-1].kind, actions[-1].micro_batch) == (kind, micro_batch):
+            continue
+        peer = int(schedule.peer[operation])
+        other = int(schedule.rank_class[peer]) if peer >= 0 else -1
+        actions.append(Action(kind, micro_batch, operation, int(schedule.size_bytes[operation]), other))
+    return tuple(actions)

@@ -38,14 +38,7 @@ class ElementUpdate:
 
     def __init__(self, arena: Arena, optimizer: Sgd | AdamW) -> None:
         self._arena, self._optimizer, self._kernels = arena, optimizer, _kernels(arena.memory)
-        self._parts = [
-            (
-                arena.parameters[shard.elements],
-                arena.gradients[shard.elements],
-                {slot: state[shard.state] for slot, state in arena.optimizer_state.items()},
-            )
-            for shard in arena.shards
-        ]
+        self._parts = arena.updated_parts()
 
     def measure(self) -> NDArray[np.float64]:
         return _NOTHING
@@ -65,11 +58,16 @@ class TensorUpdate:
     """The update by LARS, which needs the norms of whole tensors."""
 
     def __init__(self, arena: Arena, optimizer: Lars) -> None:
-        parts, matrices = _parts(arena)
+        names = {name: number for number, name in enumerate(arena.matrices)}
+        matrices, of_tensors = len(names), arena.tensor_parts()
+        parts = [
+            Part(names.get(part.name), part.parameters, part.gradients, part.elements, part.state)
+            for part in of_tensors
+        ]
         (velocity,) = arena.optimizer_state.values()
-        w, g = arena.parameters, arena.gradients
+        w, g = arena.kept_parameters, arena.kept_gradients
         self._update = LarsUpdate(w, g, velocity, parts, matrices, optimizer, arena.memory)
-        empty = [Part(None, 0, 0, 0), Part(0, 0, 0, 0)]
+        empty = [Part(None, 0, 0, 0, 0), Part(0, 0, 0, 0, 0)]
         self._of_nothing = LarsUpdate(w[:0], g[:0], velocity[:0], empty, 1, optimizer, arena.memory)
         self._memory = arena.memory
 
@@ -96,17 +94,3 @@ def _kernels(memory: Memory) -> UpdateKernels:
     from dpsim.kernels.update_cuda import OnStream  # loads CUDA
 
     return OnStream(memory.stream.launch)
-
-
-def _parts(arena: Arena) -> tuple[list[Part], int]:
-    """The parts of tensors that an arena's shards consist of, and the number of tensors that are matrices."""
-    parts, matrices = [], 0
-    for tensor, is_matrix in arena.tensors():
-        for shard in arena.shards:
-            start = max(tensor.start, shard.elements.start)
-            stop = min(tensor.stop, shard.elements.stop)
-            if start < stop:
-                state = shard.state.start + start - shard.elements.start
-                parts.append(Part(matrices if is_matrix else None, start, stop, state))
-        matrices += is_matrix
-    return parts, matrices

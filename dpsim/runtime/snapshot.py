@@ -23,16 +23,16 @@ def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Chec
     The running statistics of every rank are kept. Sharded optimizer state is brought together, so that a checkpoint
     does not depend on the strategy.
     """
-    state = {name: _gathered(trainer, value) for name, value in trainer.state_on_host().items()}
+    states = trainer.comm.gather(trainer.state_on_host())
     optimizer_state = trainer.optimizer_state(root=0)
-    if trainer.comm.rank:
+    parameters = trainer.parameters(root=0)
+    if states is None:
         return None
-    arena = trainer.runner.arena
-    tensors = {f"parameters/{name}": value for name, value in arena.on_host(arena.parameters).items()}
+    tensors = {f"parameters/{name}": value for name, value in parameters.items()}
     for slot, of_slot in optimizer_state.items():
         tensors |= {f"optimizer/{slot}/{name}": value for name, value in of_slot.items()}
-    for name, ranks in state.items():
-        tensors |= {f"state/{rank}/{name}": value for rank, value in enumerate(ranks)}
+    for rank, state in enumerate(states):
+        tensors |= {f"state/{rank % trainer.plan.data_devices}/{name}": value for name, value in state.items()}
     tensors["losses"] = np.array(losses, np.float64)
     epoch, batch = divmod(trainer.runner.steps, trainer.steps_per_epoch)
     header = Header(
@@ -57,25 +57,27 @@ def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Progress) -
     ``ConfigError`` on rank 0 if the checkpoint is of another training.
     """
     comm, arena = trainer.comm, trainer.runner.arena
-    step, losses, optimizer_state = 0, np.zeros(0), None
+    tensors = trainer.schedule.workload.tensors
+    step, losses = 0, np.zeros(0)
+    parameters, optimizer_state, states = None, None, None
     if checkpoint is not None:
         _check_fits(trainer, checkpoint)
         if (warning := _other_table(trainer, checkpoint.header)) is not None:
             report(f"warning: {warning}")
-        for name, value in trainer.runner.parameters.items():
-            arena.memory.write(value, checkpoint.tensors[f"parameters/{name}"])
+        parameters = {tensor.name: checkpoint.tensors[f"parameters/{tensor.name}"] for tensor in tensors}
         optimizer_state = {
-            slot: {name: checkpoint.tensors[f"optimizer/{slot}/{name}"] for name in trainer.runner.parameters}
+            slot: {tensor.name: checkpoint.tensors[f"optimizer/{slot}/{tensor.name}"] for tensor in tensors}
             for slot in arena.optimizer_state
         }
+        states = [_state_of_rank(trainer, checkpoint, rank) for rank in range(comm.size)]
         step, losses = checkpoint.header.step, checkpoint.tensors["losses"]
-    trainer.broadcast_in(arena.parameters)
+    flat = arena.flat(parameters)
+    comm.Bcast(flat)
+    arena.set_parameters(flat)
     distribute(arena, comm, optimizer_state)
-    for name, value in sorted(trainer.replica.state().items()):
-        values = None if checkpoint is None else _state_of_ranks(checkpoint, name, comm.size)
-        own = np.empty(value.shape, value.dtype)
-        comm.Scatter(values, own)
-        arena.memory.write(value, own)
+    own = comm.scatter(states)
+    for name, value in trainer.replica.state().items():
+        arena.memory.write(value, own[name])
     trainer.resume_from(comm.bcast(step))
     result: list[float] = comm.bcast(losses).tolist()
     return result
@@ -94,17 +96,15 @@ def _other_table(trainer: Trainer, header: Header) -> str | None:
     )
 
 
-def _gathered(trainer: Trainer, value: Array) -> Array:
-    """``value`` of every rank, [ranks, ...], on rank 0 (elsewhere empty)."""
-    comm = trainer.comm
-    ranks = np.empty((comm.size if comm.rank == 0 else 0, *value.shape), value.dtype)
-    comm.Gather(np.asarray(value, order="C"), ranks)
-    return ranks
+def _state_of_rank(trainer: Trainer, checkpoint: Checkpoint, rank: int) -> dict[str, Array]:
+    """The state that a rank goes on with, of the whole model."""
+    devices = trainer.plan.data_devices
+    return {name: _state_of_ranks(checkpoint, name, devices)[rank % devices] for name in trainer.model_state}
 
 
 def _state_of_ranks(checkpoint: Checkpoint, name: str, devices: int) -> Array:
     """The state of each rank, [devices, ...]: its own, or the common one, or the mean of all."""
-    own = np.stack([checkpoint.tensors[f"state/{rank}/{name}"] for rank in range(checkpoint.header.plan.devices)])
+    own = np.stack([checkpoint.tensors[f"state/{rank}/{name}"] for rank in range(checkpoint.header.plan.data_devices)])
     if len(own) == devices:
         return own
     if checkpoint.header.plan.batch_norm != "local":
@@ -127,11 +127,10 @@ def _check_fits(trainer: Trainer, checkpoint: Checkpoint) -> None:
     ]
     wanted: dict[str, tuple[tuple[int, ...], str]] = {}
     for part in ("parameters", *(f"optimizer/{slot}" for slot in trainer.runner.arena.optimizer_state)):
-        for name, value in trainer.runner.parameters.items():
-            wanted[f"{part}/{name}"] = (value.shape, value.dtype.name)
-    for rank in range(header.plan.devices):
-        state = trainer.replica.state()
-        wanted |= {f"state/{rank}/{name}": (value.shape, value.dtype.name) for name, value in state.items()}
+        for tensor in trainer.schedule.workload.tensors:
+            wanted[f"{part}/{tensor.name}"] = (tensor.shape, tensor.dtype)
+    for rank in range(header.plan.data_devices):
+        wanted |= {f"state/{rank}/{name}": value for name, value in trainer.model_state.items()}
     wanted["losses"] = ((header.step,), "float64")
     held = {name: (value.shape, value.dtype.name) for name, value in checkpoint.tensors.items()}
     pairs += [(f"tensor {name}", held.get(name), wanted.get(name)) for name in sorted(held.keys() | wanted.keys())]

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.collective import node_counts
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
 from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.transport import Array, Transport
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, NotFiniteError
-from dpsim.lowering.zero1 import agreement_bytes
 from dpsim.plan import Plan
 from dpsim.replica import Batch, BatchSums, Capabilities, DeferredSums, Replica
 from dpsim.runtime.arena import Arena, gradient_dtype
@@ -28,6 +28,7 @@ from dpsim.runtime.program import compiled
 from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
 from dpsim.runtime.shard_update import shard_update
+from dpsim.runtime.stage_step import StageStep
 from dpsim.runtime.stall import Labels
 from dpsim.runtime.step_clock import step_clock
 from dpsim.runtime.step_collectives import StepCollectives
@@ -54,7 +55,8 @@ class StepRunner:
     one of its own, since its messages must not mix with the gradients'. ``status`` is where it says what it does.
     ``rate`` gives the learning rate of each step, counted from 0; without it the optimizer's own stays.
     ``exact`` carries the sums in the fixed order of addition (``ordered_sum``), on several ranks in a transport of its
-    own: they may be asked for while gradients travel.
+    own: they may be asked for while gradients travel. Where the schedule has several rank classes, ``transport`` is
+    that of the rank's own class, and ``world`` one of all ranks.
     """
 
     def __init__(
@@ -66,10 +68,14 @@ class StepRunner:
         status: RankStatus | None = None,
         rate: Callable[[int], float] | None = None,
         exact: Transport | None = None,
+        world: Transport | None = None,
     ) -> None:
         plan, able = schedule.plan, Capabilities.of(replica)
-        normalises = any(layer.batch_norm_channels for layer in replica.layers)
-        _check(plan, transport, able, normalises)
+        rank = transport.rank if world is None else world.rank
+        self.program = compiled(schedule, rank)
+        own_layers = replica.layers[slice(*self.program.layers)]
+        normalises = any(layer.batch_norm_channels for layer in own_layers)
+        _check(plan, transport, world, able, normalises)
         able.multiply_in(plan.compute_dtype)
         self.replica, self.schedule, self.transport, self.memory = replica, schedule, transport, transport.memory
         self.plan, self.steps, self._layers = plan, 0, replica.layers
@@ -77,24 +83,26 @@ class StepRunner:
         dtype, order = gradient_dtype(schedule), plan_partial_sums(plan)
         self.ordered_sum = ordered_sum(exact or transport, order)
         most_slots = max(map(order.owners.count, order.owners))
-        self.arena = Arena(schedule, dtype, transport.allocate, most_slots, transport.rank, self.memory)
-        self.parameters = self.arena.views(self.arena.parameters)
-        self.gradients = self.arena.views(self.arena.gradients)
+        self.arena = Arena(schedule, dtype, transport.allocate, most_slots, rank, self.memory)
+        self.parameters = self.arena.parameter_views()
+        self.gradients = self.arena.gradient_views(self.arena.gradients)
         self._compression = compression(plan.wire_dtype, dtype, plan.global_batch)
         rounding = self._compression.rounding if self._compression is not None and plan.leaves else None
         self._may_overflow = plan.devices > 1 or rounding is not None
-        self.program = compiled(schedule)
+        in_flight = schedule.stashes[schedule.class_of(rank)]
+        if able.staged is not None and world is not None:
+            recompute = any(operation >= 0 for row in self.program.recompute for operation in row)
+            able.staged.take_stage(*self.program.layers, in_flight, recompute)
         held = len(order.of(transport.rank))
         self._leaves = LeafStep(replica, self.arena, plan, transport.rank, held, rounding, self.program)
         self._pass = self._leaves.passes[0]
         self.status = RankStatus() if status is None else status
         self._rate = rate or (lambda step: plan.optimizer.learning_rate)
-        last = next(layer for layer in reversed(self._layers) if layer.tensors)
-        probe = self.gradients[min(last.tensors, key=lambda tensor: tensor.elements).name]
-        self._finite = finite_check(self.arena, probe, transport)
+        last = next(layer for layer in reversed(own_layers) if layer.tensors)
+        probe = min(last.tensors, key=lambda tensor: tensor.elements).name
+        self._finite = finite_check(self.arena, probe, transport, world)
         self._update = shard_update(self.arena, plan.optimizer)
         self._measured: Array = np.empty(0)
-        self._agreement_bytes = agreement_bytes(schedule.workload, plan.optimizer)
         self._clock = step_clock(self.memory)
         self._collectives = StepCollectives(
             schedule,
@@ -107,16 +115,38 @@ class StepRunner:
             self._clock,
             self.status,
         )
+        self._share = self.arena.updated_share
+        self._waits_inside = self.program.waits_for_collectives
+        self._stage: StageStep | None = None
+        if able.staged is not None and world is not None:
+            self._stage = StageStep(
+                able.staged,
+                self.program,
+                self._leaves,
+                world,
+                transport.size,
+                in_flight,
+                self._clock,
+                self.status,
+                self._emulated,
+            )
         if normalises and able.batch_norm is not None:
-            add = self._collectives.sum_between_layers(self._layers, dtype.name, self.ordered_sum)
+            add = self._collectives.sum_between_layers(own_layers, dtype.name, self.ordered_sum)
             self._leaves.normalise(able.batch_norm, plan.batch_norm, add)
 
     def initialise(self, seed: int) -> None:
         """Set parameters to the replica's own initial values, and optimizer state to zero."""
-        for name, value in self.replica.initial_parameters(seed).items():
-            self.memory.write(self.parameters[name], value)
+        self.arena.set_parameters(self.arena.flat(self.replica.initial_parameters(seed)))
         for slot in self.arena.optimizer_state.values():
             slot[...] = 0
+
+    def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
+        """The sums of an evaluation of these samples: in stages those of the last one, and zeros in the others."""
+        return (self._stage or self.replica).evaluate(x, labels)
+
+    def bind_again(self) -> None:
+        """Give the replica its memory back, after somebody else has bound it."""
+        self._leaves.bind_again()
 
     def warm_up(self) -> None:
         """Compute one sample and update nothing: every kernel of a step is then compiled. Overwrites gradients."""
@@ -137,11 +167,18 @@ class StepRunner:
         clock.computed(self.program.overhead)
         self.status.computes(self.steps + 1)
         self._collectives.begin()
-        parts = [self._forward_backward(each, share) for each in leaves.passes]
+        if self._emulated is not None and (self._waits_inside or self._stage is not None):
+            self._emulated.step_begins(leaves.part(leaves.passes[0].micro_batch, share))
+        if self._waits_inside:
+            self._release_and_wait(self.program.overhead, self.program.releases)
+        if self._stage is not None:
+            parts: Sequence[BatchSums | DeferredSums] = self._stage.run(share, self._enter, self)
+        else:
+            parts = [self._forward_backward(each, share) for each in leaves.passes]
         sums = None if self.memory.deferred else self._sums(parts, share)
         self._collectives.finish()
-        if self._emulated is not None:
-            self._emulated.update_begins(max((sent[-1] for sent in clock.marks.collectives), default=0.0))
+        if self._stage is not None:
+            self._stage.finish()
         if sums is None:
             leaves.add_statistics()
             sums = self._sums(parts, share)
@@ -149,13 +186,22 @@ class StepRunner:
         if self._finite.agrees or self._may_overflow:
             self._check_reduced(sums.loss, measured, share)
         leaves.update_statistics()
+        if self._emulated is not None:
+            self._emulated.update_begins(max((sent[-1] for sent in clock.marks.collectives), default=0.0), self._share)
         self._update(measured, self._rate(self.steps), 1.0 / global_samples, self.steps + 1)
+        if self._emulated is not None and self.program.before_update < len(self.program.queue):
+            self._emulated.update_ends(self._share)
         marks = clock.marks
         marks.end_s = clock.computed(self.program.update)
         self._collectives.gather_parameters()
         self.steps += 1
         self.status.rests()
         return StepOutcome(sums=sums, global_samples=global_samples, marks=marks)
+
+    @property
+    def message_bytes(self) -> int:
+        """The memory of what other stages send."""
+        return 0 if self._stage is None else self._stage.size_bytes
 
     @property
     def labels(self) -> Labels:
@@ -175,27 +221,53 @@ class StepRunner:
     # What the replica announces (dpsim.replica.StepEvents).
 
     def forward_done(self, layer: int) -> None:
-        operation = self._pass.forward[layer]
-        self._clock.computed(operation)
-        if self._pass.releases and self.program.releases[operation]:
-            self._collectives.released(operation)
+        self._done(self._pass.forward[layer])
+
+    def recompute_done(self, layer: int) -> None:
+        self._done(self._pass.recompute[layer])
 
     def loss_done(self) -> None:
-        self._clock.computed(self._pass.loss)
+        self._done(self._pass.loss)
 
     def gradients_ready(self, layer: int) -> None:
         self._clock.ready(layer)
         if self._pass.adds:
             self._leaves.add_up(self._pass.micro_batch, [tensor.name for tensor in self._layers[layer].tensors])
         if self._pass.releases:
-            self._collectives.released(self._pass.backward[layer])
+            operation = self._pass.backward[layer]
+            self._collectives.released(self.program.releases[operation], operation)
 
     def backward_done(self, layer: int) -> None:
-        self._clock.computed(self._pass.backward[layer])
+        operation = self._pass.backward[layer]
+        self._clock.computed(operation)
+        if self._waits_inside:
+            self._release_and_wait(operation, self.program.releases_at_end)
         self._collectives.poll()
+        if self._stage is not None:
+            self._stage.poll()
+
+    def _done(self, operation: int) -> None:
+        """Record a computation, begin what waits for it, and wait for what the next computation needs."""
+        self._clock.computed(operation)
+        if self._waits_inside or (self._pass.releases and self.program.releases[operation]):
+            self._release_and_wait(operation, self.program.releases)
+        if self._stage is not None:
+            self._stage.poll()
+
+    def _release_and_wait(self, operation: int, releases: tuple[tuple[int, ...], ...]) -> None:
+        if releases[operation]:
+            self._collectives.released(releases[operation], operation)
+        if count := self.program.needs_after[operation]:
+            moment = self._collectives.need(count)
+            if self._emulated is not None:
+                self._emulated.resumes_at(moment)
+
+    def _enter(self, each: Pass) -> None:
+        self._pass = each
 
     def _forward_backward(self, each: Pass, share: Batch) -> BatchSums | DeferredSums:
         self._pass = each
+        self._leaves.bind(each.micro_batch)
         sums = self.replica.forward_backward(self._leaves.part(each.micro_batch, share), self)
         self._leaves.take_statistics()
         return sums
@@ -230,7 +302,7 @@ class StepRunner:
         since = self._clock.timestamp() if self._finite.agrees else None
         finite = self._finite(loss, measured)
         if self._finite.agrees:
-            self._clock.computed(self.program.overhead, self._clock.paused(since, self._agreement_bytes))
+            self._clock.computed(self.program.overhead, self._clock.paused(since, self.program.agreement_bytes))
         if finite:
             return
         self._check_loss(loss, share)
@@ -239,7 +311,7 @@ class StepRunner:
         raise self._not_finite(f"the loss of this rank is finite, the sum of all ranks' gradients{sent} is not", share)
 
     def _not_finite(self, what: str, share: Batch) -> NotFiniteError:
-        able = self._diagnostic
+        able = self._diagnostic if self.arena.has_all_parameters else None
         where = None if able is None else able.first_nonfinite_layer(share.x, share.labels)
         return NotFiniteError(
             f"{what} in step {self.steps + 1}; the first value that is not finite: {where or 'the loss'}",
@@ -247,14 +319,22 @@ class StepRunner:
         )
 
 
-def _check(plan: Plan, transport: Transport, able: Capabilities, normalises: bool) -> None:
-    """Raise ``ConfigError`` for a plan that the transport or the replica cannot run."""
+def _check(plan: Plan, transport: Transport, world: Transport | None, able: Capabilities, normalises: bool) -> None:
+    """Raise ``ConfigError`` for a plan that the transports or the replica cannot run."""
     check("network", algorithm=plan.algorithm, network=transport.network)
-    if transport.size != plan.devices:
-        raise ConfigError(f"a plan for {plan.devices} devices on {transport.size} ranks", allowed="as many ranks")
-    if transport.devices_a_node != plan.devices_a_node:
+    ranks = (transport if world is None else world).size
+    if (ranks, transport.size) != (plan.devices, plan.data_devices):
+        raise ConfigError(f"a plan for {plan.devices} devices on {ranks} ranks", allowed="as many ranks")
+    if world is not None and able.staged is None:
         raise ConfigError(
-            f"a plan for nodes of {plan.devices_a_node} on nodes of {transport.devices_a_node} devices",
+            f"strategy {plan.strategy} for a model that computes all of its layers in one call",
+            allowed="strategies without stages with it",
+            remedy="leave --strategy out, or write a replica as dpsim.replica.StagedReplica describes",
+        )
+    _, devices_a_node = node_counts(plan.collective.layout, plan.data_devices)
+    if transport.devices_a_node != devices_a_node:
+        raise ConfigError(
+            f"a plan for nodes of {devices_a_node} on nodes of {transport.devices_a_node} devices",
             allowed="the plan's own layout",
         )
     if plan.batch_norm != "local" and normalises and able.batch_norm is None:

@@ -29,8 +29,8 @@ class StepClock(Protocol):
     def ready(self, layer: int) -> None:
         """Record that the gradients of a layer are final."""
 
-    def paused(self, since: Any, size_bytes: int | None = None) -> Any:
-        """Record a wait for communication, with ``size_bytes`` for a sum between layers; returns its end."""
+    def paused(self, since: Any, size_bytes: int | None = None, kind: int = SYNCHRONISE_EVENT) -> Any:
+        """Record a wait for communication, with ``size_bytes`` for a sum between layers or a message; its end."""
 
     def reduced(self, collective: tuple[int, int, int], start_s: float, end_s: float, span: Span | None) -> None:
         """Record a communication (kind, bucket, bytes): on the host ``start_s`` to ``end_s``, on a device a span."""
@@ -59,11 +59,11 @@ class HostClock:
     def ready(self, layer: int) -> None:
         self.marks.ready.append((layer, now()))
 
-    def paused(self, since: float, size_bytes: int | None = None) -> float:
+    def paused(self, since: float, size_bytes: int | None = None, kind: int = SYNCHRONISE_EVENT) -> float:
         end_s = now()
         self.marks.pauses.append((since, end_s))
         if size_bytes is not None:
-            self.marks.collectives.append((SYNCHRONISE_EVENT, -1, size_bytes, since, end_s))
+            self.marks.collectives.append((kind, -1, size_bytes, since, end_s))
         return end_s
 
     def reduced(self, collective: tuple[int, int, int], start_s: float, end_s: float, span: Span | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
 from dpsim.collective import CollectiveKind
@@ -14,11 +15,11 @@ from dpsim.comm.transport import Array, Transport
 from dpsim.kernels.allreduce.tree import PartialSums
 from dpsim.replica import LayerSpec, OrderedSum
 from dpsim.runtime.arena import Arena
-from dpsim.runtime.buckets import Run, bucket_policy
+from dpsim.runtime.buckets import Message, bucket_policy
 from dpsim.runtime.program import StepProgram
 from dpsim.runtime.rank_status import RankStatus
 from dpsim.runtime.step_clock import StepClock
-from dpsim.schedule import ALL_GATHER_EVENT, Schedule
+from dpsim.schedule import ALL_GATHER_EVENT, ALLREDUCE_EVENT, REDUCE_SCATTER_EVENT, Schedule
 
 
 class StepCollectives:
@@ -43,18 +44,14 @@ class StepCollectives:
         plan = schedule.plan
         self._schedule, self._program, self._arena, self._order = schedule, program, arena, order
         self._transport, self._clock, self._status = transport, clock, status
-        self._communicates, self._overlapped = plan.devices > 1, plan.overlap != "off"
+        self._communicates, self._overlapped = plan.data_devices > 1, plan.overlap != "off"
         self._blocking = plan.overlap in ("off", "inline")
-        self._sending = program.adds_up
-        self._held: list[Run] = []
-        self._handed_in: dict[int, BucketAllreduce] = {}
-        self._allreduces: dict[Run, BucketAllreduce] = {}
+        self._held: list[Message] = []
+        self._submitted = 0
+        self._under_way: deque[tuple[Message, BucketAllreduce]] = deque()
+        self._prepared: dict[Message, BucketAllreduce] = {}
         self._progress: Progress = progress(transport, plan.algorithm, plan.overlap, self._finished, compression)
         self._policy = bucket_policy(schedule, program, control)
-        self._gathers = [
-            (bucket, self._progress.prepare(arena.bucket_parameters(bucket), kind="all-gather"))
-            for bucket in program.gathers
-        ]
 
     @property
     def bucket(self) -> int:
@@ -62,32 +59,45 @@ class StepCollectives:
         return self._progress.bucket
 
     def warm_up(self) -> None:
-        """Prepare the allreduce of every bucket. Moves nothing."""
-        for bucket in range(self._schedule.buckets if self._communicates else 0):
-            self._allreduce(bucket, bucket + 1)
+        """Prepare every collective. Moves nothing."""
+        for queued in self._program.queue:
+            self._collective(Message(queued.kind, queued.bucket, queued.bucket + 1))
+        for bucket in range(self._schedule.buckets if self._schedule.dynamic else 0):
+            self._collective(Message(ALLREDUCE_EVENT, bucket, bucket + 1))
 
     def begin(self) -> None:
         """Begin a new step."""
         self._policy.begin()
-        self._held = []
+        self._held, self._submitted = [], 0
 
-    def released(self, operation: int) -> None:
-        """Begin the messages that may start now that an operation is done."""
-        complete = self._policy.ready(operation)
+    def released(self, positions: Sequence[int], operation: int) -> None:
+        """Begin what may start now that ``operation``, for which these ``positions`` of the queue wait, is done."""
+        complete = self._policy.ready(positions, operation)
         if not self._overlapped:
             self._held += complete
         elif complete:
             since = self._clock.timestamp() if self._blocking else None
             if self._blocking:
                 self._status.waits()
-            for first, stop in complete:
-                self._hand_in(first, self._allreduce(first, stop))
+            for message in complete:
+                self._hand_in(message)
             if self._blocking:
                 self._follow()
                 self._status.computes()
                 self._clock.paused(since)
         else:
             self._progress.poll()
+
+    def need(self, count: int) -> float:
+        """Return when the first ``count`` collectives of the queue have ended: what follows needs what they bring."""
+        since = self._clock.timestamp()
+        self._status.waits()
+        while self._submitted < count:
+            self._hand_in(self._held.pop(0))
+        self._progress.finish_until(count)
+        self._status.computes()
+        end_s: float = self._clock.paused(since)
+        return end_s
 
     def poll(self) -> None:
         """Move on what is under way beside the computation; called when a layer is done."""
@@ -100,8 +110,8 @@ class StepCollectives:
             return
         since = self._clock.timestamp()
         self._status.waits()
-        for first, stop in itertools.chain(self._held, self._policy.rest()):
-            self._hand_in(first, self._allreduce(first, stop))
+        for message in itertools.chain(self._held, self._policy.rest()):
+            self._hand_in(message)
         if self._arena.memory.deferred:
             self._follow()
         else:
@@ -115,15 +125,14 @@ class StepCollectives:
 
     def gather_parameters(self) -> None:
         """Bring the parameters together that each rank has updated its shards of, in the order of the schedule."""
-        if not self._gathers:
+        gathers = self._policy.ready(self._program.releases[self._program.update], self._program.update)
+        if not gathers:
             return
         since = self._clock.timestamp()
         self._status.waits()
-        self._sending = ALL_GATHER_EVENT
-        for bucket, gather in self._gathers:
-            self._hand_in(bucket, gather)
+        for message in gathers:
+            self._hand_in(message)
         self._progress.finish()
-        self._sending = self._program.adds_up
         self._clock.marks.end_s = self._clock.paused(since)
 
     def sum_between_layers(self, layers: Sequence[LayerSpec], dtype: str, ordered_sum: OrderedSum) -> OrderedSum:
@@ -153,25 +162,44 @@ class StepCollectives:
         self._progress.close()
 
     def _finished(self, bucket: int, size_bytes: int, start_s: float, end_s: float) -> None:
-        self._clock.reduced((self._sending, bucket, size_bytes), start_s, end_s, self._handed_in[bucket].span())
+        """Record a collective, which end in the order in which they were handed in; in the thread that saw its end."""
+        message, collective = self._under_way.popleft()
+        self._clock.reduced((message.kind, bucket, size_bytes), start_s, end_s, collective.span())
+        if message.kind == REDUCE_SCATTER_EVENT:
+            self._arena.keep_gradients(bucket)
 
     def _follow(self) -> None:
         """Let a device's computation wait for the allreduces in its queue; the host waits for all others."""
         if (end := self._progress.enqueue()) is not None:
             self._arena.memory.follow(end)
 
-    def _hand_in(self, bucket: int, collective: BucketAllreduce) -> None:
-        self._handed_in[bucket] = collective
-        self._progress.submit(bucket, collective)
+    def _hand_in(self, message: Message) -> None:
+        collective = self._collective(message)
+        self._under_way.append((message, collective))
+        self._submitted += 1
+        self._progress.submit(message.first, collective)
 
-    def _allreduce(self, first: int, stop: int) -> BucketAllreduce:
-        """Return the collective of buckets ``first`` to ``stop - 1``, prepared once; with leaves in a fixed order."""
-        run = (first, stop)
-        if run not in self._allreduces:
-            order = None
-            if self._schedule.plan.leaves:
-                extra = range(1, len(self._arena.slots))
-                order = SummationOrder(self._order, tuple(self._arena.buckets(*run, slot) for slot in extra))
-            kind: CollectiveKind = "reduce-scatter" if self._schedule.sharded else "allreduce"
-            self._allreduces[run] = self._progress.prepare(self._arena.buckets(*run), order, kind)
-        return self._allreduces[run]
+    def _collective(self, message: Message) -> BucketAllreduce:
+        """Return a collective of buckets, prepared once; sums with leaves are in a fixed order."""
+        if message not in self._prepared:
+            gathers = message.kind == ALL_GATHER_EVENT
+            self._prepared[message] = self._gather(message.first) if gathers else self._sum(message)
+        return self._prepared[message]
+
+    def _gather(self, bucket: int) -> BucketAllreduce:
+        arena = self._arena
+        gather = self._progress.prepare(arena.bucket_parameters(bucket), kind="all-gather")
+
+        def complete() -> None:
+            arena.bring_parameters(bucket)
+            gather.complete()
+
+        return gather._replace(complete=complete)
+
+    def _sum(self, message: Message) -> BucketAllreduce:
+        buckets, order = message[1:], None
+        if self._schedule.plan.leaves:
+            extra = range(1, len(self._arena.slots))
+            order = SummationOrder(self._order, tuple(self._arena.buckets(*buckets, slot) for slot in extra))
+        kind: CollectiveKind = "allreduce" if message.kind == ALLREDUCE_EVENT else "reduce-scatter"
+        return self._progress.prepare(self._arena.buckets(*buckets), order, kind)

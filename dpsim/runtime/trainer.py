@@ -16,11 +16,13 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.algorithms import Backend
+from dpsim.collective import node_counts
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
 from dpsim.comm.compiled import compile_once
 from dpsim.comm.compression import Compression
+from dpsim.comm.group import class_group
 from dpsim.comm.networks import transport
 from dpsim.comm.transport import Transport
 from dpsim.constraints import check_backend
@@ -92,14 +94,21 @@ class Trainer:
             and plan.algorithm == "auto"
             and not (plan.leaves or network.emulated or backend == "cuda")
         ):
-            selection = choose_selection(comm).selection(comm.size) if comm.size > 1 else None
+            selection = choose_selection(comm).selection(plan.data_devices) if plan.data_devices > 1 else None
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
         sleeps, self._sized = able.emulated is not None, able.sized
+        self.model_state = {name: (value.shape, value.dtype.name) for name, value in replica.state().items()}
+        """Shape and dtype of the state of the whole model, of which a stage has a part."""
+        self.world: Transport | None = None
+        group = comm
+        if self.schedule.classes > 1:
+            group = class_group(comm, self.schedule.class_of(comm.rank))
+            self.world = transport(comm, network, plan.devices_a_node, sleeps=sleeps)
         self.transport: Transport = transport(
-            comm,
+            group,
             network,
-            plan.devices_a_node,
+            node_counts(plan.collective.layout, plan.data_devices)[1],
             selection,
             backend,
             sleeps=sleeps,
@@ -112,16 +121,16 @@ class Trainer:
             device_replica.compute_in(self.transport.memory)
             if plan.leaves:
                 check_leaves(device_replica, dataset, plan, comm)
-        control = transport(comm, network, sleeps=sleeps) if self.schedule.dynamic else None
+        control = transport(group, network, sleeps=sleeps) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
         mine = rank_status.Board(comm) if watched else None
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Compression(str(plan.wire_dtype)), comm)
-        sums = comm.size > 1 and (plan.leaves or plan.batch_norm == "global")
-        exact = transport(comm, network, sleeps=sleeps) if sums else None
+        sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
+        exact = transport(group, network, sleeps=sleeps) if sums else None
         status = mine.status if mine else None
-        self.runner = StepRunner(replica, self.schedule, self.transport, control, status, rate, exact)
+        self.runner = StepRunner(replica, self.schedule, self.transport, control, status, rate, exact, self.world)
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         compile_once(self.runner.warm_up, comm)
         self.runner.initialise(seed)
@@ -129,7 +138,7 @@ class Trainer:
             self._broadcast_state()
         self.epoch = 0
         self._batches = self._global_batches()
-        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_partial_sums(plan).tree)
+        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_partial_sums(plan).tree, group.size)
 
     def _choose_code(self, replica: TunableReplica, dataset: Dataset, plan: Plan, comm: MPI.Intracomm) -> None:
         """Decide which code computes the replica's operations: by measurement, or in leaves by rank 0's table."""
@@ -138,14 +147,14 @@ class Trainer:
             replica.use(table=table)
             self.kernel_table = table.digest
             return
-        samples = len(dataset.train_y)
+        samples, rank = len(dataset.train_y), comm.rank % plan.data_devices
         last = samples % plan.global_batch or plan.global_batch
         training = {
             stop - start
             for batch in (min(plan.global_batch, samples), last)
-            for start, stop in itertools.pairwise(own_leaves(plan, comm.rank, batch, plan.accumulate))
+            for start, stop in itertools.pairwise(own_leaves(plan, rank, batch, plan.accumulate))
         }
-        low, *_, high = own_leaves(plan, comm.rank, len(dataset.test_y))
+        low, *_, high = own_leaves(plan, rank, len(dataset.test_y))
         rows = comm.allgather((training, high - low))
         problems = problems_of(replica, set().union(*(batches for batches, _ in rows)), {test for _, test in rows})
         choices = choose(problems, replica.timing, comm)
@@ -166,7 +175,7 @@ class Trainer:
     def next_share(self) -> tuple[Batch, int]:
         """This rank's share of the next global batch, and that batch's size."""
         indices = next(self._batches)
-        edges = own_leaves(self.plan, self.comm.rank, len(indices), self.plan.accumulate)
+        edges = own_leaves(self.plan, self.rank, len(indices), self.plan.accumulate)
         low, high = edges[0], edges[-1]
         x, labels = self.dataset.train_batch(indices[low:high])
         share = Batch(
@@ -180,6 +189,11 @@ class Trainer:
         return share, len(indices)
 
     @property
+    def rank(self) -> int:
+        """This rank among those that compute the same layers: which of the samples are its own."""
+        return self.transport.rank
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes that this rank has allocated: parameters, gradients, optimizer state, running statistics, activations.
 
@@ -188,7 +202,7 @@ class Trainer:
         if self._sized is None:
             return 0
         statistics = sum(value.nbytes for value in self.replica.state().values())
-        return self.runner.arena.size_bytes + statistics + self._sized.work_bytes
+        return self.runner.arena.size_bytes + statistics + self._sized.work_bytes + self.runner.message_bytes
 
     @property
     def steps_per_epoch(self) -> int:
@@ -201,22 +215,36 @@ class Trainer:
         """
         self.runner.memory.use()
         self.runner.status.evaluates()
-        edges = own_leaves(self.plan, self.comm.rank, len(self.dataset.test_y))
-        with self.averaged_state():
+        edges = own_leaves(self.plan, self.rank, len(self.dataset.test_y))
+        with self.averaged_state(), self._parameters_in_memory():
             leaves = [self._evaluate(low, high) for low, high in itertools.pairwise(edges)]
         slots = [
             fold(leaf_tree(stop - first), leaves[first:stop].__getitem__, operator.add)
-            for first, stop in own_slots(self.plan, self.comm.rank)
+            for first, stop in own_slots(self.plan, self.rank)
         ]
         with self.waiting(rank_status.EVALUATION):
             totals = self.runner.ordered_sum(slots)
+            if self.world is not None:
+                totals = self.comm.bcast(totals, self.comm.size - 1)
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
+
+    @contextlib.contextmanager
+    def _parameters_in_memory(self) -> Iterator[None]:
+        """Within it, the replica has all parameters of its layers. Collective where they are shards between steps."""
+        if not self.schedule.gathers_before_use:
+            yield
+            return
+        with self.waiting(rank_status.EVALUATION):
+            parameters = self.parameters()
+        self.replica.bind(parameters, {name: np.zeros_like(value) for name, value in parameters.items()})
+        yield
+        self.runner.bind_again()
 
     def _evaluate(self, low: int, high: int) -> NDArray[np.float64]:
         """Loss, correct predictions and samples of test samples ``low`` to ``high - 1``, some at a time."""
         total = np.zeros(3)
         for start in range(low, high, _EVALUATION_BATCH):
-            sums = self.replica.evaluate(*self.dataset.test_batch(start, min(start + _EVALUATION_BATCH, high)))
+            sums = self.runner.evaluate(*self.dataset.test_batch(start, min(start + _EVALUATION_BATCH, high)))
             total += (sums.loss, sums.correct, sums.samples)
         return total
 
@@ -237,7 +265,7 @@ class Trainer:
                 for (_, value), before in zip(state, own, strict=True):
                     flat = before.reshape(-1).astype(before.dtype if before.dtype.kind == "f" else np.float64)
                     allreduce(self.transport, flat, "recursive-doubling")
-                    flat /= self.plan.devices
+                    flat /= self.plan.data_devices
                     memory.write(value, flat.reshape(value.shape))
             self.runner.status.evaluates()
             yield
@@ -259,19 +287,38 @@ class Trainer:
     def digest(self) -> str:
         """SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order.
 
-        Collective where optimizer state is sharded, of which it takes all.
+        Collective where a rank does not have everything.
         """
-        sha, arena = hashlib.sha256(), self.runner.arena
-        parameters = arena.on_host(arena.parameters)
-        for part in (parameters, *self.optimizer_state().values(), self.state_on_host()):
+        sha = hashlib.sha256()
+        for part in (self.parameters(), *self.optimizer_state().values(), self.whole_state()):
             for name in sorted(part):
                 sha.update(name.encode())
                 sha.update(np.ascontiguousarray(part[name]).tobytes())
         return sha.hexdigest()
 
     def optimizer_state(self, root: int | None = None) -> Tensors:
-        """The whole optimizer state by slot and name, on every rank or on ``root``. Collective where it is sharded."""
-        return gathered(self.runner.arena, self.comm, root)
+        """The whole optimizer state by slot and name, on every rank or on ``root``. Collective where it is divided."""
+        arena = self.runner.arena
+        whole = {slot: gathered(arena, self.comm, own, root) for slot, own in arena.optimizer_state.items()}
+        return whole if root in (None, self.comm.rank) else {}
+
+    def parameters(self, root: int | None = None) -> dict[str, NDArray[Any]]:
+        """All parameters by name, as host arrays, on every rank or on ``root``. Collective where they are divided.
+
+        They may share the memory of the arena.
+        """
+        arena = self.runner.arena
+        if arena.has_all_parameters:
+            return arena.on_host(arena.parameters)
+        return gathered(arena, self.comm, arena.own_parameter_shards(), root)
+
+    def whole_state(self) -> dict[str, NDArray[Any]]:
+        """The replica's state in the order of its names, of all stages; collective where there are several."""
+        state = self.state_on_host()
+        if self.world is None:
+            return state
+        every = {name: value for of_rank in self.comm.allgather(state) for name, value in of_rank.items()}
+        return every | state
 
     def state_on_host(self) -> dict[str, NDArray[Any]]:
         """The replica's state in the order of its names, as host arrays."""
@@ -288,15 +335,19 @@ class Trainer:
         if self._watch is not None:
             self._watch.close()
         self.transport.close()
+        if self.world is not None:
+            self.world.close()
 
     def _broadcast_state(self) -> None:
         """Parameters and running statistics of rank 0, on every rank. Optimizer state is zero on all of them."""
-        self.broadcast_in(self.runner.arena.parameters)
+        arena = self.runner.arena
+        if arena.has_all_parameters:
+            self.broadcast_in(arena.parameters)
         for _, value in sorted(self.replica.state().items()):
             self.broadcast_in(value)
 
     def broadcast_in(self, value: NDArray[Any]) -> None:
-        """Make an array of the replica's memory equal to rank 0's on every rank. Collective."""
+        """Make an array of the replica's memory equal to that of the class's first rank on every rank. Collective."""
         memory = self.runner.arena.memory
         (host,) = memory.fetch([value])
         broadcast(self.transport, host.reshape(-1))

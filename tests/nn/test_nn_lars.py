@@ -38,7 +38,8 @@ def parts_between(cuts: Sequence[int]) -> list[list[Part]]:
             matrix += len(shape) > 1
             if max(start, low) < min(stop, high):
                 first = max(start, low)
-                parts.append(Part(matrix if len(shape) > 1 else None, first, min(stop, high), first - low))
+                elements = min(stop, high) - first
+                parts.append(Part(matrix if len(shape) > 1 else None, first, first, elements, first - low))
         ranks.append(parts)
     return ranks
 

@@ -19,7 +19,7 @@ from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.predict import price
 from dpsim.runtime.describe import describe
-from dpsim.runtime.program import compiled
+from dpsim.runtime.program import QueuedCollective, compiled
 from dpsim.schedule import ALLREDUCE_EVENT, OTHER_EVENT, Schedule
 from dpsim.timeline import Timeline, TimelineRecord
 from dpsim.workload import Workload
@@ -145,7 +145,8 @@ def test_the_runtime_refuses_what_it_does_not_execute() -> None:
     sharded = lower(workload(), msgspec.structs.replace(plan(2, "inline"), strategy="zero1"))
     last = int(sharded.parameter_collectives[-1])
     early = dataclasses.replace(sharded, depends_on=np.where(sharded.depends_on == last - 8, 0, sharded.depends_on))
-    assert compiled(sharded).gathers and len(compiled(sharded).gathers) == sharded.buckets
+    program = compiled(sharded)
+    assert len(program.queue) - program.before_update == sharded.buckets > 0
     with pytest.raises(ConfigError, match="does not wait for their update"):
         compiled(early)
 
@@ -153,4 +154,5 @@ def test_the_runtime_refuses_what_it_does_not_execute() -> None:
 def test_an_allreduce_waits_for_every_layer_whose_gradients_it_carries() -> None:
     schedule = lower(workload(), msgspec.structs.replace(plan(2, "poll"), fusion_rule="one"))
     program = compiled(schedule)
-    assert program.queue == (0,) and program.waits == (len([layer for layer in workload().layers if layer.tensors]),)
+    layers = len([layer for layer in workload().layers if layer.tensors])
+    assert program.queue == (QueuedCollective(ALLREDUCE_EVENT, 0, layers),)

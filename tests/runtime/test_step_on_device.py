@@ -78,7 +78,7 @@ def test_the_times_of_a_step_are_read_when_the_device_has_come_to_them(
     assert computed == ["step", *["forward"] * layers, "loss", *["backward"] * layers, "step", "update"]
     ends = [end_s for _, end_s in kept.compute]
     assert ends == sorted(ends) and len(set(ends)) == len(ends)
-    assert [bucket for _, bucket, *_ in kept.collectives] == list(step.program.queue)
+    assert [bucket for _, bucket, *_ in kept.collectives] == [each.bucket for each in step.program.queue]
     assert kept.last_operation == step.program.update
 
 

@@ -26,6 +26,9 @@ class Recorder:
     def backward_done(self, layer: int) -> None:
         self.events.append(("backward", layer))
 
+    def recompute_done(self, layer: int) -> None:
+        self.events.append(("recompute", layer))
+
 
 def bound(network: Network, seed: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
     """Initial parameters, and gradients filled with NaN so that what is not written shows."""

@@ -72,7 +72,7 @@ def wrong_in_lars(dtype: str, decay: float, spoilt: str, steps: int, memory: Any
     bounds = np.cumsum([0, *(int(np.prod(shape)) for shape in LARS_SHAPES)]).tolist()
     matrices = [number for number, shape in enumerate(LARS_SHAPES) if len(shape) > 1]
     parts = [
-        Part(matrices.index(number) if number in matrices else None, start, stop, start)
+        Part(matrices.index(number) if number in matrices else None, start, start, stop - start, start)
         for number, (start, stop) in enumerate(itertools.pairwise(bounds))
     ]
     random = np.random.default_rng(5)

@@ -1,0 +1,85 @@
+"""What messages between rank classes cost on a Machine."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.collective import node_counts
+from dpsim.errors import ConfigError
+from dpsim.machine import Machine
+from dpsim.memo import remember
+from dpsim.plan import Plan
+from dpsim.predict.cost import Curve, at
+from dpsim.predict.formulas import message_s
+from dpsim.schedule import SEND_EVENT, Schedule
+
+Floats = NDArray[np.float64]
+
+
+class Messages(NamedTuple):
+    """Of each operation: the ``seconds`` that its message takes (0: it sends none), and whether the receiver copies it.
+
+    ``extrapolated``: whether a message is of a size outside what the machine was measured on.
+    """
+
+    seconds: Floats
+    copied: NDArray[np.bool_]
+    extrapolated: bool
+
+
+NO_MESSAGES = Messages(np.zeros(0), np.zeros(0, np.bool_), extrapolated=False)
+
+
+def messages_of(machine: Machine, schedule: Schedule) -> Messages:
+    """The messages of a schedule of several classes.
+
+    A rank copies what it receives from a rank of its node where dpsim measured the machine (``cores`` is known). Ranks
+    of a node that send to another one at once share its link.
+    """
+    seconds, copied, extrapolated = np.zeros(len(schedule.kind)), np.zeros(len(schedule.kind), np.bool_), False
+    for send in np.flatnonzero(schedule.kind == SEND_EVENT).tolist():
+        classes = schedule.rank_class[[send, schedule.peer[send]]].tolist()
+        senders = _senders(schedule.plan, schedule.plan.devices // schedule.classes, *classes)
+        across = senders > 0
+        curve, size = send_curve(machine, _pair_layout(schedule.plan, across=across)), float(schedule.size_bytes[send])
+        seconds[send] = at(curve.points, 1, size * max(senders, 1))
+        copied[send] = not (across or machine.emulated_network) and machine.cores > 0
+        extrapolated |= not curve.first_bytes <= size <= curve.last_bytes
+    return Messages(seconds, copied, extrapolated)
+
+
+def _senders(plan: Plan, ranks: int, sender: int, receiver: int) -> int:
+    """How many ranks of a node send to another one when each of a class sends to its peer; 0 in a flat layout."""
+    if not plan.layout:
+        return 0
+    of_a_node = plan.devices_a_node
+    own = np.arange(sender * ranks, (sender + 1) * ranks)
+    leaving = own[own // of_a_node != (own + (receiver - sender) * ranks) // of_a_node]
+    return int(np.bincount(leaving // of_a_node).max()) if len(leaving) else 0
+
+
+def _pair_layout(plan: Plan, *, across: bool) -> str:
+    return "" if not plan.layout else "2x1" if across else "1x2"
+
+
+@remember
+def send_curve(machine: Machine, layout: str) -> Curve:
+    """Seconds of a message against its size between two ranks in a layout, by the link: alpha + beta M.
+
+    Raises ``ConfigError`` for a machine without a link.
+    """
+    link = machine.link
+    if node_counts(layout, 2)[0] == 1 and machine.link_in_node is not None:
+        link = machine.link_in_node
+    if link is None:
+        raise ConfigError(
+            f"machine {machine.name!r} does not say what a message from one device to another costs",
+            allowed="a machine with a [link]",
+            remedy="add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
+        )
+    alpha_s, beta = message_s(link), 1 / link.bandwidth_bytes_per_s
+    return Curve(np.array([[0.0, 1e6], [alpha_s, alpha_s + 1e6 * beta]]), math.inf, -1.0)

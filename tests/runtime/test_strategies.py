@@ -1,0 +1,118 @@
+"""Every strategy ends in the bits of data parallelism, on 1 to 8 ranks, wherever layers and leaves suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dpsim import codec
+from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
+
+OnRanks = Callable[..., Any]
+STEPS = 3
+PACED = "paced:50us,1gbit"
+FLAT, PICTURES = "synthetic:6x5x1,classes=3,train=48,test=10", "synthetic:8x8x3,classes=3,train=48,test=10"
+MODELS = {
+    "mlp": ("mlp:16,9,12", FLAT),
+    "dropout": ("mlp:16,9,12,dropout=0.3", FLAT),
+    "cnn": ("cnn:4,6,dropout=0.2", PICTURES),
+    "resnet20": ("resnet20", PICTURES),
+}
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": Sgd(weight_decay=0.01),
+    "adamw": AdamW(learning_rate=0.01),
+    "lars": Lars(learning_rate=10.0),
+}
+SHARDED = [
+    {"strategy": strategy, "overlap": overlap, **more}
+    for strategy, more in (
+        ("zero2", {}),
+        ("zero2:buckets=1", {}),
+        ("zero2", {"accumulate": 2}),
+        ("zero3", {}),
+        ("zero3:prefetch=0", {}),
+        ("zero3:prefetch=2,reshard=no", {}),
+        ("zero3", {"accumulate": 2}),
+    )
+    for overlap in ("off", "thread")
+]
+STAGED = [
+    {"accumulate": 4},
+    {"accumulate": 4, "strategy": "order=gpipe"},
+    {"accumulate": 2, "strategy": "recompute=yes", "overlap": "poll"},
+    {"accumulate": 2, "strategy": "shard=yes", "overlap": "thread"},
+    {"accumulate": 1, "strategy": "balance=memory"},
+]
+
+
+def case(model: str, optimizer: str, **plan: Any) -> dict[str, Any]:
+    """A training in a fixed order of addition, with buckets of many and of few elements."""
+    name, dataset = MODELS[model]
+    fixed = {"global_batch": 16, "leaves": 8, "batch_norm": "leaf", "fusion_threshold_bytes": 600.0}
+    network = plan.pop("network", "node")
+    algorithm = {"algorithm": "direct"} if network != "node" else {}
+    return {
+        "name": f"{model} {optimizer} {network} {plan}",
+        "model": name,
+        "dataset": dataset,
+        "network": network,
+        "plan": fixed | algorithm | {"optimizer": codec.to_builtins(OPTIMIZERS[optimizer])} | plan,
+    }
+
+
+def plans(devices: int) -> list[dict[str, Any]]:
+    """Plans of every strategy that so many devices can run with 8 leaves."""
+    every = [
+        dict(plan) for plan in SHARDED if 8 % (devices * plan.get("accumulate", 1)) == 0 or "accumulate" not in plan
+    ]
+    for stages in range(2, devices + 1):
+        for plan in STAGED if devices % stages == 0 else ():
+            settings = ",".join(filter(None, (f"stages={stages}", plan.get("strategy"))))
+            if 8 % (devices // stages * plan["accumulate"]) == 0:
+                every.append(plan | {"strategy": f"pipeline:{settings}"})
+    return every
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])
+@pytest.mark.timeout(300)
+def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks) -> None:
+    models = [*MODELS] if devices == 2 else ["dropout", "resnet20"] if devices == 4 else ["mlp"]
+    for number, model in enumerate(models):
+        optimizers = [*OPTIMIZERS][number % 3 :][:1] if devices > 2 else [*OPTIMIZERS][: 3 if model == "mlp" else 1]
+        for optimizer in optimizers:
+            networks = ("node", PACED) if (model, devices) == ("mlp", 2) else ("node",)
+            every = [case(model, optimizer)]
+            every += [case(model, optimizer, network=where, **plan) for where in networks for plan in plans(devices)]
+            outcomes = on_ranks("ranks_strategies:digests", {"cases": every, "steps": STEPS}, devices=devices)
+            plain = outcomes[0]
+            assert len(plain["digest"]) == 64 and plain["evaluated"][2] == 10
+            for one, outcome in zip(every, outcomes, strict=True):
+                for what in ("digest", "losses", "evaluated"):
+                    assert outcome[what] == plain[what], (one["name"], what)
+
+
+def test_a_device_has_memory_for_its_part_alone(on_ranks: OnRanks) -> None:
+    large = {"model": "mlp:64x8", "fusion_threshold_bytes": 0.0}
+    texts = ("data-parallel", "zero1", "zero2", "zero3", "pipeline:stages=4")
+    every = [case("mlp", "adamw", strategy=text) for text in texts]
+    for each in every:
+        each |= {"model": large["model"]}
+    outcomes = on_ranks("ranks_strategies:digests", {"cases": every, "steps": 2}, devices=4)
+    whole, zero1, zero2, zero3, pipeline = (outcome["bytes"] for outcome in outcomes)
+    parameters, gradients, state = whole[0]
+    assert parameters == gradients and state == 2 * parameters
+    assert all(own[0] == parameters and own[1] == gradients and own[2] < 0.3 * state for own in zero1)
+    assert all(own[0] == parameters and own[1] < 0.75 * gradients and own[2] < 0.3 * state for own in zero2)
+    assert all(own[0] < 0.75 * parameters and own[1] < 0.75 * gradients and own[2] < 0.3 * state for own in zero3)
+    assert sum(own[0] for own in pipeline) < 1.01 * parameters and max(own[0] for own in pipeline) < 0.5 * parameters
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_checkpoint_goes_on_under_any_strategy(devices: int, on_ranks: OnRanks) -> None:
+    texts = ("data-parallel", "zero1", "zero2", "zero3", "zero3:reshard=no", "pipeline:stages=2")
+    every = [case("resnet20", "adamw", strategy=text) for text in texts]
+    argument = {"cases": every, "stop": 2, "steps": 4}
+    digests = on_ranks("ranks_strategies:checkpoints", argument, devices=devices)
+    assert len({digest for row in digests for digest in row}) == 1, digests
