@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
+import msgspec
+
 from dpsim.codec import Noun
 from dpsim.collective import CollectiveKind
 from dpsim.errors import ConfigError, unknown
@@ -36,6 +38,11 @@ class Strategy(Noun, frozen=True):
     def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
         """Return the settings that are compared where somebody asks for the best ones on so many devices and layers."""
         return (cls(),)
+
+    @property
+    def recomputing(self) -> Strategy | None:
+        """The same with activations that are computed again instead of kept; ``None`` where there is no such setting."""
+        return None
 
     @property
     def stage_count(self) -> int:
@@ -146,19 +153,22 @@ class Pipeline(Strategy, frozen=True):
 
     @classmethod
     def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
-        """Return each number of stages that fills the devices evenly, with and without recomputation and shards.
+        """Return each number of stages that fills the devices evenly, with and without shards.
 
         Where there is none it is 2, which a plan refuses by name. The order is 1f1b: gpipe has the same bubble, and
         keeps the activations of as many micro-batches or more. With one device a stage there is nothing to shard.
         """
         stages = [number for number in range(2, min(devices, layers) + 1) if devices % number == 0] or [2]
         return tuple(
-            cls(stages=number, recompute=recompute, shard=shard)
+            cls(stages=number, shard=shard)
             for number in stages
-            for recompute in (False, True)
             for shard in (False, True)
             if number < devices or not shard
         )
+
+    @property
+    def recomputing(self) -> Strategy | None:
+        return None if self.recompute else msgspec.structs.replace(self, recompute=True)
 
     @property
     def stage_count(self) -> int:

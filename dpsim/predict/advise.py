@@ -32,8 +32,8 @@ THRESHOLD_SHARES = (32, 8)
 """Parts of the gradients that fusion thresholds are: beside these the rule's own threshold and one bucket a step."""
 MICRO_BATCHES_A_STAGE = 4
 """The most micro-batches of a pipeline over its stages: its bubble is then a fifth of the step or less."""
-SMALLER_MICRO_BATCHES = (1, 2, 4)
-"""How often the samples of a device are divided where a strategy without stages does not fit otherwise."""
+MOST_DIVISIONS = 4
+"""How many times as many micro-batches as the plan's a strategy without stages has where it does not fit otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +158,24 @@ def advise(
     )
 
 
+class _Timed(NamedTuple):
+    """A plan and its step."""
+
+    step_s: float
+    plan: Plan
+
+
+class _Group(NamedTuple):
+    """Plans that differ in threshold and overlap alone.
+
+    ``step_s`` is their step on a network that takes no time: none is shorter. ``priced`` has the smallest threshold,
+    with which memory is least, and no overlap.
+    """
+
+    step_s: float
+    priced: _Timed
+
+
 class _Search:
     """The candidates of each strategy that were priced and sized, and the settings that were refused."""
 
@@ -166,16 +184,13 @@ class _Search:
         self._thresholds = _thresholds(workload, base)
         self.candidates: dict[str, list[Candidate]] = {}
         self._refused: list[tuple[str, str, ConfigError]] = []
+        self._usable: set[str] = set()
 
     def of(self, kind: type[Strategy]) -> None:
-        """Find the best candidate of a strategy, first among the plan's own micro-batches, then among smaller ones."""
+        """Find the best candidate of a strategy."""
         strategies = kind.candidates(self._base.devices, len(self._workload.layers))
-        candidates = self.candidates[kind.name] = []
-        for division in SMALLER_MICRO_BATCHES:
-            groups = [group for each in strategies for group in self._groups(each, division)]
-            candidates += self._all(groups) if self._every else self._until_one_fits(groups)
-            if any(each.memory.fits is not False for each in candidates):
-                break
+        groups = [group for strategy in strategies for group in self._groups(strategy)]
+        self.candidates[kind.name] = [*(self._all(groups) if self._every else self._until_one_fits(groups))]
 
     def predicted(self, plan: Plan) -> dict[str, Any]:
         """Return the prediction of a plan and its interval, by their names in ``Choice``."""
@@ -185,61 +200,84 @@ class _Search:
     @property
     def refusals(self) -> tuple[Refusal, ...]:
         """The strategies of which no plan was possible, each reason once."""
-        usable = {each.plan.strategy for of_kind in self.candidates.values() for each in of_kind}
         reasons: dict[tuple[str, str], dict[str, ConfigError]] = {}
         for name, strategy, error in self._refused:
-            if strategy not in usable:
+            if strategy not in self._usable:
                 reason = name, error.given.replace(strategy, name) + error.allowed
                 reasons.setdefault(reason, {}).setdefault(strategy, error)
         return tuple(Refusal(tuple(errors), next(iter(errors.values()))) for errors in reasons.values())
 
-    def _groups(self, strategy: Strategy, division: int) -> Iterator[_Timed]:
-        """Yield a plan of each number of micro-batches, with what no plan of other threshold or overlap is shorter than.
-
-        That is its step on a network that takes no time. It has the smallest threshold, with which memory is least.
-        What cannot be used is noted as refused.
-        """
-        smallest = min(self._thresholds, key=lambda size: self._threshold_bytes(size))
-        for accumulate in self._micro_batches(strategy, division):
-            changes = {"strategy": strategy.text, "accumulate": accumulate, "overlap": "off"}
-            try:
-                plan: Plan = msgspec.structs.replace(self._base, fusion_threshold_bytes=smallest, **changes)
-                schedule = scheduled(self._workload, self._machine, plan)
-                free_s = 0.0 if schedule.dynamic else price(schedule, self._machine, FREE_NETWORK).step_s
-            except ConfigError as error:
-                self._refused.append((strategy.name, strategy.text, error))
-            else:
-                yield _Timed(free_s, plan)
-
-    def _micro_batches(self, strategy: Strategy, division: int) -> list[int]:
+    def _groups(self, strategy: Strategy) -> Iterator[_Group]:
+        """Yield the group of each number of micro-batches."""
         base, stages = self._base, strategy.stage_count
+        most = (MICRO_BATCHES_A_STAGE * stages).bit_length()
         samples = base.global_batch * stages // base.devices
-        most = MICRO_BATCHES_A_STAGE * stages if division == 1 else 0
-        numbers = [base.accumulate * division] if stages == 1 else [1 << power for power in range(most.bit_length())]
-        return [number for number in numbers if number == 1 or number <= samples]
+        for accumulate in [base.accumulate] if stages == 1 else [1 << power for power in range(most)]:
+            group = self._group(strategy, accumulate) if accumulate <= max(samples, 1) else None
+            if group is None:
+                return  # more micro-batches would be refused too
+            yield group
 
-    def _until_one_fits(self, groups: Iterable[_Timed]) -> Iterator[Candidate]:
+    def _group(self, strategy: Strategy, accumulate: int) -> _Group | None:
+        """Return the plans of a strategy that differ in threshold and overlap; ``None`` where it is refused."""
+        smallest = min(self._thresholds, key=lambda size: self._threshold_bytes(size))
+        changes = {"strategy": strategy.text, "accumulate": accumulate, "overlap": "off"}
+        try:
+            plan: Plan = msgspec.structs.replace(self._base, fusion_threshold_bytes=smallest, **changes)
+            schedule = scheduled(self._workload, self._machine, plan)
+            priced = _Timed(price(schedule, self._machine).step_s, plan)
+            free_s = 0.0 if schedule.dynamic else price(schedule, self._machine, FREE_NETWORK).step_s
+        except ConfigError as error:
+            self._refused.append((strategy.name, strategy.text, error))
+            return None
+        self._usable.add(strategy.text)
+        return _Group(free_s, priced)
+
+    def _smaller(self, plan: Plan) -> _Group | None:
+        """Return the group that needs less memory than that of a plan, and more time."""
+        recomputing, accumulate = plan.parallelism.recomputing, 2 * plan.accumulate
+        if recomputing is not None:
+            return self._group(recomputing, plan.accumulate)
+        possible = accumulate <= MOST_DIVISIONS * self._base.accumulate and accumulate * plan.devices <= plan.global_batch
+        return self._group(plan.parallelism, accumulate) if plan.parallelism.stage_count == 1 and possible else None
+
+    def _until_one_fits(self, groups: Iterable[_Group]) -> Iterator[Candidate]:
         """Yield candidates from the fastest on, the last of which is the first that may fit (best-first search).
 
-        A group of which not even the smallest threshold fits is represented by that.
+        A group of which not even the smallest threshold fits is represented by that; a smaller one follows it.
         """
-        queue = [(each.step_s, number, each, True) for number, each in enumerate(groups)]
-        heapq.heapify(queue)
-        numbers = itertools.count(len(queue))
+        queue: list[tuple[float, int, _Group | _Timed]] = []
+        numbers = itertools.count()
+
+        def push(each: _Group | _Timed) -> None:
+            heapq.heappush(queue, (each.step_s, next(numbers), each))
+
+        for group in groups:
+            push(group)
         while queue:
-            _, _, timed, is_group = heapq.heappop(queue)
-            candidate = self._sized(timed)
+            _, _, first = heapq.heappop(queue)
+            candidate = self._sized(first.priced if isinstance(first, _Group) else first)
             if candidate.memory.fits is False:
-                yield candidate if not is_group else self._sized(next(self._priced([timed.plan])))
-            elif is_group:
-                for each in self._variants(timed.plan):
-                    heapq.heappush(queue, (each.step_s, next(numbers), each, False))
+                yield candidate
+                if isinstance(first, _Group) and (smaller := self._smaller(candidate.plan)):
+                    push(smaller)
+            elif isinstance(first, _Group):
+                for each in self._variants(candidate.plan):
+                    push(each)
             else:
                 yield candidate
                 return
 
-    def _all(self, groups: Iterable[_Timed]) -> Iterator[Candidate]:
-        return (self._sized(each) for group in groups for each in self._variants(group.plan))
+    def _all(self, groups: Iterable[_Group]) -> Iterator[Candidate]:
+        """Yield every candidate, with the smaller groups of those that do not fit."""
+        for first in groups:
+            group: _Group | None = first
+            while group is not None:
+                plan = group.priced.plan
+                candidates = [self._sized(each) for each in self._variants(plan)]
+                yield from candidates
+                fits = any(each.memory.fits is not False for each in candidates)
+                group = None if fits else self._smaller(plan)
 
     def _sized(self, timed: _Timed) -> Candidate:
         needed = memory(self._workload, timed.plan, self._machine)
@@ -266,11 +304,6 @@ class _Search:
     def _threshold_bytes(self, threshold: float | None) -> float:
         plan: Plan = msgspec.structs.replace(self._base, fusion_threshold_bytes=threshold)
         return plan.threshold_bytes
-
-
-class _Timed(NamedTuple):
-    step_s: float
-    plan: Plan
 
 
 def _thresholds(workload: Workload, plan: Plan) -> list[float | None]:
