@@ -36,12 +36,12 @@ class Strategy(Noun, frozen=True):
 
     @classmethod
     def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
-        """Return the settings that are compared where somebody asks for the best ones on so many devices and layers."""
+        """Return the settings that are compared where the best ones are asked for; layers bound the stages."""
         return (cls(),)
 
     @property
     def recomputing(self) -> Strategy | None:
-        """The same with activations that are computed again instead of kept; ``None`` where there is no such setting."""
+        """The same with activations that are computed again instead of kept; ``None`` where no setting says so."""
         return None
 
     @property

@@ -52,7 +52,7 @@ class Candidate:
 
 
 class Refusal(NamedTuple):
-    """Settings of one strategy that cannot be used, all for one reason."""
+    """Strategies with their settings that cannot be used, all for one reason; the error is that of the first one."""
 
     strategies: tuple[str, ...]
     error: ConfigError
@@ -124,9 +124,7 @@ class Advice:
         return Uncertainty._fields[int(nearer.argmax())]
 
 
-def advise(
-    workload: Workload, machine: Machine, devices: int | str, *, every: bool = False, **settings: Any
-) -> Advice:
+def advise(workload: Workload, machine: Machine, devices: int | str, *, every: bool = False, **settings: Any) -> Advice:
     """Return all strategies with their settings, ranked by their predicted step at one global batch.
 
     ``settings`` are those of ``dpsim.predict.predict_points`` with one value each; what is ranked is not among them:
@@ -183,7 +181,7 @@ class _Search:
         self._workload, self._machine, self._base, self._every = workload, machine, base, every
         self._thresholds = _thresholds(workload, base)
         self.candidates: dict[str, list[Candidate]] = {}
-        self._refused: list[tuple[str, str, ConfigError]] = []
+        self._refused: list[tuple[str, ConfigError]] = []
         self._usable: set[str] = set()
 
     def of(self, kind: type[Strategy]) -> None:
@@ -201,10 +199,9 @@ class _Search:
     def refusals(self) -> tuple[Refusal, ...]:
         """The strategies of which no plan was possible, each reason once."""
         reasons: dict[tuple[str, str], dict[str, ConfigError]] = {}
-        for name, strategy, error in self._refused:
+        for strategy, error in self._refused:
             if strategy not in self._usable:
-                reason = name, error.given.replace(strategy, name) + error.allowed
-                reasons.setdefault(reason, {}).setdefault(strategy, error)
+                reasons.setdefault((error.allowed, error.remedy), {}).setdefault(strategy, error)
         return tuple(Refusal(tuple(errors), next(iter(errors.values()))) for errors in reasons.values())
 
     def _groups(self, strategy: Strategy) -> Iterator[_Group]:
@@ -220,15 +217,16 @@ class _Search:
 
     def _group(self, strategy: Strategy, accumulate: int) -> _Group | None:
         """Return the plans of a strategy that differ in threshold and overlap; ``None`` where it is refused."""
-        smallest = min(self._thresholds, key=lambda size: self._threshold_bytes(size))
-        changes = {"strategy": strategy.text, "accumulate": accumulate, "overlap": "off"}
         try:
-            plan: Plan = msgspec.structs.replace(self._base, fusion_threshold_bytes=smallest, **changes)
+            plan: Plan = msgspec.structs.replace(
+                self._base, strategy=strategy.text, accumulate=accumulate, overlap="off"
+            )
+            plan = min(self._with_thresholds(plan), key=lambda each: each.threshold_bytes)
             schedule = scheduled(self._workload, self._machine, plan)
             priced = _Timed(price(schedule, self._machine).step_s, plan)
             free_s = 0.0 if schedule.dynamic else price(schedule, self._machine, FREE_NETWORK).step_s
         except ConfigError as error:
-            self._refused.append((strategy.name, strategy.text, error))
+            self._refused.append((strategy.text, error))
             return None
         self._usable.add(strategy.text)
         return _Group(free_s, priced)
@@ -238,7 +236,9 @@ class _Search:
         recomputing, accumulate = plan.parallelism.recomputing, 2 * plan.accumulate
         if recomputing is not None:
             return self._group(recomputing, plan.accumulate)
-        possible = accumulate <= MOST_DIVISIONS * self._base.accumulate and accumulate * plan.devices <= plan.global_batch
+        possible = (
+            accumulate <= MOST_DIVISIONS * self._base.accumulate and accumulate * plan.devices <= plan.global_batch
+        )
         return self._group(plan.parallelism, accumulate) if plan.parallelism.stage_count == 1 and possible else None
 
     def _until_one_fits(self, groups: Iterable[_Group]) -> Iterator[Candidate]:
@@ -283,16 +283,19 @@ class _Search:
         needed = memory(self._workload, timed.plan, self._machine)
         return Candidate(plan=timed.plan, step_s=timed.step_s, memory=needed)
 
+    def _with_thresholds(self, plan: Plan) -> list[Plan]:
+        """Return the plan with each threshold; without devices that have the same layers there is nothing to fuse."""
+        thresholds = self._thresholds if plan.data_devices > 1 else self._thresholds[:1]
+        return [msgspec.structs.replace(plan, fusion_threshold_bytes=threshold) for threshold in thresholds]
+
     def _variants(self, plan: Plan) -> Iterator[_Timed]:
         """Yield the plan with each threshold and overlap, priced."""
-        several = plan.data_devices > 1
-        mechanisms = known_mechanisms(self._machine, [plan]) if several else ["off"]
-        for threshold in self._thresholds if several else self._thresholds[:1]:
+        mechanisms = known_mechanisms(self._machine, [plan]) if plan.data_devices > 1 else ["off"]
+        for bucketed in self._with_thresholds(plan):
             plans = []
             for overlap in mechanisms:
                 with contextlib.suppress(ConfigError):  # some rules that decide while running refuse inline
-                    changes = {"overlap": overlap, "fusion_threshold_bytes": threshold}
-                    plans.append(msgspec.structs.replace(plan, **changes))
+                    plans.append(msgspec.structs.replace(bucketed, overlap=overlap))
             yield from self._priced(plans)
 
     def _priced(self, plans: Sequence[Plan]) -> Iterator[_Timed]:
@@ -300,10 +303,6 @@ class _Search:
         schedule = scheduled(self._workload, self._machine, plans[0])
         for plan in plans:
             yield _Timed(price(dataclasses.replace(schedule, plan=plan), self._machine).step_s, plan)
-
-    def _threshold_bytes(self, threshold: float | None) -> float:
-        plan: Plan = msgspec.structs.replace(self._base, fusion_threshold_bytes=threshold)
-        return plan.threshold_bytes
 
 
 def _thresholds(workload: Workload, plan: Plan) -> list[float | None]:
