@@ -38,7 +38,9 @@ def advise(
     memory: Annotated[
         str | None, Parameter(help="Memory of a device, like 16GiB (the machine file's memory_bytes).")
     ] = None,
-    every: Annotated[bool, Parameter(name="--all", negative="", help="Show every plan that is compared.")] = False,
+    every: Annotated[
+        bool, Parameter(name="--all", negative="", show_default=False, help="Show every plan that is compared.")
+    ] = False,
     json: flags.Json = False,
 ) -> None:
     """Rank strategies by their predicted step, and say which fit in memory; needs no MPI.

@@ -18,7 +18,7 @@ from dpsim.units import format_duration, format_size
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
-_OF_COLLECTIVES = "calibrated collectives of this number of devices"
+_OF_COLLECTIVES = "a calibration of collectives on as many devices"
 _MEASUREMENTS = {
     "speed": ("the machine's speed from one run to the next", "a longer calibration"),
     "compute": ("the layer times", "a profile at the local batches of both"),
@@ -26,7 +26,7 @@ _MEASUREMENTS = {
     "overlapped": ("the times of collectives beside computation", _OF_COLLECTIVES),
     "loss": ("the computing time that collectives beside it take away", _OF_COLLECTIVES),
     "overhead": ("what the host adds to each collective", _OF_COLLECTIVES),
-    "model": ("the model's own error, which no calibration makes smaller", "training with either for some steps"),
+    "model": ("the model's own error, which no calibration makes smaller", "some steps of training with each of them"),
 }
 """What is uncertain, and what would measure it, by the names of ``Advice.undecided``."""
 
@@ -54,7 +54,7 @@ def columns(advice: Advice) -> tuple[Column[Record], ...]:
         ),
         Column(head="samples/s", cell=lambda row: f"{row['images_per_s']:.4g}"),
         Column(head="memory", cell=lambda row: _memory(row, advice.machine.memory_bytes)),
-        Column(head="", cell=_fit, left=True),
+        Column(head="fit", cell=_fit, left=True),
         Column(head="settings", cell=lambda row: row["flags"], left=True),
     )
 
