@@ -12,11 +12,14 @@ from typing import Literal
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 
-CollectiveKind = Literal["allreduce", "reduce-scatter", "all-gather", "ordered-sum"]
+CollectiveKind = Literal["allreduce", "reduce-scatter", "all-gather", "ordered-sum", "send"]
 """What a collective brings about: every rank has the sum; rank r has shard r of the sum; every rank has all shards.
 
 An ``ordered-sum`` is an allreduce of few numbers for which computation stops, such as those of global batch norm: every
 rank sends its numbers to every other, and all add them in one order (``dpsim.comm.ordered_sum``).
+
+A ``send`` is one message from a device to another, from the moment it is posted until it has arrived: always on 2
+``devices``, whose ``layout`` says whether they are in one node (``1x2``) or in two (``2x1``).
 """
 
 
@@ -87,3 +90,16 @@ def group_layout(layout: str, devices: int) -> str:
     if not layout or nodes * of_a_node == devices:
         return layout
     return f"1x{devices}" if devices <= of_a_node else f"{devices // of_a_node}x{of_a_node}"
+
+
+def neighbours(layout: str, devices: int) -> dict[str, int]:
+    """Return the layouts that two devices of a layout can have, each with a rank that has it with rank 0.
+
+    ``{"": 1}`` in a flat layout; in ``2x4`` ranks 0 and 1 are in one node and ranks 0 and 4 in two: ``{"1x2": 1,
+    "2x1": 4}``.
+    """
+    if not layout:
+        return {"": 1} if devices > 1 else {}
+    nodes, of_a_node = node_counts(layout, devices)
+    inside, across = {"1x2": 1} if of_a_node > 1 else {}, {"2x1": of_a_node} if nodes > 1 else {}
+    return inside | across

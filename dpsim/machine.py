@@ -145,10 +145,10 @@ def _check_factor(what: str, name: str, value: float) -> None:
 class AllreduceCost(Noun, frozen=True):
     """Seconds of one allreduce against its size, with nothing else running: measured, or published.
 
-    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, or an ordered
-    sum. ``layout`` is as in a ``Plan``. ``relative_uncertainty`` is one standard error of the times over them
-    (``dpsim.uncertainty``; ``None``: not known). ``time_s`` are medians; ``p10_s`` and ``p90_s`` the 10 % and 90 %
-    quantiles of the same times (empty: not known).
+    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, an ordered
+    sum, or a message from one device to another. ``layout`` is as in a ``Plan``. ``relative_uncertainty`` is one
+    standard error of the times over them (``dpsim.uncertainty``; ``None``: not known). ``time_s`` are medians;
+    ``p10_s`` and ``p90_s`` the 10 % and 90 % quantiles of the same times (empty: not known).
     """
 
     algorithm: str
@@ -170,6 +170,11 @@ class AllreduceCost(Noun, frozen=True):
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, *columns)
         check_uncertainty(f"allreduce table {self.algorithm!r}", relative_uncertainty=self.relative_uncertainty)
         _check_memory(f"{self.kind} table {self.algorithm!r} at {self.layout or self.devices} devices", self)
+
+        if self.kind == "send" and self.devices != 2:
+            raise ConfigError(
+                f"a send table at {self.devices} devices", allowed="2 devices: the one that sends and the other one"
+            )
 
     @property
     def collective(self) -> Collective:
@@ -216,7 +221,7 @@ class Selection(Noun, frozen=True):
 class OverlapCost(Noun, frozen=True):
     """One allreduce during a running backward: its time, and the compute time it takes away, against its size.
 
-    With ``kind`` it is a reduce-scatter.
+    With ``kind`` it is a reduce-scatter or an all-gather.
 
     ``poll_s`` is the compute time of one poll (mechanism ``poll``). Calibration leaves it 0, because the compute time
     that it measures contains the polls. ``relative_uncertainty`` is one standard error of ``time_s`` over it, and
@@ -308,9 +313,10 @@ class Machine(Noun, frozen=True, dict=True):
     it; ``link_in_node``, if there is one, connects the devices of a node. ``cores`` are those of a node (0: unknown).
     More than ``nodes_per_rack`` nodes fill several racks, which ``link_between_racks`` connects (``None``: one link
     connects all nodes).
-    ``halves`` are tables of other collectives: reduce-scatters and all-gathers alone, and ordered sums; ``overlap`` may
-    have some of reduce-scatters. ``relative_uncertainty`` is one standard error of the mean of its times over a later
-    stretch as long as the calibration, relative (``None``: not known). ``contention`` is how many times as long as
+    ``halves`` are tables of other collectives: reduce-scatters and all-gathers alone, ordered sums, and messages from
+    one device to another; ``overlap`` may have some of reduce-scatters and all-gathers. ``relative_uncertainty`` is one
+    standard error of the mean of its times over a later stretch as long as the calibration, relative (``None``: not
+    known). ``contention`` is how many times as long as
     alone a collective takes beside a running backward where no overlap table says it (``None``: not known), with one
     relative standard error; ``collective_overhead_s`` is what the host adds to each collective of a step, beside what
     tables and link say (``None``: not known), likewise. ``fixed_share`` is the share of a workload's layer
@@ -356,7 +362,7 @@ class Machine(Noun, frozen=True, dict=True):
             if any((table.kind != "allreduce") != halves for table in tables):
                 raise ConfigError(
                     f"machine {self.name!r} has a table of another kind in {name}",
-                    allowed="reduce-scatter, all-gather and ordered-sum" if halves else "allreduce",
+                    allowed="reduce-scatter, all-gather, ordered-sum and send" if halves else "allreduce",
                 )
         self._check_each_once()
         if not self.allreduce and not self.halves and self.link is None:

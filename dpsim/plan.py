@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -18,7 +18,7 @@ from dpsim.fields import MORE_WORDS, Decides, fields
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.registry import listed
-from dpsim.strategy import Strategy, described, parse_strategy
+from dpsim.strategy import DataParallel, Strategy, described, parse_strategy
 
 Overlap = Literal["off", "inline", "poll", "thread"]
 BatchNormMode = Literal["local", "leaf", "global"]
@@ -175,6 +175,11 @@ class Plan(Noun, frozen=True):
     def data_devices(self) -> int:
         """The devices that the samples of a step are divided among: all, or as many as each stage has."""
         return self.devices // self.parallelism.stage_count
+
+    def on_one_device(self, **changed: Any) -> Plan:
+        """The same plan on one device, with these fields changed; there is nothing to share then."""
+        alone: dict[str, Any] = {"devices": 1, "layout": "", "strategy": DataParallel.name}
+        return msgspec.structs.replace(self, **alone | changed)
 
     @property
     def priced_wire_dtype(self) -> str:

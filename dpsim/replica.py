@@ -77,9 +77,9 @@ class LayerSpec(Noun, frozen=True):
     kind: str
     tensors: tuple[Tensor, ...] = ()
     activation_bytes_per_sample: float = 0.0
-    output_bytes_per_sample: float = 0.0
     batch_norm_channels: int = 0
     depends_on: tuple[str, ...] | None = None
+    output_bytes_per_sample: float = 0.0
 
 
 class BatchSums(Noun, frozen=True):

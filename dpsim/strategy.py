@@ -55,6 +55,11 @@ class Strategy(Noun, frozen=True):
         return self.shards_gradients
 
     @property
+    def sends(self) -> bool:
+        """Whether devices send messages to each other, beside their collectives."""
+        return self.stage_count > 1
+
+    @property
     def gradient_collective(self) -> CollectiveKind:
         """What adds up the gradients."""
         return "reduce-scatter" if self.sharded else "allreduce"

@@ -58,8 +58,8 @@ class Layer(Noun, frozen=True):
     when its backward ends. ``launch_s`` is the host time to launch the layer's work (0 where host and device
     are one), once in forward and once in backward, or ``launch_backward_s`` there. ``depends_on`` names the layers
     that it reads; ``None``: the layer before it. ``activation_bytes_per_sample`` is what it keeps for backward,
-    ``output_bytes_per_sample`` what it hands on, where that is all that the layers behind it read (0: not
-    known, or not all).
+    ``output_bytes_per_sample`` what it hands on to the layers that read it (0: not known). For a micro-batch of b
+    samples dpsim's own runtime allocates ``work_bytes + b work_bytes_per_sample``: all that the layer works in.
     """
 
     name: str
@@ -74,6 +74,8 @@ class Layer(Noun, frozen=True):
     batch_norm_channels: int = 0
     launch_backward_s: float | None = None
     output_bytes_per_sample: float = 0.0
+    work_bytes: float = 0.0
+    work_bytes_per_sample: float = 0.0
 
     @property
     def launched_backward_s(self) -> float:
@@ -81,8 +83,8 @@ class Layer(Noun, frozen=True):
         return self.launch_s if self.launch_backward_s is None else self.launch_backward_s
 
     def __post_init__(self) -> None:
-        bytes_per_sample = ("activation_bytes_per_sample", "output_bytes_per_sample")
-        for key in ("launch_s", "launch_backward_s", *bytes_per_sample, "batch_norm_channels"):
+        sizes = ("activation_bytes_per_sample", "output_bytes_per_sample", "work_bytes", "work_bytes_per_sample")
+        for key in ("launch_s", "launch_backward_s", *sizes, "batch_norm_channels"):
             value = getattr(self, key)
             if value is not None and not 0 <= value <= _MOST_BYTES:
                 raise ConfigError(f"layer {self.name!r} has {key} {value}", allowed="a finite number >= 0")

@@ -100,6 +100,8 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
         fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
     fields |= flags.provided(algorithms=fields.pop("algorithm", None), overlaps=fields.pop("overlap", None))
     fields |= flags.provided(seconds=flags.budget(of.budget))
+    if "strategy" in fields:
+        fields |= calibration.devices_to_calibrate(fields["strategy"], fields.get("devices", (2,)))
     with show.progress() as progress:
         machine = calibration.calibrate(calibration.CalibrateConfig(**fields), progress)
     codec.write(of.output, machine)

@@ -172,7 +172,13 @@ def print_tables(machine: Machine, line_rate: float | None = None) -> None:
     from dpsim.units import format_bandwidth, format_duration, format_size
 
     nominal = line_rate or Network.parse(machine.network).bandwidth_bytes_per_s
-    halves = [cost for cost in machine.halves if cost.kind != "ordered-sum"]
+    halves = [cost for cost in machine.halves if cost.kind not in ("ordered-sum", "send")]
+    for cost in (each for each in machine.halves if each.kind == "send"):
+        print(
+            f"send between {cost.layout or cost.devices} devices: {format_size(cost.sizes_bytes[0])} in"
+            f" {format_duration(cost.time_s[0])}, {format_size(cost.sizes_bytes[-1])} in"
+            f" {format_duration(cost.time_s[-1])}"
+        )
     for cost in (*machine.allreduce, *halves):
         bus = bus_bandwidth(cost)
         kind = "" if cost.kind == "allreduce" else f"{cost.kind} by "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 
 import numpy as np
 from mpi4py import MPI
@@ -15,7 +16,12 @@ _LEAD_S = 2e-3
 
 def first_ranks(comm: MPI.Intracomm, devices: int) -> MPI.Intracomm | None:
     """A communicator of the first ``devices`` ranks; None on the others. Collective over ``comm``."""
-    group = comm.Split(0 if comm.rank < devices else MPI.UNDEFINED, comm.rank)
+    return group_of(comm, range(devices))
+
+
+def group_of(comm: MPI.Intracomm, ranks: Container[int]) -> MPI.Intracomm | None:
+    """A communicator of some ranks, in their order; None on the others. Collective over ``comm``."""
+    group = comm.Split(0 if comm.rank in ranks else MPI.UNDEFINED, comm.rank)
     return group if isinstance(group, MPI.Intracomm) and group != MPI.COMM_NULL else None
 
 

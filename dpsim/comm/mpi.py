@@ -15,7 +15,7 @@ from dpsim.algorithms import algorithms_in
 from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.shared import shared_memory
-from dpsim.comm.transport import Array, PersistentAllreduce, Request, SummationOrder, aligned_bytes
+from dpsim.comm.transport import Array, PersistentAllreduce, Request, SummationOrder, Transport, aligned_bytes
 from dpsim.errors import AllreduceError, ConfigError
 from dpsim.kernels.allreduce.cpu import SHARD_KERNELS, STAGING_BYTES, Reduction, SharedGroup
 from dpsim.kernels.allreduce.registry import find
@@ -63,16 +63,23 @@ class MpiRequest:
 class MpiTransport:
     """MPI's messages, and shared memory where all ranks are on one machine.
 
-    ``selection`` is what ``auto`` takes by size. Where memory cannot be shared, that is printed to stderr.
+    ``selection`` is what ``auto`` takes by size. ``beside``: see ``networks.transport``. Where memory cannot be shared,
+    that is printed to stderr.
     """
 
-    def __init__(self, comm: MPI.Intracomm, devices_a_node: int = 1, selection: Selection | None = None) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        devices_a_node: int = 1,
+        selection: Selection | None = None,
+        beside: Transport | None = None,
+    ) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.network = Network()
         local_ranks = _ranks_of_this_machine(comm)
-        self.oversubscribed = local_ranks > (os.cpu_count() or 1)
+        self.oversubscribed = local_ranks > (os.cpu_count() or 1) or (beside is not None and beside.oversubscribed)
         self.nap_s = 0.0
         self.memory = HOST
         self.devices_a_node = devices_a_node

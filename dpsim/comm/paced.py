@@ -10,13 +10,15 @@ Messages between devices of one node of a layout are not the link's: they go as 
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.comm.clock import now
 from dpsim.comm.mpi import MpiTransport, test
-from dpsim.comm.transport import Array, Request
+from dpsim.comm.transport import Array, Request, Transport
 from dpsim.constraints import check
 from dpsim.machine import Network
 
@@ -50,10 +52,10 @@ class _Outgoing:
 class _Incoming:
     """A message that is done once its bytes have arrived and its time has come."""
 
-    __slots__ = ("_arrived", "_due_s", "_header", "_requests", "_transport")
+    __slots__ = ("_arrived", "_due_s", "_header", "_link", "_requests")
 
-    def __init__(self, transport: PacedTransport, requests: list[MPI.Request], header: NDArray[np.float64]) -> None:
-        self._transport = transport
+    def __init__(self, link: _Link, requests: list[MPI.Request], header: NDArray[np.float64]) -> None:
+        self._link = link
         self._requests = requests
         self._header = header
         self._arrived = False
@@ -64,27 +66,57 @@ class _Incoming:
             if not _complete(self._requests):
                 return False
             self._arrived = True
-            self._due_s = self._transport.take(self._header[0], self._header[1])
+            self._due_s = self._link.take(self._header[0], self._header[1])
         return now() >= self._due_s  # type: ignore[operator]  # set with _arrived
 
     def due_s(self) -> float | None:
         return self._due_s
 
 
+class _Link:
+    """When a device's link is free again in each direction. Several threads may use it."""
+
+    __slots__ = ("_incoming_free_s", "_lock", "_outgoing_free_s")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outgoing_free_s = self._incoming_free_s = 0.0
+
+    def leave(self, transmission_s: float) -> float:
+        """When a message that is sent now has left."""
+        with self._lock:
+            self._outgoing_free_s = max(now(), self._outgoing_free_s) + transmission_s
+            return self._outgoing_free_s
+
+    def take(self, due_s: float, transmission_s: float) -> float:
+        """When a message is through the receiver's own link, which it shares with what came earlier."""
+        with self._lock:
+            self._incoming_free_s = max(due_s, self._incoming_free_s + transmission_s)
+            return self._incoming_free_s
+
+
 class PacedTransport(MpiTransport):
     """MPI messages between nodes held to ``network``'s latency and bandwidth. Emulated: label what it times as such.
 
-    With ``sleeps`` a rank that waits sleeps, so that many ranks can share a few cores.
+    With ``sleeps`` a rank that waits sleeps, so that many ranks can share a few cores. A transport has a link of its
+    own, or shares that of the one that it works ``beside``.
     """
 
-    def __init__(self, comm: MPI.Intracomm, network: Network, devices_a_node: int = 1, *, sleeps: bool = False) -> None:
-        super().__init__(comm, devices_a_node)
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        network: Network,
+        devices_a_node: int = 1,
+        *,
+        sleeps: bool = False,
+        beside: Transport | None = None,
+    ) -> None:
+        super().__init__(comm, devices_a_node, beside=beside)
         self.network = network
         if sleeps:
             self.nap_s = min(max(network.latency_s / _NAPS, _LEAST_NAP_S), _MOST_NAP_S)
         self._one_node = False  # an emulated link joins the ranks, not memory
-        self._outgoing_free_s = 0.0
-        self._incoming_free_s = 0.0
+        self.link: _Link = beside.link if isinstance(beside, PacedTransport) else _Link()
 
     def _in_own_node(self, rank: int) -> bool:
         """Whether that rank is on this rank's node."""
@@ -94,8 +126,7 @@ class PacedTransport(MpiTransport):
         if self._in_own_node(to):
             return super().send(data, to)
         transmission_s = data.nbytes / self.network.bandwidth_bytes_per_s
-        self._outgoing_free_s = max(now(), self._outgoing_free_s) + transmission_s
-        header = np.array([self._outgoing_free_s + self.network.latency_s, transmission_s])
+        header = np.array([self.link.leave(transmission_s) + self.network.latency_s, transmission_s])
         requests = [self.comm.Isend(header, to, _HEADER_TAG), self.comm.Isend(data, to, _PAYLOAD_TAG)]
         return _Outgoing(requests, header)
 
@@ -104,12 +135,7 @@ class PacedTransport(MpiTransport):
             return super().receive(data, source)
         header = np.empty(2)
         requests = [self.comm.Irecv(header, source, _HEADER_TAG), self.comm.Irecv(data, source, _PAYLOAD_TAG)]
-        return _Incoming(self, requests, header)
-
-    def take(self, due_s: float, transmission_s: float) -> float:
-        """When a message is through the receiver's own link, which it shares with what came earlier."""
-        self._incoming_free_s = max(due_s, self._incoming_free_s + transmission_s)
-        return self._incoming_free_s
+        return _Incoming(self.link, requests, header)
 
     def native_allreduce(self, data: Array) -> None:
         check("network", algorithm="mpi", network=self.network)

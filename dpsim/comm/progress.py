@@ -1,4 +1,6 @@
-"""Allreduces that overlap computation: which thread makes them progress, and when. They run one after another.
+"""Collectives that overlap computation: which thread makes them progress, and when. They run one after another.
+
+One queue takes collectives of any kind, in the same order on all ranks: reduce-scatters and all-gathers may alternate.
 
 Where a device keeps them in a queue of its own (``Enqueued``), the next one is enqueued before the last one is done.
 
@@ -41,12 +43,18 @@ LOOK_S = 40e-6
 """How long the communication thread sleeps when nothing is due at a known time."""
 
 Finished = Callable[[int, int, float, float], None]
-"""Called with (bucket, size_bytes, start_s, end_s) when a bucket's allreduce is done."""
+"""Called with (bucket, size_bytes, start_s, end_s) when a bucket's collective is done, and before it counts as ended.
+
+Under ``thread`` it may be called by the communication thread, during computation: whatever it copies out of the bucket
+is complete when ``finish_until`` or ``finish`` returns.
+"""
 
 
 class BucketAllreduce(NamedTuple):
     """A prepared allreduce, the bytes that it adds up, and what to call when the bucket is handed in.
 
+    ``complete`` is called by the computing thread in ``submit``, before the collective can start: it may copy data into
+    the bucket, if no earlier collective that is still under way uses the same memory.
     ``span``: see ``SteppedAllreduce``.
     """
 
@@ -76,8 +84,11 @@ class Progress(Protocol):
     def enqueue(self) -> Mark | None:
         """Return when every submitted allreduce is done, or in a device's queue: then with the mark at its end."""
 
+    def finish_until(self, count: int) -> None:
+        """Return when the first ``count`` collectives submitted since the last ``finish`` have ended, or all have."""
+
     def finish(self) -> None:
-        """Return when every submitted allreduce is done."""
+        """Return when every submitted allreduce is done. ``finish_until`` counts from here again."""
 
     def close(self) -> None:
         """End; no allreduce may be under way."""
@@ -115,6 +126,9 @@ class Inline:
     def enqueue(self) -> Mark | None:
         return None
 
+    def finish_until(self, count: int) -> None:
+        pass
+
     def finish(self) -> None:
         pass
 
@@ -151,6 +165,7 @@ class Polled(Inline):
         self._enqueued = False
         self._behind: deque[_Started] = deque()
         self._last: Mark | None = None
+        self._ended = 0
 
     def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
         allreduce.complete()
@@ -166,10 +181,15 @@ class Polled(Inline):
             pause(self._transport, self._pending)
         return self._last
 
+    def finish_until(self, count: int) -> None:
+        while self._ended < count and not self._advance():
+            if self._ended < count:
+                pause(self._transport, self._pending)
+
     def finish(self) -> None:
         while not self._advance():
             pause(self._transport, self._pending)
-        self._last = None
+        self._last, self._ended = None, 0
 
     def _all_enqueued(self) -> bool:
         """Whether all that is left to do is in a device's queue."""
@@ -202,6 +222,7 @@ class Polled(Inline):
         """Report the allreduce that is done, and go on with the one behind it, which has not begun before."""
         end_s = now()
         self._finished(self.bucket, self._size_bytes, self._begin_s, end_s)
+        self._ended += 1
         if self._behind:
             self.bucket, self._size_bytes, begin_s, self._steps, self._pending, self._enqueued = self._behind.popleft()
             self._begin_s = max(begin_s, end_s)
@@ -261,6 +282,18 @@ class Threaded(Polled):
         with self._turn:
             self._raise_error()
             return super().enqueue()
+
+    def finish_until(self, count: int) -> None:
+        if self._ended >= count:
+            return
+        self._computing = False
+        with self._turn:
+            self._raise_error()
+            super().finish_until(count)
+            self._computing = True
+            left = (self._steps is not None or self._queue) and not self._waits_for_a_device()
+        if left:
+            self._work.release()
 
     def finish(self) -> None:
         self._computing = False

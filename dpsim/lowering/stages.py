@@ -25,8 +25,7 @@ def possible_cuts(workload: Workload) -> tuple[int, ...]:
     """The layers that a stage may begin with, ascending: all that crosses there is the output of the layer before.
 
     Nothing from there on reads any other layer before it. A layer that reads no layer reads the samples, which only the
-    first stage has; the loss reads all layers that no layer reads. Where some layers state how much they hand on, those
-    that do not have something open behind them, such as a branch, and nothing begins there.
+    first stage has; the loss reads all layers that no layer reads.
     """
     layers = len(workload.layers)
     edges = [(source, number) for number, sources in enumerate(inputs_of(workload)) for source in sources or [-1]]
@@ -36,9 +35,7 @@ def possible_cuts(workload: Workload) -> tuple[int, ...]:
         if number >= source + 2:
             blocked[source + 2] += 1
             blocked[number + 1] -= 1
-    stated = np.array([layer.output_bytes_per_sample > 0 for layer in workload.layers[:-1]], np.bool_)
-    closed = (np.cumsum(blocked)[1:layers] == 0) & (stated | ~stated.any())
-    return tuple((np.flatnonzero(closed) + 1).tolist())
+    return tuple((np.flatnonzero(np.cumsum(blocked)[1:layers] == 0) + 1).tolist())
 
 
 @remember

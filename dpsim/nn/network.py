@@ -25,8 +25,8 @@ from dpsim.nn.layer import Buffers, Layer, Shape, slot_parts, tree_sum
 from dpsim.nn.layers import ReLU
 from dpsim.nn.losses import softmax_cross_entropy
 from dpsim.nn.ops import Ops
-from dpsim.nn.residual import Join
-from dpsim.nn.stage import Stage, open_branches, twins
+from dpsim.nn.residual import Join, layers_read
+from dpsim.nn.stage import Stage, twins
 from dpsim.records.checks import check_label_smoothing
 from dpsim.replica import (
     EVALUATION_SAMPLES,
@@ -76,7 +76,10 @@ class Network:
         self.input_shape = self.chain[0].input_shape
         self.ops = ops
         self.compute_dtype: ComputeDtype = "float32"
-        self._specs = tuple(map(_spec, self.chain, open_branches(self.chain)))
+        self._specs = tuple(
+            msgspec.structs.replace(layer.spec, depends_on=read)
+            for layer, read in zip(self.chain, layers_read(self.chain), strict=True)
+        )
         self.buffers = Buffers(ops, self.dtype)
         self._stage = Stage(self.chain, self.buffers, 0, len(self.chain))
         self._extra_slots: tuple[Slot, ...] = ()
@@ -351,8 +354,10 @@ class Network:
             raise ConfigError("a backward pass without a gradient", allowed="one after the loss, or with a gradient")
         with self.ops.tolerate_overflow():
             handed_back = self._stage.backward(held, grad, batch, events)
-            if handed_back is not None and self.ops.xp.may_share_memory(handed_back, grad):
-                return held.keep("input gradient", handed_back)
+            if handed_back is None:
+                return None
+            if self._stage.recompute or self.ops.xp.may_share_memory(handed_back, grad):
+                return held.keep("input gradient", handed_back)  # slots share layers, or the caller's array is in use
             return handed_back
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
@@ -389,8 +394,3 @@ class Network:
             raise ConfigError(f"{len(x)} samples with {len(labels)} labels", allowed="one label a sample")
         if len(leaves) < 2 or leaves[0] != 0 or leaves[-1] != len(x) or list(leaves) != sorted(leaves):
             raise ConfigError(f"leaves {leaves} of {len(x)} samples", allowed=f"boundaries from 0 up to {len(x)}")
-
-
-def _spec(layer: Layer, still_open: int) -> LayerSpec:
-    """A layer's properties; the bytes of its output are stated where that is all that crosses behind it."""
-    return msgspec.structs.replace(layer.spec, output_bytes_per_sample=0.0) if still_open else layer.spec

@@ -41,9 +41,7 @@ def residual(name: str, body: Sequence[Layer], shortcut: Sequence[Layer] = ()) -
     return [*chain, Join(f"{name}.join", ops, after, after, dtype, branch)]
 
 
-class Marker(Layer):
-    """A layer that exchanges values with the branch ``branch``."""
-
+class _Marker(Layer):
     def __init__(
         self, name: str, ops: Ops, input_shape: Shape, output_shape: Shape, dtype: DTypeLike, branch: Branch
     ) -> None:
@@ -51,7 +49,7 @@ class Marker(Layer):
         self.branch = branch
 
 
-class Fork(Marker):
+class Fork(_Marker):
     """y = x, which also waits for the other branch; its gradient is the sum of both branches' gradients."""
 
     kind = "fork"
@@ -65,7 +63,7 @@ class Fork(Marker):
         return grad
 
 
-class Swap(Marker):
+class Swap(_Marker):
     """What waited goes on, and what came waits: the end of one branch and the beginning of the other."""
 
     kind = "swap"
@@ -79,7 +77,7 @@ class Swap(Marker):
         return grad
 
 
-class Join(Marker):
+class Join(_Marker):
     """y = x + what waited, into an array of its own: the layers before it may need their outputs in backward.
 
     Both branches get its gradient, one of them a copy, since a layer may overwrite the gradient it is given.
@@ -107,6 +105,26 @@ class Join(Marker):
         else:
             self.branch.waiting[...] = grad
         return grad
+
+
+def layers_read(chain: Sequence[Layer]) -> list[tuple[str, ...] | None]:
+    """Return the names of the layers that each layer of a chain reads; ``None``: the one before it.
+
+    A fork hands on what it is given, so the other branch reads the layer before it (if it is the first, the fork).
+    """
+    waiting: dict[Branch, str] = {}
+    read: list[tuple[str, ...] | None] = []
+    before = chain[0].name
+    for layer in chain:
+        read.append(None)
+        if isinstance(layer, _Marker):
+            if isinstance(layer, Swap):
+                read[-1] = (waiting[layer.branch],)
+            elif isinstance(layer, Join):
+                read[-1] = (waiting[layer.branch], before)
+            waiting[layer.branch] = before
+        before = layer.name
+    return read
 
 
 class Subsample(Layer):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from dpsim.errors import ConfigError
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Buffers, Layer
 from dpsim.nn.ops import Ops
-from dpsim.nn.residual import Branch, Fork, Join, Marker
+from dpsim.nn.residual import Fork, Join
 from dpsim.replica import Array, Batch, Slot, StepEvents
 
 
@@ -24,15 +23,13 @@ def open_branches(chain: Sequence[Layer]) -> list[int]:
 def twins(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Return copies of layers with arrays of their own for all that a pass keeps.
 
-    Parameters, gradients and running statistics are the same arrays.
+    Parameters, gradients and running statistics are the same arrays, and so is the branch of a residual: nothing waits
+    in it between two passes.
     """
-    branches: defaultdict[Branch, Branch] = defaultdict(Branch)
     copies = []
     for layer in layers:
         twin = copy.copy(layer)
         twin.buffers = Buffers(layer.ops, layer.dtype)
-        if isinstance(twin, Marker):
-            twin.branch = branches[twin.branch]
         copies.append(twin)
     return tuple(copies)
 
@@ -194,9 +191,11 @@ def _check(chain: Sequence[Layer], first: int, stop: int, in_flight: int) -> Non
     still_open = open_branches(chain)
     for edge in (first, stop):
         if edge and still_open[edge - 1]:
-            ends = [chain[number].name for number, branches in enumerate(still_open[:-1]) if not branches]
+            closed = [number for number, branches in enumerate(still_open) if not branches]
+            before = [number for number in closed if number < edge][-1:]
+            nearest = [*before, *(number for number in closed if number >= edge)][: len(before) + 1]
             raise ConfigError(
                 f"a stage that ends after layer {chain[edge - 1].name!r}, inside a residual",
-                allowed=f"stages that end after one of {', '.join(ends)}",
+                allowed=f"for instance stages that end after {' or '.join(chain[number].name for number in nearest)}",
                 remedy="cut where the output of one layer is all that is handed on",
             )

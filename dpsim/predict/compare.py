@@ -27,7 +27,7 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     nothing_hidden           the same and all communication, none of it during computation; where the plan overlaps,
                              for without overlap it is the prediction itself
     """
-    single = _predicted(workload, machine, msgspec.structs.replace(plan, devices=1, layout=""))
+    single = _predicted(workload, machine, plan.on_one_device())
     without = msgspec.structs.replace(plan, overlap="off")
     priced = price(scheduled(workload, machine, without), machine)
     off, events = priced.prediction, priced.timeline()

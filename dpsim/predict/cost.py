@@ -16,15 +16,17 @@ from dpsim.collective import Collective, CollectiveKind, check_layout, node_coun
 from dpsim.constraints import check
 from dpsim.errors import ConfigError
 from dpsim.jit import jit
-from dpsim.machine import AllreduceCost, Machine, OverlapCost
+from dpsim.machine import AllreduceCost, Machine, Network, OverlapCost
 from dpsim.memo import remember
-from dpsim.predict.formulas import link_points, nonnegative, wire_share
-from dpsim.predict.scaling import Nearest, nearest_tables, scaled_points
+from dpsim.predict.formulas import line_points, link_points, nonnegative, send_points, wire_share
+from dpsim.predict.scaling import Nearest, level, nearest_tables, scaled_points
 
 Floats = NDArray[np.float64]
 Table = TypeVar("Table", AllreduceCost, OverlapCost)
 ORDERED_SUM_ALGORITHM = "direct"
 """What tables of ordered sums are called by: every rank sends to every other."""
+SEND_ALGORITHM = "direct"
+"""What tables of messages from one device to another are called by."""
 _NOTHING = (math.inf, -1.0)
 
 
@@ -44,28 +46,31 @@ class Curve:
 
 
 @jit
-def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
-    """Row ``row`` of a curve at a size: linear between points, the first value below them, the last slope above.
+def segment(points, size_bytes):  # type: ignore[no-untyped-def]
+    """(column, weight) of a size: a row r of the curve is r[column] + weight (r[column + 1] - r[column]) there.
 
-    Size 0 costs 0: there is nothing to send.
+    Weight is 0 below the first size, and above 1 beyond the last.
     """
-    last = points.shape[1] - 1
-    if size_bytes <= 0:
-        return 0.0
-    if size_bytes <= points[0, 0]:
-        return points[row, 0]
-    if size_bytes >= points[0, last]:
-        slope = (points[row, last] - points[row, last - 1]) / (points[0, last] - points[0, last - 1])
-        return points[row, last] + slope * (size_bytes - points[0, last])
-    low, high = 0, last
+    low, high = 0, points.shape[1] - 1
     while high - low > 1:
         middle = (low + high) // 2
         if points[0, middle] <= size_bytes:
             low = middle
         else:
             high = middle
-    weight = (size_bytes - points[0, low]) / (points[0, high] - points[0, low])
-    return points[row, low] * (1.0 - weight) + points[row, high] * weight
+    return low, max(0.0, (size_bytes - points[0, low]) / (points[0, high] - points[0, low]))
+
+
+@jit
+def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
+    """Row ``row`` of a curve at a size: linear between points, the first value below them, the last slope above.
+
+    Size 0 costs 0: there is nothing to send.
+    """
+    if size_bytes <= 0:
+        return 0.0
+    low, weight = segment(points, size_bytes)
+    return points[row, low] + weight * (points[row, low + 1] - points[row, low])
 
 
 def _continued(points: Floats) -> Floats:
@@ -120,8 +125,10 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
     """The collective's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``.
 
     Without any table of its kind a reduce-scatter or an all-gather costs half of the allreduce's tables, or what the
-    link's formula says of it, as an extrapolation.
+    link's formula says of it, as an extrapolation. A send costs what ``send_curve`` says.
     """
+    if collective.kind == "send":
+        return send_curve(machine, collective.layout)
     algorithm, devices, layout = collective.algorithm, collective.devices, collective.layout
     ALGORITHMS.find(algorithm)
     if devices < 1:
@@ -148,15 +155,20 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
             allowed=", ".join(f"{name} on {count}" for name, count in covered) or "a machine with allreduce tables",
             remedy="calibrate it, or add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
         )
+    _refuse_unknown_nodes(machine, layout, layout)
+    return Curve(link_points(machine, machine.link, collective), *_NOTHING)
+
+
+def _refuse_unknown_nodes(machine: Machine, layout: str, what: str) -> None:
+    """Raise ``ConfigError`` for a layout of several nodes where the link is that of the devices of one."""
     if node_counts(layout, 1)[0] > 1 and machine.of_one_node:
         raise ConfigError(
-            f"{layout} devices are on several nodes, and machine {machine.name!r} was calibrated on one: nothing says"
+            f"{what} devices are on several nodes, and machine {machine.name!r} was calibrated on one: nothing says"
             " what a message between nodes costs",
             allowed="a machine file with a table of several nodes, or with the link between them",
             remedy="calibrate between nodes (docs/cluster.md), import a log with dpsim calibrate --from, or write"
             " their link by hand: [link] with latency_s and bandwidth_bytes_per_s",
         )
-    return Curve(link_points(machine, machine.link, collective), *_NOTHING)
 
 
 def has_tables(machine: Machine, collective: Collective) -> bool:
@@ -182,6 +194,46 @@ def sums_curve(machine: Machine, collective: Collective) -> Curve:
     )
     has_table = table_for(machine.halves, sums) is not None
     return idle_curve(machine, sums if has_table else whole(collective))
+
+
+@remember
+def send_curve(machine: Machine, layout: str = "") -> Curve:
+    """The cost curve (bytes, seconds) of one message from a device to another, nothing else running.
+
+    ``layout`` says where the two are: ``1x2`` in one node, ``2x1`` in two nodes, empty in a flat layout. By the table
+    of messages there (``send_table``); without one, latency + bytes / bandwidth: of the link that the machine's network
+    emulates, which is exact, or else of the machine's link at that level, as an extrapolation. Raises ``ConfigError``
+    where the machine has neither.
+    """
+    check_layout(layout, 2)
+    table = send_table(machine, layout)
+    if table is not None:
+        return Curve(_table_points(table, "float32"), *_known(table, "float32"))
+    if paced := emulated_link(machine, layout):
+        return Curve(line_points(paced.latency_s, 1 / paced.bandwidth_bytes_per_s), 0.0, math.inf)
+    if machine.link is None:
+        raise ConfigError(
+            f"machine {machine.name!r} does not say what a message between {layout or 2} devices costs",
+            allowed="a machine with a [[halves]] table of kind send, or with a [link]",
+            remedy="calibrate it with the strategy pipeline, or add a [link] with latency_s and bandwidth_bytes_per_s"
+            " to the machine file",
+        )
+    _refuse_unknown_nodes(machine, layout, layout)
+    return Curve(send_points(machine, machine.link, layout), *_NOTHING)
+
+
+def send_table(machine: Machine, layout: str) -> AllreduceCost | None:
+    """The table of messages between two devices in ``layout``, or else one of the same level (inside, across)."""
+    tables = [table for table in machine.halves if table.kind == "send"]
+    alike = [table for table in tables if level(machine, table.layout) == level(machine, layout)]
+    return min(alike, key=lambda table: table.layout != layout, default=None)
+
+
+def emulated_link(machine: Machine, layout: str) -> Network | None:
+    """The emulated link between two devices in ``layout``; ``None`` where no emulation joins them."""
+    across = machine.emulated_network and level(machine, layout) == "across"
+    network = Network.parse(machine.network) if across else Network()
+    return network if network.emulated else None
 
 
 def _halved(points: Floats) -> Floats:

@@ -55,6 +55,18 @@ def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
     return _lowest(lines)
 
 
+def send_points(machine: Machine, link: Link, layout: str) -> Floats:
+    """Points (bytes; seconds) of one message, alpha + M beta, by the machine's ``link`` (see ``link_points``)."""
+    across = node_counts(layout, 2)[0] > 1
+    of_level = (machine.link_between(2) or link) if across else (machine.link_in_node or link)
+    return line_points(message_s(of_level), 1 / of_level.bandwidth_bytes_per_s)
+
+
+def line_points(alpha_s: float, beta: float) -> Floats:
+    """Points (bytes; seconds) of alpha + M beta."""
+    return _lowest([(alpha_s, beta)])
+
+
 def _seconds(line: Line, link: Link, in_node: Link, *, shared: bool) -> tuple[float, float]:
     """(seconds, seconds per byte) of a line; ``shared`` says that the devices of a node share one link."""
     senders = line.senders if shared else 1

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.collective import node_counts
-from dpsim.errors import ConfigError
 from dpsim.machine import Machine
-from dpsim.memo import remember
 from dpsim.plan import Plan
-from dpsim.predict.cost import Curve, at
-from dpsim.predict.formulas import message_s
+from dpsim.predict.cost import at, send_curve
 from dpsim.schedule import SEND_EVENT, Schedule
 
 Floats = NDArray[np.float64]
@@ -64,22 +59,3 @@ def _senders(plan: Plan, ranks: int, sender: int, receiver: int) -> int:
 
 def _pair_layout(plan: Plan, *, across: bool) -> str:
     return "" if not plan.layout else "2x1" if across else "1x2"
-
-
-@remember
-def send_curve(machine: Machine, layout: str) -> Curve:
-    """Seconds of a message against its size between two ranks in a layout, by the link: alpha + beta M.
-
-    Raises ``ConfigError`` for a machine without a link.
-    """
-    link = machine.link
-    if node_counts(layout, 2)[0] == 1 and machine.link_in_node is not None:
-        link = machine.link_in_node
-    if link is None:
-        raise ConfigError(
-            f"machine {machine.name!r} does not say what a message from one device to another costs",
-            allowed="a machine with a [link]",
-            remedy="add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
-        )
-    alpha_s, beta = message_s(link), 1 / link.bandwidth_bytes_per_s
-    return Curve(np.array([[0.0, 1e6], [alpha_s, alpha_s + 1e6 * beta]]), math.inf, -1.0)

@@ -24,6 +24,7 @@ from dpsim.predict.interval import Interval, equally_fast, predict, predict_with
 from dpsim.predict.memory import memory
 from dpsim.predict.residuals import LEVEL
 from dpsim.predict.step import Prediction
+from dpsim.strategy import parse_strategy
 from dpsim.units import format_size
 from dpsim.workload import Workload
 
@@ -180,7 +181,7 @@ def best_of_plans(workload: Workload, machine: Machine, plans: Sequence[Plan]) -
     """
     groups: dict[tuple[str, float], list[tuple[Record, _Predicted]]] = {}
     for plan in plans:
-        alone = msgspec.structs.replace(plan, devices=1, layout="", global_batch=plan.global_batch // plan.devices)
+        alone = plan.on_one_device(global_batch=plan.global_batch // plan.data_devices)
         single, predicted = (predict_with_interval(workload, machine, each) for each in (alone, plan))
         point = _point(workload, machine, plan, single, predicted)
         groups.setdefault((point["layout"], point["local_batch"]), []).append((point, predicted))
@@ -243,7 +244,8 @@ def _planned(
         takes_threshold = FUSION_RULES.find(variant["fusion_rule"]).default_threshold_bytes is not None
         compared = thresholds and (takes_threshold or len(_several(fields["fusion_rule"])) == 1)
         otherwise = told.bucket_cap_bytes if variant["fusion_rule"] in DDP_RULES else None
-        single = _plan(variant, 1, "", None)
+        staged = parse_strategy(variant.get("strategy", "data-parallel")).stage_count > 1
+        single = _plan(variant | {"strategy": "data-parallel"} if staged else variant, 1, "", None)
         for count, layout in counts:
             for threshold in thresholds if compared and count > 1 else [otherwise if count > 1 else None]:
                 plans[_plan(variant, count, layout, threshold)] = single
@@ -256,7 +258,8 @@ def _planned(
 def _plan(variant: Mapping[str, Any], devices: int, layout: str, threshold: float | None) -> Plan:
     fields = dict(variant)
     if _BATCH in fields:
-        fields["global_batch"] = fields.pop(_BATCH) * fields.get("accumulate", 1) * devices
+        stages = parse_strategy(fields.get("strategy", "data-parallel")).stage_count
+        fields["global_batch"] = fields.pop(_BATCH) * fields.get("accumulate", 1) * (devices // stages)
     return Plan(devices=devices, layout=layout, fusion_threshold_bytes=threshold, **fields)
 
 

@@ -140,7 +140,9 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     if overhead_of_each := (machine.collective_overhead_s or 0.0) * factors.overhead * (plan.devices > 1):
         points = [_later(each, overhead_of_each) for each in points]
     messages = messages_of(machine, schedule) if schedule.classes > 1 else NO_MESSAGES
-    prices = Prices(layers, announces, fixed, updates, *points, messages.seconds * factors.network, messages.copied)
+    first, second, third, fourth, fifth, sixth = points
+    costs = first, second, third, fourth, fifth, sixth
+    prices = Prices(layers, announces, fixed, updates, *costs, messages.seconds * factors.network, messages.copied)
     known_curves = curves[: 4 if plan.parallelism.gathers else 3]
     known = max(curve.first_bytes for curve in known_curves), min(curve.last_bytes for curve in known_curves)
     waiting_s = _NO_WAITING

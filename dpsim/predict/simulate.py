@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.jit import jit
-from dpsim.predict.cost import at
+from dpsim.predict.cost import at, segment
 from dpsim.schedule import (
     ALL_GATHER_EVENT,
     ALLREDUCE_EVENT,
@@ -109,7 +109,8 @@ class Classes(NamedTuple):
     """How far each class is: the ``place`` of its next computation, its ``clock`` (now, host).
 
     ``met`` (2, classes) counts the synchronisations of all classes that it has come to, and that it has left;
-    ``meetings`` (2, synchronisations) how many classes have come to each, and when the last did. ``links`` (from, to) says until when messages fill each link.
+    ``meetings`` (2, synchronisations) how many classes have come to each, and when the last did. ``links`` (from, to)
+    says until when messages fill each link.
     """
 
     place: Any
@@ -218,36 +219,51 @@ def _awaited(operations, position, done):  # type: ignore[no-untyped-def]
     operations; ``done[2 n]`` is true, and ``done[2 n + 1]`` never is. Computations become ready in array order, so the
     others are ready by then, and so are the collectives before it.
     """
-    count = len(position)
+    start, on, count = operations.depends_start, operations.depends_on, len(position)
+    held, gathers = operations.held, operations.kind == ALL_GATHER_EVENT
     done[2 * count] = True
     awaits = np.full(count, 2 * count)
     for k in range(count):
         if position[k] < 0:
             continue
-        for d in range(operations.depends_start[k], operations.depends_start[k + 1]):
-            earlier = operations.depends_on[d]
-            if position[earlier] < 0 and (awaits[k] == 2 * count or earlier > awaits[k]):
-                awaits[k] = earlier
-        if operations.held[k]:
+        latest = -1
+        for d in range(start[k], start[k + 1]):
+            if position[on[d]] < 0:
+                latest = max(latest, on[d])
+        if held[k]:
             awaits[k] = 2 * count + 1
-        elif operations.kind[k] == ALL_GATHER_EVENT and awaits[k] < count:
-            awaits[k] += count
+        elif latest >= 0:
+            awaits[k] = count + latest if gathers[k] else latest
     return awaits
 
 
 @jit
 def _costs(operations, prices, position, mode):  # type: ignore[no-untyped-def]
     """By collective of a bucket: seconds alone, seconds beside computation, and compute seconds lost then."""
-    costs = np.zeros((3, len(position)))
+    costs, size_bytes, gathers = (
+        np.zeros((3, len(position))),
+        operations.size_bytes,
+        operations.kind == ALL_GATHER_EVENT,
+    )
+    idle, overlapped, gather, overlapped_gather = (
+        prices.idle,
+        prices.overlapped,
+        prices.gather,
+        prices.overlapped_gather,
+    )
+    beside = mode in (POLL, THREAD)
     for k in range(len(position)):
-        if position[k] < 0:
+        size = size_bytes[k]
+        if position[k] < 0 or size <= 0:
             continue
-        size, gathers = operations.size_bytes[k], operations.kind[k] == ALL_GATHER_EVENT
-        costs[0, k] = at(prices.gather if gathers else prices.idle, 1, size)
-        if mode in (POLL, THREAD):
-            overlapped = prices.overlapped_gather if gathers else prices.overlapped
-            costs[1, k] = at(overlapped, 1, size)
-            costs[2, k] = at(overlapped, 2, size)
+        points = gather if gathers[k] else idle
+        low, weight = segment(points, size)
+        costs[0, k] = points[1, low] + weight * (points[1, low + 1] - points[1, low])
+        if beside:
+            points = overlapped_gather if gathers[k] else overlapped
+            low, weight = segment(points, size)
+            for row in (1, 2):
+                costs[row, k] = points[row, low] + weight * (points[row, low + 1] - points[row, low])
     return costs
 
 
@@ -259,36 +275,48 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
     forward), and the rest of a backward.
     """
     kind, layers, count = operations.kind, prices.layers, len(operations.kind)
-    done, times = queue.done, queue.times
+    depends_start, depends_on, layer_of = operations.depends_start, operations.depends_on, operations.layer
+    done, times, head, announces = queue.done, queue.times, queue.head, prices.announces
+    waiting, awaits, poll_s, flows = queue.rows, queue.awaits, prices.fixed[1], mode == THREAD
     now, host = state.clock[own]
-    for place in range(state.place[own], len(rows)):
+    place = state.place[own]
+    while place < len(rows):
         i = rows[place]
         needed = -1
-        for d in range(operations.depends_start[i], operations.depends_start[i + 1]):
-            needed = max(needed, position[operations.depends_on[d]])
-        if needed >= queue.head[0]:
+        for d in range(depends_start[i], depends_start[i + 1]):
+            needed = max(needed, position[depends_on[d]])
+        if needed >= head[0]:
             now = _drain(now, needed, queue, mode)
             host = max(host, now)
             if mode == POLL:
-                now = _poll(now, queue, prices.fixed[1])
+                now = _poll(now, queue, poll_s)
         if kind[i] == FORWARD_EVENT or kind[i] == BACKWARD_EVENT or kind[i] == RECOMPUTE_EVENT:
-            layer, backward = operations.layer[i], kind[i] == BACKWARD_EVENT
+            layer, backward = layer_of[i], kind[i] == BACKWARD_EVENT
             host += layers[4, layer] if backward else layers[3, layer]
             if host > now:
-                _spend(now, host - now, False, queue, mode)
+                if flows and _may_start(head, waiting, awaits, done):
+                    _flow(now, host - now, False, queue)
                 now = host
             times[0, i] = now
-            now = _spend(now, layers[2, layer] if backward else layers[0, layer], True, queue, mode)
+            work = layers[2, layer] if backward else layers[0, layer]
+            if flows and _may_start(head, waiting, awaits, done):
+                now = _flow(now, work, True, queue)
+            else:
+                now += work
             if backward:
                 times[2, i] = now
                 done[i] = True
                 if mode == INLINE:
                     now, host = _stop(now, host, queue)
-                elif mode == POLL and prices.announces[layer]:
-                    now = _poll(now, queue, prices.fixed[1])
-                now = _spend(now, layers[1, layer] - layers[2, layer], True, queue, mode)
+                elif mode == POLL and announces[layer]:
+                    now = _poll(now, queue, poll_s)
+                work = layers[1, layer] - layers[2, layer]
+                if flows and _may_start(head, waiting, awaits, done):
+                    now = _flow(now, work, True, queue)
+                else:
+                    now += work
             if mode == POLL:
-                now = _poll(now, queue, prices.fixed[1])
+                now = _poll(now, queue, poll_s)
         elif kind[i] == SYNCHRONISE_EVENT or kind[i] == RECEIVE_EVENT:
             now = host = max(now, host)
             begin, cost = _awaited_s(i, own, now, operations, prices, times, done, state)
@@ -296,24 +324,24 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
                 break
             times[0, i] = now
             now = _wait(now, begin, queue, mode)
-            _spend(now, cost, False, queue, mode)
+            if flows:
+                _flow(now, cost, False, queue)
             now = host = now + cost
         else:  # the time of a loss is part of the overhead
             times[0, i] = now
-            if kind[i] == OVERHEAD_EVENT:
-                now = _spend(now, prices.fixed[0], True, queue, mode)
+            if kind[i] == OVERHEAD_EVENT or kind[i] == UPDATE_EVENT:
+                work = prices.fixed[0] if kind[i] == OVERHEAD_EVENT else prices.updates[own]
+                now = _flow(now, work, True, queue) if flows else now + work
                 host = max(host, now)
-            elif kind[i] == UPDATE_EVENT:
-                now = _spend(now, prices.updates[own], True, queue, mode)
             elif kind[i] == SEND_EVENT:
                 to = operations.rank_class[operations.peer[i]]
                 times[2, i] = state.links[own, to] = max(now, state.links[own, to]) + prices.messages[i]
         times[1, i] = now
         done[i] = done[count + i] = True
-        state.place[own] = place + 1
+        place += 1
         if mode == INLINE:
             now, host = _stop(now, host, queue)
-    state.clock[own, 0], state.clock[own, 1] = now, host
+    state.place[own], state.clock[own, 0], state.clock[own, 1] = place, now, host
 
 
 @jit
@@ -341,38 +369,30 @@ def _awaited_s(i, own, now, operations, prices, times, done, state):  # type: ig
 
 
 @functools.partial(jit, inline="always")
-def _may_start(queue):  # type: ignore[no-untyped-def]
+def _may_start(head, rows, awaits, done):  # type: ignore[no-untyped-def]
     """Whether the first collective that has not ended may start, or has."""
-    place = int(queue.head[0])
-    return place < len(queue.rows) and queue.done[queue.awaits[queue.rows[place]]]
+    place = int(head[0])
+    return place < len(rows) and done[awaits[rows[place]]]
 
 
 @jit
 def _stop(now, host, queue):  # type: ignore[no-untyped-def]
     """Run every collective that may start, one after another; now and host afterwards."""
     stopped = now
-    while _may_start(queue):
+    while _may_start(queue.head, queue.rows, queue.awaits, queue.done):
         now = _drain(now, queue.head[0], queue, INLINE)
     return now, max(host, now) if now > stopped else host
-
-
-@functools.partial(jit, inline="always")
-def _spend(now, seconds, computing, queue, mode):  # type: ignore[no-untyped-def]
-    """Compute or stand still for some seconds of work, which a communication thread makes longer; that instant."""
-    if mode == THREAD and _may_start(queue):
-        return _flow(now, seconds, computing, queue)
-    return now + seconds
 
 
 @jit
 def _flow(now, work, computing, queue):  # type: ignore[no-untyped-def]
     """Advance both lanes until ``work`` seconds of computation (or of standing still) are done; that instant."""
-    head, costs = queue.head, queue.costs
-    while _may_start(queue):
-        k = queue.rows[int(head[0])]
+    rows, awaits, costs, done, head, times, _ = queue
+    while _may_start(head, rows, awaits, done):
+        k = rows[int(head[0])]
         if head[1] < 0.0:
             head[1] = 1.0
-            queue.times[0, k] = now
+            times[0, k] = now
         length = costs[1, k] if computing else costs[0, k]
         left = head[1] * length
         speed = 1.0
@@ -384,7 +404,7 @@ def _flow(now, work, computing, queue):  # type: ignore[no-untyped-def]
             return now + spent
         now += left
         work = max(0.0, work - speed * left)
-        queue.times[1, k] = now
+        times[1, k] = now
         head[0] += 1
         head[1] = -1.0
     return now + work
@@ -393,23 +413,23 @@ def _flow(now, work, computing, queue):  # type: ignore[no-untyped-def]
 @jit
 def _poll(now, queue, poll_s):  # type: ignore[no-untyped-def]
     """One look at the communication: notice a stage that has ended, start what may start; the instant afterwards."""
-    head, costs = queue.head, queue.costs
+    rows, awaits, costs, done, head, times, stages = queue
     if head[1] > 0.0:
         now += poll_s
-    while _may_start(queue):
-        k = queue.rows[int(head[0])]
+    while _may_start(head, rows, awaits, done):
+        k = rows[int(head[0])]
         if head[1] <= 0.0:
-            queue.times[0, k] = now
-            head[1] = queue.stages
-            head[2] = now + costs[0, k] / queue.stages
+            times[0, k] = now
+            head[1] = stages
+            head[2] = now + costs[0, k] / stages
             now += costs[2, k]
         elif head[2] > now:
             return now
         elif head[1] > 1.0:
             head[1] -= 1.0
-            head[2] = now + costs[0, k] / queue.stages
+            head[2] = now + costs[0, k] / stages
         else:
-            queue.times[1, k] = now
+            times[1, k] = now
             head[0] += 1
             head[1] = 0.0
     return now
@@ -418,8 +438,8 @@ def _poll(now, queue, poll_s):  # type: ignore[no-untyped-def]
 @jit
 def _wait(now, until, queue, mode):  # type: ignore[no-untyped-def]
     """Stand still until an instant, while the queue goes on; that instant."""
-    if mode == THREAD:
-        _spend(now, max(0.0, until - now), False, queue, mode)
+    if mode == THREAD and until > now:
+        _flow(now, until - now, False, queue)
     elif mode == POLL and until > now:
         _stages(now, until, len(queue.rows) - 1, queue)
     return max(now, until)
@@ -449,7 +469,7 @@ def _stages(now, until, last, queue):  # type: ignore[no-untyped-def]
     head = queue.head
     while head[0] <= last:
         k = queue.rows[int(head[0])]
-        if head[1] <= 0.0 and until < np.inf and not _may_start(queue):
+        if head[1] <= 0.0 and until < np.inf and not _may_start(head, queue.rows, queue.awaits, queue.done):
             return until
         stage_s = queue.costs[0, k] / queue.stages
         if head[1] <= 0.0:

@@ -24,6 +24,7 @@ from dpsim.schedule import (
     FORWARD_EVENT,
     LOSS_EVENT,
     OVERHEAD_EVENT,
+    SEND_EVENT,
     UPDATE_EVENT,
     Schedule,
 )
@@ -73,7 +74,8 @@ class Prediction(Noun, frozen=True):
 class PricedStep:
     """A schedule with the time of each operation on a machine: every operation's instants, and the sums.
 
-    ``schedule`` has Horovod's buckets decided; ``times`` (3, operations) are start, end and gradients ready.
+    ``schedule`` has Horovod's buckets decided; ``times`` (3, operations) are start, end and gradients ready. ``sums``
+    are those of the rank class that waits least (``dpsim.predict.simulate``).
     """
 
     machine: Machine
@@ -105,34 +107,36 @@ class PricedStep:
         )
 
     def timeline(self) -> Timeline:
-        """The step as events of rank 0, in the order of their starts.
+        """The step as events of the first rank of each class, in the order of their starts.
 
         A backward that stops for an allreduce is two events. What takes no time is left out where no layer does it.
         """
         schedule, (start, end, _) = self.schedule, self.times
         queue = schedule.gradient_collectives if schedule.plan.overlap == "inline" else np.empty(0, np.int64)
+        ranks = schedule.rank_class.astype(np.int64) * (schedule.plan.devices // schedule.classes)
         kinds, lanes = schedule.kind, schedule.lane
         events: list[tuple[float, float, int, int, int]] = []
         for i in range(len(schedule.kind)):
             lane, size = int(lanes[i]), int(schedule.size_bytes[i])
             paused = queue[:0]
             if lane == COMPUTE_LANE:
-                paused = queue[(start[queue] >= start[i]) & (end[queue] <= end[i]) & (end[queue] > start[queue])]
+                inside = (start[queue] >= start[i]) & (end[queue] <= end[i]) & (end[queue] > start[queue])
+                paused = queue[inside & (ranks[queue] == ranks[i])]
             edges = [float(start[i]), *np.column_stack([start[paused], end[paused]]).ravel().tolist(), float(end[i])]
-            empty = len(paused) or kinds[i] in (OVERHEAD_EVENT, LOSS_EVENT)
+            empty = len(paused) or kinds[i] in (OVERHEAD_EVENT, LOSS_EVENT, SEND_EVENT)
             for begin, stop in zip(edges[::2], edges[1::2], strict=True):
                 if stop > begin or not empty:
                     events.append((begin, stop, lane, i, size))
         events.sort(key=lambda event: event[:2])
         columns = [np.array(column) for column in zip(*events, strict=True)]
-        zeros = np.zeros(len(events), np.int64)
+        rows = columns[3].astype(np.int64)
         return Timeline(
             source="predicted",
             operations=tuple(schedule.operation_name(i) for i in range(len(schedule.kind))),
-            step=zeros,
-            rank=zeros,
+            step=np.zeros(len(events), np.int64),
+            rank=ranks[rows],
             lane=columns[2].astype(np.int64),
-            operation=columns[3].astype(np.int64),
+            operation=rows,
             start_s=columns[0],
             end_s=columns[1],
             size_bytes=columns[4].astype(np.int64),
@@ -143,15 +147,19 @@ class PricedStep:
     def buckets_ready_s(self) -> Floats:
         """When each bucket of gradients is complete, in the order in which they are sent: seconds of computation.
 
-        They count from the start of backward. What runs beside backward slows it down; where backward stands still for
-        an allreduce (inline), that does not count.
+        They count from the start of their class's backward. What runs beside backward slows it down; where backward
+        stands still for an allreduce (inline), that does not count.
         """
         schedule, (start, end, ready) = self.schedule, self.times
         queue = schedule.gradient_collectives
-        begin_s = start[schedule.kind == BACKWARD_EVENT].min()
-        ready_s: Floats = np.array([ready[schedule.dependencies(int(bucket))].max() for bucket in queue]) - begin_s
-        if schedule.plan.overlap == "inline":
-            ready_s[1:] -= np.cumsum(end[queue] - start[queue])[:-1]
+        ready_s: Floats = np.array([ready[schedule.dependencies(int(bucket))].max() for bucket in queue])
+        for own in range(schedule.classes):
+            backward = (schedule.kind == BACKWARD_EVENT) & (schedule.rank_class == own)
+            of_class = schedule.rank_class[queue] == own
+            ready_s[of_class] -= start[backward].min()
+            if schedule.plan.overlap == "inline":
+                standing = (end - start)[queue[of_class]]
+                ready_s[of_class] -= np.cumsum(standing) - standing
         return ready_s
 
 
@@ -171,7 +179,7 @@ def price(schedule: Schedule, machine: Machine, factors: Factors = EXACT) -> Pri
     else:
         operations = operations_of(schedule)
     times, sums, step_s = simulate(operations, priced.prices, mode)
-    if plan.devices > 1 and schedule.buckets and not extrapolated:
+    if plan.data_devices > 1 and schedule.buckets and not extrapolated:
         sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0]
         extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)
     input_s = _waiting_for_input_s(workload, plan, step_s)

@@ -11,7 +11,17 @@ import numpy as np
 from dpsim.collective import Collective
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.memo import remember
-from dpsim.predict.cost import at, compute_slowdown, idle_curve, sizes_on_the_wire, table_for, tables_of, whole
+from dpsim.predict.cost import (
+    at,
+    compute_slowdown,
+    emulated_link,
+    idle_curve,
+    send_table,
+    sizes_on_the_wire,
+    table_for,
+    tables_of,
+    whole,
+)
 from dpsim.predict.prices import local_share
 from dpsim.predict.scaling import layout_error, level
 from dpsim.schedule import Schedule
@@ -66,14 +76,19 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     if devices == 1:
         return Uncertainty(speed, compute, 0.0, 0.0, 0.0)
     compute = math.hypot(compute, _slowdown(machine, devices, plan.layout, emulated=emulated))
-    collective = machine.priced(plan.collective)
-    network = _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, schedule)
-    if schedule.sharded:
+    network = overlapped = loss = 0.0
+    if plan.data_devices > 1:
+        collective = machine.priced(plan.collective)
+        network = _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, schedule)
         gather = msgspec.structs.replace(collective, kind="all-gather")
-        network = max(network, _network(machine, gather))
-    overlapped, loss = (0.0, 0.0)
-    if plan.overlap in ("poll", "thread"):
-        overlapped, loss = _overlap(machine, collective, plan.overlap)
+        if schedule.sharded:
+            network = max(network, _network(machine, gather))
+        if plan.overlap in ("poll", "thread"):
+            overlapped, loss = _overlap(machine, collective, plan.overlap)
+            if plan.parallelism.gathers:
+                overlapped, loss = map(max, (overlapped, loss), _overlap(machine, gather, plan.overlap))
+    if schedule.classes > 1:
+        network = max(network, _messages(machine))
     stated = machine.collective_overhead_uncertainty
     overhead = (ASSUMED_OVERHEAD if stated is None else stated) if machine.collective_overhead_s else 0.0
     return Uncertainty(speed, compute, network, overlapped, loss, overhead)
@@ -107,7 +122,15 @@ def _slowdown(machine: Machine, devices: int, layout: str, *, emulated: bool) ->
 
 @remember
 def _network(machine: Machine, collective: Collective) -> float:
-    """Of a collective's cost inside its table, or by what stands for a table that the machine does not have."""
+    """Of a collective's cost inside its table, or by what stands for a table that the machine does not have.
+
+    What an emulated link does with one message is exact.
+    """
+    if collective.kind == "send":
+        table, link = send_table(machine, collective.layout), machine.link
+        if table is not None or emulated_link(machine, collective.layout):
+            return _stated(table) if table is not None else 0.0
+        return ASSUMED_LINK if link is None or link.relative_uncertainty is None else link.relative_uncertainty
     table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
         other_dtype = SIZE_STEP if table.wire_dtype != collective.wire_dtype else 0.0
@@ -126,6 +149,12 @@ def _network(machine: Machine, collective: Collective) -> float:
     asked, levels = level(machine, collective.layout), {level(machine, table.layout) for table in machine.allreduce}
     unmeasured = 0.0 if machine.link_in_node is not None and collective.layout else layout_error(asked, levels)
     return math.hypot(max(ASSUMED_LINK / 2, link.median_residual) + DEVICES_STEP * away, unmeasured)
+
+
+def _messages(machine: Machine) -> float:
+    """Of a message's cost, which the link says."""
+    link = machine.link
+    return ASSUMED_LINK if link is None or link.relative_uncertainty is None else link.relative_uncertainty
 
 
 def _stated(table: AllreduceCost) -> float:

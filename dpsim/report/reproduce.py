@@ -346,7 +346,7 @@ def _counts_table(record: ReproduceRecord) -> Table:
         title="Digests by number of devices",
         columns=columns,
         sections=sections,
-        note="Over all thresholds, algorithms and overlaps. The digest is shown where all runs have the same.",
+        note="Over strategies, thresholds, algorithms and overlaps. Digests are shown where all runs have the same.",
     )
 
 
@@ -354,8 +354,15 @@ def _digests_table(record: ReproduceRecord) -> Table:
     def sent(run: Run, text: str) -> str:
         return text if run.plan.devices > 1 else ""
 
+    strategies, accumulates = ({getattr(run.plan, name) for run in record.runs} for name in ("strategy", "accumulate"))
+    varied: list[Column[Run]] = []
+    if len(strategies) > 1:
+        varied.append(Column(head="strategy", cell=lambda run: sent(run, run.plan.strategy), left=True))
+    if len(accumulates) > 1:
+        varied.append(Column(head="micro-batches", cell=lambda run: str(run.plan.accumulate)))
     columns: tuple[Column[Run], ...] = (
         Column(head="devices", cell=lambda run: run.plan.layout or str(run.plan.devices)),
+        *varied,
         Column(head="threshold", cell=lambda run: sent(run, format_size(run.plan.threshold_bytes))),
         Column(head="algorithm", cell=lambda run: sent(run, run.plan.algorithm), left=True),
         Column(head="overlap", cell=lambda run: sent(run, run.plan.overlap), left=True),

@@ -281,13 +281,16 @@ class Arena:
             if bucket in at
         }
 
-    def own_parameter_shards(self) -> Array:
-        """The parameters that the rank updates, as they lie in each slot of its optimizer state."""
-        if self.own_parameters is not None or not self.sharded:
-            return self.kept_parameters
-        packed = np.zeros(self._kept, self.parameters.dtype)
+    def packed(self, kept: Array, of_shard: Callable[[Shard], Array]) -> Array:
+        """What the rank updates of parameters or gradients, as it lies in each slot of its optimizer state.
+
+        ``kept`` is where it lies, which is what is returned where it lies so already.
+        """
+        if not self.sharded or kept is self.own_parameters or kept is self.own_gradients:
+            return kept
+        packed = np.zeros(self._kept, kept.dtype)
         for shard in self.shards:
-            packed[shard.state : shard.state + shard.high - shard.low] = self.shard_parameters(shard)
+            packed[shard.state : shard.state + shard.high - shard.low] = of_shard(shard)
         return packed
 
     def own_part(self, whole: Array) -> Array:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
-from dpsim.replica import Replica
+from dpsim.replica import Capabilities, Replica
 from dpsim.workload import Layer, Workload
 
 
@@ -28,3 +29,21 @@ def describe(replica: Replica, name: str) -> Workload:
     return Workload(
         name=name, local_batches=(1,), layers=layers, state_bytes=state_bytes, source="described, times unknown"
     )
+
+
+def with_work_bytes(workload: Workload, replica: Replica) -> Workload:
+    """Return the workload of a replica with the bytes that it allocates for each layer; as it is if it knows none.
+
+    What one and two samples take tells how the bytes grow. The last layer has the loss's too. Computes both steps.
+    """
+    sized = Capabilities.of(replica).sized
+    if sized is None:
+        return workload
+    *one, loss_of_one = sized.layer_work_bytes((0, 1))
+    *two, loss_of_two = sized.layer_work_bytes((0, 2))
+    one[-1], two[-1] = one[-1] + loss_of_one, two[-1] + loss_of_two
+    layers = tuple(
+        msgspec.structs.replace(layer, work_bytes=2 * of_one - of_two, work_bytes_per_sample=of_two - of_one)
+        for layer, of_one, of_two in zip(workload.layers, one, two, strict=True)
+    )
+    return msgspec.structs.replace(workload, layers=layers)

@@ -304,9 +304,9 @@ class WorkloadReplica:
                 kind=layer.kind,
                 tensors=layer.tensors,
                 activation_bytes_per_sample=layer.activation_bytes_per_sample,
-                output_bytes_per_sample=layer.output_bytes_per_sample,
                 batch_norm_channels=layer.batch_norm_channels,
                 depends_on=layer.depends_on,
+                output_bytes_per_sample=layer.output_bytes_per_sample,
             )
             for layer in workload.layers
         )

@@ -71,10 +71,9 @@ class StageStep:
         """Compute the stage's part of a step up to the update; the sums of each micro-batch, zeros without the loss."""
         leaves, replica = self._leaves, self._replica
         batches = [leaves.part(each.micro_batch, share) for each in leaves.passes]
-        sums = [
-            leaves.no_sums(each.micro_batch, len(part.labels))
-            for each, part in zip(leaves.passes, batches, strict=True)
-        ]
+        sums: list[BatchSums | DeferredSums] = []
+        for each, batch in zip(leaves.passes, batches, strict=True):
+            sums.append(leaves.no_sums(each.micro_batch, len(batch.labels)))
         for action in self._program.actions:
             number = action.micro_batch
             slot, batch, each = number % self._in_flight, batches[number], leaves.passes[number]

@@ -257,6 +257,8 @@ class StepRunner:
     def _release_and_wait(self, operation: int, releases: tuple[tuple[int, ...], ...]) -> None:
         if releases[operation]:
             self._collectives.released(releases[operation], operation)
+        else:
+            self._collectives.poll()
         if count := self.program.needs_after[operation]:
             moment = self._collectives.need(count)
             if self._emulated is not None:

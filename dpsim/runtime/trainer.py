@@ -114,6 +114,7 @@ class Trainer:
             sleeps=sleeps,
             on_device=device_replica is not None,
             algorithm=plan.algorithm,
+            beside=self.world,
         )
         if backend == "cuda":
             self.computed_on, self.libraries = described(self.transport, comm)
@@ -128,7 +129,7 @@ class Trainer:
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Compression(str(plan.wire_dtype)), comm)
         sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
-        exact = transport(group, network, sleeps=sleeps) if sums else None
+        exact = transport(group, network, sleeps=sleeps, beside=self.world) if sums else None
         status = mine.status if mine else None
         self.runner = StepRunner(replica, self.schedule, self.transport, control, status, rate, exact, self.world)
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
@@ -310,7 +311,12 @@ class Trainer:
         arena = self.runner.arena
         if arena.has_all_parameters:
             return arena.on_host(arena.parameters)
-        return gathered(arena, self.comm, arena.own_parameter_shards(), root)
+        return gathered(arena, self.comm, arena.packed(arena.kept_parameters, arena.shard_parameters), root)
+
+    def gradients(self) -> dict[str, NDArray[Any]]:
+        """The sums of the last step's gradients by name, as host arrays. Collective where they are divided."""
+        arena = self.runner.arena
+        return gathered(arena, self.comm, arena.packed(arena.kept_gradients, arena.shard_gradients))
 
     def whole_state(self) -> dict[str, NDArray[Any]]:
         """The replica's state in the order of its names, of all stages; collective where there are several."""

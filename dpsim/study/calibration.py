@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, parse_devices
+from dpsim.collective import Collective, group_layout, neighbours, parse_devices
 from dpsim.constraints import LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
-from dpsim.predict.cost import ORDERED_SUM_ALGORITHM
+from dpsim.predict.cost import ORDERED_SUM_ALGORITHM, SEND_ALGORITHM
 from dpsim.predict.formulas import fitted_links
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
@@ -46,8 +46,9 @@ class CalibrateConfig(Noun, frozen=True):
     (with its ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload`` the model's
     computation is emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``;
     ``compute_dtype`` is that of the model's operands. The collectives are those of ``strategy``, as far as an
-    algorithm has them. With ``sums`` ordered sums are measured too, as global
-    batch norm needs them. ``slowdown``: how much longer several devices compute is measured too, with the stand-in.
+    algorithm has them. With ``sums`` ordered sums are measured too, as global batch norm needs them. ``sends`` are the
+    device counts or layouts between whose neighbours messages are measured: those of pipelines, whose collectives are
+    on fewer ``devices``. ``slowdown``: how much longer several devices compute is measured too, with the stand-in.
     With another ``runtime`` the allreduces are those that PyTorch's DDP starts.
     """
 
@@ -64,13 +65,14 @@ class CalibrateConfig(Noun, frozen=True):
     compute_dtype: ComputeDtype = "float32"
     strategy: str = "data-parallel"
     sums: bool = False
+    sends: tuple[int | str, ...] = ()
     workload: Workload | None = None
     slowdown: bool = True
     runtime: Runtime = "dpsim"
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)
-        for what in ("devices", "algorithms", "overlaps"):
+        for what in ("devices", "algorithms", "overlaps", "sends"):
             values = getattr(self, what)
             if len(set(values)) != len(values):
                 raise ConfigError(f"{what} is {list(values)}", allowed="different values")
@@ -98,21 +100,34 @@ class CalibrateConfig(Noun, frozen=True):
 
     def layouts(self) -> list[tuple[int, str]]:
         """(devices, layout) of each of ``devices`` above 1, fewest devices first."""
-        return sorted(pair for pair in map(parse_devices, self.devices) if pair[0] > 1)
+        return _layouts(self.devices)
+
+    @property
+    def ranks(self) -> int:
+        """The ranks that take part."""
+        return max((devices for devices, _ in _layouts(self.devices + self.sends)), default=1)
+
+    def neighbours(self) -> dict[str, int]:
+        """Return the layouts of two devices between which messages are measured, and the rank to send to from rank 0.
+
+        The layout with the most devices comes last and decides on the rank.
+        """
+        return {
+            each: rank for devices, layout in _layouts(self.sends) for each, rank in neighbours(layout, devices).items()
+        }
 
     def collectives(self, number: int = 0) -> list[CalibratedCollective]:
         """Return what is measured, with nothing else running before during computation; ``number`` names this one."""
-        collectives = []
+        collectives, strategy = [], parse_strategy(self.strategy)
         for devices, layout in self.layouts():
             wire = self.wire_dtype or "float32"
             for algorithm in self.algorithms:
                 splits = ALGORITHMS.find(algorithm).has_reduce_scatter
-                kinds = parse_strategy(self.strategy).collectives
-                for kind in kinds if splits else ("allreduce",):
+                for kind in strategy.collectives if splits else ("allreduce",):
                     collective = Collective(
                         algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire, kind=kind
                     )
-                    overlaps = self.overlaps if kind != "all-gather" else ()
+                    overlaps = self.overlaps if kind != "all-gather" or strategy.gathers else ()
                     collectives += [
                         CalibratedCollective(collective=collective, overlap=overlap, calibration=number)
                         for overlap in ("", *overlaps)
@@ -122,13 +137,33 @@ class CalibrateConfig(Noun, frozen=True):
                     algorithm=ORDERED_SUM_ALGORITHM, devices=devices, layout=layout, kind="ordered-sum"
                 )
                 collectives.append(CalibratedCollective(collective=ordered, calibration=number))
+        for layout in self.neighbours():
+            send = Collective(algorithm=SEND_ALGORITHM, devices=2, layout=layout, kind="send")
+            collectives.append(CalibratedCollective(collective=send, calibration=number))
         return collectives
 
     def loads(self, number: int = 0) -> list[CalibratedLoad]:
         """Return the loads that are computed alone and on several devices at once."""
-        counts = dict.fromkeys(devices for devices, _ in self.layouts())
+        counts = dict.fromkeys(devices for devices, _ in _layouts(self.devices + self.sends))
         wanted = self.slowdown and self.workload is None
         return [CalibratedLoad(devices=count, calibration=number) for count in counts] if wanted else []
+
+
+def devices_to_calibrate(strategy: str, devices: Sequence[int | str]) -> dict[str, tuple[int | str, ...]]:
+    """Return the ``devices`` and ``sends`` of the calibration for a strategy on these device counts or layouts.
+
+    Where devices send messages, collectives are measured on those of one stage too.
+    """
+    parsed = parse_strategy(strategy)
+    if not parsed.sends:
+        return {"devices": tuple(devices)}
+    groups = [(layout, count // parsed.stage_count) for count, layout in map(parse_devices, devices)]
+    of_stages = [group_layout(layout, count) or count for layout, count in groups if count > 1]
+    return {"devices": tuple(dict.fromkeys([*devices, *of_stages])), "sends": tuple(devices)}
+
+
+def _layouts(tokens: Sequence[int | str]) -> list[tuple[int, str]]:
+    return sorted({pair for pair in map(parse_devices, tokens) if pair[0] > 1})
 
 
 def calibrated_machine(
@@ -218,10 +253,9 @@ def calibrate(config: CalibrateConfig, progress: Progress) -> Machine:
 
     Raises ``ConfigError`` for an unknown network or algorithm, ``CommunicationError`` where ranks fail.
     """
-    if not config.layouts():
+    if config.ranks < 2:
         raise ConfigError(f"calibrating devices {list(config.devices)}", allowed="at least one count above 1")
-    most = config.layouts()[-1][0]
-    measured = run("dpsim.study.runners.calibration:calibrate_on_ranks", config, most, progress)
+    measured = run("dpsim.study.runners.calibration:calibrate_on_ranks", config, config.ranks, progress)
     rows = Rows(codec.decode(plain, Series, "calibration") for plain in measured["rows"])
     selection = [codec.decode(plain, Selection, "calibration") for plain in measured["selection"]]
     return calibrated_machine(

@@ -174,7 +174,7 @@ class Declared:
         """The most devices that any of them needs."""
         counts = [devices for config in self.profiles.values() for devices, _ in config.cases]
         calibrations = [*self.calibrations.values(), *self.emulated.values()]
-        return max(counts + [devices for config in calibrations for devices, _ in config.layouts()])
+        return max(counts + [config.ranks for config in calibrations])
 
 
 def declared(needed: Needed) -> Declared:
@@ -323,10 +323,12 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
     most = max(settings, key=lambda setting: setting.plan.devices)
     model = models.load(first.model, dataset.input_shape, dataset.classes).replica()
     size = describe(model, first.model).gradient_bytes
-    tokens = dict.fromkeys(setting.plan.layout or setting.plan.devices for setting in settings)
+    collectives = [setting.plan.collective for setting in settings]
+    sending = [setting.plan for setting in settings if setting.plan.parallelism.sends]
+    strategies = (setting.plan.parallelism for setting in settings)
     return CalibrateConfig(
         network=first.network,
-        devices=tuple(tokens),
+        devices=tuple(dict.fromkeys(each.layout or each.devices for each in collectives)),
         algorithms=tuple(dict.fromkeys(setting.plan.algorithm for setting in settings)),
         overlaps=needed.overlaps,
         model=first.model,
@@ -336,6 +338,7 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
         wire_dtype=first.plan.wire_dtype,
         compute_dtype=first.plan.compute_dtype,
         sums=any(setting.plan.batch_norm != "local" for setting in settings),
-        strategy=max((setting.plan.parallelism for setting in settings), key=lambda each: len(each.collectives)).text,
+        sends=tuple(dict.fromkeys(plan.layout or plan.devices for plan in sending)),
+        strategy=max(strategies, key=lambda each: (len(each.collectives), each.gathers)).text,
         slowdown=False,
     )

@@ -18,7 +18,7 @@ from dpsim.harness import models
 from dpsim.machine import LEAST_SLOWDOWN, NODE, ComputeSlowdown
 from dpsim.plan import Plan
 from dpsim.progress import Progress
-from dpsim.runtime.describe import describe
+from dpsim.runtime.describe import describe, with_work_bytes
 from dpsim.study.cases import run
 from dpsim.study.rows import ProfiledBatch, Rows, Series
 from dpsim.study.scatter import later_error, median_error
@@ -86,10 +86,10 @@ class ProfileConfig(Noun, frozen=True):
 
 
 def bare_workload(config: ProfileConfig) -> Workload:
-    """Return the workload of a profile without its times: layers, tensors, sizes."""
+    """Return the workload of a profile without its times: layers, tensors, sizes, and what layers work in."""
     dataset = load_dataset(config.dataset, config.seed)
     replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
-    return describe(replica, f"{config.model} on {config.dataset}")
+    return with_work_bytes(describe(replica, f"{config.model} on {config.dataset}"), replica)
 
 
 def profiled_workload(config: ProfileConfig, bare: Workload, rows: Rows, profile: int = 0) -> Workload:

@@ -138,7 +138,7 @@ class ScriptTask(Noun, frozen=True):
         if self.inputs is not None:
             calibration = self.inputs.calibrations[self.place]
             members += self.inputs.profiles[self.place].cases
-            members.append((calibration.layouts()[-1][0], calibration))
+            members.append((calibration.ranks, calibration))
         return members
 
     @property

@@ -113,6 +113,10 @@ class FutureProgress:
     def enqueue(self) -> None:
         """The calling thread waits for all of them in ``finish``."""
 
+    def finish_until(self, count: int) -> None:
+        """Return when all of them have ended."""
+        self.finish()
+
     def finish(self) -> None:
         while self._under_way:
             self._under_way[0][2].wait()

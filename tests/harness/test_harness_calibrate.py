@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.machine import SCHEMA, Machine, Selection
 from dpsim.predict import collective_cost
-from dpsim.study.calibration import CalibrateConfig, calibrate
+from dpsim.study.calibration import CalibrateConfig, calibrate, devices_to_calibrate
 
 TINY = {"max_bytes": 5000, "seconds": 0.3}
 
@@ -147,3 +148,51 @@ def test_a_mistake_is_refused_before_anything_starts(given: dict[str, object], m
     with pytest.raises(ConfigError) as caught:
         calibrate(CalibrateConfig(**given), quiet)  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("network", "algorithm"), [("node", "auto"), ("paced:300us,100mbit", "ring")])
+def test_a_pipeline_has_a_table_of_messages_and_no_collectives_where_a_stage_has_one_device(
+    network: str, algorithm: str
+) -> None:
+    config = CalibrateConfig(
+        network=network,
+        devices=(1,),
+        sends=(2,),
+        algorithms=(algorithm,),
+        strategy="pipeline",
+        slowdown=False,
+        **TINY,  # type: ignore[arg-type]
+    )
+    machine = calibrate(config, quiet)
+    assert (machine.allreduce, machine.overlap, machine.link) == ((), (), None)
+    (table,) = machine.halves
+    assert (table.kind, table.devices, table.sizes_bytes[-1]) == ("send", 2, 5000)
+    if machine.emulated_network:
+        assert table.time_s[-1] >= 300e-6 + 5000 / 12.5e6
+
+
+def test_what_is_calibrated_follows_from_the_strategy() -> None:
+    assert devices_to_calibrate("zero1", (2, 4)) == {"devices": (2, 4)}
+    stages = {"devices": ("2x2", 4, "1x2", 2), "sends": ("2x2", 4)}
+    assert devices_to_calibrate("pipeline:stages=2", ("2x2", 4)) == stages
+    config = CalibrateConfig(sends=("2x4", 2), devices=(1,), strategy="pipeline")
+    assert config.neighbours() == {"": 1, "1x2": 1, "2x1": 4} and config.ranks == 8
+    beside = {
+        name: {each.collective.kind for each in CalibrateConfig(strategy=name).collectives() if each.overlap}
+        for name in ("zero1", "zero3")
+    }
+    assert beside["zero3"] - beside["zero1"] == {"all-gather"}
+
+
+@pytest.mark.slow
+def test_the_command_measures_messages_for_a_pipeline(
+    dpsim: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    output = tmp_path / "machine.json"
+    code, out, err = dpsim(
+        "calibrate", "--strategy", "pipeline", "--budget", "100ms", "--overlap", "poll", "--output", output
+    )
+    assert code == 0, err
+    assert "send between 2 devices" in out
+    machine = codec.read(output, Machine, "machine", SCHEMA)
+    assert {table.kind for table in machine.halves} == {"send"} and machine.allreduce

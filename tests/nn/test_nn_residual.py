@@ -15,7 +15,7 @@ from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Layer
 from dpsim.nn.layers import Conv2D, Dense, Dropout, Flatten, GlobalAveragePool, ReLU
-from dpsim.nn.residual import Subsample, residual
+from dpsim.nn.residual import Subsample, layers_read, residual
 from dpsim.nn.sample_norm import GroupNorm
 from dpsim.optimizer import Sgd
 from dpsim.replica import Batch
@@ -195,3 +195,14 @@ def test_the_resnet_learns_digits_in_two_epochs() -> None:
                 update(value.reshape(-1), flat[0], {"velocity": flat[1]}, Sgd(), 0.05, 1 / len(batch), 1)
     sums = network.evaluate(digits.test_x, digits.test_y)
     assert sums.correct / sums.samples > 0.88
+
+
+def test_the_other_branch_reads_the_layer_before_the_fork() -> None:
+    network = build_model("resnet20", (8, 8, 1), 3)
+    read = {spec.name: spec.depends_on for spec in network.layers if spec.depends_on is not None}
+    assert read["stage1.block1.join"] == ("relu1", "stage1.block1.bn2")
+    assert read["stage2.block1.swap"] == ("stage1.block3.relu2",)
+    assert read["stage2.block1.join"] == ("stage2.block1.bn2", "stage2.block1.subsample")
+    assert len(read) == 9 + 2
+    chain = residual("outer", [*residual("inner", [relu("relu")]), relu("last")])
+    assert layers_read(chain) == [None, None, None, ("outer.fork", "relu"), None, ("outer.fork", "last")]

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+from dpsim.errors import ConfigError
 from dpsim.nn.models import build_model
 from dpsim.predict.slowest import median_slowest
-from dpsim.replica import Batch, BatchSums, EmulatedCompute, Replica
+from dpsim.replica import Batch, BatchSums, Capabilities, EmulatedCompute, Replica
 from dpsim.runtime.describe import describe
-from dpsim.runtime.emulated import Clock, EmulatedReplica, step_factor
-from dpsim.workload import Workload
+from dpsim.runtime.emulated import Clock, EmulatedReplica, WorkloadReplica, step_factor
+from dpsim.workload import Layer, Tensor, Workload
 
 FORWARD_S, BACKWARD_S, READY_S, UPDATE_S, OVERHEAD_S = 1e-3, 2e-3, 0.5e-3, 4e-3, 3e-3
 SPREAD = (0.9, 1.0, 1.3)
@@ -55,6 +56,9 @@ class Heard:
 
     def backward_done(self, layer: int) -> None:
         self._add("backward", layer)
+
+    def recompute_done(self, layer: int) -> None:
+        self._add("recompute", layer)
 
 
 def model() -> Replica:
@@ -271,3 +275,92 @@ def test_the_median_slowest_is_that_of_independent_draws(devices: int) -> None:
     drawn = [max(step_factor(spread, 2, rank, number) for rank in range(devices)) for number in range(1500)]
     assert median_slowest(spread, devices) == pytest.approx(np.median(drawn), rel=0.02)
     assert median_slowest(workload(), devices) == 1.0
+
+
+def staged_workload() -> Workload:
+    """Layers whose outputs have 4, 8 and 12 values."""
+    layers = tuple(
+        Layer(
+            name=f"layer{number}",
+            forward_s=(FORWARD_S,),
+            backward_s=(BACKWARD_S,),
+            gradient_ready_s=(READY_S,),
+            tensors=(Tensor(name=f"layer{number}.weight", shape=(4, 4)),),
+            output_bytes_per_sample=16.0 * (1 + number),
+        )
+        for number in range(3)
+    )
+    return Workload(name="staged", local_batches=(2,), layers=layers, update_s=UPDATE_S, overhead_s=OVERHEAD_S)
+
+
+def a_stage(time: Time, first: int, stop: int) -> tuple[EmulatedReplica, dict[str, Any]]:
+    timed = staged_workload()
+    replica = EmulatedReplica(WorkloadReplica(timed), timed, seed=0, rank=0, clock=time.clock)
+    replica.take_stage(first, stop, 2)
+    initial = replica.initial_parameters(0)
+    names = [tensor.name for layer in timed.layers[first:stop] for tensor in layer.tensors]
+    gradients = {name: np.zeros_like(initial[name]) for name in names}
+    replica.bind({name: initial[name] for name in names}, gradients)
+    return replica, gradients
+
+
+def test_a_stage_waits_for_its_layers_and_hands_on_arrays_of_their_size() -> None:
+    time = Time()
+    replica, gradients = a_stage(time, 1, 3)
+    assert Capabilities.of(replica).staged is replica
+    heard = Heard(time)
+    x = np.zeros((2, *replica.boundary(0)[0]), replica.boundary(0)[1])
+    replica.forward_stage(0, batch(), x, heard)
+    replica.loss_stage(0, batch(), heard)
+    grad = replica.backward_stage(0, batch(), None, heard)
+    assert grad is not None and grad.shape == (2, 4) and grad.dtype == np.float32
+    expected = ["forward 1", "forward 2", "loss -1", "ready 2", "backward 2", "ready 1", "backward 1"]
+    assert [f"{what} {layer}" for what, layer in heard.events] == expected
+    assert time.now_s == pytest.approx(100 + OVERHEAD_S + 2 * (FORWARD_S + BACKWARD_S))
+    assert sorted(gradients) == ["layer1.weight", "layer2.weight"] and all(g.all() for g in gradients.values())
+    first, _ = a_stage(time, 0, 2)
+    y = first.forward_stage(1, batch(step=1), None, heard)
+    assert y.shape == (2, 8)
+    heard.events.clear()
+    before_s = time.now_s
+    first.recompute_stage(1, batch(step=1), heard)
+    assert heard.events == [("recompute", 0), ("recompute", 1)]
+    assert time.now_s - before_s == pytest.approx(2 * FORWARD_S)
+    assert first.backward_stage(1, batch(step=1), y, heard) is None
+    assert first.forward_stage(0, batch(0, step=1), None, heard).shape == (0, 8)
+
+
+def test_a_stage_goes_on_when_what_it_waits_for_has_arrived() -> None:
+    """The step's overhead passes meanwhile, and the update begins where computing ended."""
+    late_s = 10 * OVERHEAD_S
+    for arrived_s in (0.5 * OVERHEAD_S, late_s):
+        time = Time()
+        replica, _ = a_stage(time, 1, 3)
+        replica.step_begins(batch())
+        time.now_s += arrived_s
+        replica.resumes_at(time.now_s)
+        replica.forward_stage(0, batch(), None, Heard(time))
+        computed_s = 100 + max(OVERHEAD_S, arrived_s) + 2 * FORWARD_S
+        assert time.now_s == pytest.approx(computed_s)
+        replica.update_begins(0.0, 0.25)
+        replica.update_ends(0.25)
+        assert time.now_s == pytest.approx(computed_s + 0.25 * UPDATE_S)
+        replica.forward_stage(0, batch(step=1), None, Heard(time))
+        assert time.now_s == pytest.approx(computed_s + 0.25 * UPDATE_S + OVERHEAD_S + 2 * FORWARD_S)
+
+
+def test_the_next_step_begins_after_the_share_of_the_update() -> None:
+    time = Time()
+    replica, _ = a_stage(time, 1, 3)
+    replica.forward_stage(0, batch(), None, Heard(time))
+    computed_s = time.now_s
+    replica.update_begins(0.0, 0.5)
+    replica.forward_stage(0, batch(step=1), None, Heard(time))
+    assert time.now_s == pytest.approx(computed_s + 0.5 * UPDATE_S + OVERHEAD_S + 2 * FORWARD_S)
+
+
+def test_a_stage_that_hands_on_an_unknown_size_is_refused() -> None:
+    timed = workload()
+    replica = EmulatedReplica(WorkloadReplica(timed), timed, seed=0, rank=0)
+    with pytest.raises(ConfigError, match=r"dense1.*unknown size(.|\n)*dpsim profile"):
+        replica.take_stage(2, 4, 1)

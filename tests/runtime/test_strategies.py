@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from dpsim import codec
+from dpsim.lowering.stages import possible_cuts
+from dpsim.nn import build_model
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
+from dpsim.runtime.describe import describe
 
 OnRanks = Callable[..., Any]
 STEPS = 3
 PACED = "paced:50us,1gbit"
 FLAT, PICTURES = "synthetic:6x5x1,classes=3,train=48,test=10", "synthetic:8x8x3,classes=3,train=48,test=10"
 MODELS = {
-    "mlp": ("mlp:16,9,12", FLAT),
+    "mlp": ("mlp:16,9,12,11,10,9,8", FLAT),
     "dropout": ("mlp:16,9,12,dropout=0.3", FLAT),
     "cnn": ("cnn:4,6,dropout=0.2", PICTURES),
     "resnet20": ("resnet20", PICTURES),
@@ -91,6 +94,17 @@ def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks)
             for one, outcome in zip(every, outcomes, strict=True):
                 for what in ("digest", "losses", "evaluated"):
                     assert outcome[what] == plain[what], (one["name"], what)
+
+
+@pytest.mark.parametrize("token", ["mlp:16,9,12", "cnn:4,6,dropout=0.2", "resnet20"])
+def test_a_network_computes_every_stage_that_a_pipeline_may_cut(token: str) -> None:
+    shape = (1, 8, 1) if token.startswith("mlp") else (8, 8, 3)
+    layers = len(build_model(token, shape, 3).layers)
+    cuts = possible_cuts(describe(build_model(token, shape, 3), "model"))
+    assert cuts
+    for cut in cuts:
+        for first, stop in ((0, cut), (cut, layers)):
+            build_model(token, shape, 3).take_stage(first, stop, 2)
 
 
 def test_a_device_has_memory_for_its_part_alone(on_ranks: OnRanks) -> None:

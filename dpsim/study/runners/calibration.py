@@ -15,14 +15,14 @@ from dpsim.collective import node_counts
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
-from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
+from dpsim.comm.group import first_ranks, group_of, quiet_barrier, quiet_start
 from dpsim.comm.networks import transport
 from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.progress import BucketAllreduce
 from dpsim.comm.progress import Progress as AllreduceProgress
 from dpsim.comm.progress import progress as overlap_mechanism
 from dpsim.comm.selection import select, sizes
-from dpsim.comm.transport import Transport
+from dpsim.comm.transport import Transport, wait
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
 from dpsim.progress import Progress
@@ -112,6 +112,8 @@ class IdleTable(CollectiveTable):
 
     def _collective(self, buffer: Array) -> Callable[[], object]:
         collective = self.subject.collective
+        if collective.kind == "send":
+            return functools.partial(_ping_pong, self.link, buffer)
         if collective.kind == "ordered-sum":  # a sum for which every rank waits
             plan = Plan(devices=self.link.size, global_batch=self.link.size)
             return functools.partial(ordered_sum(self.link, plan_partial_sums(plan)), [buffer])
@@ -119,14 +121,21 @@ class IdleTable(CollectiveTable):
 
     def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
         seconds: dict[int, list[float]] = {size: [] for size in order}
+        messages = 2 if self.subject.collective.kind == "send" else 1
         for _ in range(_IDLE_SAMPLES):
             for size in order:
                 buffer, run = self._prepared[size]
                 buffer[...] = 1.0
                 start_s = _start(self.group, self.link)
                 run()
-                seconds[size].append(now() - start_s)
+                seconds[size].append((now() - start_s) / messages)
         return {TIME_S: seconds}
+
+
+def _ping_pong(link: Transport, buffer: Array) -> None:
+    """A message from rank 0 to rank 1, and then one back."""
+    for sender in (0, 1):
+        wait(link, [link.send(buffer, 1 - sender) if link.rank == sender else link.receive(buffer, sender)])
 
 
 class LoadedTable(CollectiveTable):
@@ -261,7 +270,7 @@ def calibrators(
                 selected[devices] = select(group) or Selection.usual(devices)
             for subject in config.collectives(number):
                 of = subject.collective
-                if (of.devices, of.layout) != (devices, layout):
+                if of.kind == "send" or (of.devices, of.layout) != (devices, layout):
                     continue
                 selection = selected.get(devices) if of.algorithm == "auto" else None
                 link = transport(group, network, per_node, selection, sleeps=emulated)
@@ -270,6 +279,15 @@ def calibrators(
                     tables.append(idle)
                 else:
                     tables.append(LoadedTable(idle, link, subject, load, config))
+        quiet_barrier(comm)
+        visited.append(_OnGroup(comm, tables))
+    sends = [subject for subject in config.collectives(number) if subject.collective.kind == "send"]
+    for subject in sends:
+        layout = subject.collective.layout
+        pair, tables = group_of(comm, (0, config.neighbours()[layout])), []
+        if pair is not None:
+            link = transport(pair, network, node_counts(layout, 2)[1], sleeps=emulated)
+            tables.append(IdleTable(pair, link, subject, config, rows, parts))
         quiet_barrier(comm)
         visited.append(_OnGroup(comm, tables))
     return visited, list(selected.values())
@@ -296,7 +314,7 @@ def until_known(seconds: float, most_rounds: float = math.inf, least_rounds: int
 def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
     """Calibrate one ``CalibrateConfig`` on running ranks; rank 0 returns rows and selections (plain values)."""
     config, rows = codec.decode(argument, CalibrateConfig, "calibration"), Rows()
-    counts = " and ".join(layout or str(devices) for devices, layout in config.layouts())
+    counts = " and ".join(map(str, dict.fromkeys(config.devices + config.sends)))
     report(
         f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}: {config.seconds:g}"
         f" s, up to {2 * config.seconds:g} s where the machine is disturbed"

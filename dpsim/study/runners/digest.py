@@ -63,16 +63,16 @@ class _Run:
     def tensors(self) -> dict[str, Array]:
         """Return all tensors by name, in the order in which a step makes them: statistics, then layers backwards.
 
-        Collective where optimizer state is sharded.
+        Collective where a rank does not have everything.
         """
-        runner = self.trainer.runner
-        optimizer_state = self.trainer.optimizer_state()
-        tensors = {f"state/{name}": value for name, value in self.replica.state().items()}
+        trainer = self.trainer
+        parameters, optimizer_state, state = trainer.parameters(), trainer.optimizer_state(), trainer.whole_state()
+        tensors = {f"state/{name}": state[name] for name in trainer.model_state}
         for layer in reversed(self.replica.layers):
             for tensor in layer.tensors:
                 for name, views in optimizer_state.items():
                     tensors[f"optimizer/{name}/{tensor.name}"] = views[tensor.name]
-                tensors[f"parameters/{tensor.name}"] = runner.parameters[tensor.name]
+                tensors[f"parameters/{tensor.name}"] = parameters[tensor.name]
         return tensors
 
     def train(self) -> RunOutcome:
@@ -93,9 +93,9 @@ class _Run:
                 updates.step()
         if case.until:
             arrays = tensors | samples.gathered(self.comm)
-            arrays |= {f"gradients/{name}": value for name, value in trainer.runner.gradients.items()}
+            arrays |= {f"gradients/{name}": value for name, value in trainer.gradients().items()}
         else:
-            arrays |= {f"parameters/{name}": value for name, value in trainer.runner.parameters.items()}
+            arrays |= {f"parameters/{name}": value for name, value in trainer.parameters().items()}
         if case.file and self.comm.rank == 0:
             np.savez(case.file, **arrays)  # type: ignore[arg-type]
         inputs = updates.drift_inputs(case.plan, normalises=bool(self.replica.state())) if updates else None
