@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
+import msgspec
+
 from dpsim.codec import Noun
 from dpsim.collective import CollectiveKind
 from dpsim.errors import ConfigError, unknown
@@ -31,6 +33,16 @@ class Strategy(Noun, frozen=True):
     shards_gradients: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     whole_micro_batches: ClassVar[bool] = False
+
+    @classmethod
+    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
+        """Return the settings that are compared where the best ones are asked for; layers bound the stages."""
+        return (cls(),)
+
+    @property
+    def recomputing(self) -> Strategy | None:
+        """The same with activations that are computed again instead of kept; ``None`` where no setting says so."""
+        return None
 
     @property
     def stage_count(self) -> int:
@@ -117,6 +129,10 @@ class Zero3(Strategy, frozen=True):
     def __post_init__(self) -> None:
         _at_least(self, "prefetch", 0)
 
+    @classmethod
+    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
+        return tuple(cls(prefetch=prefetch, reshard=reshard) for reshard in (True, False) for prefetch in (1, 2))
+
 
 class Pipeline(Strategy, frozen=True):
     """Layers are divided into ``stages`` of neighbours; the micro-batches of a step (``accumulate``) flow through them.
@@ -139,6 +155,25 @@ class Pipeline(Strategy, frozen=True):
 
     def __post_init__(self) -> None:
         _at_least(self, "stages", 1)
+
+    @classmethod
+    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
+        """Return each number of stages that fills the devices evenly, with and without shards.
+
+        Where there is none it is 2, which a plan refuses by name. The order is 1f1b: gpipe has the same bubble, and
+        keeps the activations of as many micro-batches or more. With one device a stage there is nothing to shard.
+        """
+        stages = [number for number in range(2, min(devices, layers) + 1) if devices % number == 0] or [2]
+        return tuple(
+            cls(stages=number, shard=shard)
+            for number in stages
+            for shard in (False, True)
+            if number < devices or not shard
+        )
+
+    @property
+    def recomputing(self) -> Strategy | None:
+        return None if self.recompute else msgspec.structs.replace(self, recompute=True)
 
     @property
     def stage_count(self) -> int:

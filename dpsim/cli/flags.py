@@ -261,6 +261,16 @@ def threshold(text: str) -> float:
     return size_bytes
 
 
+def memory(text: str) -> float:
+    """The bytes of ``--memory``. Raises ``ConfigError``."""
+    from dpsim.units import parse_size
+
+    size_bytes = parse_size(text)
+    if not size_bytes:
+        raise ConfigError(f"--memory is {text!r}", allowed="more than 0 bytes, like 16GiB")
+    return size_bytes
+
+
 def budget(text: str | None) -> float | None:
     """The seconds of a budget like ``90s`` or ``2min``; a bare number is in seconds. Raises ``ConfigError``."""
     from dpsim.units import parse_duration

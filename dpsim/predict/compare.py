@@ -61,19 +61,25 @@ def choose_overlap(
     of each device count or layout, averaged over these; see ``recommended`` for the choice. Plans of one device do not
     count: ``("off", {})`` where there are no others.
 
-    Without ``mechanisms`` they are off, inline and those that the machine has overlap tables of for these algorithms. A
-    machine without any overlap table (published figures, GPUs) is assumed to overlap at no cost: ``thread`` alone.
+    Without ``mechanisms`` they are ``known_mechanisms``.
     """
     several = [plan for plan in plans if plan.devices > 1]
     if not several:
         return "off", {}
-    if mechanisms is None:
-        algorithms = {machine.priced(plan.collective).algorithm for plan in several}
-        measured = {table.overlap for table in machine.overlap if table.algorithm in algorithms}
-        mechanisms = ["off", "inline", *measured] if machine.overlap else ["thread"]
-    ordered = sorted(mechanisms, key=lambda name: OVERLAPS.index(name) if name in OVERLAPS else -1)
+    ordered = known_mechanisms(machine, several) if mechanisms is None else mechanisms
+    ordered = sorted(ordered, key=lambda name: OVERLAPS.index(name) if name in OVERLAPS else -1)
     steps = {name: _fastest(workload, machine, several, name) for name in ordered}
     return recommended(steps), steps
+
+
+def known_mechanisms(machine: Machine, plans: Sequence[Plan]) -> Sequence[str]:
+    """Return off, inline and the overlaps that the machine has tables of for the algorithms of these plans.
+
+    A machine without any overlap table (published figures, GPUs) is assumed to overlap at no cost: ``thread`` alone.
+    """
+    algorithms = {machine.priced(plan.collective).algorithm for plan in plans}
+    measured = {table.overlap for table in machine.overlap if table.algorithm in algorithms}
+    return [name for name in OVERLAPS if name in {"off", "inline", *measured}] if machine.overlap else ["thread"]
 
 
 def _fastest(workload: Workload, machine: Machine, plans: Sequence[Plan], overlap: str) -> float:

@@ -192,21 +192,28 @@ def predict_one(
     workload: Workload, machine: Machine, devices: int | str, thresholds: Sequence[float], **settings: Any
 ) -> Prediction:
     """Return the prediction that ``predict_points`` makes of one setting. Raises ``ConfigError``."""
-    plans = _planned(workload, machine, [devices], thresholds, **settings).plans
-    if len(plans) > 1:
+    return predict(workload, machine, plan_one(workload, machine, devices, thresholds, **settings)[0])
+
+
+def plan_one(
+    workload: Workload, machine: Machine, devices: int | str, thresholds: Sequence[float], **settings: Any
+) -> tuple[Plan, Told]:
+    """Return the plan of one setting, and what the workload's script told of it. Raises ``ConfigError``."""
+    planned = _planned(workload, machine, [devices], thresholds, **settings)
+    if len(planned.plans) > 1:
         raise ConfigError(
-            f"{len(plans)} settings in one prediction",
+            f"{len(planned.plans)} settings in one prediction",
             allowed="one rule, algorithm, batch and threshold",
             remedy="dpsim.predict.predict_points predicts several",
         )
-    return predict(workload, machine, next(iter(plans)))
+    return next(iter(planned.plans)), planned.told
 
 
 class _Planned(NamedTuple):
     """The plans of all points, each with that of one device which it is compared with, and the settings told."""
 
     plans: dict[Plan, Plan]
-    told: _Told
+    told: Told
     weak: bool
 
 
@@ -256,7 +263,7 @@ def _plan(variant: Mapping[str, Any], devices: int, layout: str, threshold: floa
     return Plan(devices=devices, layout=layout, fusion_threshold_bytes=threshold, **fields)
 
 
-class _Told(NamedTuple):
+class Told(NamedTuple):
     """The settings that hold where a script may have told DDP some: its words, and what it told that has no price."""
 
     fields: dict[str, Any]
@@ -265,7 +272,7 @@ class _Told(NamedTuple):
     unpriced: tuple[str, ...] = ()
 
 
-def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]) -> _Told:
+def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]) -> Told:
     """Return what was given; for the rest what the workload's script told DDP, or a default."""
     ddp, fields = workload.ddp, {name: given[name] for name in _FIRST if name in given}
     normalises = any(layer.batch_norm_channels for layer in workload.layers)
@@ -276,7 +283,7 @@ def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]
             remedy="add batch_norm_channels to those layers, or leave --batch-norm out",
         )
     if ddp is None:
-        return _Told({"fusion_rule": "tarantella"} | fields | given)
+        return Told({"fusion_rule": "tarantella"} | fields | given)
     taken, cap, sent = list[str](), None if thresholds else ddp.bucket_cap_bytes, ddp.wire_dtype
     told: dict[str, Any] = {"fusion_rule": ddp.bucket_rule if thresholds else ddp.fusion_rule}
     if "fusion_rule" not in given:
@@ -297,7 +304,7 @@ def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]
         else:
             unpriced += (f"the script's {ddp.communication_hook} sends {sent}, which this algorithm cannot",)
     words = f"as the script told DDP: {', '.join(taken)}; a flag overrides it" if taken else ""
-    return _Told(told | fields | given, cap, words, unpriced)
+    return Told(told | fields | given, cap, words, unpriced)
 
 
 def _check(overlap: str, given: Mapping[str, Any]) -> None:

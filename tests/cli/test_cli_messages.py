@@ -74,7 +74,7 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
     ("command", "given", "more"),
     [
         ("trian", "unknown command 'trian'", "did you mean 'train'?"),
-        ("nonsense", "unknown command 'nonsense'", "allowed: bench, calibrate, compare, doctor, estimate"),
+        ("nonsense", "unknown command 'nonsense'", "allowed: advise, bench, calibrate, compare, doctor, estimate"),
         ("sweep fusion-treshold", "unknown command 'fusion-treshold'", "did you mean 'fusion-threshold'?"),
         ("train --modle cnn", "unknown flag '--modle'", "did you mean '--model'?"),
         ("train --xyzzy=3", "unknown flag '--xyzzy'", "--global-batch"),

@@ -26,6 +26,7 @@ EACH = {
     "profile": "",
     "calibrate": "",
     "predict": f"{FILES} --devices 2,4",
+    "advise": f"{FILES} --devices 4",
     "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
     " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",
@@ -84,6 +85,7 @@ VALUES = {
 """Values of flags whose type does not say one that every command takes."""
 _GLOBAL, _LOCAL = "64,128,256", "8,16,32"
 OF_COMMAND = {
+    "advise --memory": "16GiB",
     "train --trust-coefficient": "1e-3 --optimizer lars",
     "train --checkpoint-every": "5 --checkpoint saved",
     "train --elastic": "--reproducible --checkpoint saved",

@@ -1,0 +1,84 @@
+"""``dpsim advise``: which strategy pays for a workload on a machine, from files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dpsim.algorithms import ALGORITHMS
+from dpsim.cli import flags, show
+from dpsim.cli.predict import MachineFlags
+from dpsim.registry import listed
+
+EXAMPLES = """\
+Examples:
+  dpsim advise --workload w.json --machine m.json --devices 8
+  dpsim advise --workload w.json --machine m.json --devices 8
+    --global-batch 256 --optimizer adamw --memory 16GiB
+  dpsim advise --workload w.json --machine m.json --devices 2x4 --all"""
+
+
+class TrainingFlags(flags.Flags, of="global_batch fusion_rule algorithm batch_norm wire_dtype optimizer"):
+    """The flags of what all plans have in common."""
+
+    global_batch: int | None = flags.flag("Samples per step, over all devices (the largest profiled on each).")
+    algorithm: str | None = flags.flag(f"One of {listed(ALGORITHMS)}.")
+
+
+def advise(
+    *,
+    workload: Annotated[Path, Parameter(help="A workload file from dpsim profile.")],
+    machine: Annotated[Path, Parameter(help="A machine file from dpsim calibrate.")],
+    devices: Annotated[str, Parameter(help="Number of devices, or a layout: 2x4.")],
+    training: TrainingFlags,
+    leaves: flags.LeafFlags,
+    stated: MachineFlags,
+    memory: Annotated[
+        str | None, Parameter(help="Memory of a device, like 16GiB (the machine file's memory_bytes).")
+    ] = None,
+    every: Annotated[
+        bool, Parameter(name="--all", negative="", show_default=False, help="Show every plan that is compared.")
+    ] = False,
+    json: flags.Json = False,
+) -> None:
+    """Rank strategies by their predicted step, and say which fit in memory; needs no MPI.
+
+    Each strategy is priced with its settings, micro-batches, fusion thresholds
+    and overlaps, at one global batch. The table shows the best of each.
+    """
+    import msgspec
+
+    from dpsim import machine as machines
+    from dpsim import workload as workloads
+    from dpsim.optimizer import Sgd, changed
+    from dpsim.predict.advise import advise
+    from dpsim.predict.cautions import cautions
+    from dpsim.predict.defaults import for_prediction
+    from dpsim.report import advice as report
+    from dpsim.report.words import interval_sentence
+
+    profiled, (number, layout) = workloads.read(workload), flags.layout(devices)
+    known = for_prediction(profiled, stated.of(profiled, machines.read(machine), [number]), [number])
+    if memory is not None:
+        known = msgspec.structs.replace(known, memory_bytes=flags.memory(memory))
+    fields = training.values() | leaves.values()
+    if "optimizer" in fields:
+        fields["optimizer"] = changed(Sgd(), fields["optimizer"], {})
+    advice = advise(profiled, known, layout or number, every=every, **fields)
+    points, summary = report.records(advice, every=every), report.summary(advice, profiled)
+    notes = [*advice.told.unpriced, *cautions(known, [each.candidate.plan for each in advice.choices], profiled)]
+    if json:
+        show.print_json("advise", points, summary | {"cautions": notes})
+        return
+    if sentence := report.nothing_fits(advice):
+        print(sentence)
+    batch = advice.plain.candidate.plan.global_batch
+    show.table(report.columns(advice), points, title=f"{profiled.name} on {devices} devices, global batch {batch}")
+    for sentence in report.sentences(advice, profiled):
+        print(sentence)
+    predicted = advice.choices[0].prediction
+    interval = interval_sentence(predicted.interval_level, predicted.interval_studies)
+    for sentence in [interval, *filter(None, [advice.told.sentence]), *notes]:
+        print(f"Note: {sentence}.")
