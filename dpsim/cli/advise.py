@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
 from dpsim.cli.predict import MachineFlags
+from dpsim.errors import ConfigError
 from dpsim.registry import listed
+
+if TYPE_CHECKING:
+    from dpsim.machine import Machine
+    from dpsim.predict.advise import Advice
 
 EXAMPLES = """\
 Examples:
   dpsim advise --workload w.json --machine m.json --devices 8
   dpsim advise --workload w.json --machine m.json --devices 8
     --global-batch 256 --optimizer adamw --memory 16GiB
-  dpsim advise --workload w.json --machine m.json --devices 2x4 --all"""
+  dpsim advise --workload w.json --machine m.json --devices 2x4 --all
+  dpsim advise --workload w.json --machine m.json --devices 2
+    --measure --model mlp:64x20"""
+MEASURED = 3
+"""How many of the best strategies are measured, beside plain data parallelism."""
+
+
+class MeasureFlags(flags.Flags, of="model dataset"):
+    """The flags of measuring what is advised."""
+
+    measure: bool = flags.flag(
+        "Also measure the three best that fit, and plain data parallelism, in turns on this machine. Needs --model.",
+        default=False,
+    )
+    output: Path | None = flags.flag("Folder of the report of --measure [reports/advised, or the next that is free].")
 
 
 class TrainingFlags(flags.Flags, of="global_batch fusion_rule algorithm batch_norm wire_dtype optimizer"):
@@ -35,6 +55,7 @@ def advise(
     training: TrainingFlags,
     leaves: flags.LeafFlags,
     stated: MachineFlags,
+    measured: MeasureFlags,
     memory: Annotated[
         str | None, Parameter(help="Memory of a device, like 16GiB (the machine file's memory_bytes).")
     ] = None,
@@ -59,6 +80,12 @@ def advise(
     from dpsim.report import advice as report
     from dpsim.report.words import interval_sentence
 
+    if measured.measure and (json or "model" not in measured.values()):
+        raise ConfigError(
+            "--measure with --json" if json else "--measure without --model: a workload file is not what is trained",
+            allowed="--measure with --model, and without --json",
+            remedy="add --model, of the model that was profiled; the report of --measure has files for programs",
+        )
     profiled, (number, layout) = workloads.read(workload), flags.layout(devices)
     known = for_prediction(profiled, stated.of(profiled, machines.read(machine), [number]), [number])
     if memory is not None:
@@ -82,3 +109,17 @@ def advise(
     interval = interval_sentence(predicted.interval_level, predicted.interval_studies)
     for sentence in [interval, *filter(None, [advice.told.sentence]), *notes]:
         print(f"Note: {sentence}.")
+    if measured.measure:
+        _measure(advice, known, measured)
+
+
+def _measure(advice: Advice, machine: Machine, given: MeasureFlags) -> None:
+    """Measure the best strategies that fit beside plain data parallelism, and print what came of it."""
+    from dpsim.cli.sweep import run
+    from dpsim.harness.sweep.experiment import experiment_of_plans
+
+    fitting = [each.candidate for each in advice.choices if each.candidate.memory.fits is not False]
+    plans = list(dict.fromkeys([each.plan for each in fitting[:MEASURED]] + [advice.plain.candidate.plan]))
+    waits = machine.emulated_network and max(plan.devices for plan in plans) > (machine.cores or math.inf)
+    base = given.values() | {"network": machine.network} | ({"compute": "emulated"} if waits else {})
+    run(experiment_of_plans("advised", plans, **base), given.output, command="advise")

@@ -96,6 +96,10 @@ class SweepFlags(
         check_question(experiment, question)
         return experiment
 
+    def run(self, experiment: Experiment, command: str) -> Comparison:
+        """Run a sweep and print its result."""
+        return run(experiment, self.output, json=self.json, verbose=self.verbose, command=command)
+
     def changed(self, base: Experiment, values: dict[str, Any]) -> Experiment:
         """Return ``base`` with other values of its fields and its settings', and with its budget."""
         import msgspec
@@ -126,7 +130,7 @@ def fusion_threshold(*, given: ThresholdFlags) -> None:
     page to open is index.html in the folder of the report.
     """
     base = given.declared("fusion-threshold")
-    _run(given.changed(base, given.values()), given, command="sweep fusion-threshold")
+    given.run(given.changed(base, given.values()), "sweep fusion-threshold")
 
 
 class DevicesFlags(SweepFlags, of="global_batch fusion_threshold_bytes overlap batch_norm"):
@@ -161,7 +165,7 @@ def devices(
     if steps is not None:
         check_steps(steps)
         values["steps"] = steps
-    comparison = _run(given.changed(base, values), given, command="sweep devices")
+    comparison = given.run(given.changed(base, values), "sweep devices")
     return 1 if comparison.identical is False else 0
 
 
@@ -184,7 +188,7 @@ def local_batch(*, given: LocalBatchFlags) -> None:
     """
     base = given.declared("local-batch")
     values = given.values() | flags.provided(target_loss=given.target_loss)
-    _run(given.changed(base, values | _batches(base, given.scaling, values)), given, command="sweep local-batch")
+    given.run(given.changed(base, values | _batches(base, given.scaling, values)), "sweep local-batch")
 
 
 class BatchNormFlags(SweepFlags, of="norms local_batch... global_batch... scaling overlap"):
@@ -220,7 +224,7 @@ def batch_norm(*, given: BatchNormFlags) -> None:
     if norms is not None:
         cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
         experiment = replace(experiment, **(cleared | {"cases": norm_cases(experiment, norms)}))
-    _run(experiment, given, command="sweep batch-norm")
+    given.run(experiment, "sweep batch-norm")
 
 
 class FileFlags(SweepFlags, of="global_batch"):
@@ -256,7 +260,7 @@ def _of_file(
         )
     flags.writable(given.output, folder=True, inputs=(file,))
     experiment = given.changed(read_experiment(file), given.values())
-    comparison = _run(experiment, given, command="sweep")
+    comparison = given.run(experiment, "sweep")
     return 1 if comparison.identical is False else 0
 
 
@@ -305,19 +309,21 @@ def _batches(base: Experiment, scaling: str | None, given: Mapping[str, Any]) ->
     return {"local_batch": None, "global_batch": None} | {f"{kept_as}_batch": values}
 
 
-def _run(experiment: Experiment, common: SweepFlags, *, command: str) -> Comparison:
-    """Run a sweep and print its result."""
+def run(
+    experiment: Experiment, output: Path | None, *, command: str, json: bool = False, verbose: bool = False
+) -> Comparison:
+    """Run a sweep and print its result. Without ``output`` its folder is the next that is free."""
     from dpsim.harness.sweep.sweep import free_folder, sweep
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.saved import points, summary
     from dpsim.report.sweep.summary import Summary
 
-    folder = common.output if common.output is not None else free_folder(Path("reports"), experiment)
+    folder = output if output is not None else free_folder(Path("reports"), experiment)
     with show.progress() as progress:
         swept = sweep(experiment, folder, progress)
-    if common.json:
+    if json:
         show.print_json(command, points(swept), summary(swept))
     else:
-        tables = [for_terminal(swept.comparison)] * common.verbose
+        tables = [for_terminal(swept.comparison)] * verbose
         show.rich(*tables, Summary(comparison=swept.comparison, folder=folder))
     return swept.comparison
