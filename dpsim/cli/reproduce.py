@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpsim.cli import flags, show
-from dpsim.strategy import described
 
 EXAMPLES = """\
 Examples:
@@ -39,7 +38,7 @@ class ReproduceFlags(
     against: Path | None = flags.flag("Compare with the record in this folder, from an earlier dpsim reproduce.")
     across_machines: bool = flags.flag("With --against: allow a record from another type of machine.", default=False)
     output: Path | None = flags.flag("Folder for the record with all digests, and the report.")
-    strategy: str | None = flags.flag(f"all, or a list of {described()} (data-parallel).")
+    strategy: str | None = flags.flag("all, or a list of strategies as dpsim train has them (data-parallel).")
     json: flags.Json = False
 
 

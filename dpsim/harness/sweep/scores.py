@@ -98,7 +98,7 @@ def exposed_score(points: Sequence[ComparedPoint]) -> Score:
     """Score the errors of exposed communication: (predicted - measured) / measured step time, for model and nulls."""
     nulls = {
         name: [(p.null_exposed_s[name] - p.exposed_communication_s) / p.measured_step_s for p in points]
-        for name in points[0].null_exposed_s
+        for name in _common_nulls(points)
     }
     model = [(p.predicted_exposed_communication_s - p.exposed_communication_s) / p.measured_step_s for p in points]
     return score(model, nulls)
