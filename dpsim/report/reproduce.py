@@ -342,11 +342,12 @@ def _counts_table(record: ReproduceRecord) -> Table:
         Column(head="digest", cell=lambda runs: digest(runs, "digest"), left=True),
         Column(head="losses", cell=lambda runs: digest(runs, "losses_digest"), left=True),
     )
+    over = "strategies, " if len({run.plan.strategy for run in record.runs}) > 1 else ""
     return table(
         title="Digests by number of devices",
         columns=columns,
         sections=sections,
-        note="Over strategies, thresholds, algorithms and overlaps. Digests are shown where all runs have the same.",
+        note=f"Over all {over}thresholds, algorithms and overlaps. The digest is shown where all runs have the same.",
     )
 
 

@@ -32,7 +32,6 @@ GOOD = Emulation(lateness_s=1e-5, lateness_p95_s=1e-3, lateness_most_s=2e-3, fre
     [
         ({"network": "node"}, "emulated compute on the network node"),
         ({"compute": "imagined"}, "compute"),
-        ({"strategy": "zero1"}, "strategy is zero1 with emulated compute"),
         ({"leaves": 8}, "leaves is 8 with emulated compute"),
         ({"model": "cnn", "leaves": 8, "batch_norm": "leaf"}, "leaves is 8 with emulated compute"),
     ],
