@@ -13,7 +13,8 @@ from dpsim.lowering.builder import Builder
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict import memory
-from dpsim.predict.simulate import MODES, Operations, Prices, simulate
+from dpsim.predict.queue import MODES
+from dpsim.predict.simulate import Operations, Prices, simulate
 from dpsim.predict.step import PricedStep, price, scheduled
 from dpsim.schedule import (
     ALL_GATHER_EVENT,
@@ -108,13 +109,9 @@ def test_classes_that_wait_for_each_other_are_refused() -> None:
 
 def slow(bandwidth: float) -> Machine:
     sizes = (4, 400, 40000)
-    times = tuple(size / bandwidth for size in sizes)
-    tables = [
-        AllreduceCost(
-            algorithm="ring", devices=2, sizes_bytes=sizes, time_s=tuple(s / bandwidth for s in sizes), kind=k
-        )  # type: ignore[arg-type]
-        for k in ("reduce-scatter", "all-gather")
-    ]
+    fields: dict[str, Any] = {"algorithm": "ring", "devices": 2, "sizes_bytes": sizes}
+    fields["time_s"] = tuple(size / bandwidth for size in sizes)
+    tables = [AllreduceCost(kind=kind, **fields) for kind in get_args(CollectiveKind)[1:3]]
     return Machine(name="m", halves=tuple(tables), link=FREE)
 
 
