@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpsim.collective import CollectiveKind
 from dpsim.lowering.builder import Builder
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.plan import Plan
