@@ -130,8 +130,8 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
         agreement = sums_curve(machine, everybody)
     overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
-    fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages), np.float64)
-    updates = np.array([update_s * waits * share for share in _shares_of_parameters(schedule)])
+    updates = [update_s * waits * share for share in _shares_of_parameters(schedule)]
+    fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages, *updates), np.float64)
     curves = (idle, overlapped, gather, gather_beside, sums, agreement)
     points = [curve.points for curve in curves]
     if factors is not EXACT:
@@ -144,14 +144,14 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     seconds = messages.seconds * factors.network if several else messages.seconds
     first, second, third, fourth, fifth, sixth = points
     costs = first, second, third, fourth, fifth, sixth
-    prices = Prices(layers, announces, fixed, updates, *costs, seconds, messages.copied)
+    prices = Prices(layers, announces, fixed, *costs, seconds, messages.copied)
     known_curves = curves[: 4 if strategy.gathers else 3]
     known = max(curve.first_bytes for curve in known_curves), min(curve.last_bytes for curve in known_curves)
     waiting_s = _NO_WAITING
     if waits > 1:
         part = 1 - 1 / waits
         forward_s, backward_s = (part * plan.accumulate * float(layers[row].sum()) for row in (0, 1))
-        waiting_s = forward_s, backward_s, part * float(updates.max()), part * float(fixed[0])
+        waiting_s = forward_s, backward_s, part * max(updates), part * float(fixed[0])
     extrapolated = beyond or messages.extrapolated or workload.extrapolated(samples)
     return Priced(prices, known, extrapolated, waiting_s)
 

@@ -78,8 +78,8 @@ def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> 
 
 class Prices(NamedTuple):
     """Seconds: ``layers`` (5, L) forward, backward, gradient, and the launches of forward and of backward;
-    ``announces`` (L) which layers have tensors; ``fixed`` (3) overhead_s, poll_s, rounds; ``updates`` (classes);
-    ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` and
+    ``announces`` (L) which layers have tensors; ``fixed`` (3 + classes) overhead_s, poll_s, rounds, and update_s of
+    each class; ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` and
     ``overlapped_gather`` of what brings parameters together, ``sums`` (2, K) of the sums for which computation stops,
     and ``agreement`` of those of all classes. ``messages`` (operations) is what each send takes, and ``copied`` whether
     its receiver does the work; both are empty where there is one class."""
@@ -87,7 +87,6 @@ class Prices(NamedTuple):
     layers: Any
     announces: Any
     fixed: Any
-    updates: Any
     idle: Any
     overlapped: Any
     gather: Any
@@ -143,7 +142,7 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
 
     Raises ``RuntimeError`` where classes wait for each other.
     """
-    kind, classes, count = operations.kind, len(prices.updates), len(operations.kind)
+    kind, classes, count = operations.kind, len(prices.fixed) - 3, len(operations.kind)
     times = np.zeros((3, count))
     done = np.zeros(2 * count + 2, np.bool_)
     rows, first, position = _by_lane(operations, classes)
@@ -188,19 +187,19 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
 def _by_lane(operations, classes):  # type: ignore[no-untyped-def]
     """Operations by class, its compute lane before its queue; where each of these begins; places in queues, or -1."""
     kind, rank_class, count = operations.kind, operations.rank_class, len(operations.kind)
-    first, part = np.zeros(2 * classes + 1, np.int64), np.empty(count, np.int64)
+    first, lanes = np.zeros(2 * classes + 1, np.int64), np.empty(count, np.int64)
     for i in range(count):
         queued = kind[i] == ALLREDUCE_EVENT or kind[i] == REDUCE_SCATTER_EVENT or kind[i] == ALL_GATHER_EVENT
-        part[i] = 2 * rank_class[i] + queued
-        first[part[i] + 1] += 1
-    for each in range(2 * classes):
-        first[each + 1] += first[each]
+        lanes[i] = 2 * rank_class[i] + queued
+        first[lanes[i] + 1] += 1
+    for lane in range(2 * classes):
+        first[lane + 1] += first[lane]
     rows, position, free = np.empty(count, np.int64), np.empty(count, np.int64), first.copy()
     for i in range(count):
-        at_row = free[part[i]]
-        rows[at_row] = i
-        position[i] = at_row - first[part[i]] if part[i] % 2 else -1
-        free[part[i]] += 1
+        lane = lanes[i]
+        rows[free[lane]] = i
+        position[i] = free[lane] - first[lane] if lane % 2 else -1
+        free[lane] += 1
     return rows, first, position
 
 
@@ -220,8 +219,9 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
     while place < len(rows):
         i = rows[place]
         needed = -1
-        for d in range(depends_start[i], depends_start[i + 1]):
-            needed = max(needed, position[depends_on[d]])
+        if head[0] < len(waiting) and waiting[int(head[0])] < i:  # what an operation depends on stands before it
+            for d in range(depends_start[i], depends_start[i + 1]):
+                needed = max(needed, position[depends_on[d]])
         if needed >= head[0]:
             now = drain(now, needed, queue, mode)
             host = max(host, now)
@@ -267,7 +267,7 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
         else:  # the time of a loss is part of the overhead
             times[0, i] = now
             if kind[i] == OVERHEAD_EVENT or kind[i] == UPDATE_EVENT:
-                work = prices.fixed[0] if kind[i] == OVERHEAD_EVENT else prices.updates[own]
+                work = prices.fixed[0] if kind[i] == OVERHEAD_EVENT else prices.fixed[3 + own]
                 now = flow(now, work, True, queue) if flows else now + work
                 host = max(host, now)
             elif kind[i] == SEND_EVENT:
@@ -299,7 +299,7 @@ def _awaited_s(i, own, now, operations, prices, times, done, state):  # type: ig
         state.meetings[0, left] += 1
         state.meetings[1, left] = max(now, state.meetings[1, left])
         state.met[0, own] += 1
-    if state.meetings[0, left] < len(prices.updates):
+    if state.meetings[0, left] < len(prices.fixed) - 3:
         return np.inf, 0.0
     state.met[1, own] += 1
     return state.meetings[1, left], at(prices.agreement, 1, size)
