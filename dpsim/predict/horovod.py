@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from dpsim.lowering.data_parallel import with_buckets
 from dpsim.lowering.horovod import HorovodCycle
-from dpsim.predict.simulate import OFF, Operations, Prices, operations_of, simulate
+from dpsim.predict.queue import OFF
+from dpsim.predict.simulate import Operations, Prices, operations_of, simulate
 from dpsim.schedule import ALLREDUCE_EVENT, BACKWARD_EVENT, Schedule
 from dpsim.workload import ReadyOrder
 

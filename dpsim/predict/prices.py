@@ -102,6 +102,7 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     overhead of a step is that of every device.
     """
     workload, plan = schedule.workload, schedule.plan
+    strategy, data_devices, several = plan.parallelism, plan.data_devices, schedule.classes > 1
     slowdown, beyond = compute_slowdown(machine, plan.devices, plan.layout)
     waits = waiting_factor(machine, workload, plan.devices)
     slowdown *= factors.compute
@@ -111,7 +112,7 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     collective = machine.priced(plan.collective)
     idle = idle_curve(machine, collective)
     overlapped, poll_s = idle, 0.0
-    beside = plan.data_devices > 1 and plan.overlap in ("poll", "thread")
+    beside = data_devices > 1 and plan.overlap in ("poll", "thread")
     if beside:
         overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
     stages = rounds(collective)
@@ -121,16 +122,16 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         gather = gather_beside = idle_curve(machine, gathers)
         if beside:
             gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
-        update_s /= plan.data_devices
+        update_s /= data_devices
     sums = agreement = idle
-    if plan.batch_norm != "local" and plan.data_devices > 1:
+    if plan.batch_norm != "local" and data_devices > 1:
         sums = sums_curve(machine, collective)
-    if schedule.classes > 1:
+    if several:
         everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
         agreement = sums_curve(machine, everybody)
     overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
-    fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages), np.float64)
-    updates = update_s * waits * shares_of_parameters(schedule)
+    updates = [update_s * waits * share for share in _shares_of_parameters(schedule)]
+    fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages, *updates), np.float64)
     curves = (idle, overlapped, gather, gather_beside, sums, agreement)
     points = [curve.points for curve in curves]
     if factors is not EXACT:
@@ -139,30 +140,28 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         points = list(map(_scaled, points, scales))
     if overhead_of_each := (machine.collective_overhead_s or 0.0) * factors.overhead * (plan.devices > 1):
         points = [_later(each, overhead_of_each) for each in points]
-    messages = messages_of(machine, schedule) if schedule.classes > 1 else NO_MESSAGES
+    messages = messages_of(machine, schedule) if several else NO_MESSAGES
+    seconds = messages.seconds * factors.network if several else messages.seconds
     first, second, third, fourth, fifth, sixth = points
     costs = first, second, third, fourth, fifth, sixth
-    prices = Prices(layers, announces, fixed, updates, *costs, messages.seconds * factors.network, messages.copied)
-    known_curves = curves[: 4 if plan.parallelism.gathers else 3]
+    prices = Prices(layers, announces, fixed, *costs, seconds, messages.copied)
+    known_curves = curves[: 4 if strategy.gathers else 3]
     known = max(curve.first_bytes for curve in known_curves), min(curve.last_bytes for curve in known_curves)
     waiting_s = _NO_WAITING
     if waits > 1:
         part = 1 - 1 / waits
         forward_s, backward_s = (part * plan.accumulate * float(layers[row].sum()) for row in (0, 1))
-        waiting_s = forward_s, backward_s, part * float(updates.max()), part * float(fixed[0])
+        waiting_s = forward_s, backward_s, part * max(updates), part * float(fixed[0])
     extrapolated = beyond or messages.extrapolated or workload.extrapolated(samples)
     return Priced(prices, known, extrapolated, waiting_s)
 
 
-_ALL = np.ones(1)
-
-
-def shares_of_parameters(schedule: Schedule) -> Floats:
+def _shares_of_parameters(schedule: Schedule) -> list[float]:
     """The part of all parameters that each class has."""
     if schedule.classes == 1:
-        return _ALL
+        return [1.0]
     sizes = np.bincount(schedule.bucket_class, schedule.bucket_size_bytes, minlength=schedule.classes)
-    shares: Floats = sizes / max(sizes.sum(), 1.0)
+    shares: list[float] = (sizes / max(sizes.sum(), 1.0)).tolist()
     return shares
 
 

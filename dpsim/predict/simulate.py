@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.jit import jit
-from dpsim.predict.cost import at, segment
+from dpsim.predict.cost import at
+from dpsim.predict.queue import (
+    INLINE,
+    OFF,
+    POLL,
+    THREAD,
+    Queue,
+    awaited,
+    costs_of,
+    drain,
+    flow,
+    may_start,
+    poll,
+    run_ready,
+    wait,
+)
 from dpsim.schedule import (
     ALL_GATHER_EVENT,
     ALLREDUCE_EVENT,
@@ -25,9 +39,6 @@ from dpsim.schedule import (
     Schedule,
 )
 from dpsim.timeline import EXPOSED_S, step_sums
-
-OFF, INLINE, POLL, THREAD = 0, 1, 2, 3
-MODES = {"off": OFF, "inline": INLINE, "poll": POLL, "thread": THREAD}
 
 
 class Operations(NamedTuple):
@@ -67,8 +78,8 @@ def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> 
 
 class Prices(NamedTuple):
     """Seconds: ``layers`` (5, L) forward, backward, gradient, and the launches of forward and of backward;
-    ``announces`` (L) which layers have tensors; ``fixed`` (3) overhead_s, poll_s, rounds; ``updates`` (classes);
-    ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` and
+    ``announces`` (L) which layers have tensors; ``fixed`` (3 + classes) overhead_s, poll_s, rounds, and update_s of
+    each class; ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` and
     ``overlapped_gather`` of what brings parameters together, ``sums`` (2, K) of the sums for which computation stops,
     and ``agreement`` of those of all classes. ``messages`` (operations) is what each send takes, and ``copied`` whether
     its receiver does the work; both are empty where there is one class."""
@@ -76,7 +87,6 @@ class Prices(NamedTuple):
     layers: Any
     announces: Any
     fixed: Any
-    updates: Any
     idle: Any
     overlapped: Any
     gather: Any
@@ -85,24 +95,6 @@ class Prices(NamedTuple):
     agreement: Any
     messages: Any
     copied: Any
-
-
-class Queue(NamedTuple):
-    """The communication lane of a class: ``rows`` are its collectives of buckets.
-
-    By operation: ``awaits`` is the place in ``done`` that decides when a collective may start (``_awaited``), ``costs``
-    (3, operations) the seconds that it takes alone and beside computation, and the compute seconds lost then. ``head``
-    is the progress of the first that has not ended: [0] its place in ``rows``; [1] under poll the stages left (0: not
-    started), else the fraction left (-1: not started); [2] under poll the end of its stage.
-    """
-
-    rows: Any
-    awaits: Any
-    costs: Any
-    done: Any
-    head: Any
-    times: Any
-    stages: float
 
 
 class Classes(NamedTuple):
@@ -150,11 +142,11 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
 
     Raises ``RuntimeError`` where classes wait for each other.
     """
-    kind, classes, count = operations.kind, len(prices.updates), len(operations.kind)
+    kind, classes, count = operations.kind, len(prices.fixed) - 3, len(operations.kind)
     times = np.zeros((3, count))
     done = np.zeros(2 * count + 2, np.bool_)
     rows, first, position = _by_lane(operations, classes)
-    awaits, costs = _awaited(operations, position, done), _costs(operations, prices, position, mode)
+    awaits, costs = awaited(operations, position, done), costs_of(operations, prices, position, mode)
     heads = np.zeros((classes, 3))
     if mode != POLL:
         heads[:, 1] = -1.0
@@ -171,7 +163,7 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
             queue = Queue(queue_rows, awaits, costs, done, heads[own], times, prices.fixed[2])
             _compute(own, rows[:stop], operations, prices, position, queue, state, mode)
             if state.place[own] == stop:
-                state.clock[own, 0] = _drain(state.clock[own, 0], len(queue_rows) - 1, queue, mode)
+                state.clock[own, 0] = drain(state.clock[own, 0], len(queue_rows) - 1, queue, mode)
                 state.place[own] += 1
                 walking -= 1
             moved |= state.place[own] > begin
@@ -194,77 +186,21 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
 @jit
 def _by_lane(operations, classes):  # type: ignore[no-untyped-def]
     """Operations by class, its compute lane before its queue; where each of these begins; places in queues, or -1."""
-    kind, rank_class = operations.kind, operations.rank_class
-    queued = (kind == ALLREDUCE_EVENT) | (kind == REDUCE_SCATTER_EVENT) | (kind == ALL_GATHER_EVENT)
-    first = np.zeros(2 * classes + 1, np.int64)
-    for i in range(len(kind)):
-        first[2 * rank_class[i] + queued[i] + 1] += 1
-    first = np.cumsum(first)
-    rows, position = np.empty(len(kind), np.int64), np.full(len(kind), -1)
-    free = first.copy()
-    for i in range(len(kind)):
-        part = 2 * rank_class[i] + queued[i]
-        rows[free[part]] = i
-        if queued[i]:
-            position[i] = free[part] - first[part]
-        free[part] += 1
+    kind, rank_class, count = operations.kind, operations.rank_class, len(operations.kind)
+    first, lanes = np.zeros(2 * classes + 1, np.int64), np.empty(count, np.int64)
+    for i in range(count):
+        queued = kind[i] == ALLREDUCE_EVENT or kind[i] == REDUCE_SCATTER_EVENT or kind[i] == ALL_GATHER_EVENT
+        lanes[i] = 2 * rank_class[i] + queued
+        first[lanes[i] + 1] += 1
+    for lane in range(2 * classes):
+        first[lane + 1] += first[lane]
+    rows, position, free = np.empty(count, np.int64), np.empty(count, np.int64), first.copy()
+    for i in range(count):
+        lane = lanes[i]
+        rows[free[lane]] = i
+        position[i] = free[lane] - first[lane] if lane % 2 else -1
+        free[lane] += 1
     return rows, first, position
-
-
-@jit
-def _awaited(operations, position, done):  # type: ignore[no-untyped-def]
-    """By collective, the place in ``done`` that decides when it may start: that of the last computation it waits for.
-
-    ``done[i]`` says that computation i has made its gradients ready, and ``done[n + i]`` that it has ended, of n
-    operations; ``done[2 n]`` is true, and ``done[2 n + 1]`` never is. Computations become ready in array order, so the
-    others are ready by then, and so are the collectives before it.
-    """
-    start, on, count = operations.depends_start, operations.depends_on, len(position)
-    held, gathers = operations.held, operations.kind == ALL_GATHER_EVENT
-    done[2 * count] = True
-    awaits = np.full(count, 2 * count)
-    for k in range(count):
-        if position[k] < 0:
-            continue
-        latest = -1
-        for d in range(start[k], start[k + 1]):
-            if position[on[d]] < 0:
-                latest = max(latest, on[d])
-        if held[k]:
-            awaits[k] = 2 * count + 1
-        elif latest >= 0:
-            awaits[k] = count + latest if gathers[k] else latest
-    return awaits
-
-
-@jit
-def _costs(operations, prices, position, mode):  # type: ignore[no-untyped-def]
-    """By collective of a bucket: seconds alone, seconds beside computation, and compute seconds lost then."""
-    costs, size_bytes, gathers = (
-        np.zeros((3, len(position))),
-        operations.size_bytes,
-        operations.kind == ALL_GATHER_EVENT,
-    )
-    idle, overlapped, gather, overlapped_gather = (
-        prices.idle,
-        prices.overlapped,
-        prices.gather,
-        prices.overlapped_gather,
-    )
-    beside = mode in (POLL, THREAD)
-    for k in range(len(position)):
-        size = size_bytes[k]
-        if position[k] < 0 or size <= 0:
-            continue
-        points = gather if gathers[k] else idle
-        low, weight = segment(points, size)
-        costs[0, k] = points[1, low] + weight * (points[1, low + 1] - points[1, low])
-        if beside:
-            points = overlapped_gather if gathers[k] else overlapped
-            low, weight = segment(points, size)
-            for row in (1, 2):
-                costs[row, k] = points[row, low] + weight * (points[row, low + 1] - points[row, low])
-    return costs
 
 
 @jit
@@ -283,55 +219,56 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
     while place < len(rows):
         i = rows[place]
         needed = -1
-        for d in range(depends_start[i], depends_start[i + 1]):
-            needed = max(needed, position[depends_on[d]])
+        if head[0] < len(waiting) and waiting[int(head[0])] < i:  # what an operation depends on stands before it
+            for d in range(depends_start[i], depends_start[i + 1]):
+                needed = max(needed, position[depends_on[d]])
         if needed >= head[0]:
-            now = _drain(now, needed, queue, mode)
+            now = drain(now, needed, queue, mode)
             host = max(host, now)
             if mode == POLL:
-                now = _poll(now, queue, poll_s)
+                now = poll(now, queue, poll_s)
         if kind[i] == FORWARD_EVENT or kind[i] == BACKWARD_EVENT or kind[i] == RECOMPUTE_EVENT:
             layer, backward = layer_of[i], kind[i] == BACKWARD_EVENT
             host += layers[4, layer] if backward else layers[3, layer]
             if host > now:
-                if flows and _may_start(head, waiting, awaits, done):
-                    _flow(now, host - now, False, queue)
+                if flows and may_start(head, waiting, awaits, done):
+                    flow(now, host - now, False, queue)
                 now = host
             times[0, i] = now
             work = layers[2, layer] if backward else layers[0, layer]
-            if flows and _may_start(head, waiting, awaits, done):
-                now = _flow(now, work, True, queue)
+            if flows and may_start(head, waiting, awaits, done):
+                now = flow(now, work, True, queue)
             else:
                 now += work
             if backward:
                 times[2, i] = now
                 done[i] = True
                 if mode == INLINE:
-                    now, host = _stop(now, host, queue)
+                    now, host = run_ready(now, host, queue)
                 elif mode == POLL and announces[layer]:
-                    now = _poll(now, queue, poll_s)
+                    now = poll(now, queue, poll_s)
                 work = layers[1, layer] - layers[2, layer]
-                if flows and _may_start(head, waiting, awaits, done):
-                    now = _flow(now, work, True, queue)
+                if flows and may_start(head, waiting, awaits, done):
+                    now = flow(now, work, True, queue)
                 else:
                     now += work
             if mode == POLL:
-                now = _poll(now, queue, poll_s)
+                now = poll(now, queue, poll_s)
         elif kind[i] == SYNCHRONISE_EVENT or kind[i] == RECEIVE_EVENT:
             now = host = max(now, host)
             begin, cost = _awaited_s(i, own, now, operations, prices, times, done, state)
             if begin == np.inf:
                 break
             times[0, i] = now
-            now = _wait(now, begin, queue, mode)
+            now = wait(now, begin, queue, mode)
             if flows:
-                _flow(now, cost, False, queue)
+                flow(now, cost, False, queue)
             now = host = now + cost
         else:  # the time of a loss is part of the overhead
             times[0, i] = now
             if kind[i] == OVERHEAD_EVENT or kind[i] == UPDATE_EVENT:
-                work = prices.fixed[0] if kind[i] == OVERHEAD_EVENT else prices.updates[own]
-                now = _flow(now, work, True, queue) if flows else now + work
+                work = prices.fixed[0] if kind[i] == OVERHEAD_EVENT else prices.fixed[3 + own]
+                now = flow(now, work, True, queue) if flows else now + work
                 host = max(host, now)
             elif kind[i] == SEND_EVENT:
                 to = operations.rank_class[operations.peer[i]]
@@ -340,7 +277,7 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
         done[i] = done[count + i] = True
         place += 1
         if mode == INLINE:
-            now, host = _stop(now, host, queue)
+            now, host = run_ready(now, host, queue)
     state.place[own], state.clock[own, 0], state.clock[own, 1] = place, now, host
 
 
@@ -362,129 +299,7 @@ def _awaited_s(i, own, now, operations, prices, times, done, state):  # type: ig
         state.meetings[0, left] += 1
         state.meetings[1, left] = max(now, state.meetings[1, left])
         state.met[0, own] += 1
-    if state.meetings[0, left] < len(prices.updates):
+    if state.meetings[0, left] < len(prices.fixed) - 3:
         return np.inf, 0.0
     state.met[1, own] += 1
     return state.meetings[1, left], at(prices.agreement, 1, size)
-
-
-@functools.partial(jit, inline="always")
-def _may_start(head, rows, awaits, done):  # type: ignore[no-untyped-def]
-    """Whether the first collective that has not ended may start, or has."""
-    place = int(head[0])
-    return place < len(rows) and done[awaits[rows[place]]]
-
-
-@jit
-def _stop(now, host, queue):  # type: ignore[no-untyped-def]
-    """Run every collective that may start, one after another; now and host afterwards."""
-    stopped = now
-    while _may_start(queue.head, queue.rows, queue.awaits, queue.done):
-        now = _drain(now, queue.head[0], queue, INLINE)
-    return now, max(host, now) if now > stopped else host
-
-
-@jit
-def _flow(now, work, computing, queue):  # type: ignore[no-untyped-def]
-    """Advance both lanes until ``work`` seconds of computation (or of standing still) are done; that instant."""
-    rows, awaits, costs, done, head, times, _ = queue
-    while _may_start(head, rows, awaits, done):
-        k = rows[int(head[0])]
-        if head[1] < 0.0:
-            head[1] = 1.0
-            times[0, k] = now
-        length = costs[1, k] if computing else costs[0, k]
-        left = head[1] * length
-        speed = 1.0
-        if computing and length > 0.0:
-            speed = max(0.0, 1.0 - costs[2, k] / length)
-        if speed * left > work or (work <= 0.0 and left > 0.0):
-            spent = work / speed if work > 0.0 else 0.0
-            head[1] -= spent / length
-            return now + spent
-        now += left
-        work = max(0.0, work - speed * left)
-        times[1, k] = now
-        head[0] += 1
-        head[1] = -1.0
-    return now + work
-
-
-@jit
-def _poll(now, queue, poll_s):  # type: ignore[no-untyped-def]
-    """One look at the communication: notice a stage that has ended, start what may start; the instant afterwards."""
-    rows, awaits, costs, done, head, times, stages = queue
-    if head[1] > 0.0:
-        now += poll_s
-    while _may_start(head, rows, awaits, done):
-        k = rows[int(head[0])]
-        if head[1] <= 0.0:
-            times[0, k] = now
-            head[1] = stages
-            head[2] = now + costs[0, k] / stages
-            now += costs[2, k]
-        elif head[2] > now:
-            return now
-        elif head[1] > 1.0:
-            head[1] -= 1.0
-            head[2] = now + costs[0, k] / stages
-        else:
-            times[1, k] = now
-            head[0] += 1
-            head[1] = 0.0
-    return now
-
-
-@jit
-def _wait(now, until, queue, mode):  # type: ignore[no-untyped-def]
-    """Stand still until an instant, while the queue goes on; that instant."""
-    if mode == THREAD and until > now:
-        _flow(now, until - now, False, queue)
-    elif mode == POLL and until > now:
-        _stages(now, until, len(queue.rows) - 1, queue)
-    return max(now, until)
-
-
-@jit
-def _drain(now, last, queue, mode):  # type: ignore[no-untyped-def]
-    """Stand still until the collective at a place of the queue has ended, one after another; that instant."""
-    head = queue.head
-    if mode == POLL:
-        return _stages(now, np.inf, last, queue)
-    while head[0] <= last:
-        k = queue.rows[int(head[0])]
-        if head[1] < 0.0:
-            head[1] = 1.0
-            queue.times[0, k] = now
-        now += head[1] * queue.costs[0, k]
-        queue.times[1, k] = now
-        head[0] += 1
-        head[1] = -1.0
-    return now
-
-
-@jit
-def _stages(now, until, last, queue):  # type: ignore[no-untyped-def]
-    """Under poll, let stages follow one another until an instant, or the end of a place of the queue; that instant."""
-    head = queue.head
-    while head[0] <= last:
-        k = queue.rows[int(head[0])]
-        if head[1] <= 0.0 and until < np.inf and not _may_start(head, queue.rows, queue.awaits, queue.done):
-            return until
-        stage_s = queue.costs[0, k] / queue.stages
-        if head[1] <= 0.0:
-            queue.times[0, k] = now
-            head[1] = queue.stages
-            head[2] = now + stage_s
-        now = max(now, head[2])
-        end = now + (head[1] - 1.0) * stage_s
-        if end > until:
-            if now <= until:
-                ended = min(1.0 + np.floor((until - now) / stage_s), head[1] - 1.0)
-                head[1] -= ended
-                head[2] = now + ended * stage_s
-            return until
-        now = queue.times[1, k] = end
-        head[0] += 1
-        head[1] = 0.0
-    return now

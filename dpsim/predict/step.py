@@ -17,7 +17,8 @@ from dpsim.plan import Plan
 from dpsim.predict.cost import nearest_line
 from dpsim.predict.horovod import joined
 from dpsim.predict.prices import EXACT, Factors, local_share, prices_of
-from dpsim.predict.simulate import MODES, operations_of, simulate
+from dpsim.predict.queue import MODES
+from dpsim.predict.simulate import operations_of, simulate
 from dpsim.schedule import (
     BACKWARD_EVENT,
     COMPUTE_LANE,

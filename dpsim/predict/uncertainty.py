@@ -8,10 +8,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpsim.collective import Collective
+from dpsim.collective import Collective, neighbours
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.memo import remember
 from dpsim.predict.cost import (
+    SEND_ALGORITHM,
     at,
     compute_slowdown,
     emulated_link,
@@ -88,7 +89,10 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
             if plan.parallelism.gathers:
                 overlapped, loss = map(max, (overlapped, loss), _overlap(machine, gather, plan.overlap))
     if schedule.classes > 1:
-        network = max(network, _messages(machine))
+        send = Collective(algorithm=SEND_ALGORITHM, devices=2, kind="send")
+        layouts = neighbours(plan.layout, devices)
+        messages = (_network(machine, msgspec.structs.replace(send, layout=layout)) for layout in layouts)
+        network = max(network, *messages)
     stated = machine.collective_overhead_uncertainty
     overhead = (ASSUMED_OVERHEAD if stated is None else stated) if machine.collective_overhead_s else 0.0
     return Uncertainty(speed, compute, network, overlapped, loss, overhead)
@@ -149,12 +153,6 @@ def _network(machine: Machine, collective: Collective) -> float:
     asked, levels = level(machine, collective.layout), {level(machine, table.layout) for table in machine.allreduce}
     unmeasured = 0.0 if machine.link_in_node is not None and collective.layout else layout_error(asked, levels)
     return math.hypot(max(ASSUMED_LINK / 2, link.median_residual) + DEVICES_STEP * away, unmeasured)
-
-
-def _messages(machine: Machine) -> float:
-    """Of a message's cost, which the link says."""
-    link = machine.link
-    return ASSUMED_LINK if link is None or link.relative_uncertainty is None else link.relative_uncertainty
 
 
 def _stated(table: AllreduceCost) -> float:

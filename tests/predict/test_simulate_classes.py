@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpsim.collective import CollectiveKind
 from dpsim.lowering.builder import Builder
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict import memory
-from dpsim.predict.simulate import MODES, Operations, Prices, simulate
+from dpsim.predict.queue import MODES
+from dpsim.predict.simulate import Operations, Prices, simulate
 from dpsim.predict.step import PricedStep, price, scheduled
 from dpsim.schedule import (
     ALL_GATHER_EVENT,
@@ -108,13 +110,9 @@ def test_classes_that_wait_for_each_other_are_refused() -> None:
 
 def slow(bandwidth: float) -> Machine:
     sizes = (4, 400, 40000)
-    times = tuple(size / bandwidth for size in sizes)
-    tables = [
-        AllreduceCost(
-            algorithm="ring", devices=2, sizes_bytes=sizes, time_s=tuple(s / bandwidth for s in sizes), kind=k
-        )  # type: ignore[arg-type]
-        for k in ("reduce-scatter", "all-gather")
-    ]
+    fields: dict[str, Any] = {"algorithm": "ring", "devices": 2, "sizes_bytes": sizes}
+    fields["time_s"] = tuple(size / bandwidth for size in sizes)
+    tables = [AllreduceCost(kind=kind, **fields) for kind in get_args(CollectiveKind)[1:3]]
     return Machine(name="m", halves=tuple(tables), link=FREE)
 
 
@@ -198,10 +196,10 @@ def simulated(columns: Any, peers: Any, layers: Any, messages_s: Any, *, copied:
         np.zeros(count, np.bool_),
     )
     idle, overlapped = np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
-    fixed, updates = np.array([0.0, 0.0, 1.0]), np.ones(int(columns.rank_class.max()) + 1)
+    fixed = np.array([0.0, 0.0, 1.0] + [1.0] * (int(columns.rank_class.max()) + 1))
     curves = (idle, overlapped, idle, overlapped, idle, idle)
     announces = np.ones(layers.shape[1], np.bool_)
-    prices = Prices(layers, announces, fixed, updates, *curves, np.asarray(messages_s, float), np.full(count, copied))
+    prices = Prices(layers, announces, fixed, *curves, np.asarray(messages_s, float), np.full(count, copied))
     return simulate(operations, prices, MODES[mode])
 
 
