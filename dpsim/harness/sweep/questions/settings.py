@@ -34,6 +34,8 @@ _MAP = (
     "◆ best predicted of the group."
 )
 
+_MEMORY = " Memory: what the device with the most has allocated, without buffers of communication."
+
 
 def setting_name(comparison: Comparison, point: ComparedPoint) -> str:
     """Return the compared values of a setting: ``algorithm ring, global batch 512``."""
@@ -96,6 +98,7 @@ def _points(comparison: Comparison) -> Table:
     points = comparison.scored
     show = PointColumns(comparison=comparison)
     scaled = any(point.measured_speedup for point in points)
+    sized = "strategy" in comparison.compared and any(point.memory_bytes is not None for point in points)
 
     def value(name: str) -> Column[ComparedPoint]:
         return Column(
@@ -118,11 +121,13 @@ def _points(comparison: Comparison) -> Table:
             *show.exposed(1, 4),
             show("measured_speedup", shown=scaled),
             show("predicted_speedup", 2, shown=scaled),
+            show("memory_bytes", 3, shown=sized),
+            show("predicted_memory_bytes", 4, shown=sized),
             *show.last(5),
         ),
         note=f"{LEGEND}, by samples/s. Median step and the 95% bootstrap interval of the median. Error = predicted / "
         "measured - 1. Exposed: communication not hidden by computation. Speedup over one device at the same batch, "
-        "where one device was measured." + own_runtime_note(comparison),
+        "where one device was measured." + (_MEMORY if sized else "") + own_runtime_note(comparison),
     )
 
 
