@@ -116,7 +116,8 @@ class StepRunner:
             self.status,
         )
         self._share = self.arena.updated_share
-        self._waits_inside = self.program.waits_for_collectives
+        self._communicates_inside = self.program.waits_for_collectives or world is not None
+        self._follows = tuple(self._communicates_inside or bool(each) for each in self.program.releases)
         self._stage: StageStep | None = None
         if able.staged is not None and world is not None:
             self._stage = StageStep(
@@ -167,10 +168,10 @@ class StepRunner:
         clock.computed(self.program.overhead)
         self.status.computes(self.steps + 1)
         self._collectives.begin()
-        if self._emulated is not None and (self._waits_inside or self._stage is not None):
+        if self._emulated is not None and self._communicates_inside:
             self._emulated.step_begins(leaves.part(leaves.passes[0].micro_batch, share))
-        if self._waits_inside:
-            self._release_and_wait(self.program.overhead, self.program.releases)
+        if self._communicates_inside:
+            self._after(self.program.overhead, self.program.releases)
         if self._stage is not None:
             parts: Sequence[BatchSums | DeferredSums] = self._stage.run(share, self._enter, self)
         else:
@@ -227,7 +228,10 @@ class StepRunner:
     # What the replica announces (dpsim.replica.StepEvents).
 
     def forward_done(self, layer: int) -> None:
-        self._done(self._pass.forward[layer])
+        operation = self._pass.forward[layer]
+        self._clock.computed(operation)
+        if self._follows[operation]:
+            self._after(operation, self.program.releases)
 
     def recompute_done(self, layer: int) -> None:
         self._done(self._pass.recompute[layer])
@@ -246,29 +250,27 @@ class StepRunner:
     def backward_done(self, layer: int) -> None:
         operation = self._pass.backward[layer]
         self._clock.computed(operation)
-        if self._waits_inside:
-            self._release_and_wait(operation, self.program.releases_at_end)
+        if self._communicates_inside:
+            self._after(operation, self.program.releases_at_end)
         self._collectives.poll()
-        if self._stage is not None:
-            self._stage.poll()
 
     def _done(self, operation: int) -> None:
-        """Record a computation, begin what waits for it, and wait for what the next computation needs."""
         self._clock.computed(operation)
-        if self._waits_inside or (self._pass.releases and self.program.releases[operation]):
-            self._release_and_wait(operation, self.program.releases)
-        if self._stage is not None:
-            self._stage.poll()
+        if self._follows[operation]:
+            self._after(operation, self.program.releases)
 
-    def _release_and_wait(self, operation: int, releases: tuple[tuple[int, ...], ...]) -> None:
-        if releases[operation]:
+    def _after(self, operation: int, releases: tuple[tuple[int, ...], ...]) -> None:
+        """Begin what waits for an operation that is done, and wait for what the next computation needs."""
+        if releases[operation] and self._pass.releases:
             self._collectives.released(releases[operation], operation)
-        else:
+        elif self._communicates_inside:
             self._collectives.poll()
         if count := self.program.needs_after[operation]:
             moment = self._collectives.need(count)
             if self._emulated is not None:
                 self._emulated.resumes_at(moment)
+        if self._stage is not None:
+            self._stage.poll()
 
     def _enter(self, each: Pass) -> None:
         self._pass = each
