@@ -14,8 +14,8 @@ from dpsim.report.figures.style import ALLREDUCE, FAINT, INK, MUTED, PAPER, PART
 from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, WAIT_EVENT
 from dpsim.timeline import Timeline
 
-_COLLECTIVES = ("allreduce", "reduce-scatter", "all-gather", "synchronise")
-_COLOURS = {**PARTS, **dict.fromkeys(_COLLECTIVES, ALLREDUCE)}
+_COMMUNICATION = ("allreduce", "reduce-scatter", "all-gather", "synchronise", "receive")
+_COLOURS = {**PARTS, **dict.fromkeys(_COMMUNICATION, ALLREDUCE), "recompute": PARTS["forward"]}
 _LEGEND = {
     **{part: PARTS[part] for part in ("forward", "backward", "update")},
     "communication": ALLREDUCE,

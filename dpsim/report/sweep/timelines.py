@@ -48,14 +48,17 @@ class Timelines:
     def both(self, point: ComparedPoint) -> tuple[Timeline, Timeline] | None:
         """Return a measured and the predicted step of a point, or ``None`` unless both were kept.
 
-        The measured step is the one nearest to the measured median, on all ranks.
+        The measured step is the one nearest to the measured median, on all ranks. The predicted one is that of the rank
+        class of the rank that was ready last.
         """
         setting = point.setting
         if setting not in self.measured or setting not in self.predicted:
             return None
         measured = [Timeline.from_record(record) for record in self.measured[setting]]
-        predicted = _ranks(_steps(Timeline.from_record(self.predicted[setting]))[0])[0]
-        return nearest_step(measured, point.measured_step_s), predicted
+        predicted = _steps(Timeline.from_record(self.predicted[setting]))[0]
+        step = nearest_step(measured, point.measured_step_s)
+        last = int(ready_last(step).rank[0])
+        return step, [of_rank for of_rank in _ranks(predicted) if of_rank.rank[0] <= last][-1]
 
 
 def nearest_step(timelines: Sequence[Timeline], step_s: float) -> Timeline:
