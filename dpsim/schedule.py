@@ -67,8 +67,9 @@ class Schedule:
     Operation i waits for the operations ``depends_on[depends_start[i]:depends_start[i + 1]]``, which all stand before
     it. Operations of a class and lane run in the order of the arrays: so the order of the collectives is the order in
     which they are sent, and who swaps two of them or adds a dependency changes both the run and its prediction. A
-    collective that waits for a backward waits until its gradients are final (``gradient_ready_s``), not for its end.
-    A computation that waits for a collective waits for its end.
+    collective that waits for a backward waits until its gradients are final (``gradient_ready_s``), not for its end; an
+    all-gather, which may take the place of parameters that backward still reads, waits for its end. A computation that
+    waits for a collective waits for its end.
 
     A collective with a bucket adds up gradients, or brings parameters together, on the communication lane. A
     synchronisation is a sum that computation waits for: with batch norm's mode ``global`` one follows the forward and
