@@ -207,3 +207,11 @@ def test_elastic_is_not_kept_and_leaves_and_batch_norm_are_part_of_the_training(
     for change in ({"leaves": 16}, {"batch_norm": "global"}):
         with pytest.raises(ConfigError, match="this is not the run that the checkpoint is of"):
             check_same_training(CONFIG, with_changes(**change))
+
+
+def test_survivors_fill_the_stages_of_a_pipeline_or_train_by_data_parallelism(tmp_path: Path) -> None:
+    plan = {"devices": 6, "accumulate": 2, "leaves": 12, "batch_norm": "leaf", "strategy": "pipeline:stages=2"}
+    config = with_changes(checkpoint=str(tmp_path / "none"), **plan)
+    for lost, devices, strategy in ((1, 4, "pipeline"), (3, 2, "pipeline"), (5, 1, "data-parallel")):
+        left = survivors(config, lost)[0].plan
+        assert (left.devices, left.strategy) == (devices, strategy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.records.train import TrainConfig, deciding_fields
 from dpsim.runtime.checkpoint import Checkpoint, checkpoints, newest, read
+from dpsim.strategy import DataParallel
 from dpsim.workload import Workload
 
 _FORMER = {"workload", "link_alpha_s", "link_beta_s_per_byte"}
@@ -131,8 +133,9 @@ def check_same_training(before: TrainConfig, config: TrainConfig) -> None:
 def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
     """The configuration to continue with after ``lost`` ranks of a run were killed, and the step it starts from.
 
-    It runs on the other ranks, at least on one, from the newest checkpoint, or from the run's beginning if it wrote
-    none. The other ranks may be on any nodes, so their layout is flat. Raises ``FileFormatError`` if no checkpoint is
+    It runs on the other ranks, at least on one: on as many as fill the stages of its strategy, and by plain data
+    parallelism where they cannot run that. It starts from the newest checkpoint, or from the beginning without one. The
+    other ranks may be on any nodes, so their layout is flat. Raises ``FileFormatError`` if no checkpoint is
     valid.
     """
     folder, resume, step = Path(str(config.checkpoint)), config.resume, 0
@@ -142,11 +145,15 @@ def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
     elif resume is not None:
         step = read(Path(resume)).header.step
     plan = config.plan
-    smaller = config.changed(
-        devices=max(plan.devices - lost, 1),
-        layout="",
-        algorithm=None if plan.algorithm == "hierarchical" else plan.algorithm,
-        selection=None,
-        resume=resume,
-    )
-    return smaller, step
+    left = max(plan.devices - lost, 1)
+    other: dict[str, Any] = {
+        "layout": "",
+        "algorithm": None if plan.algorithm == "hierarchical" else plan.algorithm,
+        "selection": None,
+        "resume": resume,
+    }
+    whole = left - left % plan.parallelism.stage_count
+    if whole:
+        with contextlib.suppress(ConfigError):
+            return config.changed(devices=whole, **other), step
+    return config.changed(devices=left, strategy=DataParallel.name, **other), step
