@@ -120,6 +120,9 @@ def _measure(advice: Advice, machine: Machine, given: MeasureFlags) -> None:
 
     fitting = [each.candidate for each in advice.choices if each.candidate.memory.fits is not False]
     plans = list(dict.fromkeys([each.plan for each in fitting[:MEASURED]] + [advice.plain.candidate.plan]))
+    if len(plans) == 1:
+        print("Nothing is measured: there is no plan to compare with plain data parallelism.")
+        return
     waits = machine.emulated_network and max(plan.devices for plan in plans) > (machine.cores or math.inf)
     base = given.values() | {"network": machine.network} | ({"compute": "emulated"} if waits else {})
     run(experiment_of_plans("advised", plans, **base), given.output, command="advise")

@@ -86,6 +86,7 @@ VALUES = {
 _GLOBAL, _LOCAL = "64,128,256", "8,16,32"
 OF_COMMAND = {
     "advise --memory": "16GiB",
+    "advise --measure": "--model mlp:8",
     "train --trust-coefficient": "1e-3 --optimizer lars",
     "train --checkpoint-every": "5 --checkpoint saved",
     "train --elastic": "--reproducible --checkpoint saved",
