@@ -99,7 +99,7 @@ class Zero1(Strategy, frozen=True):
 class Zero2(Strategy, frozen=True):
     """ZeRO-1 in which a device keeps its shard of the gradients alone.
 
-    ``buckets``: how many whole buckets of gradients there may be at once.
+    ``buckets``: how many whole buckets of gradients there may be at once, or more where one layer's tensors fill more.
     """
 
     name = "zero2"
@@ -139,8 +139,8 @@ class Pipeline(Strategy, frozen=True):
 
     ``order``: ``1f1b`` begins a backward as soon as it can, so that a stage keeps the activations of as many
     micro-batches as there are stages from it to the end; ``gpipe`` computes all forwards first. ``balance``: stages of
-    equal computing time, or of equal memory. ``recompute``: a stage keeps what a micro-batch enters it with alone, and
-    computes its forward again before backward. ``shard``: ZeRO-1 among the devices of a stage.
+    equal computing time, or of equal memory. ``recompute``: a stage keeps what a micro-batch enters and leaves it with
+    alone, and computes its forward again before backward. ``shard``: ZeRO-1 among the devices of a stage.
     """
 
     name = "pipeline"
