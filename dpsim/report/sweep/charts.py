@@ -154,16 +154,16 @@ def _text(point: ComparedPoint, name: str) -> str:
 def step_chart(comparison: Comparison, timelines: Timelines) -> Chart | None:
     """Return a panel for each network, of the point on the most devices that trains fastest of those with timelines.
 
-    Without any such point it is ``None``.
+    Where strategies are compared, it is a panel for each of them, on the last network. Without any such point it is
+    ``None``.
     """
-    varied = _varied(comparison)
+    varied, by_strategy = _varied(comparison), "strategy" in comparison.compared
+    several = [point for point in comparison.scored if point.devices > 1]
+    if by_strategy:
+        several = [point for point in several if point.network == several[-1].network]
     panels = []
-    for network in dict.fromkeys(point.network for point in comparison.scored if point.devices > 1):
-        kept = [
-            (point, *both)
-            for point in comparison.scored
-            if point.network == network and point.devices > 1 and (both := timelines.both(point)) is not None
-        ]
+    for points in grouped(several, lambda point: point.strategy if by_strategy else point.network).values():
+        kept = [(point, *both) for point in points if (both := timelines.both(point)) is not None]
         if kept:
             most = max(point.devices for point, *_ in kept)
             fastest = min(
