@@ -150,7 +150,7 @@ def _readers(folder: Path) -> list[Reader]:
     }
     for name, (read, source) in single.items():
         add(name, read, _copied(ROOT / source, folder / name))
-    for question in ("devices", "zero1"):
+    for question in ("devices", "strategies"):
         own = folder / question
         own.mkdir()
         sources = (ROOT / f"reports/{question}/{name}.json" for name in ("predictions", "results", "drift"))
