@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 import msgspec
@@ -29,7 +28,6 @@ class Strategy(Noun, frozen=True):
     """
 
     name: ClassVar[str]
-    sentence: ClassVar[str]
     shards_gradients: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     whole_micro_batches: ClassVar[bool] = False
@@ -85,14 +83,12 @@ class DataParallel(Strategy, frozen=True):
     """Every device computes its share of the samples; allreduces add up the gradients."""
 
     name = "data-parallel"
-    sentence = "every device has all parameters, and gradients are added up by allreduces"
 
 
 class Zero1(Strategy, frozen=True):
     """A device updates a shard of the parameters, and has optimizer state for it alone."""
 
     name = "zero1"
-    sentence = "a device updates a shard of the parameters, and has optimizer state for it alone"
     shards_gradients = True
 
 
@@ -103,7 +99,6 @@ class Zero2(Strategy, frozen=True):
     """
 
     name = "zero2"
-    sentence = "zero1, and a device keeps its shard of the gradients alone"
     shards_gradients = True
 
     buckets: int = 2
@@ -120,7 +115,6 @@ class Zero3(Strategy, frozen=True):
     """
 
     name = "zero3"
-    sentence = "a device keeps shards of parameters, gradients and optimizer state (FSDP)"
     shards_gradients = gathers = whole_micro_batches = True
 
     prefetch: int = 1
@@ -144,7 +138,6 @@ class Pipeline(Strategy, frozen=True):
     """
 
     name = "pipeline"
-    sentence = "layers are divided into stages, through which micro-batches flow"
     whole_micro_batches = True
 
     stages: int = 2
@@ -236,13 +229,8 @@ def _read(kind: type[Strategy], key: str, text: str) -> Any:
     words = _YES if hint is bool else {word: word for word in get_args(hint)}
     if text in words:
         return words[text]
-    allowed = "a whole number" if hint is int else listed(words)
+    allowed = "a whole number" if hint is int else " or ".join(words)
     raise ConfigError(f"strategy {kind.name} with {key}={text}", allowed=f"{key}={allowed}")
-
-
-def listed(words: Iterable[str]) -> str:
-    """Return ``yes or no``."""
-    return " or ".join(words)
 
 
 def _written(value: Any) -> str:

@@ -126,12 +126,12 @@ class Reproduction(Noun, frozen=True):
                 [layout for layout in layouts if layout[0] > 1],
                 *(getattr(self, name) for name in AXES),
             )
+            compared = {"algorithm": self.algorithms, "strategy": self.strategies}
             for (devices, layout), *values in combinations:
                 fields = mode_fields | dict(zip(AXES.values(), values, strict=True))
                 fields |= {"devices": devices, "layout": layout}
                 if not takes_threshold:
                     fields["fusion_threshold_bytes"] = None
-                compared = {"algorithm": self.algorithms, "strategy": self.strategies}
                 if devices == 1 or all(
                     possible(name, **fields) for name, values in compared.items() if len(values) > 1
                 ):

@@ -104,10 +104,10 @@ class Arena:
         parameter_memory = allocate if self.sharded else memory.zeros
         self.parameters: Array = parameter_memory(max(parameters, 1) * dtype.itemsize).view(dtype)
         self.shards = self.shards_of(rank)
+        self._shard_of = {shard.bucket: shard for shard in self.shards}
         self._kept = len(self.parameters)
         if self.sharded:
             self._kept = self.shards[-1].state + self.shards[-1].high - self.shards[-1].low if self.shards else 0
-
         self.own_gradients = self._zeros(self._kept) if schedule.gradient_slots else None
         self.own_parameters = self._zeros(self._kept) if schedule.parameter_slots else None
         self.optimizer_state: dict[str, Array] = {
@@ -224,13 +224,15 @@ class Arena:
         self._copy_shard(bucket, self.own_parameters, self.parameters, self._parameter_at, out=False)
 
     def _copy_shard(self, bucket: int, own: Array | None, flat: Array, at: Mapping[int, int], *, out: bool) -> None:
-        if own is None:
+        shard = self._shard_of.get(bucket)
+        if own is None or shard is None:
             return
-        for shard in self.shards:
-            if shard.bucket == bucket:
-                start, size = at[bucket] + shard.low, shard.high - shard.low
-                kept, slot = own[shard.state : shard.state + size], flat[start : start + size]
-                kept[...], slot[...] = (slot, slot) if out else (kept, kept)
+        start, size = at[bucket] + shard.low, shard.high - shard.low
+        kept, slot = own[shard.state : shard.state + size], flat[start : start + size]
+        if out:
+            kept[...] = slot
+        else:
+            slot[...] = kept
 
     def buckets(self, first: int, stop: int, slot: int = 0) -> Array:
         """The gradients of buckets ``first`` to ``stop - 1``, 1-D: what an allreduce reduces in place.

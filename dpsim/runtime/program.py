@@ -45,13 +45,11 @@ class QueuedCollective(NamedTuple):
 class Action(NamedTuple):
     """What a stage does next: neighbouring operations of one kind and micro-batch.
 
-    ``peer_class`` is the class of the other end of a message, ``layer`` the one whose output (or its gradient) it is.
+    ``peer_class`` is the class of the other end of a message.
     """
 
     kind: int
     micro_batch: int
-    operation: int
-    size_bytes: int
     peer_class: int
 
 
@@ -179,5 +177,5 @@ def _actions(schedule: Schedule, own: list[int]) -> tuple[Action, ...]:
             continue
         peer = int(schedule.peer[operation])
         other = int(schedule.rank_class[peer]) if peer >= 0 else -1
-        actions.append(Action(kind, micro_batch, operation, int(schedule.size_bytes[operation]), other))
+        actions.append(Action(kind, micro_batch, other))
     return tuple(actions)
