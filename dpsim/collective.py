@@ -92,6 +92,14 @@ def group_layout(layout: str, devices: int) -> str:
     return f"1x{devices}" if devices <= of_a_node else f"{devices // of_a_node}x{of_a_node}"
 
 
+def spread_layout(layout: str, apart: int) -> str:
+    """Return the layout of devices that stand so far ``apart`` in a layout, as every second one of ``2x4``: ``2x2``."""
+    if not layout:
+        return layout
+    nodes, of_a_node = node_counts(layout, 1)
+    return f"{nodes}x{of_a_node // apart}" if of_a_node % apart == 0 else f"{nodes * of_a_node // apart}x1"
+
+
 def neighbours(layout: str, devices: int) -> dict[str, int]:
     """Return the layouts that two devices of a layout can have, each with a rank that has it with rank 0.
 

@@ -44,9 +44,7 @@ def _strategy(plan: Any) -> Strategy:
 
 def _computing(plan: Any) -> int:
     """The devices that samples are divided among; at least 1."""
-    devices = (
-        int(getattr(plan, "devices", 1)) // parse_strategy(getattr(plan, "strategy", DataParallel.name)).stage_count
-    )
+    devices = int(getattr(plan, "devices", 1)) // parse_strategy(getattr(plan, "strategy", DataParallel.name)).classes
     return max(devices, 1)
 
 
@@ -136,7 +134,7 @@ CONSTRAINTS = (
     ),
     Constraint(
         "strategy devices",
-        lambda plan: plan.devices % _strategy(plan).stage_count > 0,
+        lambda plan: plan.devices % _strategy(plan).classes > 0,
         "strategy {strategy} on {devices} devices, which do not fill its stages evenly",
         "a multiple of the number of stages",
         "change --devices, or stages=N of the strategy",
@@ -177,14 +175,14 @@ CONSTRAINTS = (
     ),
     Constraint(
         "strategy wire_dtype",
-        lambda plan: _strategy(plan).stage_count > 1 and plan.wire_dtype in SIXTEEN_BITS,
+        lambda plan: _strategy(plan).classes > 1 and plan.wire_dtype in SIXTEEN_BITS,
         "strategy {strategy} with gradients sent as {wire_dtype}: activations are sent as they are",
         "wire dtypes float32 and float64",
         "leave --wire-dtype out, or leave --strategy out",
     ),
     Constraint(
         "strategy batch_norm",
-        lambda plan: _strategy(plan).stage_count > 1 and plan.batch_norm == "global",
+        lambda plan: _strategy(plan).classes > 1 and plan.batch_norm == "global",
         "strategy {strategy} with batch_norm global, which would normalise all micro-batches together",
         "batch_norm local, or leaf with leaves",
         "choose another --batch-norm, or leave --strategy out",

@@ -9,7 +9,7 @@ import msgspec
 
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
-from dpsim.collective import Collective, check_layout, group_layout, node_counts
+from dpsim.collective import Collective, check_layout, group_layout, node_counts, spread_layout
 from dpsim.columns import Column
 from dpsim.constraints import check_plan
 from dpsim.dtypes import ComputeDtype, WireDtype
@@ -173,8 +173,18 @@ class Plan(Noun, frozen=True):
 
     @property
     def data_devices(self) -> int:
-        """The devices that the samples of a step are divided among: all, or as many as each stage has."""
-        return self.devices // self.parallelism.stage_count
+        """The devices that the samples of a step are divided among: all, or as many as each rank class has."""
+        return self.devices // self.parallelism.classes
+
+    def class_of(self, rank: int) -> int:
+        """The rank class of a rank: neighbours are in one class, or where classes join in different ones."""
+        strategy = self.parallelism
+        return rank % strategy.classes if strategy.joins else rank // self.data_devices
+
+    def place_of(self, rank: int) -> int:
+        """Which of the ranks of its class a rank is."""
+        strategy = self.parallelism
+        return rank // strategy.classes if strategy.joins else rank % self.data_devices
 
     def on_one_device(self, **changed: Any) -> Plan:
         """The same plan on one device, with these fields changed; there is nothing to share then."""
@@ -192,10 +202,24 @@ class Plan(Noun, frozen=True):
         return Collective(
             algorithm=self.algorithm,
             devices=self.data_devices,
-            layout=group_layout(self.layout, self.data_devices),
+            layout=self._class_layout,
             wire_dtype=self.priced_wire_dtype,
             kind=self.parallelism.gradient_collective,
         )
+
+    @property
+    def joining(self) -> Collective:
+        """What adds up what one device of each rank class has."""
+        devices = self.parallelism.classes
+        apart = not self.parallelism.joins
+        layout = spread_layout(self.layout, self.data_devices) if apart else group_layout(self.layout, devices)
+        return msgspec.structs.replace(self.collective, devices=devices, layout=layout)
+
+    @property
+    def _class_layout(self) -> str:
+        if self.parallelism.joins:
+            return spread_layout(self.layout, self.parallelism.classes)
+        return group_layout(self.layout, self.data_devices)
 
     @property
     def devices_a_node(self) -> int:

@@ -80,6 +80,7 @@ class LayerSpec(Noun, frozen=True):
     batch_norm_channels: int = 0
     depends_on: tuple[str, ...] | None = None
     output_bytes_per_sample: float = 0.0
+    column_block: int = -1
 
 
 class BatchSums(Noun, frozen=True):
@@ -379,6 +380,18 @@ class StagedReplica(LeafReplica, Protocol):
 
 
 @runtime_checkable
+class BlockReplica(LeafReplica, Protocol):
+    """A replica of which some layers are cut into column blocks (``LayerSpec.column_block``), and can compute some."""
+
+    def take_layers(self, own: Sequence[int], add: OrderedSum) -> None:
+        """Compute these layers alone from now on: all that are whole, and neighbouring blocks of the others.
+
+        Where blocks are added up, every rank that has samples calls ``add`` for its partial sums, in evaluation too.
+        Called before anything is bound.
+        """
+
+
+@runtime_checkable
 class BatchNormReplica(LeafReplica, Protocol):
     """A replica with batch norm that can take its statistics from more or fewer samples than the device's own."""
 
@@ -410,6 +423,7 @@ class Capabilities:
     tunable: TunableReplica | None
     leaf: LeafReplica | None
     staged: StagedReplica | None
+    blocks: BlockReplica | None
     batch_norm: BatchNormReplica | None
 
     @classmethod
@@ -426,6 +440,7 @@ class Capabilities:
             tunable=replica if isinstance(replica, TunableReplica) else None,
             leaf=replica if isinstance(replica, LeafReplica) else None,
             staged=replica if isinstance(replica, StagedReplica) else None,
+            blocks=replica if isinstance(replica, BlockReplica) else None,
             batch_norm=replica if isinstance(replica, BatchNormReplica) else None,
         )
 

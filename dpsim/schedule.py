@@ -50,6 +50,8 @@ COLLECTIVES = (ALLREDUCE_EVENT, SYNCHRONISE_EVENT, REDUCE_SCATTER_EVENT, ALL_GAT
 _LANES = np.isin(np.arange(len(KINDS)), (*COLLECTIVES, RECEIVE_EVENT)).astype(np.int8)
 
 Ints = NDArray[np.int64]
+EVERY_CLASS = -1
+"""The ``bucket_class`` of a bucket that every class has."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,10 +61,11 @@ class Schedule:
     ``kind`` is an index into ``KINDS``. ``layer`` and ``bucket`` are indices or -1; ``micro_batch`` counts the
     micro-batches of the step; ``size_bytes`` is what a collective adds up or brings together, or what is sent.
 
-    ``rank_class`` says whose operation it is. There are ``classes`` classes of as many ranks each, rank r in class
-    r // (devices / classes): all ranks of a class do the same. A collective is one of the ranks of a class, but for a
-    synchronisation with ``together``, which is one operation in each class, and one collective of all ranks. A receive
-    has the send that it belongs to as its ``peer``, which is an operation of another class, and a send its receive.
+    ``rank_class`` says whose operation it is. There are ``classes`` classes of as many ranks each
+    (``dpsim.plan.Plan.class_of``): all ranks of a class do the same. A collective is one of the ranks of a class, but
+    for a synchronisation with ``together``, which is one operation in each class: one collective of all ranks, or with
+    a ``layer`` one of every group that has one rank of each class. A receive has the send that it belongs to as its
+    ``peer``, which is an operation of another class, and a send its receive.
 
     Operation i waits for the operations ``depends_on[depends_start[i]:depends_start[i + 1]]``, which all stand before
     it. Operations of a class and lane run in the order of the arrays: so the order of the collectives is the order in
@@ -79,9 +82,9 @@ class Schedule:
 
     Bucket k holds the tensors ``tensor_order[bucket_start[k]:bucket_start[k + 1]]`` (forward indices of the workload's
     tensors, in the order in which backward makes them final); ``bucket_size_bytes[k]`` is its size without padding, and
-    ``bucket_class[k]`` the class that has it. Under the rule ``horovod`` buckets are decided while running: then
-    ``dynamic`` is true, there are no collectives with a bucket, and every tensor is a bucket of its own until
-    ``dpsim.lowering.horovod.HorovodCycle`` joins them.
+    ``bucket_class[k]`` the class that has it, or ``EVERY_CLASS``. Under the rule ``horovod`` buckets are decided while
+    running: then ``dynamic`` is true, there are no collectives with a bucket, and every tensor is a bucket of its own
+    until ``dpsim.lowering.horovod.HorovodCycle`` joins them.
 
     Where a schedule is ``sharded``, gradients are reduce-scattered, and a rank updates its shard of every bucket
     (``dpsim.kernels.allreduce.shards``) and holds optimizer state for it alone; all-gathers of parameters bring the
@@ -125,11 +128,11 @@ class Schedule:
 
     def class_of(self, rank: int) -> int:
         """The class of a rank."""
-        return rank * self.classes // self.plan.devices
+        return self.plan.class_of(rank) if self.classes > 1 else 0
 
     def buckets_of(self, rank_class: int) -> list[int]:
         """The buckets of a class."""
-        own: list[int] = np.flatnonzero(self.bucket_class == rank_class).tolist()
+        own: list[int] = np.flatnonzero(np.isin(self.bucket_class, (rank_class, EVERY_CLASS))).tolist()
         return own
 
     @property

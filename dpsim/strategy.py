@@ -7,6 +7,7 @@ defaults. ``dpsim.lowering`` turns each one into a Schedule; everything else ask
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -24,13 +25,17 @@ class Strategy(Noun, frozen=True):
 
     ``shards_gradients``: gradients are reduce-scattered, and a device updates its shard of them alone. ``gathers``:
     parameters are brought together beside the computation. ``whole_micro_batches``: every device computes exactly
-    the micro-batches that the plan names, each in one pass. ``stages``: the parts that layers are divided into.
+    the micro-batches that the plan names, each in one pass. ``joins``: devices of different rank
+    classes add up what they compute of each layer, and are neighbours therefore. ``sends``: devices send messages to
+    each other, beside their collectives.
     """
 
     name: ClassVar[str]
     shards_gradients: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     whole_micro_batches: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
+    sends: ClassVar[bool] = False
 
     @classmethod
     def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
@@ -43,19 +48,14 @@ class Strategy(Noun, frozen=True):
         return None
 
     @property
-    def stage_count(self) -> int:
-        """The stages of layers, each on devices of its own; 1 where every device computes all layers."""
+    def classes(self) -> int:
+        """The rank classes: devices of different ones compute different layers, or different parts of them."""
         return 1
 
     @property
     def sharded(self) -> bool:
         """Whether a device updates a shard of the parameters alone."""
         return self.shards_gradients
-
-    @property
-    def sends(self) -> bool:
-        """Whether devices send messages to each other, beside their collectives."""
-        return self.stage_count > 1
 
     @property
     def gradient_collective(self) -> CollectiveKind:
@@ -138,7 +138,7 @@ class Pipeline(Strategy, frozen=True):
     """
 
     name = "pipeline"
-    whole_micro_batches = True
+    whole_micro_batches = sends = True
 
     stages: int = 2
     order: Literal["1f1b", "gpipe"] = "1f1b"
@@ -157,19 +157,15 @@ class Pipeline(Strategy, frozen=True):
         keeps the activations of as many micro-batches or more. With one device a stage there is nothing to shard.
         """
         stages = [number for number in range(2, min(devices, layers) + 1) if devices % number == 0] or [2]
-        return tuple(
-            cls(stages=number, shard=shard)
-            for number in stages
-            for shard in (False, True)
-            if number < devices or not shard
-        )
+        settings = itertools.product(stages, (False, True))
+        return tuple(cls(stages=number, shard=shard) for number, shard in settings if number < devices or not shard)
 
     @property
     def recomputing(self) -> Strategy | None:
         return None if self.recompute else msgspec.structs.replace(self, recompute=True)
 
     @property
-    def stage_count(self) -> int:
+    def classes(self) -> int:
         return self.stages
 
     @property
@@ -177,7 +173,50 @@ class Pipeline(Strategy, frozen=True):
         return self.shard
 
 
-STRATEGIES: dict[str, type[Strategy]] = {each.name: each for each in (DataParallel, Zero1, Zero2, Zero3, Pipeline)}
+class Tensor(Strategy, frozen=True):
+    """Each of ``parts`` neighbouring devices owns some of the column blocks that the model's layers are cut into.
+
+    They compute the same samples and add up what their blocks compute. ``shard``: ZeRO-1 among the devices that have
+    the same blocks.
+    """
+
+    name = "tensor"
+    joins = True
+
+    parts: int = 2
+    shard: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(self, "parts", 1)
+
+    @classmethod
+    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
+        """Return each number of parts that fills the devices evenly and is a power of 2, with and without shards."""
+        parts = [1 << power for power in range(1, devices.bit_length()) if devices % (1 << power) == 0] or [2]
+        return tuple(
+            cls(parts=number, shard=shard)
+            for number in parts
+            for shard in (False, True)
+            if number < devices or not shard
+        )
+
+    @property
+    def classes(self) -> int:
+        return self.parts
+
+    @property
+    def sharded(self) -> bool:
+        return self.shard
+
+
+def own_blocks(blocks: int, part: int, parts: int) -> range:
+    """The column blocks that one of ``parts`` devices owns: neighbours, as equal in number as can be."""
+    return range(blocks * part // parts, blocks * (part + 1) // parts)
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    each.name: each for each in (DataParallel, Zero1, Zero2, Zero3, Pipeline, Tensor)
+}
 
 
 @functools.cache

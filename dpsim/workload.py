@@ -60,6 +60,8 @@ class Layer(Noun, frozen=True):
     that it reads; ``None``: the layer before it. ``activation_bytes_per_sample`` is what it keeps for backward,
     ``output_bytes_per_sample`` what it hands on to the layers that read it (0: not known). For a micro-batch of b
     samples dpsim's own runtime allocates ``work_bytes + b work_bytes_per_sample``: all that the layer works in.
+    ``column_block`` is which block of a larger layer it is, so that devices may own some of them; -1: whole. What reads
+    several blocks reads their sum.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Layer(Noun, frozen=True):
     output_bytes_per_sample: float = 0.0
     work_bytes: float = 0.0
     work_bytes_per_sample: float = 0.0
+    column_block: int = -1
 
     @property
     def launched_backward_s(self) -> float:

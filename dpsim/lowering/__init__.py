@@ -18,6 +18,7 @@ LOWERINGS: dict[str, str | Callable[..., Schedule]] = {
     "zero2": "dpsim.lowering.zero2:lower",
     "zero3": "dpsim.lowering.zero3:lower",
     "pipeline": "dpsim.lowering.pipeline:lower",
+    "tensor": "dpsim.lowering.tensor:lower",
 }
 """The function that lowers each strategy, or its ``module:name``. Its arguments are those of ``lower``."""
 

@@ -13,6 +13,8 @@ from dpsim.lowering.fusion import Ints, fuse
 from dpsim.plan import Plan
 from dpsim.workload import Workload
 
+_ALL = slice(None)
+
 
 class Costs(NamedTuple):
     """What rules that need costs ask for, as ``dpsim.lowering.lower`` takes it."""
@@ -22,8 +24,8 @@ class Costs(NamedTuple):
     beta_s_per_byte: float | None = None
 
 
-def fused(workload: Workload, plan: Plan, costs: Costs, first: int = 0, stop: int | None = None) -> Ints:
-    """Where the buckets of tensors ``first`` to ``stop - 1`` of the ready order begin, and the end of the last.
+def fused(workload: Workload, plan: Plan, costs: Costs, part: slice | Ints = _ALL) -> Ints:
+    """Where the buckets of a part of the ready order begin, counted in the part, and the end of the last.
 
     On one device the buckets say how memory is laid out: a rule that needs costs has nothing to decide there and makes
     one. Under a rule that decides while running every tensor is a bucket of its own.
@@ -38,8 +40,7 @@ def fused(workload: Workload, plan: Plan, costs: Costs, first: int = 0, stop: in
             name = "one"
         elif ready_s is None:
             ready_s = ready_times(workload, plan.local_batch)
-    part = slice(first, stop)
-    starts = fuse(
+    return fuse(
         order.size_bytes[part],
         name,
         plan.fusion_threshold_bytes,
@@ -48,4 +49,3 @@ def fused(workload: Workload, plan: Plan, costs: Costs, first: int = 0, stop: in
         beta_s_per_byte=costs.beta_s_per_byte,
         dtype_code=order.dtype_code[part],
     )
-    return starts + first if first else starts

@@ -18,6 +18,7 @@ from dpsim.schedule import (
     REDUCE_SCATTER_EVENT,
     SYNCHRONISE_EVENT,
     UPDATE_EVENT,
+    Ints,
     Schedule,
 )
 from dpsim.workload import Workload
@@ -152,13 +153,17 @@ class Builder:
         stashes: tuple[int, ...] = (1,),
         gradient_slots: int = 0,
         parameter_slots: int = 0,
+        tensor_order: Ints | None = None,
     ) -> Schedule:
-        """The Schedule of all operations, sharded where the strategy is."""
+        """The Schedule of all operations, sharded where the strategy is.
+
+        Without ``tensor_order`` buckets hold the tensors in the order in which backward makes them final.
+        """
         return Schedule(
             workload=workload,
             plan=plan,
             **vars(self.columns()),
-            tensor_order=workload.ready_order.tensor,
+            tensor_order=workload.ready_order.tensor if tensor_order is None else tensor_order,
             bucket_start=buckets.start,
             bucket_size_bytes=buckets.size_bytes,
             bucket_class=np.array([0] * len(buckets.size_bytes) if bucket_class is None else bucket_class, np.int8),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from dpsim.errors import ConfigError
 from dpsim.lowering.builder import Builder, Columns
 from dpsim.memo import remember
+from dpsim.plan import Plan
 from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, LOSS_EVENT, OVERHEAD_EVENT, SYNCHRONISE_EVENT
 from dpsim.workload import Layer, Workload
 
@@ -110,6 +112,27 @@ def inputs_of(workload: Workload) -> list[list[int]]:
     return inputs
 
 
+@remember
+def block_sums(workload: Workload) -> tuple[frozenset[int], frozenset[int]]:
+    """The layers whose forward, and those whose backward, needs a sum over the column blocks of others.
+
+    No sum is needed of the gradients of samples: before the first layer with tensors.
+    """
+    layers, inputs, readers = workload.layers, inputs_of(workload), readers_of(workload)
+    trained = next((number for number, layer in enumerate(layers) if layer.tensors), len(layers))
+
+    def join(others: list[list[int]], first: int) -> frozenset[int]:
+        return frozenset(
+            number
+            for number, layer in enumerate(layers)
+            if layer.column_block < 0
+            and number >= first
+            and any(layers[each].column_block >= 0 for each in others[number])
+        )
+
+    return join(inputs, 0), join(readers, trained)
+
+
 def global_statistics_bytes(layer: Layer) -> tuple[int, int]:
     """What a batch norm with mode ``global`` sums over the devices in forward (float64) and in backward; else 0, 0."""
     channels = layer.batch_norm_channels
@@ -121,3 +144,16 @@ def global_statistics_bytes(layer: Layer) -> tuple[int, int]:
 def leaf_statistics_bytes(layers: Iterable[Layer]) -> int:
     """What the batch norms with mode ``leaf`` among these layers sum over the devices at a step's end (float64)."""
     return sum(8 * (1 + 2 * layer.batch_norm_channels) for layer in layers if layer.batch_norm_channels)
+
+
+def output_bytes(workload: Workload, plan: Plan, layer: int) -> int:
+    """What a layer hands on for a micro-batch. Raises ``ConfigError`` where the workload does not say it."""
+    of_layer = workload.layers[layer]
+    if not of_layer.output_bytes_per_sample:
+        raise ConfigError(
+            f"strategy {plan.strategy} for workload {workload.name!r}, which does not say how much layer"
+            f" {of_layer.name!r} hands on to other devices",
+            allowed="workloads whose layers state output_bytes_per_sample",
+            remedy="profile the model again with dpsim profile, or add it to the workload's file",
+        )
+    return math.ceil(math.ceil(plan.local_batch) * of_layer.output_bytes_per_sample)

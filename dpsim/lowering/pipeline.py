@@ -8,18 +8,16 @@ in "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.errors import ConfigError
 from dpsim.lowering import data_parallel, zero1
 from dpsim.lowering.buckets import Costs, fused
 from dpsim.lowering.builder import Builder
-from dpsim.lowering.computation import inputs_of, leaf_statistics_bytes, readers_of
+from dpsim.lowering.computation import inputs_of, leaf_statistics_bytes, output_bytes, readers_of
 from dpsim.lowering.fusion import Buckets
 from dpsim.lowering.stages import stage_bounds, stash
 from dpsim.plan import Plan
@@ -97,8 +95,8 @@ def _buckets(
     starts, classes = [np.zeros(1, np.int64)], list[int]()
     for stage in reversed(range(len(bounds) - 1)):
         first, stop = np.searchsorted(-layer, [-bounds[stage + 1], -bounds[stage]], side="right").tolist()
-        of_stage = fused(workload, plan, costs, first, stop)
-        starts.append(of_stage[1:])
+        of_stage = fused(workload, plan, costs, slice(first, stop))
+        starts.append(first + of_stage[1:])
         classes += [stage] * (len(of_stage) - 1)
     return np.concatenate(starts), classes
 
@@ -113,7 +111,7 @@ class _Stages:
         self._last_stage = len(bounds) - 2
         self._recompute = cast(Pipeline, plan.parallelism).recompute
         self._overhead = [self.builder.add(OVERHEAD_EVENT, rank_class=stage) for stage in range(self._last_stage + 1)]
-        self._sizes = [self._output_bytes(cut - 1) for cut in bounds[1:-1]]
+        self._sizes = [output_bytes(workload, plan, cut - 1) for cut in bounds[1:-1]]
         self._sent: dict[tuple[int, int, int], int] = {}
         self._begun: dict[tuple[int, int], int] = {}
         self._outputs: dict[tuple[int, int], dict[int, int]] = {}
@@ -204,15 +202,3 @@ class _Stages:
 
     def _receive(self, kind: int, stage: int, micro_batch: int) -> int:
         return self.builder.receive(RECEIVE_EVENT, self._sent[kind, stage, micro_batch], stage)
-
-    def _output_bytes(self, layer: int) -> int:
-        """What a layer hands on for a micro-batch. Raises ``ConfigError`` where the workload does not say it."""
-        of_layer = self._workload.layers[layer]
-        if not of_layer.output_bytes_per_sample:
-            raise ConfigError(
-                f"strategy {self._plan.strategy} for workload {self._workload.name!r}, which does not say how much"
-                f" layer {of_layer.name!r} hands on to the next stage",
-                allowed="workloads whose layers state output_bytes_per_sample",
-                remedy="profile the model again with dpsim profile, or add it to the workload's file",
-            )
-        return math.ceil(math.ceil(self._plan.local_batch) * of_layer.output_bytes_per_sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -85,6 +85,10 @@ class Layer:
     kind: ClassVar[str]
     activation_bytes_per_sample: float = 0.0
     batch_norm_channels: int = 0
+    column_block: int = -1
+    """Which block of its columns or rows this is (``dpsim.nn.column_blocks``); -1: a whole layer."""
+    reads_samples: bool = False
+    """Whether the gradient of its input is that of the samples, which nobody needs."""
 
     def __init__(
         self, name: str, ops: Ops, input_shape: Shape, output_shape: Shape, dtype: DTypeLike, **tensors: Shape
@@ -110,6 +114,7 @@ class Layer:
             activation_bytes_per_sample=self.activation_bytes_per_sample,
             output_bytes_per_sample=math.prod(self.output_shape) * self.dtype.itemsize,
             batch_norm_channels=self.batch_norm_channels,
+            column_block=self.column_block,
         )
 
     def compute_with(self, ops: Ops) -> None:
@@ -204,11 +209,27 @@ class Layer:
             self.ops.add_rounded(stack[top - 1], stack[top], self.rounding, out=stack[top - 1])
 
 
-def he_normal(tensor: Tensor, seed: int, *, fan_in: int) -> Array:
-    """Return normal numbers of variance 2 / fan_in (He et al., arXiv:1502.01852), from the stream of that tensor."""
-    values = rng.normal(tensor.name, seed, tensor.shape, dtype=tensor.dtype)
-    values *= math.sqrt(2.0 / fan_in)
-    return values
+class WeightPart(NamedTuple):
+    """Rows and columns (the last two dimensions) of the weight of a layer: all of them, or those of a block."""
+
+    weight: Tensor
+    rows: slice = slice(None)
+    columns: slice = slice(None)
+
+    @classmethod
+    def of(cls, layer: Layer, rows: slice = slice(None), columns: slice = slice(None)) -> WeightPart:
+        """A part of the weight of a layer, which is its first tensor."""
+        return cls(layer.tensors[0], rows, columns)
+
+    def he_normal(self, seed: int) -> Array:
+        """Return normal numbers of variance 2 / fan_in (He et al., arXiv:1502.01852), from the weight's own stream.
+
+        ``fan_in`` is that of the whole weight: all its dimensions but the last one multiplied.
+        """
+        weight = self.weight
+        values = rng.normal(weight.name, seed, weight.shape, dtype=weight.dtype)
+        values *= math.sqrt(2.0 / math.prod(weight.shape[:-1]))
+        return np.ascontiguousarray(values[..., self.rows, self.columns])
 
 
 def unit_scale(gamma: Tensor, beta: Tensor) -> dict[str, Array]:

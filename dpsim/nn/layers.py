@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 from dpsim import rng
 from dpsim.choices import Operation, Problem
 from dpsim.errors import ConfigError
-from dpsim.nn.layer import Layer, Shape, he_normal
+from dpsim.nn.layer import Layer, Shape, WeightPart
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, Leaves
 
@@ -19,20 +19,34 @@ _LEVELS = 1 << 16
 
 
 class Dense(Layer):
-    """y = x W + bias; x [b, inputs], W [inputs, outputs]. Keeps its input for backward."""
+    """y = x W + bias; x [b, inputs], W [inputs, outputs]. Keeps its input for backward.
+
+    ``part``: what W is of a larger weight, which decides its initial values. Without ``bias`` y = x W.
+    """
 
     kind = "dense"
 
-    def __init__(self, name: str, ops: Ops, inputs: int, outputs: int, dtype: DTypeLike) -> None:
-        super().__init__(name, ops, (inputs,), (outputs,), dtype, weight=(inputs, outputs), bias=(outputs,))
+    def __init__(
+        self,
+        name: str,
+        ops: Ops,
+        inputs: int,
+        outputs: int,
+        dtype: DTypeLike,
+        part: WeightPart | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        tensors = {"weight": (inputs, outputs)} | ({"bias": (outputs,)} if bias else {})
+        super().__init__(name, ops, (inputs,), (outputs,), dtype, **tensors)
+        self._part = WeightPart.of(self) if part is None else part
+        self._has_bias = bias
         self.activation_bytes_per_sample = inputs * self.dtype.itemsize
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        weight, bias = self.tensors
-        return {
-            weight.name: he_normal(weight, seed, fan_in=weight.shape[0]),
-            bias.name: np.zeros(bias.shape, bias.dtype),
-        }
+        weight, *biases = self.tensors
+        zeros = {bias.name: np.zeros(bias.shape, bias.dtype) for bias in biases}
+        return {weight.name: self._part.he_normal(seed)} | zeros
 
     def problems(self, rows: int) -> list[Problem]:
         operations: tuple[Operation, ...] = ("product", "transposed_product", "product_with_transposed")
@@ -47,14 +61,16 @@ class Dense(Layer):
         self._x = x
         y = self.buffers.take("y", (len(x), *self.output_shape))
         self.ops.product(x, self.parameters["weight"], leaves, out=y)
-        self.ops.channel_add(y, self.parameters["bias"], out=y)
+        if self._has_bias:
+            self.ops.channel_add(y, self.parameters["bias"], out=y)
         return y
 
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         ops, x = self.ops, self._x
         at_once = ops.products_at_once(x, grad, leaves)
         self.leaf_sum("weight", leaves, lambda part, out: ops.transposed_product(x, grad, part, out), at_once)
-        self.leaf_sum("bias", leaves, lambda part, out: ops.leaf_sums(grad, part, out), at_once)
+        if self._has_bias:
+            self.leaf_sum("bias", leaves, lambda part, out: ops.leaf_sums(grad, part, out), at_once)
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         dx = self.buffers.take("dx", (len(grad), *self.input_shape))
@@ -66,13 +82,21 @@ class Conv2D(Layer):
     """y[b,h,w,o] = sum over i,j,c of x[b, s h+i-K//2, s w+j-K//2, c] W[i,j,c,o], zero outside; no bias.
 
     x [b, H, W, C], W [K, K, C, O], y [b, ceil(H/s), ceil(W/s), O], K odd, s the stride. A norm is to follow, hence no
-    bias. Keeps its input for backward.
+    bias. Keeps its input for backward. ``part``: what W is of a larger weight, which decides its initial values.
     """
 
     kind = "conv"
 
     def __init__(
-        self, name: str, ops: Ops, input_shape: Shape, outputs: int, dtype: DTypeLike, kernel: int = 3, stride: int = 1
+        self,
+        name: str,
+        ops: Ops,
+        input_shape: Shape,
+        outputs: int,
+        dtype: DTypeLike,
+        kernel: int = 3,
+        stride: int = 1,
+        part: WeightPart | None = None,
     ) -> None:
         if kernel % 2 == 0:
             raise ConfigError(f"layer {name!r} has a kernel of {kernel}", allowed="an odd kernel size")
@@ -82,11 +106,11 @@ class Conv2D(Layer):
         output_shape = (-(-height // stride), -(-width // stride), outputs)
         super().__init__(name, ops, input_shape, output_shape, dtype, weight=(kernel, kernel, inputs, outputs))
         self.kernel, self.stride = kernel, stride
+        self._part = WeightPart.of(self) if part is None else part
         self.activation_bytes_per_sample = math.prod(input_shape) * self.dtype.itemsize
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        (weight,) = self.tensors
-        return {weight.name: he_normal(weight, seed, fan_in=self.kernel * self.kernel * self.input_shape[2])}
+        return {self.tensors[0].name: self._part.he_normal(seed)}
 
     def problems(self, rows: int) -> list[Problem]:
         sizes = (*self.input_shape, self.output_shape[2], self.kernel, self.stride)
@@ -210,14 +234,26 @@ class Dropout(Layer):
 
     The mask of a sample is a function of the layer's name, the seed, the step and the sample's position in the global
     batch. An element takes 16 random bits, so ``rate`` is rounded to a multiple of 2**-16, which the scale follows.
-    Keeps one byte an element, whether it was kept. Source: Srivastava et al., JMLR 15 (2014), in its inverted form.
+    Keeps one byte an element, whether it was kept. ``of``: the name and shape of a larger layer, and the part of its
+    last dimension that this one is; its mask is that part of the whole layer's.
+    Source: Srivastava et al., JMLR 15 (2014), in its inverted form.
     """
 
     kind = "dropout"
 
-    def __init__(self, name: str, ops: Ops, shape: Shape, dtype: DTypeLike, rate: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        ops: Ops,
+        shape: Shape,
+        dtype: DTypeLike,
+        rate: float,
+        *,
+        of: tuple[str, Shape, slice] | None = None,
+    ) -> None:
         check_rate(rate)
         super().__init__(name, ops, shape, shape, dtype)
+        self.rate, self._of = rate, of
         self._dropped = min(round(rate * _LEVELS), _LEVELS - 1)
         self._scale = _LEVELS / (_LEVELS - self._dropped)
         self._seed, self._step, self._first_sample = 0, 0, 0
@@ -230,9 +266,11 @@ class Dropout(Layer):
         if not training:
             return x
         self._mask = self.buffers.take("mask", x.shape, bool)
-        self.ops.random_mask(
-            f"dropout {self.name}", self._seed, self._step, self._first_sample, self._dropped, out=self._mask
-        )
+        name, shape, columns = self._of or (self.name, self.input_shape, slice(None))
+        mask = self._mask if self._of is None else self.buffers.take("whole mask", (len(x), *shape), bool)
+        self.ops.random_mask(f"dropout {name}", self._seed, self._step, self._first_sample, self._dropped, out=mask)
+        if mask is not self._mask:
+            self._mask[...] = mask[..., columns]
         y = self.buffers.take("y", x.shape)
         self.ops.scale_where(x, self._mask, self._scale, out=y)
         return y

@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike
 
 from dpsim.errors import ConfigError
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.nn.column_blocks import cut_columns
 from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.layer import Layer, Shape
 from dpsim.nn.layers import Augment, Conv2D, Dense, Dropout, Flatten, GlobalAveragePool, MaxPool2D, ReLU
@@ -42,7 +43,7 @@ def build_model(
 
     ``norm`` replaces the batch norm of ``cnn`` and ``resnetN`` (``none``: no norm) and adds one before each ReLU of
     ``mlp``; ``dropout`` comes after each ReLU of ``mlp`` and before the last Dense of the others. With ``crop`` or
-    ``flip`` pictures are first moved and mirrored, in training.
+    ``flip`` pictures are first moved and mirrored, in training. ``column_blocks``: see ``dpsim.nn.column_blocks``.
     Raises ``ConfigError`` for an unknown token or a bad width or setting.
     """
     parsed = parse_model(token)
@@ -55,7 +56,7 @@ def build_model(
     layers = _BUILDERS[parsed.kind](parsed, input_shape, classes, dtype, ops)
     if parsed.crop or parsed.flip:
         layers.insert(0, Augment("augment", ops, input_shape, dtype, parsed.crop, parsed.flip))
-    return Network(layers, ops, label_smoothing)
+    return Network(cut_columns(layers, parsed.column_blocks), ops, label_smoothing)
 
 
 def _mlp(model: ModelToken, input_shape: Shape, classes: int, dtype: DTypeLike, ops: Ops) -> list[Layer]:

@@ -18,6 +18,7 @@ from dpsim.dtypes import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.memory import Memory
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.nn.column_blocks import BlockSum, Pair
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.nn.diagnosis import is_finite, leaf_difference, nonfinite_forward, nonfinite_gradient, observe
 from dpsim.nn.implementations import Timing, committed
@@ -129,6 +130,17 @@ class Network:
         """See ``StagedReplica``."""
         self._stage = Stage(self.chain, self.buffers, first, stop, in_flight, recompute=recompute)
 
+    def take_layers(self, own: Sequence[int], add: OrderedSum) -> None:
+        """See ``BlockReplica``."""
+        of_blocks = [layer.column_block for number in own if (layer := self.chain[number]).column_block >= 0]
+        for pair in self._pairs:
+            pair.take(range(min(of_blocks), max(of_blocks) + 1), add)
+        self._stage = Stage(self.chain, self.buffers, 0, len(self.chain), own=own)
+
+    @property
+    def _pairs(self) -> list[Pair]:
+        return [layer.pair for layer in self.chain if isinstance(layer, BlockSum)]
+
     def boundary(self, layer: int) -> tuple[Shape, np.dtype[Any]]:
         return self.chain[layer].output_shape, self.chain[layer].dtype
 
@@ -143,8 +155,8 @@ class Network:
         passes = [EVALUATION_SAMPLES] * min(whole, 1) + [rest] * min(rest, 1)
         every: list[Problem] = []
         for samples in passes:
-            for number, layer in enumerate(self._stage.layers, start=self._stage.first):
-                parts, gradient = layer.problems(samples), number >= self._stage.first_with_input_gradient
+            for number, layer in zip(self._stage.numbers, self._stage.layers, strict=True):
+                parts, gradient = layer.problems(samples), self._stage.hands_back(number, layer)
                 every += parts[: (3 if gradient else 2) if training else 1]
         return list(dict.fromkeys(every))
 
@@ -219,14 +231,22 @@ class Network:
 
     @contextlib.contextmanager
     def _alone_without_trace(self) -> Iterator[None]:
-        """While open, batch norm needs no other rank (``leaf`` for ``global``); at the end the state is restored."""
+        """While open, nothing needs another rank (batch norm has ``leaf`` for ``global``, sums of blocks are partial).
+
+        At the end the state is restored.
+        """
+        add = [pair.add for pair in self._pairs]
         of_all_ranks = [layer for layer in self._batch_norms if layer.mode == "global"]
         state = {name: array.copy() for name, array in self.state().items()}
         try:
             for layer in of_all_ranks:
                 layer.mode = "leaf"
+            for pair in self._pairs:
+                pair.add = None
             yield
         finally:
+            for pair, of_ranks in zip(self._pairs, add, strict=True):
+                pair.add = of_ranks
             for layer in of_all_ranks:
                 layer.mode = "global"
             for name, array in self.state().items():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from numpy.typing import DTypeLike
 
 from dpsim.errors import ConfigError
+from dpsim.nn.column_blocks import BlockStart, BlockSum, Pair
 from dpsim.nn.layer import Layer, Shape
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Leaves
@@ -111,12 +112,23 @@ def layers_read(chain: Sequence[Layer]) -> list[tuple[str, ...] | None]:
     """Return the names of the layers that each layer of a chain reads; ``None``: the one before it.
 
     A fork hands on what it is given, so the other branch reads the layer before it (if it is the first, the fork).
+    Every column block of a pair reads the layer before the pair, and their sum the last layer of each.
     """
     waiting: dict[Branch, str] = {}
+    entered: dict[Pair, tuple[str, ...]] = {}
+    ends: dict[Pair, tuple[str, ...]] = {}
     read: list[tuple[str, ...] | None] = []
     before = chain[0].name
-    for layer in chain:
+    for number, layer in enumerate(chain):
         read.append(None)
+        if isinstance(layer, BlockStart):
+            pair = layer.pair
+            if layer.column_block:
+                ends[pair] = (*ends.get(pair, ()), before)
+            entered.setdefault(pair, (before,) if number else ())
+            read[-1] = entered[pair]
+        elif isinstance(layer, BlockSum):
+            read[-1] = (*ends[layer.pair], before)
         if isinstance(layer, _Marker):
             if isinstance(layer, Swap):
                 read[-1] = (waiting[layer.branch],)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dpsim.errors import ConfigError
 from dpsim.nn.batch_norm import BatchNorm
+from dpsim.nn.column_blocks import BlockStart, BlockSum
 from dpsim.nn.layer import Buffers, Layer
 from dpsim.nn.ops import Ops
 from dpsim.nn.residual import Fork, Join
@@ -16,8 +17,13 @@ from dpsim.replica import Array, Batch, Slot, StepEvents
 
 
 def open_branches(chain: Sequence[Layer]) -> list[int]:
-    """Return for each layer how many residuals are open behind it: with none, its output is all that crosses there."""
-    return list(itertools.accumulate(isinstance(layer, Fork) - isinstance(layer, Join) for layer in chain))
+    """Return for each layer how many branches are open behind it: with none, its output is all that crosses there."""
+
+    def opened(layer: Layer) -> int:
+        first_block = isinstance(layer, BlockStart) and layer.column_block == 0
+        return isinstance(layer, Fork) + first_block - isinstance(layer, Join | BlockSum)
+
+    return list(itertools.accumulate(map(opened, chain)))
 
 
 def twins(layers: Sequence[Layer]) -> tuple[Layer, ...]:
@@ -53,7 +59,9 @@ class InFlight:
 
 
 class Stage:
-    """Layers ``first`` to ``stop - 1`` of a chain, with ``in_flight`` slots.
+    """Layers of a chain, with ``in_flight`` slots: ``own``, or all from ``first`` to ``stop - 1``.
+
+    Where ``own`` leaves layers out, these are column blocks that other devices compute.
 
     Every slot has copies of the layers, the first one the layers themselves; with ``recompute`` all slots share these,
     and a slot keeps no more than the stage's input and output. Outside the first stage all layers compute an input
@@ -70,22 +78,28 @@ class Stage:
         in_flight: int = 1,
         *,
         recompute: bool = False,
+        own: Sequence[int] | None = None,
     ) -> None:
         _check(chain, first, stop, in_flight)
         self.first, self.stop, self.recompute = first, stop, recompute
-        self.layers = tuple(chain[first:stop])
+        self.numbers = tuple(range(first, stop) if own is None else own)
+        self.layers = tuple(chain[number] for number in self.numbers)
         self.last = stop == len(chain)
         self.input_shape = self.layers[0].input_shape
         self.output_shape = self.layers[-1].output_shape
         self._ops: Ops = self.layers[0].ops
         first_trained = next((i for i, layer in enumerate(chain) if layer.tensors), len(chain))
-        self.first_with_input_gradient = first if first else first_trained + 1
+        self._first_with_input_gradient = first if first else first_trained + 1
         copies = [self.layers if recompute or not slot else twins(self.layers) for slot in range(in_flight)]
         self.slots = [
             InFlight(layers=layers, buffers=Buffers(self._ops, chain[0].dtype) if slot else buffers)
             for slot, layers in enumerate(copies)
         ]
         self._recent = self.layers
+
+    def hands_back(self, number: int, layer: Layer) -> bool:
+        """Whether a layer, or a copy of it, computes the gradient of its input."""
+        return number >= self._first_with_input_gradient and not layer.reads_samples
 
     @property
     def copies(self) -> list[Layer]:
@@ -117,7 +131,7 @@ class Stage:
             return self._forward_of_nothing(slot, batch, done)
         for layer in slot.layers:
             layer.begin(batch)
-        for number, layer in enumerate(slot.layers, start=self.first):
+        for number, layer in zip(self.numbers, slot.layers, strict=True):
             x = layer.forward(x, leaves, training=True)
             done(number)
         return x
@@ -141,19 +155,18 @@ class Stage:
         leaves = batch.leaves
         if not leaves[-1]:
             return self._backward_of_nothing(slot, batch, events)
-        for number in range(self.stop - 1, self.first - 1, -1):
-            layer = slot.layers[number - self.first]
+        for number, layer in zip(reversed(self.numbers), reversed(slot.layers), strict=True):
             if layer.tensors:
                 layer.write_gradients(grad, leaves)
                 events.gradients_ready(number)
-            if number >= self.first_with_input_gradient:
+            if self.hands_back(number, layer):
                 grad = layer.input_gradient(grad, leaves)
             events.backward_done(number)
         return grad if self.first else None
 
     def _forward_of_nothing(self, slot: InFlight, batch: Batch, done: Callable[[int], None]) -> Array:
         """A rank without samples: batch norms over several ranks take part all the same."""
-        for number, layer in enumerate(slot.layers, start=self.first):
+        for number, layer in zip(self.numbers, slot.layers, strict=True):
             if _is_collective(layer):
                 layer.forward(self._empty(layer), batch.leaves, training=True)
             done(number)
@@ -161,8 +174,7 @@ class Stage:
 
     def _backward_of_nothing(self, slot: InFlight, batch: Batch, events: StepEvents) -> Array | None:
         """Write zeros."""
-        for number in range(self.stop - 1, self.first - 1, -1):
-            layer = slot.layers[number - self.first]
+        for number, layer in zip(reversed(self.numbers), reversed(slot.layers), strict=True):
             if layer.tensors:
                 for gradients in layer.slots:
                     for gradient in gradients.values():
@@ -170,7 +182,7 @@ class Stage:
                 if _is_collective(layer):
                     layer.write_gradients(self._empty(layer), batch.leaves)
                 events.gradients_ready(number)
-                if _is_collective(layer) and number >= self.first_with_input_gradient:
+                if _is_collective(layer) and self.hands_back(number, layer):
                     layer.input_gradient(self._empty(layer), batch.leaves)
             events.backward_done(number)
         return self._ops.zeros((0, *self.input_shape), self.layers[0].dtype) if self.first else None
@@ -195,7 +207,7 @@ def _check(chain: Sequence[Layer], first: int, stop: int, in_flight: int) -> Non
             before = [number for number in closed if number < edge][-1:]
             nearest = [*before, *(number for number in closed if number >= edge)][: len(before) + 1]
             raise ConfigError(
-                f"a stage that ends after layer {chain[edge - 1].name!r}, inside a residual",
+                f"a stage that ends after layer {chain[edge - 1].name!r}, inside a branch",
                 allowed=f"for instance stages that end after {' or '.join(chain[number].name for number in nearest)}",
                 remedy="cut where the output of one layer is all that is handed on",
             )

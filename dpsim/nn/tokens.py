@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsim.errors import ConfigError, unknown
+from dpsim.nn.column_blocks import check_column_blocks
 from dpsim.nn.layers import check_crop, check_flip, check_rate
 
 NORMS = ("batch", "layer", "instance", "group", "none")
@@ -21,9 +22,10 @@ _NUMBERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], None], str]] = {
     "dropout": (float, check_rate, "a number from 0 to less than 1, like dropout=0.1"),
     "crop": (int, check_crop, "a whole number of pixels, like crop=4"),
     "flip": (float, check_flip, "a number from 0 to 1, like flip=0.5"),
+    "column_blocks": (int, check_column_blocks, "a whole number of 1 or more, like column_blocks=4"),
 }
 _SETTINGS = ("norm", *_NUMBERS)
-_AFTER = "then settings: norm=group, dropout=0.1, crop=4, flip=0.5"
+_AFTER = "then settings: norm=group, dropout=0.1, crop=4, flip=0.5, column_blocks=4"
 _FORMS = {
     "mlp": f"mlp, mlp:512,256,128 (widths) or mlp:64x20 (width x depth), {_AFTER}",
     "cnn": f"cnn or cnn:16,32,64 (widths), {_AFTER}",
@@ -34,7 +36,7 @@ _FORMS = {
 class ModelToken:
     """The parts of a token. ``norm`` is one of ``NORMS``; ``dropout`` the share of elements dropped.
 
-    ``crop`` pixels and ``flip`` rate: see ``dpsim.nn.layers``.
+    ``crop`` pixels and ``flip`` rate: see ``dpsim.nn.layers``; ``column_blocks``: see ``dpsim.nn.column_blocks``.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class ModelToken:
     dropout: float = 0.0
     crop: int = 0
     flip: float = 0.0
+    column_blocks: int = 1
 
 
 def parse_model(token: str) -> ModelToken:

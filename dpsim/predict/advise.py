@@ -206,7 +206,7 @@ class _Search:
 
     def _groups(self, strategy: Strategy) -> Iterator[_Group]:
         """Yield the group of each number of micro-batches."""
-        base, stages = self._base, strategy.stage_count
+        base, stages = self._base, strategy.classes
         most = (MICRO_BATCHES_A_STAGE * stages).bit_length()
         samples = base.global_batch * stages // base.devices
         for accumulate in [base.accumulate] if stages == 1 else [1 << power for power in range(most)]:
@@ -239,7 +239,7 @@ class _Search:
         possible = (
             accumulate <= MOST_DIVISIONS * self._base.accumulate and accumulate * plan.devices <= plan.global_batch
         )
-        return self._group(plan.parallelism, accumulate) if plan.parallelism.stage_count == 1 and possible else None
+        return self._group(plan.parallelism, accumulate) if plan.parallelism.classes == 1 and possible else None
 
     def _until_one_fits(self, groups: Iterable[_Group]) -> Iterator[Candidate]:
         """Yield candidates from the fastest on, the last of which is the first that may fit (best-first search).

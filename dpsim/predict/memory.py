@@ -66,7 +66,7 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
 def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
     """Bytes by part of ``Memory`` on a rank of a class."""
     workload, plan = schedule.workload, schedule.plan
-    own = np.flatnonzero(schedule.bucket_class == rank_class)
+    own = np.array(schedule.buckets_of(rank_class), np.int64)
     sizes, shards = schedule.bucket_size_bytes[own], _shard_bytes(schedule, own)
     whole = int(sizes.sum())
 

@@ -244,7 +244,7 @@ def _planned(
         takes_threshold = FUSION_RULES.find(variant["fusion_rule"]).default_threshold_bytes is not None
         compared = thresholds and (takes_threshold or len(_several(fields["fusion_rule"])) == 1)
         otherwise = told.bucket_cap_bytes if variant["fusion_rule"] in DDP_RULES else None
-        staged = parse_strategy(variant.get("strategy", "data-parallel")).stage_count > 1
+        staged = parse_strategy(variant.get("strategy", "data-parallel")).classes > 1
         single = _plan(variant | {"strategy": "data-parallel"} if staged else variant, 1, "", None)
         for count, layout in counts:
             for threshold in thresholds if compared and count > 1 else [otherwise if count > 1 else None]:
@@ -258,7 +258,7 @@ def _planned(
 def _plan(variant: Mapping[str, Any], devices: int, layout: str, threshold: float | None) -> Plan:
     fields = dict(variant)
     if _BATCH in fields:
-        stages = parse_strategy(fields.get("strategy", "data-parallel")).stage_count
+        stages = parse_strategy(fields.get("strategy", "data-parallel")).classes
         fields["global_batch"] = fields.pop(_BATCH) * fields.get("accumulate", 1) * (devices // stages)
     return Plan(devices=devices, layout=layout, fusion_threshold_bytes=threshold, **fields)
 

@@ -123,27 +123,28 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         if beside:
             gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
         update_s /= data_devices
-    sums = agreement = idle
+    sums = agreement = joining = idle
     if plan.batch_norm != "local" and data_devices > 1:
         sums = sums_curve(machine, collective)
     if several:
         everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
         agreement = sums_curve(machine, everybody)
+        joining = sums_curve(machine, plan.joining)
     overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
     updates = [update_s * waits * share for share in _shares_of_parameters(schedule)]
     fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages, *updates), np.float64)
-    curves = (idle, overlapped, gather, gather_beside, sums, agreement)
+    curves = (idle, overlapped, gather, gather_beside, sums, agreement, joining)
     points = [curve.points for curve in curves]
     if factors is not EXACT:
         network, overlap = (1.0, factors.network), (1.0, factors.overlapped, factors.loss)
-        scales = network, overlap, network, overlap, network, network
+        scales = network, overlap, network, overlap, network, network, network
         points = list(map(_scaled, points, scales))
     if overhead_of_each := (machine.collective_overhead_s or 0.0) * factors.overhead * (plan.devices > 1):
         points = [_later(each, overhead_of_each) for each in points]
-    messages = messages_of(machine, schedule) if several else NO_MESSAGES
-    seconds = messages.seconds * factors.network if several else messages.seconds
-    first, second, third, fourth, fifth, sixth = points
-    costs = first, second, third, fourth, fifth, sixth
+    messages = messages_of(machine, schedule) if strategy.sends else NO_MESSAGES
+    seconds = messages.seconds * factors.network if strategy.sends else messages.seconds
+    first, second, third, fourth, fifth, sixth, seventh = points
+    costs = first, second, third, fourth, fifth, sixth, seventh
     prices = Prices(layers, announces, fixed, *costs, seconds, messages.copied)
     known_curves = curves[: 4 if strategy.gathers else 3]
     known = max(curve.first_bytes for curve in known_curves), min(curve.last_bytes for curve in known_curves)
@@ -160,9 +161,8 @@ def _shares_of_parameters(schedule: Schedule) -> list[float]:
     """The part of all parameters that each class has."""
     if schedule.classes == 1:
         return [1.0]
-    sizes = np.bincount(schedule.bucket_class, schedule.bucket_size_bytes, minlength=schedule.classes)
-    shares: list[float] = (sizes / max(sizes.sum(), 1.0)).tolist()
-    return shares
+    sizes, total = schedule.bucket_size_bytes, max(float(schedule.bucket_size_bytes.sum()), 1.0)
+    return [float(sizes[schedule.buckets_of(each)].sum()) / total for each in range(schedule.classes)]
 
 
 def _scaled(points: Floats, factors: tuple[float, ...]) -> Floats:

@@ -81,8 +81,8 @@ class Prices(NamedTuple):
     ``announces`` (L) which layers have tensors; ``fixed`` (3 + classes) overhead_s, poll_s, rounds, and update_s of
     each class; ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` and
     ``overlapped_gather`` of what brings parameters together, ``sums`` (2, K) of the sums for which computation stops,
-    and ``agreement`` of those of all classes. ``messages`` (operations) is what each send takes, and ``copied`` whether
-    its receiver does the work; both are empty where there is one class."""
+    ``agreement`` of those of all ranks, and ``joining`` of those of one rank of each class. ``messages`` (operations)
+    is what each send takes, and ``copied`` whether its receiver does the work; both are empty where there are none."""
 
     layers: Any
     announces: Any
@@ -93,6 +93,7 @@ class Prices(NamedTuple):
     overlapped_gather: Any
     sums: Any
     agreement: Any
+    joining: Any
     messages: Any
     copied: Any
 
@@ -302,4 +303,4 @@ def _awaited_s(i, own, now, operations, prices, times, done, state):  # type: ig
     if state.meetings[0, left] < len(prices.fixed) - 3:
         return np.inf, 0.0
     state.met[1, own] += 1
-    return state.meetings[1, left], at(prices.agreement, 1, size)
+    return state.meetings[1, left], at(prices.joining if operations.layer[i] >= 0 else prices.agreement, 1, size)

@@ -148,13 +148,13 @@ class Arena:
     def shards_of(self, rank: int) -> tuple[Shard, ...]:
         """The parts that a rank updates; none of them is empty."""
         schedule, shards, offset = self._schedule, list[Shard](), 0
-        of_class = schedule.plan.devices // schedule.classes
+        of_class, place = schedule.plan.devices // schedule.classes, schedule.plan.place_of(rank)
         buckets = schedule.buckets_of(schedule.class_of(rank))
         at, _ = _in_slots(self._sizes, buckets, 0, self._align)
         for bucket in buckets:
             low, high = 0, self._sizes[bucket]
             if self.sharded:
-                low, high = shard_bounds(high, of_class)[rank % of_class : rank % of_class + 2]
+                low, high = shard_bounds(high, of_class)[place : place + 2]
             if low < high:
                 state = offset if self.sharded else at[bucket]
                 shards.append(Shard(bucket, low, high, self._first[bucket] + low, state))

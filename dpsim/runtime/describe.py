@@ -22,6 +22,7 @@ def describe(replica: Replica, name: str) -> Workload:
             batch_norm_channels=spec.batch_norm_channels,
             depends_on=spec.depends_on,
             output_bytes_per_sample=spec.output_bytes_per_sample,
+            column_block=spec.column_block,
         )
         for spec in replica.layers
     )

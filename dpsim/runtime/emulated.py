@@ -18,10 +18,13 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpsim.comm.clock import SLEEP_LEAD_S, now, sharpen_sleep, sleep_until
 from dpsim.errors import ConfigError
+from dpsim.kernels.allreduce.tree import subtrees
+from dpsim.lowering.computation import block_sums
 from dpsim.replica import (
     Array,
     Batch,
     BatchSums,
+    BlockReplica,
     Capabilities,
     LayerSpec,
     OrderedSum,
@@ -54,7 +57,8 @@ class EmulatedReplica:
     All times of a step are multiplied by a factor that is drawn from the workload's ``step_spread`` for this seed, rank
     and step, to some degree alike on all ranks (``step_correlation``); 1 where the spread is not known. ``lateness_s``
     holds how late each moment of the last step was met. Batch norm over the global batch really sums over the ranks,
-    and what follows begins when the sum is there; leaves are not emulated. A stage hands on zeros of float32.
+    and what follows begins when the sum is there, and so do sums over column blocks; leaves are not emulated. A stage
+    hands on zeros of float32.
     """
 
     def __init__(self, model: Replica, workload: Workload, *, seed: int, rank: int, clock: Clock | None = None) -> None:
@@ -65,7 +69,9 @@ class EmulatedReplica:
         if clock is None:
             sharpen_sleep()
         self._gradients: list[list[Array]] = []
-        self._stage = range(len(model.layers))
+        self._stage: Sequence[int] = range(len(model.layers))
+        self._add_blocks: OrderedSum | None = None
+        self._partial_sums = 0  # over blocks, of this rank
         self._crossing: dict[int, Array] = {}
         self._step: int | None = None
         self._factor = 1.0
@@ -118,6 +124,16 @@ class EmulatedReplica:
         for edge in {first, stop} - {0, len(self.layers)}:
             self.boundary(edge - 1)
 
+    def take_layers(self, own: Sequence[int], add: OrderedSum) -> None:
+        """See ``BlockReplica``."""
+        of_blocks = [block for layer in own if (block := self.layers[layer].column_block) >= 0]
+        count = 1 + max(layer.column_block for layer in self.layers)
+        self._stage, self._add_blocks = own, add
+        self._partial_sums = len(subtrees(count, min(of_blocks), max(of_blocks) + 1))
+        self._joins, self._splits = block_sums(self._workload)
+        if isinstance(self._model, BlockReplica):
+            self._model.take_layers(own, add)
+
     def boundary(self, layer: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """See ``StagedReplica``. Raises ``ConfigError`` where the workload does not say what the layer hands on."""
         if self._staged is not None:
@@ -141,8 +157,8 @@ class EmulatedReplica:
     def forward_stage(self, slot: int, batch: Batch, x: Array | None, events: StepEvents) -> Array:
         """See ``StagedReplica``."""
         self._forward(batch, events.forward_done)
-        last = self._stage.stop - 1
-        return self._handed_on(last, batch) if self._stage.stop < len(self.layers) else np.empty(0, np.float32)
+        last = self._stage[-1]
+        return self._handed_on(last, batch) if last + 1 < len(self.layers) else np.empty(0, np.float32)
 
     def loss_stage(self, slot: int, batch: Batch, events: StepEvents) -> BatchSums:
         """See ``StagedReplica``; its time is the overhead's."""
@@ -156,7 +172,7 @@ class EmulatedReplica:
     def backward_stage(self, slot: int, batch: Batch, grad: Array | None, events: StepEvents) -> Array | None:
         """See ``StagedReplica``."""
         self._backward(batch, events)
-        return self._handed_on(self._stage.start - 1, batch) if self._stage.start else None
+        return self._handed_on(self._stage[0] - 1, batch) if self._stage[0] else None
 
     def evaluate_stage(self, x: Array) -> Array:
         """See ``StagedReplica``."""
@@ -182,6 +198,8 @@ class EmulatedReplica:
         times, factor = self._times(batch)
         forward_s = times.forward_s.tolist()
         for layer in self._stage:
+            if self._add_blocks is not None and layer in self._joins:
+                self._sum_blocks(self._add_blocks, layer, batch)
             self._wait(factor * forward_s[layer])
             self._sum_statistics(1 + 2 * self.layers[layer].batch_norm_channels, np.float64)
             done(layer)
@@ -190,6 +208,8 @@ class EmulatedReplica:
         times, factor = self._times(batch)
         ready_s, backward_s = times.gradient_ready_s.tolist(), times.backward_s.tolist()
         for layer in reversed(self._stage):
+            if self._add_blocks is not None and layer in self._splits:
+                self._sum_blocks(self._add_blocks, layer, batch)
             rest_s = backward_s[layer]
             if self._gradients[layer]:
                 for gradient in self._gradients[layer]:
@@ -217,6 +237,12 @@ class EmulatedReplica:
         if self._sum is not None and values > 1:
             self._sum([np.zeros(values, dtype)])
             self.resumes_at(self._clock.now())
+
+    def _sum_blocks(self, add: OrderedSum, layer: int, batch: Batch) -> None:
+        """Add as many values over the ranks as a layer hands on; what is computed next begins then."""
+        values = math.ceil(len(batch.labels) * self.layers[layer].output_bytes_per_sample / 4)
+        add([np.zeros(values, np.float32)] * self._partial_sums)
+        self.resumes_at(self._clock.now())
 
     def begin_anew(self) -> None:
         """Let the next step begin when it is called, whatever was before it."""
@@ -307,6 +333,7 @@ class WorkloadReplica:
                 batch_norm_channels=layer.batch_norm_channels,
                 depends_on=layer.depends_on,
                 output_bytes_per_sample=layer.output_bytes_per_sample,
+                column_block=layer.column_block,
             )
             for layer in workload.layers
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import statistics
+from collections.abc import Sequence
 
 from mpi4py import MPI
 
@@ -16,11 +17,11 @@ from dpsim.runtime.step import StepOutcome
 class TrainLog:
     """Mean losses of every step of a run, also of those before it was resumed, and times of those since.
 
-    ``samples`` of training data come in global batches of ``batch``. Losses of the slots of the last ``ranks`` ranks,
-    which know them, are added along ``tree``.
+    ``samples`` of training data come in global batches of ``batch``. Losses of the slots of ``ranks``, which know them,
+    are added along ``tree``.
     """
 
-    def __init__(self, comm: MPI.Intracomm, samples: int, batch: int, tree: Tree, ranks: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, samples: int, batch: int, tree: Tree, ranks: Sequence[int]) -> None:
         self._ranks = ranks
         self._comm, self._samples, self._batch, self._tree = comm, samples, min(batch, samples), tree
         self._per_epoch = -(-samples // batch)
@@ -48,10 +49,11 @@ class TrainLog:
     def gather(self) -> None:
         """Bring ``losses``, means over the samples of all ranks, up to date; collective."""
         for column in zip(*self._comm.allgather(self._own), strict=True):
-            losses = list(itertools.chain.from_iterable(column[-self._ranks :]))
+            losses = list(itertools.chain.from_iterable(column[rank] for rank in self._ranks))
             loss = fold(self._tree, losses.__getitem__, operator.add)
             self.losses.append(loss / self.batch_of(len(self.losses)))
-        self._correct += [sum(column) for column in zip(*self._comm.allgather(self._own_correct), strict=True)]
+        correct = self._comm.allgather(self._own_correct)
+        self._correct += [sum(column) for column in zip(*(correct[rank] for rank in self._ranks), strict=True)]
         self._own, self._own_correct = [], []
 
     def batch_of(self, step: int) -> int:

@@ -62,8 +62,8 @@ class StepProgram:
     ``releases[operation]`` the positions in the queue that wait for that operation: a sum until the gradients of a
     backward are final, and (``releases_at_end``) an all-gather until it has read its parameters. The first
     ``before_update`` of the queue begin before the update. Before what follows ``operation`` may begin, the first
-    ``needs_after[operation]`` must have ended. ``layers`` is the range of the class's layers; ``actions`` what a stage
-    does up to the update, if there are several classes; ``agreement_bytes`` what the ranks send to agree before it.
+    ``needs_after[operation]`` must have ended. ``layers`` are the layers of the class; ``actions`` what a stage does up
+    to the update, if stages send each other messages; ``agreement_bytes`` what the ranks send to agree before it.
     """
 
     overhead: int
@@ -77,7 +77,7 @@ class StepProgram:
     releases: tuple[tuple[int, ...], ...]
     releases_at_end: tuple[tuple[int, ...], ...]
     needs_after: tuple[int, ...]
-    layers: tuple[int, int]
+    layers: tuple[int, ...]
     actions: tuple[Action, ...]
     agreement_bytes: int
     names: tuple[str, ...]
@@ -143,28 +143,30 @@ def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
         releases_at_end=tuple(map(tuple, at_end)),
         needs_after=tuple(needs_after),
         layers=layers,
-        actions=_actions(schedule, own) if schedule.classes > 1 else (),
+        actions=_actions(schedule, own) if SEND_EVENT in kinds else (),
         agreement_bytes=int(schedule.size_bytes[synchronised[-1]]) if synchronised else 0,
         names=tuple(schedule.operation_name(operation) for operation in range(len(kinds))),
     )
 
 
-def _computations(schedule: Schedule, computed: list[int]) -> tuple[list[list[list[int]]], tuple[int, int]]:
-    """The operation of each kind, micro-batch and layer; the range of the layers. Refuses what leaves one out."""
+def _computations(schedule: Schedule, computed: list[int]) -> tuple[list[list[list[int]]], tuple[int, ...]]:
+    """The operation of each kind, micro-batch and layer; the layers. Refuses what leaves one out."""
     operations = np.full((len(KINDS), schedule.plan.accumulate, len(schedule.workload.layers)), -1)
     for operation in computed:
         layer = max(int(schedule.layer[operation]), 0)
         operations[schedule.kind[operation], schedule.micro_batch[operation], layer] = operation
-    forward = np.flatnonzero((operations[FORWARD_EVENT] >= 0).any(axis=0))
-    first, stop = (int(forward[0]), int(forward[-1]) + 1) if len(forward) else (0, 1)
-    of_layers = operations[[FORWARD_EVENT, BACKWARD_EVENT], :, first:stop]
-    last = stop == len(schedule.workload.layers)
-    if operations[OVERHEAD_EVENT, 0, 0] < 0 or of_layers.min() < 0 or (last and operations[LOSS_EVENT, :, 0].min() < 0):
+    own = np.flatnonzero((operations[FORWARD_EVENT] >= 0).any(axis=0)).tolist() or [0]
+    layers, foreign = schedule.workload.layers, {*range(own[0], own[-1] + 1)} - {*own}
+    of_layers = operations[[FORWARD_EVENT, BACKWARD_EVENT]][:, :, own]
+    last = own[-1] + 1 == len(layers)
+    whole = all(layers[layer].column_block >= 0 for layer in foreign)
+    lossless = last and operations[LOSS_EVENT, :, 0].min() < 0
+    if operations[OVERHEAD_EVENT, 0, 0] < 0 or of_layers.min() < 0 or lossless or not whole:
         raise ConfigError(
             "a schedule that leaves a computation out",
             allowed="the overhead, and in each micro-batch each layer forward and backward, and the loss",
         )
-    return operations.tolist(), (first, stop)
+    return operations.tolist(), tuple(own)
 
 
 def _actions(schedule: Schedule, own: list[int]) -> tuple[Action, ...]:

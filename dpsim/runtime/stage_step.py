@@ -103,7 +103,7 @@ class StageStep:
 
     def evaluate(self, x: Array, labels: Array) -> BatchSums:
         """The sums of an evaluation of these samples in the last stage, zeros in the others; all call it together."""
-        (first, stop), loss, correct = self._program.layers, 0.0, 0
+        first, stop, loss, correct = self._program.layers[0], self._program.layers[-1] + 1, 0.0, 0
         last_class = len(self._replica.layers) == stop
         for start in range(0, len(labels), EVALUATION_SAMPLES):
             part = slice(start, start + EVALUATION_SAMPLES)
@@ -136,7 +136,7 @@ class StageStep:
 
     def _receive(self, action: Action, slot: int, samples: int) -> None:
         """Wait for what the stage before hands on, which backward needs too, or for the gradient of one's output."""
-        first, stop = self._program.layers
+        first, stop = self._program.layers[0], self._program.layers[-1] + 1
         forward = action.peer_class < self._class
         what, layer = (INPUT, first - 1) if forward else (OUTPUT_GRADIENT, stop - 1)
         shape, dtype = self._replica.boundary(layer)

@@ -17,8 +17,9 @@ from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.transport import Array, Transport
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.kernels.allreduce.tree import slots
 from dpsim.plan import Plan
-from dpsim.replica import Batch, BatchSums, Capabilities, DeferredSums, Replica
+from dpsim.replica import Batch, BatchSums, Capabilities, DeferredSums, OrderedSum, Replica
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.device_step import FetchedGradients
 from dpsim.runtime.finite import finite_check
@@ -33,6 +34,7 @@ from dpsim.runtime.stall import Labels
 from dpsim.runtime.step_clock import step_clock
 from dpsim.runtime.step_collectives import StepCollectives
 from dpsim.schedule import Schedule
+from dpsim.strategy import own_blocks
 
 _ROOT_CAUSE_GRACE_S = 2.0
 """Seconds to wait before reporting a NaN received from another rank, so that the rank's own error is shown."""
@@ -56,7 +58,8 @@ class StepRunner:
     ``rate`` gives the learning rate of each step, counted from 0; without it the optimizer's own stays.
     ``exact`` carries the sums in the fixed order of addition (``ordered_sum``), on several ranks in a transport of its
     own: they may be asked for while gradients travel. Where the schedule has several rank classes, ``transport`` is
-    that of the rank's own class, and ``world`` one of all ranks.
+    that of the rank's own class, and ``world`` one of all ranks; ``parts`` is one of the ranks, one of each class, that
+    have the blocks of the same layers.
     """
 
     def __init__(
@@ -69,13 +72,15 @@ class StepRunner:
         rate: Callable[[int], float] | None = None,
         exact: Transport | None = None,
         world: Transport | None = None,
+        parts: Transport | None = None,
     ) -> None:
         plan, able = schedule.plan, Capabilities.of(replica)
         rank = transport.rank if world is None else world.rank
         self.program = compiled(schedule, rank)
-        own_layers = replica.layers[slice(*self.program.layers)]
+        own_layers = [replica.layers[layer] for layer in self.program.layers]
         normalises = any(layer.batch_norm_channels for layer in own_layers)
-        _check(plan, transport, world, able, normalises)
+        stages = bool(self.program.actions)
+        _check(plan, transport, world, able, normalises, stages)
         able.multiply_in(plan.compute_dtype)
         self.replica, self.schedule, self.transport, self.memory = replica, schedule, transport, transport.memory
         self.plan, self.steps, self._layers = plan, 0, replica.layers
@@ -90,9 +95,11 @@ class StepRunner:
         rounding = self._compression.rounding if self._compression is not None and plan.leaves else None
         self._may_overflow = plan.devices > 1 or rounding is not None
         in_flight = schedule.stashes[schedule.class_of(rank)]
-        if able.staged is not None and world is not None:
+        if able.staged is not None and stages:
             recompute = any(operation >= 0 for row in self.program.recompute for operation in row)
-            able.staged.take_stage(*self.program.layers, in_flight, recompute)
+            able.staged.take_stage(self.program.layers[0], self.program.layers[-1] + 1, in_flight, recompute)
+        if able.blocks is not None and parts is not None:
+            able.blocks.take_layers(self.program.layers, self._sum_of_blocks(parts))
         held = len(order.of(transport.rank))
         self._leaves = LeafStep(replica, self.arena, plan, transport.rank, held, rounding, self.program)
         self._pass = self._leaves.passes[0]
@@ -119,7 +126,7 @@ class StepRunner:
         self._communicates_inside = self.program.waits_for_collectives or world is not None
         self._follows = tuple(self._communicates_inside or bool(each) for each in self.program.releases)
         self._stage: StageStep | None = None
-        if able.staged is not None and world is not None:
+        if able.staged is not None and world is not None and stages:
             self._stage = StageStep(
                 able.staged,
                 self.program,
@@ -134,6 +141,14 @@ class StepRunner:
         if normalises and able.batch_norm is not None:
             add = self._collectives.sum_between_layers(own_layers, dtype.name, self.ordered_sum)
             self._leaves.normalise(able.batch_norm, plan.batch_norm, add)
+
+    def _sum_of_blocks(self, parts: Transport) -> OrderedSum:
+        """What adds partial sums over the column blocks of layers."""
+        blocks = 1 + max(layer.column_block for layer in self._layers)
+        add = ordered_sum(
+            parts, slots([own_blocks(blocks, part, parts.size).start for part in range(parts.size)] + [blocks])
+        )
+        return lambda arrays: self._collectives.paused_sum(add, arrays)
 
     def initialise(self, seed: int) -> None:
         """Set parameters to the replica's own initial values, and optimizer state to zero."""
@@ -329,17 +344,20 @@ class StepRunner:
         )
 
 
-def _check(plan: Plan, transport: Transport, world: Transport | None, able: Capabilities, normalises: bool) -> None:
+def _check(
+    plan: Plan, transport: Transport, world: Transport | None, able: Capabilities, normalises: bool, stages: bool
+) -> None:
     """Raise ``ConfigError`` for a plan that the transports or the replica cannot run."""
     check("network", algorithm=plan.algorithm, network=transport.network)
     ranks = (transport if world is None else world).size
     if (ranks, transport.size) != (plan.devices, plan.data_devices):
         raise ConfigError(f"a plan for {plan.devices} devices on {ranks} ranks", allowed="as many ranks")
-    if world is not None and able.staged is None:
+    if world is not None and (able.staged if stages else able.blocks) is None:
         raise ConfigError(
             f"strategy {plan.strategy} for a model that computes all of its layers in one call",
-            allowed="strategies without stages with it",
-            remedy="leave --strategy out, or write a replica as dpsim.replica.StagedReplica describes",
+            allowed="strategies in which every device computes all layers",
+            remedy="leave --strategy out, or write a replica as"
+            f" dpsim.replica.{'StagedReplica' if stages else 'BlockReplica'} describes",
         )
     _, devices_a_node = node_counts(plan.collective.layout, plan.data_devices)
     if transport.devices_a_node != devices_a_node:

@@ -145,11 +145,11 @@ class StepCollectives:
             values = [1 + 2 * layer.batch_norm_channels for layer in layers if layer.batch_norm_channels]
             most = {"float64": sum(values)} if mode == "leaf" else dict.fromkeys(("float64", dtype), max(values))
             add = self._transport.sums_between_layers(self._order, most)
-        return functools.partial(self._paused_sum, add or ordered_sum)
+        add = add or ordered_sum
+        return functools.partial(self.paused_sum, add) if self._communicates else add
 
-    def _paused_sum(self, add: OrderedSum, arrays: Sequence[Array]) -> Array:
-        if not self._communicates:
-            return add(arrays)
+    def paused_sum(self, add: OrderedSum, arrays: Sequence[Array]) -> Array:
+        """Return what ``add`` returns, whose time is recorded as a pause of the computation."""
         since = self._clock.timestamp()
         self._status.waits()
         total = add(arrays)

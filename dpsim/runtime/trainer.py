@@ -101,10 +101,15 @@ class Trainer:
         self.model_state = {name: (value.shape, value.dtype.name) for name, value in replica.state().items()}
         """Shape and dtype of the state of the whole model, of which a stage has a part."""
         self.world: Transport | None = None
+        parts: Transport | None = None
         group = comm
         if self.schedule.classes > 1:
             group = class_group(comm, self.schedule.class_of(comm.rank))
             self.world = transport(comm, network, plan.devices_a_node, sleeps=sleeps)
+            if not plan.parallelism.sends:
+                together = class_group(comm, plan.place_of(comm.rank))
+                of_a_node = node_counts(plan.joining.layout, together.size)[1]
+                parts = transport(together, network, of_a_node, sleeps=sleeps, beside=self.world)
         self.transport: Transport = transport(
             group,
             network,
@@ -131,7 +136,9 @@ class Trainer:
         sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
         exact = transport(group, network, sleeps=sleeps, beside=self.world) if sums else None
         status = mine.status if mine else None
-        self.runner = StepRunner(replica, self.schedule, self.transport, control, status, rate, exact, self.world)
+        self.runner = StepRunner(
+            replica, self.schedule, self.transport, control, status, rate, exact, self.world, parts
+        )
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         compile_once(self.runner.warm_up, comm)
         self.runner.initialise(seed)
@@ -139,7 +146,9 @@ class Trainer:
             self._broadcast_state()
         self.epoch = 0
         self._batches = self._global_batches()
-        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_partial_sums(plan).tree, group.size)
+        last = self.schedule.classes - 1
+        knowing = [rank for rank in range(comm.size) if self.schedule.class_of(rank) == last]
+        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_partial_sums(plan).tree, knowing)
 
     def _choose_code(self, replica: TunableReplica, dataset: Dataset, plan: Plan, comm: MPI.Intracomm) -> None:
         """Decide which code computes the replica's operations: by measurement, or in leaves by rank 0's table."""
@@ -148,7 +157,7 @@ class Trainer:
             replica.use(table=table)
             self.kernel_table = table.digest
             return
-        samples, rank = len(dataset.train_y), comm.rank % plan.data_devices
+        samples, rank = len(dataset.train_y), plan.place_of(comm.rank)
         last = samples % plan.global_batch or plan.global_batch
         training = {
             stop - start

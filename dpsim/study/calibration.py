@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, group_layout, neighbours, parse_devices
+from dpsim.collective import Collective, neighbours, parse_devices
 from dpsim.constraints import LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
+from dpsim.plan import Plan
 from dpsim.predict.cost import ORDERED_SUM_ALGORITHM, SEND_ALGORITHM
 from dpsim.predict.formulas import fitted_links
 from dpsim.progress import Progress
@@ -132,7 +133,7 @@ class CalibrateConfig(Noun, frozen=True):
                         CalibratedCollective(collective=collective, overlap=overlap, calibration=number)
                         for overlap in ("", *overlaps)
                     ]
-            if self.sums:
+            if self.sums or strategy.joins:
                 ordered = Collective(
                     algorithm=ORDERED_SUM_ALGORITHM, devices=devices, layout=layout, kind="ordered-sum"
                 )
@@ -152,14 +153,15 @@ class CalibrateConfig(Noun, frozen=True):
 def devices_to_calibrate(strategy: str, devices: Sequence[int | str]) -> dict[str, tuple[int | str, ...]]:
     """Return the ``devices`` and ``sends`` of the calibration for a strategy on these device counts or layouts.
 
-    Where devices send messages, collectives are measured on those of one stage too.
+    Where devices are of several rank classes, collectives are measured on those of one class too, and where the classes
+    join on one of each; messages where they send any.
     """
-    parsed = parse_strategy(strategy)
-    if not parsed.sends:
-        return {"devices": tuple(devices)}
-    groups = [(layout, count // parsed.stage_count) for count, layout in map(parse_devices, devices)]
-    of_stages = [group_layout(layout, count) or count for layout, count in groups if count > 1]
-    return {"devices": tuple(dict.fromkeys([*devices, *of_stages])), "sends": tuple(devices)}
+    parsed, groups = parse_strategy(strategy), [*devices]
+    for count, layout in map(parse_devices, devices):
+        plan = Plan(devices=count, layout=layout, global_batch=count, strategy=strategy)
+        of_plan = [plan.collective, *([plan.joining] if parsed.joins else [])] if parsed.classes > 1 else []
+        groups += [each.layout or each.devices for each in of_plan if each.devices > 1]
+    return {"devices": tuple(dict.fromkeys(groups))} | ({"sends": tuple(devices)} if parsed.sends else {})
 
 
 def _layouts(tokens: Sequence[int | str]) -> list[tuple[int, str]]:

@@ -323,9 +323,10 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
     most = max(settings, key=lambda setting: setting.plan.devices)
     model = models.load(first.model, dataset.input_shape, dataset.classes).replica()
     size = describe(model, first.model).gradient_bytes
-    collectives = [setting.plan.collective for setting in settings]
-    sending = [setting.plan for setting in settings if setting.plan.parallelism.sends]
-    strategies = (setting.plan.parallelism for setting in settings)
+    plans = [setting.plan for setting in settings]
+    collectives = [plan.collective for plan in plans] + [plan.joining for plan in plans if plan.parallelism.joins]
+    sending = [plan for plan in plans if plan.parallelism.sends]
+    strategies = (plan.parallelism for plan in plans)
     return CalibrateConfig(
         network=first.network,
         devices=tuple(dict.fromkeys(each.layout or each.devices for each in collectives)),
@@ -337,7 +338,7 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
         max_bytes=max(size, 1024),
         wire_dtype=first.plan.wire_dtype,
         compute_dtype=first.plan.compute_dtype,
-        sums=any(setting.plan.batch_norm != "local" for setting in settings),
+        sums=any(plan.batch_norm != "local" or plan.parallelism.joins for plan in plans),
         sends=tuple(dict.fromkeys(plan.layout or plan.devices for plan in sending)),
         strategy=max(strategies, key=lambda each: (len(each.collectives), each.gathers)).text,
         slowdown=False,

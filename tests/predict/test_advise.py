@@ -122,7 +122,7 @@ def test_all_candidates_are_what_the_settings_make_of_each_other() -> None:
     expected = {(threshold, overlap) for threshold in thresholds for overlap in ("off", "inline", "thread")}
     assert {(plan.fusion_threshold_bytes, plan.overlap) for plan in plain} == expected
     assert {plan.accumulate for plan in plans if plan.parallelism == Pipeline()} == {1, 2, 4, 8}
-    assert {plan.accumulate for plan in plans if plan.parallelism.stage_count == 1} == {1}
+    assert {plan.accumulate for plan in plans if plan.parallelism.classes == 1} == {1}
     assert not any(getattr(each, "recompute", False) for each in of_all), "all fit without"
 
 
@@ -133,7 +133,7 @@ def test_plain_data_parallelism_wins_on_a_fast_network_and_loses_where_memory_is
     tight = asked(machine(1e-6, 1e11, memory_bytes=0.85 * needed), of=workload(activations=0.1, update_s=0.0))
     assert tight.fastest is not None and tight.fastest is not tight.plain
     assert tight.fastest.candidate.memory.total <= 0.85 * needed
-    assert tight.fastest.candidate.plan.parallelism.sharded or tight.fastest.candidate.plan.parallelism.stage_count > 1
+    assert tight.fastest.candidate.plan.parallelism.sharded or tight.fastest.candidate.plan.parallelism.classes > 1
     text = " ".join(report.sentences(tight, workload()))
     assert "Plain data parallelism does not fit: it needs at least" in text
     assert "of the plans that fit" in text

@@ -152,7 +152,7 @@ def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
         "selection": None,
         "resume": resume,
     }
-    whole = left - left % plan.parallelism.stage_count
+    whole = left - left % plan.parallelism.classes
     if whole:
         with contextlib.suppress(ConfigError):
             return config.changed(devices=whole, **other), step
