@@ -48,6 +48,12 @@ def _computing(plan: Any) -> int:
     return max(devices, 1)
 
 
+def _divides_nodes_unevenly(plan: Any) -> bool:
+    strategy, of_a_node = _strategy(plan), node_counts(plan.layout, 1)[1]
+    neighbours = strategy.classes if strategy.joins else _computing(plan)
+    return bool(neighbours % of_a_node and of_a_node % neighbours)
+
+
 class Constraint(NamedTuple):
     """A combination of ``fields`` that is impossible: when, and the parts of its error, with values in braces.
 
@@ -135,21 +141,17 @@ CONSTRAINTS = (
     Constraint(
         "strategy devices",
         lambda plan: plan.devices % _strategy(plan).classes > 0,
-        "strategy {strategy} on {devices} devices, which do not fill its stages evenly",
-        "a multiple of the number of stages",
-        "change --devices, or stages=N of the strategy",
+        "strategy {strategy} on {devices} devices, which do not fill its stages or parts evenly",
+        "a multiple of their number",
+        "change --devices, or stages=N or parts=N of the strategy",
     ),
     Constraint(
         "strategy layout devices",
-        lambda plan: (
-            bool(plan.layout)
-            and bool(
-                _computing(plan) % node_counts(plan.layout, 1)[1] and node_counts(plan.layout, 1)[1] % _computing(plan)
-            )
-        ),
-        "strategy {strategy} on the layout {layout}, where the devices of a stage would be an uneven part of the nodes",
-        "stages that divide the devices of a node, or hold whole nodes",
-        "change --devices, or stages=N of the strategy",
+        lambda plan: bool(plan.layout) and _divides_nodes_unevenly(plan),
+        "strategy {strategy} on the layout {layout}, where neighbours that belong together (the devices of a stage, or"
+        " the parts of a layer) would be an uneven part of the nodes",
+        "numbers of them that divide the devices of a node, or hold whole nodes",
+        "change --devices, or stages=N or parts=N of the strategy",
     ),
     Constraint(
         "strategy fusion_rule",
@@ -183,7 +185,7 @@ CONSTRAINTS = (
     Constraint(
         "strategy batch_norm",
         lambda plan: _strategy(plan).classes > 1 and plan.batch_norm == "global",
-        "strategy {strategy} with batch_norm global, which would normalise all micro-batches together",
+        "strategy {strategy} with batch_norm global, whose sums between layers it has no place for",
         "batch_norm local, or leaf with leaves",
         "choose another --batch-norm, or leave --strategy out",
     ),

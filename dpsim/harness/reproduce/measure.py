@@ -11,6 +11,7 @@ import numpy as np
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.dtypes import UNIT_ROUNDOFF
+from dpsim.errors import ConfigError
 from dpsim.harness import models
 from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
 from dpsim.kernels.allreduce.registry import versions
@@ -37,6 +38,7 @@ from dpsim.records.reproduce import (
 )
 from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
+from dpsim.strategy import STRATEGIES
 from dpsim.study.cases import run as run_on_ranks
 from dpsim.study.environment import environment, stamp
 
@@ -88,18 +90,23 @@ def possible(reproduction: Reproduction) -> tuple[Plan, ...]:
     """Return the plans that can run.
 
     Where several algorithms are compared, those are left out that cannot carry a rank's partial sums of the largest
-    bucket.
+    bucket; where all strategies are, those that the model cannot be divided by.
     """
     dataset = load_dataset(reproduction.dataset, reproduction.seed)
     workload = describe(models.load(reproduction.model, dataset.input_shape, dataset.classes).replica(), "model")
     limits = {version.name: version.most_bytes for version in versions("cpu") if version.most_bytes is not None}
 
     def fits(plan: Plan) -> bool:
+        try:
+            largest = int(lower(workload, plan).bucket_size_bytes.max())
+        except ConfigError:
+            if len(reproduction.strategies) < len(STRATEGIES):
+                raise
+            return False
         if plan.algorithm not in limits or len(reproduction.algorithms) == 1:
             return True
         owners = plan_partial_sums(plan).owners
-        largest = int(lower(workload, plan).bucket_size_bytes.max()) * max(map(owners.count, owners))
-        return largest <= limits[plan.algorithm]
+        return largest * max(map(owners.count, owners)) <= limits[plan.algorithm]
 
     return tuple(filter(fits, reproduction.plans()))
 
