@@ -93,8 +93,8 @@ def group_layout(layout: str, devices: int) -> str:
 
 
 def spread_layout(layout: str, apart: int) -> str:
-    """Return the layout of devices that stand so far ``apart`` in a layout, as every second one of ``2x4``: ``2x2``."""
-    if not layout:
+    """Return the layout of devices that stand so far ``apart`` in a layout: every second of ``2x4``: ``2x2``."""
+    if not layout or apart == 1:
         return layout
     nodes, of_a_node = node_counts(layout, 1)
     return f"{nodes}x{of_a_node // apart}" if of_a_node % apart == 0 else f"{nodes * of_a_node // apart}x1"

@@ -49,9 +49,9 @@ def _computing(plan: Any) -> int:
 
 
 def _divides_nodes_unevenly(plan: Any) -> bool:
-    strategy, of_a_node = _strategy(plan), node_counts(plan.layout, 1)[1]
-    neighbours = strategy.classes if strategy.joins else _computing(plan)
-    return bool(neighbours % of_a_node and of_a_node % neighbours)
+    parts, of_a_node = _strategy(plan).parts, node_counts(plan.layout, 1)[1]
+    groups = {parts, parts * _computing(plan)}
+    return any(group % of_a_node and of_a_node % group for group in groups)
 
 
 class Constraint(NamedTuple):

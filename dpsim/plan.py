@@ -177,14 +177,18 @@ class Plan(Noun, frozen=True):
         return self.devices // self.parallelism.classes
 
     def class_of(self, rank: int) -> int:
-        """The rank class of a rank: neighbours are in one class, or where classes join in different ones."""
-        strategy = self.parallelism
-        return rank % strategy.classes if strategy.joins else rank // self.data_devices
+        """The rank class of a rank: neighbours are the parts of a stage, as often as its data is divided."""
+        parts = self.parallelism.parts
+        return rank // (self.data_devices * parts) * parts + rank % parts
 
     def place_of(self, rank: int) -> int:
         """Which of the ranks of its class a rank is."""
-        strategy = self.parallelism
-        return rank // strategy.classes if strategy.joins else rank % self.data_devices
+        return rank // self.parallelism.parts % self.data_devices
+
+    def rank_of(self, rank_class: int, place: int) -> int:
+        """The rank at a place of a class."""
+        stage, part = divmod(rank_class, self.parallelism.parts)
+        return (stage * self.data_devices + place) * self.parallelism.parts + part
 
     def on_one_device(self, **changed: Any) -> Plan:
         """The same plan on one device, with these fields changed; there is nothing to share then."""
@@ -199,27 +203,20 @@ class Plan(Noun, frozen=True):
     @property
     def collective(self) -> Collective:
         """What adds up the plan's gradients over the devices that have the same layers."""
+        parts = self.parallelism.parts
         return Collective(
             algorithm=self.algorithm,
             devices=self.data_devices,
-            layout=self._class_layout,
+            layout=spread_layout(group_layout(self.layout, self.data_devices * parts), parts),
             wire_dtype=self.priced_wire_dtype,
             kind=self.parallelism.gradient_collective,
         )
 
     @property
     def joining(self) -> Collective:
-        """What adds up what one device of each rank class has."""
-        devices = self.parallelism.classes
-        apart = not self.parallelism.joins
-        layout = spread_layout(self.layout, self.data_devices) if apart else group_layout(self.layout, devices)
-        return msgspec.structs.replace(self.collective, devices=devices, layout=layout)
-
-    @property
-    def _class_layout(self) -> str:
-        if self.parallelism.joins:
-            return spread_layout(self.layout, self.parallelism.classes)
-        return group_layout(self.layout, self.data_devices)
+        """What adds up what the parts of a stage compute, one device of each."""
+        parts = self.parallelism.parts
+        return msgspec.structs.replace(self.collective, devices=parts, layout=group_layout(self.layout, parts))
 
     @property
     def devices_a_node(self) -> int:

@@ -83,6 +83,24 @@ class LayerSpec(Noun, frozen=True):
     column_block: int = -1
 
 
+class HasColumnBlock(Protocol):
+    """A layer that may be a column block."""
+
+    @property
+    def column_block(self) -> int: ...
+
+
+def stage_ends(layers: Sequence[HasColumnBlock], own: Sequence[int]) -> tuple[int, int]:
+    """The first layer of the stage that layers ``own`` are of, and the one behind its last one.
+
+    No stage begins within a pair of layers: column blocks before its first layer are computed by other ranks.
+    """
+    first, stop = (own[0], own[-1] + 1) if own else (0, 0)
+    while 0 < first < len(layers) and min(layers[first].column_block, layers[first - 1].column_block) >= 0:
+        first -= 1
+    return first, stop
+
+
 class BatchSums(Noun, frozen=True):
     """Sums over the samples of a batch: cross-entropy in nats, correct predictions, samples.
 
@@ -331,7 +349,7 @@ class LeafReplica(Replica, Protocol):
 
 @runtime_checkable
 class StagedReplica(LeafReplica, Protocol):
-    """A replica that can compute a range of its layers, a stage of a pipeline, on several micro-batches in flight.
+    """A replica that can compute some of its layers, as a stage of a pipeline, on several micro-batches in flight.
 
     A micro-batch in flight has a slot from its forward pass until its backward pass is done. Its ``batch`` is given
     again to each call, and its leaves say how many samples there are; what the replica is bound to may change between
@@ -339,13 +357,16 @@ class StagedReplica(LeafReplica, Protocol):
     ``loss_stage`` and ``backward_stage`` in slot 0 of a stage that is the whole model.
     """
 
-    def take_stage(self, first: int, stop: int, in_flight: int, recompute: bool = False) -> None:
-        """Compute layers ``first`` to ``stop - 1`` alone from now on, in slots 0 to ``in_flight - 1``.
+    def take_layers(
+        self, own: Sequence[int], in_flight: int = 1, recompute: bool = False, add: OrderedSum | None = None
+    ) -> None:
+        """Compute these layers alone from now on, in slots 0 to ``in_flight - 1``.
 
-        All but ``layers``, ``boundary`` and ``initial_parameters`` then concerns these layers alone. With ``recompute``
-        a slot keeps no more than the input and the output, and ``recompute_stage`` comes right before
-        ``backward_stage``. Called before anything is bound. Raises ``ConfigError`` for a range at whose ends more than
-        one value crosses.
+        They are neighbours, but for column blocks (``LayerSpec.column_block``) that other ranks compute: then every
+        rank that has samples calls ``add`` for its partial sums wherever blocks are added up, in evaluation too. All
+        but ``layers``, ``boundary`` and ``initial_parameters`` then concerns these layers alone. With ``recompute`` a
+        slot keeps no more than the input and the output, and ``recompute_stage`` comes right before ``backward_stage``.
+        Called before anything is bound. Raises ``ConfigError`` for layers at whose ends more than one value crosses.
         """
 
     def boundary(self, layer: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -380,18 +401,6 @@ class StagedReplica(LeafReplica, Protocol):
 
 
 @runtime_checkable
-class BlockReplica(LeafReplica, Protocol):
-    """A replica of which some layers are cut into column blocks (``LayerSpec.column_block``), and can compute some."""
-
-    def take_layers(self, own: Sequence[int], add: OrderedSum) -> None:
-        """Compute these layers alone from now on: all that are whole, and neighbouring blocks of the others.
-
-        Where blocks are added up, every rank that has samples calls ``add`` for its partial sums, in evaluation too.
-        Called before anything is bound.
-        """
-
-
-@runtime_checkable
 class BatchNormReplica(LeafReplica, Protocol):
     """A replica with batch norm that can take its statistics from more or fewer samples than the device's own."""
 
@@ -423,7 +432,6 @@ class Capabilities:
     tunable: TunableReplica | None
     leaf: LeafReplica | None
     staged: StagedReplica | None
-    blocks: BlockReplica | None
     batch_norm: BatchNormReplica | None
 
     @classmethod
@@ -440,7 +448,6 @@ class Capabilities:
             tunable=replica if isinstance(replica, TunableReplica) else None,
             leaf=replica if isinstance(replica, LeafReplica) else None,
             staged=replica if isinstance(replica, StagedReplica) else None,
-            blocks=replica if isinstance(replica, BlockReplica) else None,
             batch_norm=replica if isinstance(replica, BatchNormReplica) else None,
         )
 

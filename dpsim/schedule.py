@@ -50,8 +50,6 @@ COLLECTIVES = (ALLREDUCE_EVENT, SYNCHRONISE_EVENT, REDUCE_SCATTER_EVENT, ALL_GAT
 _LANES = np.isin(np.arange(len(KINDS)), (*COLLECTIVES, RECEIVE_EVENT)).astype(np.int8)
 
 Ints = NDArray[np.int64]
-EVERY_CLASS = -1
-"""The ``bucket_class`` of a bucket that every class has."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,9 +61,10 @@ class Schedule:
 
     ``rank_class`` says whose operation it is. There are ``classes`` classes of as many ranks each
     (``dpsim.plan.Plan.class_of``): all ranks of a class do the same. A collective is one of the ranks of a class, but
-    for a synchronisation with ``together``, which is one operation in each class: one collective of all ranks, or with
-    a ``layer`` one of every group that has one rank of each class. A receive has the send that it belongs to as its
-    ``peer``, which is an operation of another class, and a send its receive.
+    for a synchronisation with the number of a ``meeting``, which is one operation in each class that comes to it: one
+    collective of all ranks, or with a ``layer`` one of each group of ranks that has one of each of these classes. A
+    receive has the send that it belongs to as its ``peer``, which is an operation of another class, and a send its
+    receive.
 
     Operation i waits for the operations ``depends_on[depends_start[i]:depends_start[i + 1]]``, which all stand before
     it. Operations of a class and lane run in the order of the arrays: so the order of the collectives is the order in
@@ -82,9 +81,9 @@ class Schedule:
 
     Bucket k holds the tensors ``tensor_order[bucket_start[k]:bucket_start[k + 1]]`` (forward indices of the workload's
     tensors, in the order in which backward makes them final); ``bucket_size_bytes[k]`` is its size without padding, and
-    ``bucket_class[k]`` the class that has it, or ``EVERY_CLASS``. Under the rule ``horovod`` buckets are decided while
-    running: then ``dynamic`` is true, there are no collectives with a bucket, and every tensor is a bucket of its own
-    until ``dpsim.lowering.horovod.HorovodCycle`` joins them.
+    ``bucket_class[k]`` the first of the ``bucket_copies[k]`` neighbouring classes that have it. Under the rule
+    ``horovod`` buckets are decided while running: then ``dynamic`` is true, there are no collectives with a bucket, and
+    every tensor is a bucket of its own until ``dpsim.lowering.horovod.HorovodCycle`` joins them.
 
     Where a schedule is ``sharded``, gradients are reduce-scattered, and a rank updates its shard of every bucket
     (``dpsim.kernels.allreduce.shards``) and holds optimizer state for it alone; all-gathers of parameters bring the
@@ -109,8 +108,9 @@ class Schedule:
     bucket_size_bytes: NDArray[np.int64]
     rank_class: NDArray[np.int8]
     peer: NDArray[np.int32]
-    together: NDArray[np.bool_]
+    meeting: NDArray[np.int32]
     bucket_class: NDArray[np.int8]
+    bucket_copies: NDArray[np.int8]
     stashes: tuple[int, ...] = (1,)
     dynamic: bool = False
     sharded: bool = False
@@ -132,7 +132,8 @@ class Schedule:
 
     def buckets_of(self, rank_class: int) -> list[int]:
         """The buckets of a class."""
-        own: list[int] = np.flatnonzero(np.isin(self.bucket_class, (rank_class, EVERY_CLASS))).tolist()
+        since = rank_class - self.bucket_class
+        own: list[int] = np.flatnonzero((since >= 0) & (since < self.bucket_copies)).tolist()
         return own
 
     @property

@@ -25,17 +25,13 @@ class Strategy(Noun, frozen=True):
 
     ``shards_gradients``: gradients are reduce-scattered, and a device updates its shard of them alone. ``gathers``:
     parameters are brought together beside the computation. ``whole_micro_batches``: every device computes exactly
-    the micro-batches that the plan names, each in one pass. ``joins``: devices of different rank
-    classes add up what they compute of each layer, and are neighbours therefore. ``sends``: devices send messages to
-    each other, beside their collectives.
+    the micro-batches that the plan names, each in one pass.
     """
 
     name: ClassVar[str]
     shards_gradients: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     whole_micro_batches: ClassVar[bool] = False
-    joins: ClassVar[bool] = False
-    sends: ClassVar[bool] = False
 
     @classmethod
     def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
@@ -48,9 +44,19 @@ class Strategy(Noun, frozen=True):
         return None
 
     @property
+    def stages(self) -> int:
+        """Into how many stages of neighbours layers are divided."""
+        return 1
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the column blocks of each stage are divided."""
+        return 1
+
+    @property
     def classes(self) -> int:
         """The rank classes: devices of different ones compute different layers, or different parts of them."""
-        return 1
+        return self.stages * self.parts
 
     @property
     def sharded(self) -> bool:
@@ -134,20 +140,23 @@ class Pipeline(Strategy, frozen=True):
     ``order``: ``1f1b`` begins a backward as soon as it can, so that a stage keeps the activations of as many
     micro-batches as there are stages from it to the end; ``gpipe`` computes all forwards first. ``balance``: stages of
     equal computing time, or of equal memory. ``recompute``: a stage keeps what a micro-batch enters and leaves it with
-    alone, and computes its forward again before backward. ``shard``: ZeRO-1 among the devices of a stage.
+    alone, and computes its forward again before backward. ``shard``: ZeRO-1 among the devices of a stage that have the
+    same layers. With several ``parts`` each of as many neighbouring devices owns some of the column blocks of a stage.
     """
 
     name = "pipeline"
-    whole_micro_batches = sends = True
+    whole_micro_batches = True
 
     stages: int = 2
     order: Literal["1f1b", "gpipe"] = "1f1b"
     balance: Literal["time", "memory"] = "time"
     recompute: bool = False
     shard: bool = False
+    parts: int = 1
 
     def __post_init__(self) -> None:
         _at_least(self, "stages", 1)
+        _at_least(self, "parts", 1)
 
     @classmethod
     def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
@@ -165,10 +174,6 @@ class Pipeline(Strategy, frozen=True):
         return None if self.recompute else msgspec.structs.replace(self, recompute=True)
 
     @property
-    def classes(self) -> int:
-        return self.stages
-
-    @property
     def sharded(self) -> bool:
         return self.shard
 
@@ -181,7 +186,6 @@ class Tensor(Strategy, frozen=True):
     """
 
     name = "tensor"
-    joins = True
 
     parts: int = 2
     shard: bool = False
@@ -199,10 +203,6 @@ class Tensor(Strategy, frozen=True):
             for shard in (False, True)
             if number < devices or not shard
         )
-
-    @property
-    def classes(self) -> int:
-        return self.parts
 
     @property
     def sharded(self) -> bool:

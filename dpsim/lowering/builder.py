@@ -35,7 +35,7 @@ class Columns:
     size_bytes: NDArray[np.int64]
     rank_class: NDArray[np.int8]
     peer: NDArray[np.int32]
-    together: NDArray[np.bool_]
+    meeting: NDArray[np.int32]
     depends_start: NDArray[np.int32]
     depends_on: NDArray[np.int32]
 
@@ -44,7 +44,8 @@ class Builder:
     """Appends operations in the order of the arrays of a Schedule; ``len`` is the number of the next one."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, int, int, int, int, int, bool]] = []
+        self._rows: list[tuple[int, int, int, int, int, int, int]] = []
+        self._meetings: dict[tuple[object, ...], int] = {}
         self._peers: list[int] = []
         self._depends: list[list[int]] = []
 
@@ -61,13 +62,17 @@ class Builder:
         micro_batch: int = 0,
         size_bytes: int = 0,
         rank_class: int = 0,
-        together: bool = False,
+        meeting: int = -1,
     ) -> int:
         """Append an operation that waits for those of ``after``; its number."""
-        self._rows.append((kind, layer, bucket, micro_batch, size_bytes, rank_class, together))
+        self._rows.append((kind, layer, bucket, micro_batch, size_bytes, rank_class, meeting))
         self._peers.append(-1)
         self._depends.append([*after])
         return len(self._rows) - 1
+
+    def meeting(self, *what: object) -> int:
+        """The number of a meeting of several classes; the same for whoever says the same."""
+        return self._meetings.setdefault(what, len(self._meetings))
 
     def receive(self, kind: int, send: int, rank_class: int) -> int:
         """Append the receive of a send, as its peer; its number."""
@@ -98,20 +103,20 @@ class Builder:
         *,
         statistics: int = 0,
         agreement: int = 0,
-        together: bool = False,
+        meeting: int = -1,
         rank_class: int = 0,
     ) -> int:
         """Append the end of the step of a class, after ``awaited``; the number of its update.
 
         The sum of ``statistics`` bytes of batch norm's mode ``leaf``, the agreement of ``agreement`` bytes that all
-        numbers are finite (0: none), of all classes if it is ``together``, and the update after all of them.
+        numbers are finite (0: none), of the classes that come to a ``meeting``, and the update after all of them.
         """
         add = functools.partial(self.add, micro_batch=plan.accumulate - 1, rank_class=rank_class)
         sums = []
         if statistics:
             sums.append(add(SYNCHRONISE_EVENT, awaited, size_bytes=statistics))
         if agreement:
-            sums.append(add(SYNCHRONISE_EVENT, awaited, size_bytes=agreement, together=together))
+            sums.append(add(SYNCHRONISE_EVENT, awaited, size_bytes=agreement, meeting=meeting))
         return add(UPDATE_EVENT, [*awaited, *sums])
 
     def gather(self, buckets: Buckets, bucket: int, after: int, micro_batch: int, rank_class: int = 0) -> int:
@@ -129,7 +134,7 @@ class Builder:
     def columns(self) -> Columns:
         """The arrays of all operations."""
         table = np.array(self._rows, np.int64).reshape(-1, 7).T
-        kind, layer, bucket, micro_batch, size_bytes, rank_class, together = table
+        kind, layer, bucket, micro_batch, size_bytes, rank_class, meeting = table
         return Columns(
             kind=kind.astype(np.int8),
             layer=layer.astype(np.int32),
@@ -138,7 +143,7 @@ class Builder:
             size_bytes=size_bytes.copy(),
             rank_class=rank_class.astype(np.int8),
             peer=np.array(self._peers, np.int32),
-            together=together.astype(np.bool_),
+            meeting=meeting.astype(np.int32),
             depends_start=np.cumsum([0, *map(len, self._depends)]).astype(np.int32),
             depends_on=np.array(list(itertools.chain.from_iterable(self._depends)), np.int32),
         )
@@ -150,6 +155,7 @@ class Builder:
         buckets: Buckets,
         *,
         bucket_class: list[int] | None = None,
+        bucket_copies: list[int] | None = None,
         stashes: tuple[int, ...] = (1,),
         gradient_slots: int = 0,
         parameter_slots: int = 0,
@@ -167,6 +173,7 @@ class Builder:
             bucket_start=buckets.start,
             bucket_size_bytes=buckets.size_bytes,
             bucket_class=np.array([0] * len(buckets.size_bytes) if bucket_class is None else bucket_class, np.int8),
+            bucket_copies=np.array([1] * len(buckets.size_bytes) if bucket_copies is None else bucket_copies, np.int8),
             stashes=stashes,
             sharded=plan.parallelism.sharded and plan.data_devices > 1,
             gradient_slots=gradient_slots,

@@ -40,7 +40,7 @@ class _Columns:
     size_bytes: NDArray[np.int64]
     rank_class: NDArray[np.int8]
     peer: NDArray[np.int32]
-    together: NDArray[np.bool_]
+    meeting: NDArray[np.int32]
 
 
 def lower(
@@ -117,8 +117,9 @@ def with_buckets(
         bucket_size_bytes=bucket_size_bytes,
         rank_class=columns.rank_class,
         peer=columns.peer,
-        together=columns.together,
+        meeting=columns.meeting,
         bucket_class=np.zeros(buckets, np.int8),
+        bucket_copies=np.ones(buckets, np.int8),
         dynamic=dynamic,
         sharded=sharded,
     )
@@ -182,5 +183,5 @@ def _columns(workload: Workload, accumulate: int, batch_norm: str, sent: int, sh
         size_bytes=size_bytes,
         rank_class=np.zeros(len(kind), np.int8),
         peer=np.full(len(kind), -1, np.int32),
-        together=np.zeros(len(kind), np.bool_),
+        meeting=np.full(len(kind), -1, np.int32),
     )

@@ -58,17 +58,23 @@ def stage_bounds(workload: Workload, plan: Plan) -> tuple[int, ...]:
             " goes from layer to layer",
             remedy=f"set stages={most} or less",
         )
-    times = workload.times(plan.local_batch)
+    times, share = workload.times(plan.local_batch), _share(workload, plan)
     timed = strategy.balance == "time" and bool(np.any(times.forward_s + times.backward_s))
     costs = []
     for stage in range(strategy.stages):
         if timed:
             again = strategy.recompute and stage + 1 < strategy.stages
-            cost = _between(_until(edges, times.forward_s * (2 if again else 1) + times.backward_s))
+            cost = _between(_until(edges, share * (times.forward_s * (2 if again else 1) + times.backward_s)))
         else:
             cost = stage_bytes(workload, plan, edges, stage)
         costs.append(np.where(_between(tensors) > 0, cost, math.inf))
     return tuple(edges[_most_even(costs)].tolist())
+
+
+def _share(workload: Workload, plan: Plan) -> Floats:
+    """The share of each layer that one part of a stage has: column blocks are divided among the parts."""
+    cut = np.array([layer.column_block >= 0 for layer in workload.layers])
+    return np.where(cut, 1 / plan.parallelism.parts, 1.0)
 
 
 def stash(plan: Plan, stage: int) -> int:
@@ -85,12 +91,13 @@ def stage_bytes(workload: Workload, plan: Plan, edges: NDArray[np.int64], stage:
     activations of one micro-batch, and what it is entered with of all of its stash; not the last one.
     """
     strategy = cast(Pipeline, plan.parallelism)
-    layers, samples = workload.layers, math.ceil(plan.local_batch)
+    layers, samples, share = workload.layers, math.ceil(plan.local_batch), _share(workload, plan)
     slots: float = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
     if strategy.shard:
         slots /= plan.data_devices
-    parameters = _between(_until(edges, [sum(tensor.size_bytes for tensor in layer.tensors) for layer in layers]))
-    activations = _between(_until(edges, [layer.activation_bytes_per_sample for layer in layers]))
+    sizes = np.array([sum(tensor.size_bytes for tensor in layer.tensors) for layer in layers], np.float64)
+    parameters = _between(_until(edges, share * sizes))
+    activations = _between(_until(edges, share * [layer.activation_bytes_per_sample for layer in layers]))
     kept: Floats = stash(plan, stage) * activations
     if strategy.recompute and stage + 1 < strategy.stages:
         entered = np.array([0.0, *(layers[edge - 1].output_bytes_per_sample for edge in edges[1:])])

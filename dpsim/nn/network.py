@@ -82,7 +82,7 @@ class Network:
             for layer, read in zip(self.chain, layers_read(self.chain), strict=True)
         )
         self.buffers = Buffers(ops, self.dtype)
-        self._stage = Stage(self.chain, self.buffers, 0, len(self.chain))
+        self._stage = Stage(self.chain, self.buffers, range(len(self.chain)))
         self._extra_slots: tuple[Slot, ...] = ()
         self.least_leaves = 1
         """The least number of leaves of a batch: every bound slot needs one."""
@@ -114,7 +114,7 @@ class Network:
             if isinstance(layer, BatchNorm):
                 layer.mode = "leaf" if layer.mode == "global" else layer.mode
                 layer.running_mean, layer.running_var = layer.running_mean.copy(), layer.running_var.copy()
-        stage = Stage(layers, buffers, 0, len(layers))
+        stage = Stage(layers, buffers, range(len(layers)))
         tensors = [tensor for layer in layers for tensor in layer.tensors]
         zeros = {tensor.name: self.ops.zeros(tensor.shape, tensor.dtype) for tensor in tensors}
         stage.bind(zeros, zeros)
@@ -126,16 +126,14 @@ class Network:
             stage.backward(slot, grad, batch, NoEvents())
         return *(layer.buffers.size_bytes for layer in layers), buffers.size_bytes
 
-    def take_stage(self, first: int, stop: int, in_flight: int, recompute: bool = False) -> None:
+    def take_layers(
+        self, own: Sequence[int], in_flight: int = 1, recompute: bool = False, add: OrderedSum | None = None
+    ) -> None:
         """See ``StagedReplica``."""
-        self._stage = Stage(self.chain, self.buffers, first, stop, in_flight, recompute=recompute)
-
-    def take_layers(self, own: Sequence[int], add: OrderedSum) -> None:
-        """See ``BlockReplica``."""
-        of_blocks = [layer.column_block for number in own if (layer := self.chain[number]).column_block >= 0]
-        for pair in self._pairs:
+        self._stage = Stage(self.chain, self.buffers, own, in_flight, recompute=recompute)
+        of_blocks = [layer.column_block for layer in self._stage.layers if layer.column_block >= 0]
+        for pair in self._pairs if add is not None and of_blocks else ():
             pair.take(range(min(of_blocks), max(of_blocks) + 1), add)
-        self._stage = Stage(self.chain, self.buffers, 0, len(self.chain), own=own)
 
     @property
     def _pairs(self) -> list[Pair]:
@@ -190,7 +188,7 @@ class Network:
             layer.compute_with(self.ops)
         self._join_rectifiers(ops.layer_kernels(self.dtype) is not None)
         stage = self._stage
-        self.take_stage(stage.first, stage.stop, len(stage.slots), stage.recompute)
+        self.take_layers(stage.numbers, len(stage.slots), stage.recompute)
 
     def _join_rectifiers(self, joined: bool) -> None:
         """Let norms and sums of branches compute the rectifier that follows them, in the same kernels."""

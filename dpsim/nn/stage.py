@@ -13,7 +13,7 @@ from dpsim.nn.column_blocks import BlockStart, BlockSum
 from dpsim.nn.layer import Buffers, Layer
 from dpsim.nn.ops import Ops
 from dpsim.nn.residual import Fork, Join
-from dpsim.replica import Array, Batch, Slot, StepEvents
+from dpsim.replica import Array, Batch, Slot, StepEvents, stage_ends
 
 
 def open_branches(chain: Sequence[Layer]) -> list[int]:
@@ -59,9 +59,7 @@ class InFlight:
 
 
 class Stage:
-    """Layers of a chain, with ``in_flight`` slots: ``own``, or all from ``first`` to ``stop - 1``.
-
-    Where ``own`` leaves layers out, these are column blocks that other devices compute.
+    """The layers ``own`` of a chain, neighbours but for column blocks of other devices, with ``in_flight`` slots.
 
     Every slot has copies of the layers, the first one the layers themselves; with ``recompute`` all slots share these,
     and a slot keeps no more than the stage's input and output. Outside the first stage all layers compute an input
@@ -73,16 +71,15 @@ class Stage:
         self,
         chain: Sequence[Layer],
         buffers: Buffers,
-        first: int,
-        stop: int,
+        own: Sequence[int],
         in_flight: int = 1,
         *,
         recompute: bool = False,
-        own: Sequence[int] | None = None,
     ) -> None:
+        first, stop = stage_ends(chain, own)
         _check(chain, first, stop, in_flight)
-        self.first, self.stop, self.recompute = first, stop, recompute
-        self.numbers = tuple(range(first, stop) if own is None else own)
+        self.first, self.recompute = first, recompute
+        self.numbers = tuple(own)
         self.layers = tuple(chain[number] for number in self.numbers)
         self.last = stop == len(chain)
         self.input_shape = self.layers[0].input_shape

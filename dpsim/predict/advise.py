@@ -209,7 +209,7 @@ class _Search:
         base, classes = self._base, strategy.classes
         most = (MICRO_BATCHES_A_STAGE * classes).bit_length()
         samples = base.global_batch * classes // base.devices
-        for accumulate in [1 << power for power in range(most)] if strategy.sends else [base.accumulate]:
+        for accumulate in [1 << power for power in range(most)] if strategy.stages > 1 else [base.accumulate]:
             group = self._group(strategy, accumulate) if accumulate <= max(samples, 1) else None
             if group is None:
                 return  # more micro-batches would be refused too
@@ -239,7 +239,7 @@ class _Search:
         possible = (
             accumulate <= MOST_DIVISIONS * self._base.accumulate and accumulate * plan.data_devices <= plan.global_batch
         )
-        return self._group(plan.parallelism, accumulate) if not plan.parallelism.sends and possible else None
+        return self._group(plan.parallelism, accumulate) if plan.parallelism.stages == 1 and possible else None
 
     def _until_one_fits(self, groups: Iterable[_Group]) -> Iterator[Candidate]:
         """Yield candidates from the fastest on, the last of which is the first that may fit (best-first search).

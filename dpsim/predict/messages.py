@@ -38,7 +38,7 @@ def messages_of(machine: Machine, schedule: Schedule) -> Messages:
     seconds, copied, extrapolated = np.zeros(len(schedule.kind)), np.zeros(len(schedule.kind), np.bool_), False
     for send in np.flatnonzero(schedule.kind == SEND_EVENT).tolist():
         classes = schedule.rank_class[[send, schedule.peer[send]]].tolist()
-        senders = _senders(schedule.plan, schedule.plan.devices // schedule.classes, *classes)
+        senders = _senders(schedule.plan, *classes)
         across = senders > 0
         curve, size = send_curve(machine, _pair_layout(schedule.plan, across=across)), float(schedule.size_bytes[send])
         seconds[send] = at(curve.points, 1, size * max(senders, 1))
@@ -47,13 +47,17 @@ def messages_of(machine: Machine, schedule: Schedule) -> Messages:
     return Messages(seconds, copied, extrapolated)
 
 
-def _senders(plan: Plan, ranks: int, sender: int, receiver: int) -> int:
-    """How many ranks of a node send to another one when each of a class sends to its peer; 0 in a flat layout."""
+def _senders(plan: Plan, sender: int, receiver: int) -> int:
+    """How many ranks of a node send to another one when each of a stage sends to its peer; 0 in a flat layout."""
     if not plan.layout:
         return 0
     of_a_node = plan.devices_a_node
-    own = np.arange(sender * ranks, (sender + 1) * ranks)
-    leaving = own[own // of_a_node != (own + (receiver - sender) * ranks) // of_a_node]
+    stage, of_stage = sender // plan.parallelism.parts, plan.data_devices * plan.parallelism.parts
+    own, apart = (
+        np.arange(stage * of_stage, (stage + 1) * of_stage),
+        plan.rank_of(receiver, 0) - plan.rank_of(sender, 0),
+    )
+    leaving = own[own // of_a_node != (own + apart) // of_a_node]
     return int(np.bincount(leaving // of_a_node).max()) if len(leaving) else 0
 
 

@@ -141,8 +141,8 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         points = list(map(_scaled, points, scales))
     if overhead_of_each := (machine.collective_overhead_s or 0.0) * factors.overhead * (plan.devices > 1):
         points = [_later(each, overhead_of_each) for each in points]
-    messages = messages_of(machine, schedule) if strategy.sends else NO_MESSAGES
-    seconds = messages.seconds * factors.network if strategy.sends else messages.seconds
+    messages = messages_of(machine, schedule) if strategy.stages > 1 else NO_MESSAGES
+    seconds = messages.seconds * factors.network if strategy.stages > 1 else messages.seconds
     first, second, third, fourth, fifth, sixth, seventh = points
     costs = first, second, third, fourth, fifth, sixth, seventh
     prices = Prices(layers, announces, fixed, *costs, seconds, messages.copied)

@@ -56,7 +56,7 @@ class Operations(NamedTuple):
     depends_on: Any
     rank_class: Any
     peer: Any
-    together: Any
+    meeting: Any
     held: Any
 
 
@@ -71,7 +71,7 @@ def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> 
         schedule.depends_on,
         schedule.rank_class,
         schedule.peer,
-        schedule.together,
+        schedule.meeting,
         np.zeros(len(schedule.kind), np.bool_) if held is None else held,
     )
 
@@ -101,14 +101,14 @@ class Prices(NamedTuple):
 class Classes(NamedTuple):
     """How far each class is: the ``place`` of its next computation, its ``clock`` (now, host).
 
-    ``met`` (2, classes) counts the synchronisations of all classes that it has come to, and that it has left;
-    ``meetings`` (2, synchronisations) how many classes have come to each, and when the last did. ``links`` (from, to)
-    says until when messages fill each link.
+    ``come`` (operations) says of a synchronisation of several classes whether its own has come to it; ``meetings``
+    (2, meetings) how many classes are still to come to each, and when the last one came. ``links`` (from, to) says
+    until when messages fill each link.
     """
 
     place: Any
     clock: Any
-    met: Any
+    come: Any
     meetings: Any
     links: Any
 
@@ -151,8 +151,8 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
     heads = np.zeros((classes, 3))
     if mode != POLL:
         heads[:, 1] = -1.0
-    met, meetings = np.zeros((2, classes), np.int64), np.zeros((2, 1 + np.count_nonzero(operations.together)))
-    state = Classes(first[::2].copy(), np.zeros((classes, 2)), met, meetings, np.zeros((classes, classes)))
+    come, meetings = _meetings(operations.meeting, classes)
+    state = Classes(first[::2].copy(), np.zeros((classes, 2)), come, meetings, np.zeros((classes, classes)))
     walking = classes
     while walking:
         moved = False
@@ -182,6 +182,18 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
             if each[EXPOSED_S] < sums[EXPOSED_S]:
                 sums = each
     return times, sums, state.clock[:, 0].max()
+
+
+@jit
+def _meetings(meeting, classes):  # type: ignore[no-untyped-def]
+    """``come`` and ``meetings`` of ``Classes`` before anybody has come."""
+    if classes == 1:
+        return np.zeros(0, np.bool_), np.zeros((2, 0))
+    meetings = np.zeros((2, meeting.max() + 1))
+    for i in range(len(meeting)):
+        if meeting[i] >= 0:
+            meetings[0, meeting[i]] += 1
+    return np.zeros(len(meeting), np.bool_), meetings
 
 
 @jit
@@ -257,7 +269,7 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
                 now = poll(now, queue, poll_s)
         elif kind[i] == SYNCHRONISE_EVENT or kind[i] == RECEIVE_EVENT:
             now = host = max(now, host)
-            begin, cost = _awaited_s(i, own, now, operations, prices, times, done, state)
+            begin, cost = _awaited_s(i, now, operations, prices, times, done, state)
             if begin == np.inf:
                 break
             times[0, i] = now
@@ -283,7 +295,7 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
 
 
 @jit
-def _awaited_s(i, own, now, operations, prices, times, done, state):  # type: ignore[no-untyped-def]
+def _awaited_s(i, now, operations, prices, times, done, state):  # type: ignore[no-untyped-def]
     """When what a receive or a synchronisation waits for is there (infinity: not known yet), and its cost then."""
     if operations.kind[i] == RECEIVE_EVENT:
         send = operations.peer[i]
@@ -293,14 +305,13 @@ def _awaited_s(i, own, now, operations, prices, times, done, state):  # type: ig
             return times[0, send], prices.messages[send]
         return times[2, send], 0.0
     size = operations.size_bytes[i]
-    if not operations.together[i]:
+    meeting = operations.meeting[i]
+    if meeting < 0:
         return now, at(prices.sums, 1, size)
-    come, left = state.met[:, own]
-    if come == left:  # for the first time: it comes here again until all have come
-        state.meetings[0, left] += 1
-        state.meetings[1, left] = max(now, state.meetings[1, left])
-        state.met[0, own] += 1
-    if state.meetings[0, left] < len(prices.fixed) - 3:
+    if not state.come[i]:  # for the first time: it comes here again until all have come
+        state.meetings[0, meeting] -= 1
+        state.meetings[1, meeting] = max(now, state.meetings[1, meeting])
+        state.come[i] = True
+    if state.meetings[0, meeting] > 0:
         return np.inf, 0.0
-    state.met[1, own] += 1
-    return state.meetings[1, left], at(prices.joining if operations.layer[i] >= 0 else prices.agreement, 1, size)
+    return state.meetings[1, meeting], at(prices.joining if operations.layer[i] >= 0 else prices.agreement, 1, size)

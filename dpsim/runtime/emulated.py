@@ -24,7 +24,6 @@ from dpsim.replica import (
     Array,
     Batch,
     BatchSums,
-    BlockReplica,
     Capabilities,
     LayerSpec,
     OrderedSum,
@@ -34,6 +33,7 @@ from dpsim.replica import (
     StagedReplica,
     StageEvents,
     StepEvents,
+    stage_ends,
 )
 from dpsim.rng import random_words
 from dpsim.workload import LayerTimes, Workload
@@ -72,6 +72,7 @@ class EmulatedReplica:
         self._stage: Sequence[int] = range(len(model.layers))
         self._add_blocks: OrderedSum | None = None
         self._partial_sums = 0  # over blocks, of this rank
+        self._first = 0
         self._crossing: dict[int, Array] = {}
         self._step: int | None = None
         self._factor = 1.0
@@ -116,23 +117,21 @@ class EmulatedReplica:
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
         return self._model.evaluate(x, labels)
 
-    def take_stage(self, first: int, stop: int, in_flight: int, recompute: bool = False) -> None:
+    def take_layers(
+        self, own: Sequence[int], in_flight: int = 1, recompute: bool = False, add: OrderedSum | None = None
+    ) -> None:
         """See ``StagedReplica``; nothing is kept of a micro-batch in flight."""
-        self._stage = range(first, stop)
-        if self._staged is not None:
-            self._staged.take_stage(first, stop, 1)
-        for edge in {first, stop} - {0, len(self.layers)}:
-            self.boundary(edge - 1)
-
-    def take_layers(self, own: Sequence[int], add: OrderedSum) -> None:
-        """See ``BlockReplica``."""
         of_blocks = [block for layer in own if (block := self.layers[layer].column_block) >= 0]
-        count = 1 + max(layer.column_block for layer in self.layers)
-        self._stage, self._add_blocks = own, add
-        self._partial_sums = len(subtrees(count, min(of_blocks), max(of_blocks) + 1))
-        self._joins, self._splits = block_sums(self._workload)
-        if isinstance(self._model, BlockReplica):
-            self._model.take_layers(own, add)
+        self._stage, self._add_blocks = own, add if of_blocks else None
+        if of_blocks:
+            count = 1 + max(layer.column_block for layer in self.layers)
+            self._partial_sums = len(subtrees(count, min(of_blocks), max(of_blocks) + 1))
+            self._joins, self._splits = block_sums(self._workload)
+        if self._staged is not None:
+            self._staged.take_layers(own, add=add)
+        self._first, stop = stage_ends(self.layers, own)
+        for edge in {self._first, stop} - {0, len(self.layers)}:
+            self.boundary(edge - 1)
 
     def boundary(self, layer: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """See ``StagedReplica``. Raises ``ConfigError`` where the workload does not say what the layer hands on."""
@@ -172,7 +171,7 @@ class EmulatedReplica:
     def backward_stage(self, slot: int, batch: Batch, grad: Array | None, events: StepEvents) -> Array | None:
         """See ``StagedReplica``."""
         self._backward(batch, events)
-        return self._handed_on(self._stage[0] - 1, batch) if self._stage[0] else None
+        return self._handed_on(self._first - 1, batch) if self._first else None
 
     def evaluate_stage(self, x: Array) -> Array:
         """See ``StagedReplica``."""

@@ -45,12 +45,14 @@ class QueuedCollective(NamedTuple):
 class Action(NamedTuple):
     """What a stage does next: neighbouring operations of one kind and micro-batch.
 
-    ``peer_class`` is the class of the other end of a message.
+    ``peer_class`` is the class of the other end of a message, and ``layer`` the one whose output travels, or its
+    gradient; of anything else the first layer.
     """
 
     kind: int
     micro_batch: int
     peer_class: int
+    layer: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,5 +181,5 @@ def _actions(schedule: Schedule, own: list[int]) -> tuple[Action, ...]:
             continue
         peer = int(schedule.peer[operation])
         other = int(schedule.rank_class[peer]) if peer >= 0 else -1
-        actions.append(Action(kind, micro_batch, other))
+        actions.append(Action(kind, micro_batch, other, int(schedule.layer[operation])))
     return tuple(actions)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.comm.transport import Array, Request, Transport, wait
+from dpsim.plan import Plan
 from dpsim.replica import (
     EVALUATION_SAMPLES,
     Batch,
@@ -38,8 +39,9 @@ INPUT_GRADIENT, OUTPUT_GRADIENT = "gradient of the input", "gradient of the outp
 class StageStep:
     """Computes a rank's stage with ``replica``, and exchanges activations and gradients with the stages beside it.
 
-    ``world`` carries the messages: the rank's place in its data group is the same in every stage. ``in_flight``
-    micro-batches have memory of their own. ``enter`` is called before anything of a micro-batch is announced.
+    ``world`` carries the messages: a rank talks to those that have its place and its part in other stages (``plan``).
+    ``in_flight`` micro-batches have memory of their own. ``enter`` is called before anything of a micro-batch is
+    announced.
     """
 
     def __init__(
@@ -48,16 +50,19 @@ class StageStep:
         program: StepProgram,
         leaves: LeafStep,
         world: Transport,
-        data_ranks: int,
+        plan: Plan,
         in_flight: int,
         clock: StepClock,
         status: RankStatus,
         emulated: EmulatedCompute | None,
     ) -> None:
         self._replica, self._program, self._leaves = replica, program, leaves
-        self._world, self._data_ranks, self._in_flight = world, data_ranks, in_flight
+        self._world, self._plan, self._in_flight = world, plan, in_flight
         self._clock, self._status, self._emulated = clock, status, emulated
-        self._class = world.rank // data_ranks
+        self._class, self._place = plan.class_of(world.rank), plan.place_of(world.rank)
+        ends = [action for action in program.actions if action.kind in (RECEIVE_EVENT, SEND_EVENT)]
+        self._before = next((each for each in ends if each.peer_class < self._class), None)
+        self._behind = next((each for each in ends if each.peer_class > self._class), None)
         self._arrays: dict[tuple[str, int], Array] = {}
         self._memory: dict[tuple[str, int], Array] = {}
         self._sending: dict[tuple[str, int], Request] = {}
@@ -103,18 +108,17 @@ class StageStep:
 
     def evaluate(self, x: Array, labels: Array) -> BatchSums:
         """The sums of an evaluation of these samples in the last stage, zeros in the others; all call it together."""
-        first, stop, loss, correct = self._program.layers[0], self._program.layers[-1] + 1, 0.0, 0
-        last_class = len(self._replica.layers) == stop
+        loss, correct = 0.0, 0
         for start in range(0, len(labels), EVALUATION_SAMPLES):
             part = slice(start, start + EVALUATION_SAMPLES)
             values = x[part]
-            if self._class > 0:
-                shape, dtype = self._replica.boundary(first - 1)
+            if self._before is not None:
+                shape, dtype = self._replica.boundary(self._before.layer)
                 values = self._take(INPUT, 0, (len(values), *shape), dtype)
-                wait(self._world, [self._world.receive(_flat(values), self._rank_of(self._class - 1))])
+                wait(self._world, [self._world.receive(_flat(values), self._rank_of(self._before))])
             values = self._replica.evaluate_stage(values)
-            if not last_class:
-                wait(self._world, [self._world.send(_flat(values), self._rank_of(self._class + 1))])
+            if self._behind is not None:
+                wait(self._world, [self._world.send(_flat(values), self._rank_of(self._behind))])
                 continue
             sums = self._replica.evaluate_logits(values, labels[part])
             loss, correct = loss + sums.loss, correct + sums.correct
@@ -132,18 +136,16 @@ class StageStep:
 
     def _send(self, action: Action, slot: int) -> None:
         what = OUTPUT if action.peer_class > self._class else INPUT_GRADIENT
-        self._sending[what, slot] = self._world.send(_flat(self._arrays[what, slot]), self._rank_of(action.peer_class))
+        self._sending[what, slot] = self._world.send(_flat(self._arrays[what, slot]), self._rank_of(action))
 
     def _receive(self, action: Action, slot: int, samples: int) -> None:
         """Wait for what the stage before hands on, which backward needs too, or for the gradient of one's output."""
-        first, stop = self._program.layers[0], self._program.layers[-1] + 1
         forward = action.peer_class < self._class
-        what, layer = (INPUT, first - 1) if forward else (OUTPUT_GRADIENT, stop - 1)
-        shape, dtype = self._replica.boundary(layer)
+        what, (shape, dtype) = INPUT if forward else OUTPUT_GRADIENT, self._replica.boundary(action.layer)
         data = self._take(what, slot if forward else 0, (samples, *shape), dtype)
         since = self._clock.timestamp()
         self._status.waits()
-        wait(self._world, [self._world.receive(_flat(data), self._rank_of(action.peer_class))])
+        wait(self._world, [self._world.receive(_flat(data), self._rank_of(action))])
         self._status.computes()
         end = self._clock.paused(since, data.nbytes, RECEIVE_EVENT)
         if self._emulated is not None:
@@ -158,8 +160,8 @@ class StageStep:
         array = self._arrays[what, slot] = flat[:size].reshape(shape)
         return array
 
-    def _rank_of(self, peer_class: int) -> int:
-        return peer_class * self._data_ranks + self._world.rank % self._data_ranks
+    def _rank_of(self, message: Action) -> int:
+        return self._plan.rank_of(message.peer_class, self._place)
 
     def _wait_until_sent(self, what: str, slot: int) -> None:
         """What is being sent must not be overwritten."""

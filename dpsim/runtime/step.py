@@ -58,8 +58,8 @@ class StepRunner:
     ``rate`` gives the learning rate of each step, counted from 0; without it the optimizer's own stays.
     ``exact`` carries the sums in the fixed order of addition (``ordered_sum``), on several ranks in a transport of its
     own: they may be asked for while gradients travel. Where the schedule has several rank classes, ``transport`` is
-    that of the rank's own class, and ``world`` one of all ranks; ``parts`` is one of the ranks, one of each class, that
-    have the blocks of the same layers.
+    that of the rank's own class, and ``world`` one of all ranks; where stages have parts, ``parts`` is one of the
+    ranks, one of each part, that compute the same samples.
     """
 
     def __init__(
@@ -79,8 +79,7 @@ class StepRunner:
         self.program = compiled(schedule, rank)
         own_layers = [replica.layers[layer] for layer in self.program.layers]
         normalises = any(layer.batch_norm_channels for layer in own_layers)
-        stages = bool(self.program.actions)
-        _check(plan, transport, world, able, normalises, stages)
+        _check(plan, transport, world, able, normalises)
         able.multiply_in(plan.compute_dtype)
         self.replica, self.schedule, self.transport, self.memory = replica, schedule, transport, transport.memory
         self.plan, self.steps, self._layers = plan, 0, replica.layers
@@ -95,11 +94,10 @@ class StepRunner:
         rounding = self._compression.rounding if self._compression is not None and plan.leaves else None
         self._may_overflow = plan.devices > 1 or rounding is not None
         in_flight = schedule.stashes[schedule.class_of(rank)]
-        if able.staged is not None and stages:
+        if able.staged is not None and world is not None:
             recompute = any(operation >= 0 for row in self.program.recompute for operation in row)
-            able.staged.take_stage(self.program.layers[0], self.program.layers[-1] + 1, in_flight, recompute)
-        if able.blocks is not None and parts is not None:
-            able.blocks.take_layers(self.program.layers, self._sum_of_blocks(parts))
+            add = None if parts is None else self._sum_of_blocks(parts)
+            able.staged.take_layers(self.program.layers, in_flight, recompute, add)
         held = len(order.of(transport.rank))
         self._leaves = LeafStep(replica, self.arena, plan, transport.rank, held, rounding, self.program)
         self._pass = self._leaves.passes[0]
@@ -126,13 +124,13 @@ class StepRunner:
         self._communicates_inside = self.program.waits_for_collectives or world is not None
         self._follows = tuple(self._communicates_inside or bool(each) for each in self.program.releases)
         self._stage: StageStep | None = None
-        if able.staged is not None and world is not None and stages:
+        if able.staged is not None and world is not None and self.program.actions:
             self._stage = StageStep(
                 able.staged,
                 self.program,
                 self._leaves,
                 world,
-                transport.size,
+                plan,
                 in_flight,
                 self._clock,
                 self.status,
@@ -344,20 +342,17 @@ class StepRunner:
         )
 
 
-def _check(
-    plan: Plan, transport: Transport, world: Transport | None, able: Capabilities, normalises: bool, stages: bool
-) -> None:
+def _check(plan: Plan, transport: Transport, world: Transport | None, able: Capabilities, normalises: bool) -> None:
     """Raise ``ConfigError`` for a plan that the transports or the replica cannot run."""
     check("network", algorithm=plan.algorithm, network=transport.network)
     ranks = (transport if world is None else world).size
     if (ranks, transport.size) != (plan.devices, plan.data_devices):
         raise ConfigError(f"a plan for {plan.devices} devices on {ranks} ranks", allowed="as many ranks")
-    if world is not None and (able.staged if stages else able.blocks) is None:
+    if world is not None and able.staged is None:
         raise ConfigError(
             f"strategy {plan.strategy} for a model that computes all of its layers in one call",
             allowed="strategies in which every device computes all layers",
-            remedy="leave --strategy out, or write a replica as"
-            f" dpsim.replica.{'StagedReplica' if stages else 'BlockReplica'} describes",
+            remedy="leave --strategy out, or write a replica as dpsim.replica.StagedReplica describes",
         )
     _, devices_a_node = node_counts(plan.collective.layout, plan.data_devices)
     if transport.devices_a_node != devices_a_node:

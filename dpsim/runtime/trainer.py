@@ -106,10 +106,10 @@ class Trainer:
         if self.schedule.classes > 1:
             group = class_group(comm, self.schedule.class_of(comm.rank))
             self.world = transport(comm, network, plan.devices_a_node, sleeps=sleeps)
-            if not plan.parallelism.sends:
-                together = class_group(comm, plan.place_of(comm.rank))
-                of_a_node = node_counts(plan.joining.layout, together.size)[1]
-                parts = transport(together, network, of_a_node, sleeps=sleeps, beside=self.world)
+            if plan.parallelism.parts > 1:
+                neighbours = class_group(comm, comm.rank // plan.parallelism.parts)
+                of_a_node = node_counts(plan.joining.layout, neighbours.size)[1]
+                parts = transport(neighbours, network, of_a_node, sleeps=sleeps, beside=self.world)
         self.transport: Transport = transport(
             group,
             network,

@@ -133,7 +133,7 @@ class CalibrateConfig(Noun, frozen=True):
                         CalibratedCollective(collective=collective, overlap=overlap, calibration=number)
                         for overlap in ("", *overlaps)
                     ]
-            if self.sums or strategy.joins:
+            if self.sums or strategy.parts > 1:
                 ordered = Collective(
                     algorithm=ORDERED_SUM_ALGORITHM, devices=devices, layout=layout, kind="ordered-sum"
                 )
@@ -159,9 +159,9 @@ def devices_to_calibrate(strategy: str, devices: Sequence[int | str]) -> dict[st
     parsed, groups = parse_strategy(strategy), [*devices]
     for count, layout in map(parse_devices, devices):
         plan = Plan(devices=count, layout=layout, global_batch=count, strategy=strategy)
-        of_plan = [plan.collective, *([plan.joining] if parsed.joins else [])] if parsed.classes > 1 else []
+        of_plan = [plan.collective, *([plan.joining] if parsed.parts > 1 else [])] if parsed.classes > 1 else []
         groups += [each.layout or each.devices for each in of_plan if each.devices > 1]
-    return {"devices": tuple(dict.fromkeys(groups))} | ({"sends": tuple(devices)} if parsed.sends else {})
+    return {"devices": tuple(dict.fromkeys(groups))} | ({"sends": tuple(devices)} if parsed.stages > 1 else {})
 
 
 def _layouts(tokens: Sequence[int | str]) -> list[tuple[int, str]]:

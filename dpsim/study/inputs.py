@@ -324,8 +324,8 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
     model = models.load(first.model, dataset.input_shape, dataset.classes).replica()
     size = describe(model, first.model).gradient_bytes
     plans = [setting.plan for setting in settings]
-    collectives = [plan.collective for plan in plans] + [plan.joining for plan in plans if plan.parallelism.joins]
-    sending = [plan for plan in plans if plan.parallelism.sends]
+    collectives = [plan.collective for plan in plans] + [plan.joining for plan in plans if plan.parallelism.parts > 1]
+    sending = [plan for plan in plans if plan.parallelism.stages > 1]
     strategies = (plan.parallelism for plan in plans)
     return CalibrateConfig(
         network=first.network,
@@ -338,7 +338,7 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
         max_bytes=max(size, 1024),
         wire_dtype=first.plan.wire_dtype,
         compute_dtype=first.plan.compute_dtype,
-        sums=any(plan.batch_norm != "local" or plan.parallelism.joins for plan in plans),
+        sums=any(plan.batch_norm != "local" or plan.parallelism.parts > 1 for plan in plans),
         sends=tuple(dict.fromkeys(plan.layout or plan.devices for plan in sending)),
         strategy=max(strategies, key=lambda each: (len(each.collectives), each.gathers)).text,
         slowdown=False,

@@ -114,11 +114,11 @@ def test_all_classes_agree_once_behind_all_gradients_and_ahead_of_every_update(s
     before = finished_before(schedule)
     for rank_class in range(schedule.classes):
         own = schedule.rank_class == rank_class
-        (agreement,) = np.flatnonzero(own & schedule.together)
+        (agreement,) = np.flatnonzero(own & (schedule.meeting >= 0))
         (update,) = np.flatnonzero(own & (schedule.kind == UPDATE_EVENT))
         assert schedule.kind[agreement] == SYNCHRONISE_EVENT and schedule.size_bytes[agreement] == 8
         assert before[update] >> int(agreement) & 1
-        for operation in np.flatnonzero(own & ~schedule.together):
+        for operation in np.flatnonzero(own & ~(schedule.meeting >= 0)):
             if schedule.kind[operation] not in (UPDATE_EVENT, ALL_GATHER_EVENT):
                 assert before[agreement] >> int(operation) & 1
 
@@ -170,10 +170,10 @@ def test_norms_of_a_stage_are_summed_over_its_own_devices() -> None:
     workload = replace(chain(4), layers=(norm, *chain(4).layers[1:]))
     fields = {"leaves": 8, "batch_norm": "leaf"}
     schedule = lower(workload, plan(2, 2, data_devices=2, **fields))
-    (statistics,) = np.flatnonzero((schedule.kind == SYNCHRONISE_EVENT) & ~schedule.together)
+    (statistics,) = np.flatnonzero((schedule.kind == SYNCHRONISE_EVENT) & ~(schedule.meeting >= 0))
     assert schedule.rank_class[statistics] == 0 and schedule.size_bytes[statistics] == 8 * (1 + 2 * 3)
     alone = lower(workload, plan(2, 2, **fields))
-    assert alone.together[alone.kind == SYNCHRONISE_EVENT].all()
+    assert (alone.meeting >= 0)[alone.kind == SYNCHRONISE_EVENT].all()
 
 
 def test_shards_of_lars_agree_on_norms_too() -> None:
@@ -182,9 +182,9 @@ def test_shards_of_lars_agree_on_norms_too() -> None:
     zero1 = lower(workload, Plan(devices=2, global_batch=12, strategy="zero1", optimizer=Lars()))
     schedule = lower(workload, sharded)
     of_zero1 = zero1.size_bytes[zero1.kind == SYNCHRONISE_EVENT]
-    assert {*schedule.size_bytes[schedule.together]} == {*of_zero1}
+    assert {*schedule.size_bytes[schedule.meeting >= 0]} == {*of_zero1}
     whole = lower(workload, plan(2, 2, data_devices=2, optimizer=Lars()))
-    assert {*whole.size_bytes[whole.together]} == {8}
+    assert {*whole.size_bytes[whole.meeting >= 0]} == {8}
 
 
 def test_costs_of_a_rule_are_asked_for_where_there_is_something_to_send() -> None:

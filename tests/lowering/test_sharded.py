@@ -25,7 +25,7 @@ from dpsim.workload import Layer, Tensor, Workload
 QUICK = settings(max_examples=60, deadline=None)
 ARRAYS = (
     *("kind", "layer", "bucket", "micro_batch", "size_bytes", "depends_start", "depends_on", "tensor_order"),
-    *("bucket_start", "bucket_size_bytes", "rank_class", "peer", "together", "bucket_class"),
+    *("bucket_start", "bucket_size_bytes", "rank_class", "peer", "meeting", "bucket_class"),
 )
 
 

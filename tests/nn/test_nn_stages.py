@@ -135,7 +135,7 @@ def compare(
     for stage, (first, stop) in enumerate(itertools.pairwise(edges)):
         part = network(token, smoothing)
         slots.append(min(MICRO_BATCHES, len(cuts) + 1 - stage) if order == "1f1b" else MICRO_BATCHES)
-        part.take_stage(first, stop, slots[-1], recompute)
+        part.take_layers(range(first, stop), slots[-1], recompute)
         parts.append(Copies(part, range(first, stop), mode, leaves))
     actual = pipelined(parts, batches, order, slots, recompute=recompute, mode=mode)
     assert actual == expected
@@ -185,7 +185,7 @@ def test_micro_batches_in_flight_keep_what_their_own_backward_needs() -> None:
     """Every array that a slot's layers keep is its own, whatever another slot computes in between."""
     part = network("resnet20")
     count = len(part.layers)
-    part.take_stage(0, count, 2)
+    part.take_layers(range(0, count), 2)
     copies = Copies(part, range(count), "local", None)
     one, other = micro_batches(part, None)[:2]
     alone = []
@@ -209,9 +209,9 @@ def test_a_gradient_that_is_handed_back_stays_while_the_other_slot_computes(toke
     part = network(token)
     cut = possible_cuts(describe(part, "model"))[0]
     first, batches = network(token), micro_batches(part, None)[:2]
-    first.take_stage(0, cut, 1)
+    first.take_layers(range(0, cut), 1)
     Copies(first, range(cut), "local", None)
-    part.take_stage(cut, len(part.layers), 2, recompute)
+    part.take_layers(range(cut, len(part.layers)), 2, recompute)
     Copies(part, range(cut, len(part.layers)), "local", None)
     entered = [first.forward_stage(0, batch, None, NoEvents()).copy() for batch in batches]
     for slot, (batch, x) in enumerate(zip(batches, entered, strict=True)):
@@ -230,7 +230,7 @@ def test_a_gradient_that_is_handed_back_stays_while_the_other_slot_computes(toke
 
 def test_a_stage_announces_its_layers_by_their_numbers_in_the_model() -> None:
     whole, part = network("cnn:3,4"), network("cnn:3,4")
-    part.take_stage(3, 6, 1, True)
+    part.take_layers(range(3, 6), 1, True)
     Copies(whole, range(len(whole.layers)), "local", None)
     Copies(part, range(3, 6), "local", None)
     batch, expected, actual = micro_batches(whole, None)[0], Recorder(), Recorder()
@@ -250,7 +250,7 @@ def test_slots_that_recompute_keep_one_copy_of_the_layers() -> None:
     sizes = {}
     for in_flight, recompute in ((1, False), (4, False), (1, True), (4, True)):
         part = network("cnn:8,8,8")
-        part.take_stage(0, 5, in_flight, recompute)
+        part.take_layers(range(0, 5), in_flight, recompute)
         Copies(part, range(5), "local", None)
         batch = micro_batches(part, None)[0]
         for slot in range(in_flight):
@@ -272,8 +272,8 @@ def test_a_stage_that_ends_inside_a_residual_is_refused(first_or_stop: str) -> N
     assert {part.layers[number].kind for number in inside} >= {"fork", "swap", "conv"}
     for number in inside:
         ends = (number + 1, len(part.layers)) if first_or_stop == "first" else (0, number + 1)
-        with pytest.raises(ConfigError, match="inside a residual") as refusal:
-            part.take_stage(*ends, 1)
+        with pytest.raises(ConfigError, match="inside a branch") as refusal:
+            part.take_layers(range(*ends), 1)
         if number == 5:
             assert "after relu1 or stage1.block1.join" in str(refusal.value)
 
@@ -281,9 +281,9 @@ def test_a_stage_that_ends_inside_a_residual_is_refused(first_or_stop: str) -> N
 @pytest.mark.parametrize("ends", [(3, 3), (-1, 2), (0, 99)])
 def test_a_stage_without_layers_is_refused(ends: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="one or more of 0 to 7"):
-        network("mlp:9,8,7").take_stage(*ends, 1)
+        network("mlp:9,8,7").take_layers(range(*ends), 1)
     with pytest.raises(ConfigError, match="1 or more"):
-        network("mlp:9,8,7").take_stage(0, 3, 0)
+        network("mlp:9,8,7").take_layers(range(0, 3), 0)
 
 
 @pytest.mark.parametrize("token", MODELS)
@@ -323,7 +323,7 @@ def test_stages_evaluate_what_the_whole_network_does() -> None:
     expected = whole.evaluate(values, labels)
     for first, stop in ((0, 4), (4, count)):
         part = network(token)
-        part.take_stage(first, stop, 1)
+        part.take_layers(range(first, stop), 1)
         Copies(part, range(first, stop), "local", None)
         values = part.evaluate_stage(values)
     actual = part.evaluate_logits(values, labels)
@@ -333,7 +333,7 @@ def test_stages_evaluate_what_the_whole_network_does() -> None:
 def test_a_stage_is_warmed_up_and_looked_through_for_nan_alone() -> None:
     part = network("resnet20")
     stop = next(number for number in range(4, 20) if part.layers[number].kind == "join") + 1
-    part.take_stage(3, stop, 2)
+    part.take_layers(range(3, stop), 2)
     copies = Copies(part, range(3, stop), "local", None)
     part.warm_up()
     assert all(np.isfinite(value).all() for value in copies.gradients.values())
@@ -347,7 +347,7 @@ def test_a_stage_is_warmed_up_and_looked_through_for_nan_alone() -> None:
 
 def test_a_network_in_a_devices_memory_keeps_its_stage() -> None:
     part = network("cnn:3,4")
-    part.take_stage(3, 6, 2)
+    part.take_layers(range(3, 6), 2)
     part.compute_in(HOST)
     assert isinstance(part.ops, DeviceOps) and Capabilities.of(part).staged is part
     copies = Copies(part, range(3, 6), "local", None)

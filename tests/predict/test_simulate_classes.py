@@ -79,7 +79,7 @@ def test_gpipe_with_a_link_adds_two_messages_at_each_border() -> None:
     alone = priced("pipeline:stages=4,order=gpipe", 4, accumulate=3, global_batch=3)
     agreement_s = step.step_s - alone.step_s - 2 * 3 * 0.5
     schedule = step.schedule
-    together = np.flatnonzero(schedule.together)
+    together = np.flatnonzero(schedule.meeting >= 0)
     assert agreement_s > 0 and len(together) == 4
     assert np.ptp(step.times[1, together]) == 0
     cost_s = step.times[1, together[0]] - step.times[0, together].max()
@@ -192,12 +192,12 @@ def simulated(columns: Any, peers: Any, layers: Any, messages_s: Any, *, copied:
         columns.depends_on,
         columns.rank_class,
         peers,
-        columns.together,
+        columns.meeting,
         np.zeros(count, np.bool_),
     )
     idle, overlapped = np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
     fixed = np.array([0.0, 0.0, 1.0] + [1.0] * (int(columns.rank_class.max()) + 1))
-    curves = (idle, overlapped, idle, overlapped, idle, idle)
+    curves = (idle, overlapped, idle, overlapped, idle, idle, idle)
     announces = np.ones(layers.shape[1], np.bool_)
     prices = Prices(layers, announces, fixed, *curves, np.asarray(messages_s, float), np.full(count, copied))
     return simulate(operations, prices, MODES[mode])
@@ -235,10 +235,9 @@ def schedules(draw: st.DrawFn) -> tuple[Any, Any, Any]:
             peers[receive := builder.add(RECEIVE_EVENT, [send], size_bytes=1, rank_class=own)] = send
             computed[own].append(receive)
         elif what == 9:
-            for each in range(classes):
-                builder.add(
-                    SYNCHRONISE_EVENT, some(computed[each]), size_bytes=3, rank_class=each, together=classes > 1
-                )
+            meeting = builder.meeting(len(builder)) if classes > 1 else -1
+            for each in sorted(draw(st.sets(st.integers(0, classes - 1), min_size=1))):
+                builder.add(SYNCHRONISE_EVENT, some(computed[each]), size_bytes=3, rank_class=each, meeting=meeting)
     for own in range(classes):
         for send in open_sends[own]:
             peers[builder.add(RECEIVE_EVENT, [send], size_bytes=1, rank_class=own)] = send
@@ -259,8 +258,8 @@ def reference(columns: Any, peers: Any, layers: Any, messages_s: Any, overlap: s
     for i in range(count):
         collective = kinds[i] in (ALLREDUCE_EVENT, ALL_GATHER_EVENT)
         lanes.setdefault((collective, int(columns.rank_class[i])), []).append(i)
-    together = np.flatnonzero(columns.together).tolist()
-    rounds = {i: together_of(columns, i) for i in together}
+    meeting = columns.meeting
+    rounds = {i: np.flatnonzero(meeting == meeting[i]).tolist() for i in np.flatnonzero(meeting >= 0).tolist()}
     came: dict[int, float] = {}
 
     def depends(i: int) -> list[int]:
@@ -310,7 +309,7 @@ def reference(columns: Any, peers: Any, layers: Any, messages_s: Any, overlap: s
                     link = ("link", own, int(columns.rank_class[peers[i]]))
                     free[link] = ready[i] = max(now, free.get(link, 0.0)) + messages_s[i]
                     end[i] = now
-                elif columns.together[i]:
+                elif meeting[i] >= 0:
                     came[i] = now
                     if any(each not in came for each in rounds[i]):
                         break
@@ -326,16 +325,6 @@ def reference(columns: Any, peers: Any, layers: Any, messages_s: Any, overlap: s
                     ready[i] = ready[i] if backward else end[i]
         assert len(end) > placed, "the reference does not come to an end"
     return np.array([end[i] for i in range(count)])
-
-
-def together_of(columns: Any, operation: int) -> list[int]:
-    """The rows of the same synchronisation, one in each class."""
-    of_class = [
-        np.flatnonzero(columns.together & (columns.rank_class == own)).tolist()
-        for own in range(int(columns.rank_class.max()) + 1)
-    ]
-    own = int(columns.rank_class[operation])
-    return [rows[of_class[own].index(operation)] for rows in of_class]
 
 
 @settings(max_examples=300, deadline=None)

@@ -296,7 +296,7 @@ def staged_workload() -> Workload:
 def a_stage(time: Time, first: int, stop: int) -> tuple[EmulatedReplica, dict[str, Any]]:
     timed = staged_workload()
     replica = EmulatedReplica(WorkloadReplica(timed), timed, seed=0, rank=0, clock=time.clock)
-    replica.take_stage(first, stop, 2)
+    replica.take_layers(range(first, stop), 2)
     initial = replica.initial_parameters(0)
     names = [tensor.name for layer in timed.layers[first:stop] for tensor in layer.tensors]
     gradients = {name: np.zeros_like(initial[name]) for name in names}
@@ -363,4 +363,4 @@ def test_a_stage_that_hands_on_an_unknown_size_is_refused() -> None:
     timed = workload()
     replica = EmulatedReplica(WorkloadReplica(timed), timed, seed=0, rank=0)
     with pytest.raises(ConfigError, match=r"dense1.*unknown size(.|\n)*dpsim profile"):
-        replica.take_stage(2, 4, 1)
+        replica.take_layers(range(2, 4), 1)
