@@ -216,7 +216,8 @@ class Plan(Noun, frozen=True):
     def joining(self) -> Collective:
         """What adds up what the parts of a stage compute, one device of each."""
         parts = self.parallelism.parts
-        return msgspec.structs.replace(self.collective, devices=parts, layout=group_layout(self.layout, parts))
+        layout = group_layout(self.layout, parts)
+        return msgspec.structs.replace(self.collective, devices=parts, layout=layout, kind="allreduce")
 
     @property
     def devices_a_node(self) -> int:

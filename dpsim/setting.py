@@ -57,7 +57,8 @@ class Setting(Noun, frozen=True):
         str,
         Decides.BITS | Decides.COMPUTE_TIME | Decides.NETWORK_TIME | Decides.PROBLEM,
         "cnn, mlp or resnet20; with widths: cnn:16,32,64, mlp:512,256, mlp:64x20; with settings: "
-        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5. "
+        "resnet20:norm=group (batch, layer, instance, group or none), mlp:512,dropout=0.2, cnn:crop=4,flip=0.5, "
+        "mlp:64x4,column_blocks=4. "
         "Or your own: FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION, which returns a Replica.",
         Column("name", "The model that was trained."),
     ]

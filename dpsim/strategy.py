@@ -34,8 +34,11 @@ class Strategy(Noun, frozen=True):
     whole_micro_batches: ClassVar[bool] = False
 
     @classmethod
-    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
-        """Return the settings that are compared where the best ones are asked for; layers bound the stages."""
+    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
+        """Return the settings that are compared where the best ones are asked for.
+
+        The number of layers bounds the stages, and that of column blocks the parts.
+        """
         return (cls(),)
 
     @property
@@ -130,7 +133,7 @@ class Zero3(Strategy, frozen=True):
         _at_least(self, "prefetch", 0)
 
     @classmethod
-    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
+    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
         return tuple(cls(prefetch=prefetch, reshard=reshard) for reshard in (True, False) for prefetch in (1, 2))
 
 
@@ -159,15 +162,19 @@ class Pipeline(Strategy, frozen=True):
         _at_least(self, "parts", 1)
 
     @classmethod
-    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
-        """Return each number of stages that fills the devices evenly, with and without shards.
+    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
+        """Return each number of stages and of parts that fills the devices evenly, with and without shards.
 
-        Where there is none it is 2, which a plan refuses by name. The order is 1f1b: gpipe has the same bubble, and
-        keeps the activations of as many micro-batches or more. With one device a stage there is nothing to shard.
+        Parts are powers of 2. Where there are no such stages they are 2, which a plan refuses by name. The order is
+        1f1b: gpipe has the same bubble, and keeps the activations of as many micro-batches or more.
         """
         stages = [number for number in range(2, min(devices, layers) + 1) if devices % number == 0] or [2]
-        settings = itertools.product(stages, (False, True))
-        return tuple(cls(stages=number, shard=shard) for number, shard in settings if number < devices or not shard)
+        settings = itertools.product(stages, (False, True), _powers(devices, blocks))
+        return tuple(
+            cls(stages=number, shard=shard, parts=parts)
+            for number, shard, parts in settings
+            if (devices % (number * parts) == 0 or parts == 1) and _may_shard(shard, number * parts, devices)
+        )
 
     @property
     def recomputing(self) -> Strategy | None:
@@ -194,19 +201,28 @@ class Tensor(Strategy, frozen=True):
         _at_least(self, "parts", 1)
 
     @classmethod
-    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
-        """Return each number of parts that fills the devices evenly and is a power of 2, with and without shards."""
-        parts = [1 << power for power in range(1, devices.bit_length()) if devices % (1 << power) == 0] or [2]
-        return tuple(
-            cls(parts=number, shard=shard)
-            for number in parts
-            for shard in (False, True)
-            if number < devices or not shard
-        )
+    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
+        """Return each number of parts that fills the devices evenly and is a power of 2, with and without shards.
+
+        Where there is none it is 2, which is refused by name.
+        """
+        settings = itertools.product(_powers(devices, blocks)[1:] or [2], (False, True))
+        return tuple(cls(parts=parts, shard=shard) for parts, shard in settings if _may_shard(shard, parts, devices))
 
     @property
     def sharded(self) -> bool:
         return self.shard
+
+
+def _powers(devices: int, blocks: int) -> list[int]:
+    """The powers of 2 that divide the devices and are at most the column blocks, from 1 on."""
+    powers = (1 << power for power in range(devices.bit_length()))
+    return [number for number in powers if devices % number == 0 and number <= blocks]
+
+
+def _may_shard(shard: bool, classes: int, devices: int) -> bool:
+    """Whether there is something to shard: one device of each rank class has nobody to share with."""
+    return not shard or classes < devices
 
 
 def own_blocks(blocks: int, part: int, parts: int) -> range:

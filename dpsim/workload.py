@@ -219,6 +219,11 @@ class Workload(Noun, frozen=True, dict=True):
         return sum(t.size_bytes for t in self.tensors)
 
     @functools.cached_property
+    def column_blocks(self) -> int:
+        """How many column blocks layers are cut into; 1 where none is."""
+        return max(1, 1 + max(layer.column_block for layer in self.layers))
+
+    @functools.cached_property
     def ready_order(self) -> ReadyOrder:
         """The gradient tensors in the order in which backward makes them final."""
         index = {t.name: i for i, t in enumerate(self.tensors)}

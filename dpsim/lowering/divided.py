@@ -240,10 +240,11 @@ class _Classes:
 
 def _owners(workload: Workload, plan: Plan) -> Ints:
     """The part that owns each layer, -1 for a whole layer. Raises ``ConfigError`` for fewer blocks than parts."""
-    parts, blocks = plan.parallelism.parts, 1 + max(layer.column_block for layer in workload.layers)
-    if blocks < parts > 1:
+    parts, blocks = plan.parallelism.parts, workload.column_blocks
+    if blocks < parts:
+        has = f"{blocks} column blocks" if blocks > 1 else "no column blocks"
         raise ConfigError(
-            f"strategy {plan.strategy} for workload {workload.name!r}, which has {blocks or 'no'} column blocks",
+            f"strategy {plan.strategy} for workload {workload.name!r}, which has {has}",
             allowed=f"workloads with {parts} column blocks or more",
             remedy=f"choose them in the model, like mlp:64x4,column_blocks={parts}; layers with few columns and the"
             " last layer stay whole",

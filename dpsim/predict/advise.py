@@ -186,7 +186,7 @@ class _Search:
 
     def of(self, kind: type[Strategy]) -> None:
         """Find the best candidate of a strategy."""
-        strategies = kind.candidates(self._base.devices, len(self._workload.layers))
+        strategies = kind.candidates(self._base.devices, len(self._workload.layers), self._workload.column_blocks)
         groups = [group for strategy in strategies for group in self._groups(strategy)]
         self.candidates[kind.name] = [*(self._all(groups) if self._every else self._until_one_fits(groups))]
 

@@ -129,7 +129,7 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     if several:
         everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
         agreement = sums_curve(machine, everybody)
-        joining = sums_curve(machine, plan.joining)
+        joining = idle_curve(machine, machine.priced(plan.joining)) if strategy.parts > 1 else joining
     overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
     updates = [update_s * waits * share for share in _shares_of_parameters(schedule)]
     fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages, *updates), np.float64)

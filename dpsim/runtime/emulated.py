@@ -124,8 +124,8 @@ class EmulatedReplica:
         of_blocks = [block for layer in own if (block := self.layers[layer].column_block) >= 0]
         self._stage, self._add_blocks = own, add if of_blocks else None
         if of_blocks:
-            count = 1 + max(layer.column_block for layer in self.layers)
-            self._partial_sums = len(subtrees(count, min(of_blocks), max(of_blocks) + 1))
+            blocks = subtrees(self._workload.column_blocks, min(of_blocks), max(of_blocks) + 1)
+            self._partial_sums = len(blocks)
             self._joins, self._splits = block_sums(self._workload)
         if self._staged is not None:
             self._staged.take_layers(own, add=add)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpsim.collective import node_counts
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
-from dpsim.comm.ordered_sum import ordered_sum
+from dpsim.comm.ordered_sum import kept_sum, ordered_sum
 from dpsim.comm.transport import Array, Transport
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, NotFiniteError
@@ -142,10 +142,9 @@ class StepRunner:
 
     def _sum_of_blocks(self, parts: Transport) -> OrderedSum:
         """What adds partial sums over the column blocks of layers."""
-        blocks = 1 + max(layer.column_block for layer in self._layers)
-        add = ordered_sum(
-            parts, slots([own_blocks(blocks, part, parts.size).start for part in range(parts.size)] + [blocks])
-        )
+        blocks = self.schedule.workload.column_blocks
+        firsts = [own_blocks(blocks, part, parts.size).start for part in range(parts.size)]
+        add = kept_sum(parts, slots([*firsts, blocks]), self.plan.algorithm)
         return lambda arrays: self._collectives.paused_sum(add, arrays)
 
     def initialise(self, seed: int) -> None:

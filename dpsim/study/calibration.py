@@ -133,7 +133,7 @@ class CalibrateConfig(Noun, frozen=True):
                         CalibratedCollective(collective=collective, overlap=overlap, calibration=number)
                         for overlap in ("", *overlaps)
                     ]
-            if self.sums or strategy.parts > 1:
+            if self.sums:
                 ordered = Collective(
                     algorithm=ORDERED_SUM_ALGORITHM, devices=devices, layout=layout, kind="ordered-sum"
                 )

@@ -20,6 +20,7 @@ from dpsim.data.sharding import largest_share
 from dpsim.fields import Decides, deciding
 from dpsim.grouping import grouped
 from dpsim.harness import models
+from dpsim.lowering.computation import block_sums, output_bytes
 from dpsim.machine import NODE, ComputeSlowdown, Machine, Selection
 from dpsim.plan import Plan
 from dpsim.predict.prices import local_share
@@ -317,12 +318,18 @@ def _profile(needed: Needed, settings: Sequence[Setting]) -> ProfileConfig:
     )
 
 
+def _joined_bytes(workload: Workload, plan: Plan) -> int:
+    """The most that the parts of a stage add up at once, in bytes."""
+    joins, splits = block_sums(workload) if plan.parallelism.parts > 1 else (frozenset[int](), frozenset[int]())
+    return max((output_bytes(workload, plan, layer) for layer in joins | splits), default=0)
+
+
 def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig:
     """Return the calibration of settings with one network, beside the model at the batch of the most devices."""
     first, dataset = settings[0], load_dataset(needed.dataset, needed.seed)
     most = max(settings, key=lambda setting: setting.plan.devices)
     model = models.load(first.model, dataset.input_shape, dataset.classes).replica()
-    size = describe(model, first.model).gradient_bytes
+    workload = describe(model, first.model)
     plans = [setting.plan for setting in settings]
     collectives = [plan.collective for plan in plans] + [plan.joining for plan in plans if plan.parallelism.parts > 1]
     sending = [plan for plan in plans if plan.parallelism.stages > 1]
@@ -335,10 +342,10 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
         model=first.model,
         dataset=needed.dataset,
         local_batch=math.ceil(local_share(most.plan)),
-        max_bytes=max(size, 1024),
+        max_bytes=max(workload.gradient_bytes, 1024, *(_joined_bytes(workload, plan) for plan in plans)),
         wire_dtype=first.plan.wire_dtype,
         compute_dtype=first.plan.compute_dtype,
-        sums=any(plan.batch_norm != "local" or plan.parallelism.parts > 1 for plan in plans),
+        sums=any(plan.batch_norm != "local" for plan in plans),
         sends=tuple(dict.fromkeys(plan.layout or plan.devices for plan in sending)),
         strategy=max(strategies, key=lambda each: (len(each.collectives), each.gathers)).text,
         slowdown=False,
