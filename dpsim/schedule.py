@@ -145,12 +145,6 @@ class Schedule:
         return len(gathers) > 0 and bool(gathers[0] < updates[0])
 
     @property
-    def stage_layers(self) -> tuple[tuple[int, int], ...]:
-        """The first layer that each class computes, and the one after its last."""
-        layers = (self.layer[(self.kind == FORWARD_EVENT) & (self.rank_class == each)] for each in range(self.classes))
-        return tuple((int(own.min()), int(own.max()) + 1) for own in layers)
-
-    @property
     def lane(self) -> NDArray[np.int8]:
         """``COMMUNICATION_LANE`` for a collective or a receive, else ``COMPUTE_LANE``, where a send takes no time."""
         return _LANES[self.kind]

@@ -32,7 +32,7 @@ def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Chec
     for slot, of_slot in optimizer_state.items():
         tensors |= {f"optimizer/{slot}/{name}": value for name, value in of_slot.items()}
     for rank, state in enumerate(states):
-        tensors |= {f"state/{rank % trainer.plan.data_devices}/{name}": value for name, value in state.items()}
+        tensors |= {f"state/{trainer.plan.place_of(rank)}/{name}": value for name, value in state.items()}
     tensors["losses"] = np.array(losses, np.float64)
     epoch, batch = divmod(trainer.runner.steps, trainer.steps_per_epoch)
     header = Header(
@@ -98,8 +98,9 @@ def _other_table(trainer: Trainer, header: Header) -> str | None:
 
 def _state_of_rank(trainer: Trainer, checkpoint: Checkpoint, rank: int) -> dict[str, Array]:
     """The state that a rank goes on with, of the whole model."""
-    devices = trainer.plan.data_devices
-    return {name: _state_of_ranks(checkpoint, name, devices)[rank % devices] for name in trainer.model_state}
+    plan = trainer.plan
+    own = plan.place_of(rank)
+    return {name: _state_of_ranks(checkpoint, name, plan.data_devices)[own] for name in trainer.model_state}
 
 
 def _state_of_ranks(checkpoint: Checkpoint, name: str, devices: int) -> Array:

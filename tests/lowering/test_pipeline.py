@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from lowering_cases import chain, check_computation, check_sums, computes, finished_before, graphs, rows_of
+from lowering_cases import (
+    chain,
+    check_computation,
+    check_sums,
+    computes,
+    finished_before,
+    graphs,
+    rows_of,
+    stage_layers,
+)
 from msgspec.structs import replace
 
 from dpsim.errors import ConfigError
@@ -67,7 +76,7 @@ def test_every_stage_computes_its_layers_once_a_micro_batch_and_sums_its_own_buc
     check_computation(schedule)
     check_sums(schedule)
     strategy, before, rows = schedule.plan.parallelism, finished_before(schedule), rows_of(schedule)
-    of_last = schedule.stage_layers[-1][0]
+    of_last = stage_layers(schedule)[-1][0]
     again = {(layer, number) for kind, layer, number in rows if kind == RECOMPUTE_EVENT}
     expected = set(itertools.product(range(of_last), range(schedule.plan.accumulate)))
     assert again == (expected if strategy.recompute else set())  # type: ignore[attr-defined]
@@ -97,7 +106,7 @@ def test_messages_are_received_in_the_order_in_which_they_are_sent(schedule: Sch
         assert schedule.peer[receive] == send and send in schedule.dependencies(receive)
         ends = int(schedule.rank_class[send]), int(schedule.rank_class[receive])
         assert abs(ends[0] - ends[1]) == 1
-        first_of_later = schedule.stage_layers[max(ends)][0]
+        first_of_later = stage_layers(schedule)[max(ends)][0]
         layer = schedule.workload.layers[first_of_later - 1]
         for each in (send, receive):
             assert schedule.size_bytes[each] == 3 * layer.output_bytes_per_sample

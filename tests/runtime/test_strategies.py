@@ -12,6 +12,7 @@ from dpsim.lowering.stages import possible_cuts
 from dpsim.nn import build_model
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 from dpsim.runtime.describe import describe
+from dpsim.strategy import parse_strategy
 
 OnRanks = Callable[..., Any]
 STEPS = 3
@@ -22,7 +23,11 @@ MODELS = {
     "dropout": ("mlp:16,9,12,dropout=0.3", FLAT),
     "cnn": ("cnn:4,6,dropout=0.2", PICTURES),
     "resnet20": ("resnet20", PICTURES),
+    "blocks": ("mlp:64,48,64,64,64,dropout=0.3,column_blocks=3", FLAT),
+    "blocks of channels": ("cnn:32,48,32,32,dropout=0.2,column_blocks=2", PICTURES),
+    "blocks of resnet20": ("resnet20:column_blocks=2", PICTURES),
 }
+BLOCKS = {"blocks": 3, "blocks of channels": 2, "blocks of resnet20": 2}
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": Sgd(weight_decay=0.01),
     "adamw": AdamW(learning_rate=0.01),
@@ -50,6 +55,14 @@ STAGED = [
 ]
 
 
+PARTED = [
+    {"strategy": "tensor:parts={parts}"},
+    {"strategy": "tensor:parts={parts},shard=yes", "accumulate": 2, "overlap": "thread"},
+    {"strategy": "pipeline:parts={parts}", "accumulate": 4},
+    {"strategy": "pipeline:parts={parts},shard=yes,recompute=yes,order=gpipe", "accumulate": 2, "overlap": "poll"},
+]
+
+
 def case(model: str, optimizer: str, **plan: Any) -> dict[str, Any]:
     """A training in a fixed order of addition, with buckets of many and of few elements."""
     name, dataset = MODELS[model]
@@ -63,6 +76,18 @@ def case(model: str, optimizer: str, **plan: Any) -> dict[str, Any]:
         "network": network,
         "plan": fixed | algorithm | {"optimizer": codec.to_builtins(OPTIMIZERS[optimizer])} | plan,
     }
+
+
+def parted(devices: int, blocks: int) -> list[dict[str, Any]]:
+    """Plans in which devices own column blocks, with as few and as many parts as there can be."""
+    every = []
+    for parts in range(2, min(devices, blocks) + 1):
+        for plan in PARTED:
+            strategy = str(plan["strategy"]).format(parts=parts)
+            classes = parse_strategy(strategy).classes
+            if devices % classes == 0 and 8 % (devices // classes * int(plan.get("accumulate", 1))) == 0:
+                every.append(plan | {"strategy": strategy})
+    return every
 
 
 def plans(devices: int) -> list[dict[str, Any]]:
@@ -81,13 +106,19 @@ def plans(devices: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("devices", [2, 3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])
 @pytest.mark.timeout(300)
 def test_the_bits_are_those_of_data_parallelism(devices: int, on_ranks: OnRanks) -> None:
-    models = [*MODELS] if devices == 2 else ["dropout", "resnet20"] if devices == 4 else ["mlp"]
+    some = {4: ["dropout", "resnet20", "blocks", "blocks of channels", "blocks of resnet20"]}
+    models = [*MODELS] if devices == 2 else some.get(devices, ["mlp", "blocks"])
     for number, model in enumerate(models):
         optimizers = [*OPTIMIZERS][number % 3 :][:1] if devices > 2 else [*OPTIMIZERS][: 3 if model == "mlp" else 1]
         for optimizer in optimizers:
             networks = ("node", PACED) if (model, devices) == ("mlp", 2) else ("node",)
             every = [case(model, optimizer)]
-            every += [case(model, optimizer, network=where, **plan) for where in networks for plan in plans(devices)]
+            of_model = plans(devices)
+            if model in BLOCKS:
+                of_model = (
+                    parted(devices, BLOCKS[model]) + [p for p in of_model if "pipeline" not in p["strategy"]][::4]
+                )
+            every += [case(model, optimizer, network=where, **plan) for where in networks for plan in of_model]
             outcomes = on_ranks("ranks_strategies:digests", {"cases": every, "steps": STEPS}, devices=devices)
             plain = outcomes[0]
             assert len(plain["digest"]) == 64 and plain["evaluated"][2] == 10
@@ -108,25 +139,26 @@ def test_a_network_computes_every_stage_that_a_pipeline_may_cut(token: str) -> N
 
 
 def test_a_device_has_memory_for_its_part_alone(on_ranks: OnRanks) -> None:
-    large = {"model": "mlp:64x8", "fusion_threshold_bytes": 0.0}
-    texts = ("data-parallel", "zero1", "zero2", "zero3", "pipeline:stages=4")
+    large = {"model": "mlp:64x8,column_blocks=4", "fusion_threshold_bytes": 0.0}
+    texts = ("data-parallel", "zero1", "zero2", "zero3", "pipeline:stages=4", "tensor:parts=4")
     every = [case("mlp", "adamw", strategy=text) for text in texts]
     for each in every:
         each |= {"model": large["model"]}
     outcomes = on_ranks("ranks_strategies:digests", {"cases": every, "steps": 2}, devices=4)
-    whole, zero1, zero2, zero3, pipeline = (outcome["bytes"] for outcome in outcomes)
+    whole, zero1, zero2, zero3, pipeline, tensor = (outcome["bytes"] for outcome in outcomes)
     parameters, gradients, state = whole[0]
     assert parameters == gradients and state == 2 * parameters
     assert all(own[0] == parameters and own[1] == gradients and own[2] < 0.3 * state for own in zero1)
     assert all(own[0] == parameters and own[1] < 0.75 * gradients and own[2] < 0.3 * state for own in zero2)
     assert all(own[0] < 0.75 * parameters and own[1] < 0.75 * gradients and own[2] < 0.3 * state for own in zero3)
+    assert all(own[0] < 0.4 * parameters and own[1] == own[0] for own in tensor)
     assert sum(own[0] for own in pipeline) < 1.01 * parameters and max(own[0] for own in pipeline) < 0.5 * parameters
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_checkpoint_goes_on_under_any_strategy(devices: int, on_ranks: OnRanks) -> None:
-    texts = ("data-parallel", "zero1", "zero2", "zero3", "zero3:reshard=no", "pipeline:stages=2")
-    every = [case("resnet20", "adamw", strategy=text) for text in texts]
+    texts = ("data-parallel", "zero1", "zero3:reshard=no", "pipeline:stages=2", "tensor:parts=2,shard=yes")
+    every = [case("blocks of resnet20", "adamw", strategy=text) for text in texts]
     argument = {"cases": every, "stop": 2, "steps": 4}
     digests = on_ranks("ranks_strategies:checkpoints", argument, devices=devices)
     assert len({digest for row in digests for digest in row}) == 1, digests

@@ -108,11 +108,18 @@ def rows_of(schedule: Schedule) -> Mapping[tuple[int, int, int], int]:
     return rows
 
 
+def stage_layers(schedule: Schedule) -> list[tuple[int, int]]:
+    """The first layer that each class computes, and the one after its last."""
+    forward = schedule.kind == FORWARD_EVENT
+    layers = (schedule.layer[forward & (schedule.rank_class == each)] for each in range(schedule.classes))
+    return [(int(own.min()), int(own.max()) + 1) for own in layers]
+
+
 def check_computation(schedule: Schedule) -> None:
     """Assert that a schedule trains: each layer once a micro-batch, in the class that owns it, behind what it reads."""
     workload, before, rows = schedule.workload, finished_before(schedule), rows_of(schedule)
     index = {layer.name: number for number, layer in enumerate(workload.layers)}
-    layers, classes = len(workload.layers), schedule.stage_layers
+    layers, classes = len(workload.layers), stage_layers(schedule)
     assert [edge for pair in classes for edge in pair][1:-1] == [pair[0] for pair in classes[1:] for _ in range(2)]
     assert (classes[0][0], classes[-1][1]) == (0, layers)
     owner = {layer: each for each, (first, stop) in enumerate(classes) for layer in range(first, stop)}
