@@ -21,6 +21,7 @@ from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Study, ratio_lines
 from dpsim.machine import Network
 from dpsim.nn import build_model
+from dpsim.nn.tokens import with_setting
 from dpsim.plan import BatchNormMode, Plan
 from dpsim.progress import Progress
 from dpsim.report.charts import Chart, Lines, Series
@@ -47,14 +48,17 @@ _RULES = (
 
 
 class Mode(Noun, frozen=True):
-    """The number of leaves (0: plain training) and the batch-norm mode."""
+    """The number of leaves (0: plain training), the batch-norm mode, and the column blocks of layers (1: none)."""
 
     leaves: int
     batch_norm: BatchNormMode = "leaf"
+    column_blocks: int = 1
 
     @property
     def name(self) -> str:
-        """``8 leaves, batch norm leaf``."""
+        """``8 leaves, batch norm leaf``, or ``8 column blocks``."""
+        if self.column_blocks > 1:
+            return f"{self.column_blocks} column blocks" + (f", {self.leaves} leaves" if self.leaves else "")
         return f"{self.leaves} leaves, batch norm {self.batch_norm}" if self.leaves else f"batch norm {self.batch_norm}"
 
 
@@ -79,13 +83,16 @@ class Case(Noun, frozen=True):
     def limits(self) -> dict[str, float]:
         return {} if self.limit is None else {self.modes[0].name: self.limit}
 
-    def plans(self) -> dict[str, Plan]:
-        """Return the plan of the plain training, of each mode, and of the plain training again."""
+    def trainings(self) -> dict[str, tuple[str, Plan]]:
+        """Return the model and the plan of the plain training, of each mode, and of the plain training again."""
         plain = Mode(leaves=0, batch_norm="local")
         modes = {PLAIN: plain} | {mode.name: mode for mode in self.modes} | {AGAIN: plain}
         return {
-            name: Plan(
-                devices=self.devices, global_batch=self.global_batch, leaves=mode.leaves, batch_norm=mode.batch_norm
+            name: (
+                with_setting(self.model, "column_blocks", str(mode.column_blocks)),
+                Plan(
+                    devices=self.devices, global_batch=self.global_batch, leaves=mode.leaves, batch_norm=mode.batch_norm
+                ),
             )
             for name, mode in modes.items()
         }
@@ -99,6 +106,7 @@ def cases() -> tuple[Case, ...]:
     """Return small models with every mode, then the large MLP over the global batch, on one and two devices."""
     leaves = tuple(Mode(leaves=count) for count in (8, 32, 64))
     norms = (*leaves, Mode(leaves=8, batch_norm="global"), Mode(leaves=0, batch_norm="global"))
+    blocks = tuple(Mode(leaves=leaves, batch_norm="leaf" if leaves else "local", column_blocks=8) for leaves in (0, 8))
     images, digits, flat = "synthetic:32x32x3,classes=10", "digits", "synthetic:28x28x1,classes=10"
     cases = []
     for devices in (1, 2):
@@ -107,6 +115,8 @@ def cases() -> tuple[Case, ...]:
         for batch in (1024, 512, 256, 128, 64):
             limit = {1: 1.20, 2: 1.15}[devices] if batch == 1024 else None
             cases.append(Case(model=_MLP, dataset=flat, devices=devices, global_batch=batch, modes=leaves, limit=limit))
+        for model, dataset in (("mlp:256x8", digits), (_MLP, flat), ("cnn:128,128,128", images)):
+            cases.append(Case(model=model, dataset=dataset, devices=devices, global_batch=256, modes=blocks))
     return tuple(cases)
 
 
@@ -128,8 +138,8 @@ def measure_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     case = codec.decode(argument["case"], Case, "case")
     dataset = load_dataset(case.dataset)
     trainers = {
-        name: Trainer(build_model(case.model, dataset.input_shape, dataset.classes), dataset, plan, comm, Network())
-        for name, plan in case.plans().items()
+        name: Trainer(build_model(model, dataset.input_shape, dataset.classes), dataset, plan, comm, Network())
+        for name, (model, plan) in case.trainings().items()
     }
     first = next(iter(trainers.values()))
     first.step()

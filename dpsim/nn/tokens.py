@@ -77,13 +77,15 @@ def with_norm(token: str, norm: str) -> str:
 
     Raises ``ConfigError`` for an unknown model or norm.
     """
-    if parse_model(token).norm == norm:
-        return token
+    return with_setting(token, "norm", norm)
+
+
+def with_setting(token: str, name: str, value: str) -> str:
+    """The token of the same model with another value of a setting. Raises ``ConfigError`` as ``parse_model``."""
     kind, _, text = token.partition(":")
-    parts = [part for part in text.split(",") if part and not part.startswith("norm=")]
-    changed = f"{kind}:{','.join([*parts, f'norm={norm}'])}"
-    parse_model(changed)
-    return changed
+    parts = [part for part in text.split(",") if part and not part.startswith(f"{name}=")]
+    changed = f"{kind}:{','.join([*parts, f'{name}={value}'])}"
+    return token if parse_model(changed) == parse_model(token) else changed
 
 
 def norm_of(model: str, batch_norm: str) -> str:
