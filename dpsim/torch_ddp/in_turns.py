@@ -76,7 +76,7 @@ def profile_in_turns(group: MPI.Intracomm, request: ScriptRequest, folder: str, 
         recorder.another(*turn)
 
     recorder = Recorder(0, recorded)
-    record.install(recorder)
+    record.install(recorder, instead_of_ddp=request.fully_shard)
     if request.local_batch is not None:
         replace_batch_size(request.local_batch)
     _run((request.script, request.arguments), turns, recorder)

@@ -80,6 +80,8 @@ class Recorded:
     optimizer_slots: int | None = None
     input_workers: int = 0
     load_s_per_sample: float = 0.0
+    shards: int = 1
+    """The ranks whose shards are all parameters together, where a rank updates its shard alone."""
 
 
 _Group = tuple[tuple[int, ...], float]
@@ -111,7 +113,7 @@ def workload_of(recorded: Recorded) -> Workload:
         source=recorded.source,
         local_batches=(local_batch,),
         layers=layers,
-        update_s=update_s,
+        update_s=update_s * recorded.shards,
         overhead_s=max(_median(whole, lambda step: step.step_s) - computed_s - update_s - waited_s, 0.0),
         state_bytes=recorded.state_bytes,
         optimizer_slots=recorded.optimizer_slots,
