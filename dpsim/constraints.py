@@ -321,10 +321,15 @@ def _ddp_algorithms(run: Any) -> tuple[object, ...]:
     return (library,) if library else (run.algorithm,) if run.network.emulated else ("mpi",)
 
 
+def _ddp_strategies(run: Any) -> tuple[object, ...]:
+    sharded = run.runtime == FSDP
+    return (*[FULLY_SHARD.text] * sharded, *[DataParallel.name] * (not sharded or run.devices == 1))
+
+
 RUNTIME_CONSTRAINTS = (
     _by_ddp("fusion_rule", lambda run: ("per-tensor" if run.runtime == FSDP else "ddp",)),
     _by_ddp("overlap", lambda run: (*DDP_OVERLAPS[run.runtime], *["off"] * (run.devices == 1)), "devices"),
-    _by_ddp("strategy", lambda run: (FULLY_SHARD.text if run.runtime == FSDP else DataParallel.name,)),
+    _by_ddp("strategy", _ddp_strategies, "devices"),
     _by_ddp("leaves", lambda run: (0,)),
     _by_ddp("layout", lambda run: ("",)),
     _by_ddp("wire_dtype", lambda run: (None,)),

@@ -58,7 +58,7 @@ def lower(
 
     Where the workload is that of a PyTorch script with ``fully_shard``, its units are layers: a unit is gathered once for
     each forward, and for each backward too where the script has it given up in between, even at the turn. All have memory
-    of their own here.
+    of their own here, and the ranks do not agree that numbers are finite.
 
     On one device it is the schedule of data parallelism. Raises ``ConfigError`` for a layer with several dtypes.
     """
@@ -70,7 +70,8 @@ def lower(
     count, uses = len(units.size_bytes), _uses(workload, plan, units)
     if workload.ddp is not None and workload.ddp.units:
         resharded = _resharded(workload, units, strategy)
-        return interleaved(workload, plan, units, gathers=_gathers(_each_pass(uses, resharded), strategy.prefetch))
+        gathers = _gathers(_each_pass(uses, resharded), strategy.prefetch)
+        return interleaved(workload, plan, units, gathers=gathers, agrees=False)
     slots = strategy.prefetch + 1 if strategy.prefetch + 1 < count else 0
     parameter_slots = slots if strategy.reshard else 0
     return interleaved(

@@ -24,8 +24,9 @@ from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import Refused
 from dpsim.torch_ddp.process_group import replace_everywhere
 
-_HALVES = ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor")
-"""The collectives that FSDP calls, by their names since PyTorch 2.13, and before."""
+ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+"""The collectives that FSDP calls, by their names since PyTorch 2.13, or before."""
 
 
 class ShardedModel:
@@ -193,14 +194,12 @@ def _blocks(module: Any) -> list[Any]:
 
 
 class WaitedCollectives:
-    """How long this rank has been in FSDP's collectives so far, which it waits for: as ``MpiReduction`` says it."""
+    """How long this rank has been in FSDP's collectives so far (``waited_s``): it waits for each."""
 
     def __init__(self) -> None:
         self.waited_s = 0.0
-        self.starts: list[tuple[float, float]] = []
-        for name in _HALVES:
-            if hasattr(distributed, name):
-                self._time(getattr(distributed, name))
+        self._time(ALL_GATHER)
+        self._time(REDUCE_SCATTER)
 
     def _time(self, collective: Any) -> None:
         @functools.wraps(collective)

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dpsim.constraints import DDP_OVERLAPS, FSDP, LIBRARIES
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.sweep.grids import telling
@@ -18,6 +19,7 @@ from dpsim.machine import NODE, Network
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
+from dpsim.strategy import FULLY_SHARD
 from dpsim.workload import Workload
 
 COMMUNICATIONS = ("gloo", "mpi", "nccl")
@@ -142,6 +144,8 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     Every cap is measured on every number of devices, by every way to communicate. Raises ``ConfigError``.
     """
     ddp = _predictable(workload)
+    if ddp.units:
+        experiment = _sharded(experiment, workload)
     if ddp.sync_batch_norm and not on_gpus(experiment):
         ways = dict.fromkeys(str(name).removeprefix("torch-ddp-") for name in experiment.values("runtime"))
         raise ConfigError(
@@ -152,17 +156,18 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     batches = tuple(map(int, experiment.values(_BATCH)))
     _check_batches(batches, workload)
     model = Path(experiment.script).name
-    base: dict[str, Any] = {"model": model, "accumulate": ddp.accumulate, "fusion_rule": "ddp"}
+    base: dict[str, Any] = {"model": model, "accumulate": ddp.accumulate}
+    base["fusion_rule"] = "per-tensor" if ddp.units else "ddp"
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
     caps: Sequence[float] = experiment.values(_CAP)
     if not batches:
         base[_BATCH] = workload.local_batches[0]
-        caps = caps or telling_caps(workload)
+        caps = () if ddp.units else caps or telling_caps(workload)
     elif ddp.bucket_cap_bytes is not None:
         caps = caps or (ddp.bucket_cap_bytes,)
     axes = {name: values for name, values in experiment.axes.items() if name != _CAP}
-    if len(caps) > 1 or not batches:
+    if len(caps) > 1 or not (batches or ddp.units):
         axes[_CAP] = tuple(map(float, caps))
     elif caps:
         base[_CAP] = float(caps[0])
@@ -171,11 +176,30 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         question = "local-batch"
     elif batches:
         question, compared = "settings", (_CAP, _BATCH)
+    elif ddp.units:
+        question, compared = "settings", ("devices",)
     if experiment.other_runtimes:
         check_emulation(workload)
     whole = replace(experiment, base=base, axes=axes, question=question, compared=compared)
     settings_of(whole.rows)
     return whole
+
+
+def _sharded(experiment: Experiment, workload: Workload) -> Experiment:
+    """The experiment of a script with ``fully_shard``: by gloo on the node alone. Raises ``ConfigError``."""
+    given, allowed = "", ""
+    if experiment.values(_CAP):
+        given, allowed = "--bucket-cap", "no cap: the modules that fully_shard is given are the buckets"
+    elif experiment.other_runtimes:
+        given, allowed = "--runtime dpsim", "--runtime torch-ddp, which stands for PyTorch's own"
+    elif "torch-ddp-gloo" not in experiment.values("runtime"):
+        given, allowed = "communication other than gloo on node", "--communication gloo and --network node"
+    if given:
+        raise ConfigError(
+            f"{given} for a script with fully_shard", allowed=allowed, remedy="leave it out, or measure a script with DDP"
+        )
+    case = {"network": NODE, "runtime": FSDP, "algorithm": LIBRARIES[FSDP], "strategy": FULLY_SHARD.text}
+    return replace(experiment, cases=(case | {"overlap": DDP_OVERLAPS[FSDP][0]},))
 
 
 def _check_batches(batches: Sequence[int], workload: Workload) -> None:

@@ -68,4 +68,5 @@ def _calibration(settings: list[Setting], workload: Workload) -> CalibrateConfig
         max_bytes=max(workload.gradient_bytes, 1024),
         slowdown=False,
         runtime=first.runtime,
+        strategy=first.plan.strategy,
     )

@@ -1,4 +1,5 @@
 """Calibrates the allreduces that DDP starts, by gloo or through a hook: with nothing else running, and beside backward.
+And the collectives that FSDP waits for, by gloo.
 
 Loads torch on the ranks.
 """
@@ -20,12 +21,14 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.comm.networks import transport
 from dpsim.comm.progress import Progress as AllreduceProgress
+from dpsim.constraints import FSDP, LIBRARIES
 from dpsim.launch.rank_process import pin
 from dpsim.machine import Network
 from dpsim.study.calibration import TIME_S, CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.calibration import CollectiveTable, LoadedTable
 from dpsim.study.runners.load import nothing
+from dpsim.torch_ddp.fsdp import ALL_GATHER, REDUCE_SCATTER, check_gradients
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
 from dpsim.torch_ddp.visit import Turns, Visit
 
@@ -101,6 +104,46 @@ class StreamTable(CollectiveTable):
         return np.transpose(spans[1:])
 
 
+class WaitedTable(CollectiveTable):
+    """How long gloo takes for a collective that FSDP waits for, in memory that is allocated anew, as FSDP does.
+
+    Each follows a forward and a backward, and begins with the last rank's. A unit is gathered into memory that nobody
+    has touched but for the rank's own shard. The sizes are those of the whole unit.
+    """
+
+    def __init__(self, load: TorchLoad, link: Any, config: CalibrateConfig, **others: Any) -> None:
+        self._load, self._members = load, link.reduction.group
+        super().__init__(link=link, config=config, **others)
+
+    def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
+        return {TIME_S: {size: self._seconds(size) for size in order}}
+
+    def _seconds(self, size: int) -> list[float]:
+        """Seconds of a few collectives of a size, after one that does not count."""
+        kind, ranks, own = self.subject.collective.kind, self.group.size, self.group.rank
+        elements = max(size // (4 * ranks), 1)
+        spans: list[tuple[float, float]] = []
+        quiet_start(self.group)
+        for _ in range(1 + _STREAMS):
+            self._load.run(1, nothing)
+            whole = torch.empty(elements * ranks)
+            shard = whole.narrow(0, own * elements, elements)
+            (shard if kind == "all-gather" else whole).fill_(1.0)
+            if kind == "reduce-scatter":
+                shard = torch.empty(elements)
+            begun_s = now()
+            if kind == "all-gather":
+                ALL_GATHER(whole, shard, group=self._members)
+            elif kind == "reduce-scatter":
+                REDUCE_SCATTER(shard, whole, distributed.ReduceOp.AVG, self._members)
+            else:
+                distributed.all_reduce(whole, group=self._members)
+            spans.append((begun_s, now()))
+        begun, ended = np.transpose(spans[1:])
+        seconds: list[float] = (ended - np.max(self.group.allgather(begun), axis=0)).tolist()
+        return seconds
+
+
 class BackwardTable(LoadedTable):
     """How long a ``Reduction`` takes in such a stream beside PyTorch's backward, and how much longer that takes."""
 
@@ -158,9 +201,11 @@ def calibrate_in_turns(
     """
     pin(group)
     quiet_barrier(group)  # others may still be loading PyTorch
-    if config.runtime == "torch-ddp-gloo":
+    if LIBRARIES.get(config.runtime) == "gloo":
         store = distributed.FileStore(str(Path(folder) / "calibration"), group.size)
         distributed.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size)
+    if config.runtime == FSDP:
+        check_gradients()
     tables, reductions = _tables(group, config, subjects, earlier, parts)
     turns, rows = Turns(folder, number), Rows()
     for round_number in itertools.count():
@@ -203,7 +248,9 @@ def _tables(
         for subject in subjects:
             if subject.collective.devices != devices:
                 continue
-            if not subject.overlap:
+            if config.runtime == FSDP:
+                tables.append(WaitedTable(load, link, config, group=group, subject=subject, rows=earlier, parts=parts))
+            elif not subject.overlap:
                 idle = StreamTable(load, link, config, group=group, subject=subject, rows=earlier, parts=parts)
                 tables.append(idle)
             else:

@@ -190,8 +190,9 @@ class Study:
             for calibrator in self.calibrators:
                 calibrator.visit(number, counted=True)
         pause_s: dict[int, float] = {}
+        sharded = self._task.calibrates_shards  # FSDP waits all over a step, and copies meanwhile, in a profile too
         for subject in self._task.collectives:
-            if not subject.overlap:
+            if not (subject.overlap or sharded):
                 largest = self.rows.parts(subject, TIME_S)[-1]
                 seconds = float(np.median(self.rows.values(subject, TIME_S, largest)))
                 pause_s[subject.collective.devices] = min(seconds, _LONGEST_PAUSE_S)
