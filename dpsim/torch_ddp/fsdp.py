@@ -24,8 +24,8 @@ from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import Refused
 from dpsim.torch_ddp.process_group import replace_everywhere
 
-ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+_ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 """The collectives that FSDP calls, by their names since PyTorch 2.13, or before."""
 
 
@@ -65,6 +65,13 @@ class ShardedModel:
         name = next((name for name, each in _units(self.module) if each is module), None)
         if name in self.groups:
             self.called.setdefault(name)
+
+    def pause(self, seconds: float) -> None:
+        """Let this rank of a ``ReplicatedGroup`` sleep so long in a collective of all parameters, and less in others."""
+        whole_bytes = sum(shard.numel() * shard.element_size() for _, _, shard in self.parameters)
+        for groups in self.groups.values():
+            for group in groups:
+                group.mesh_info.shard_process_group.pause_s_per_byte = seconds / whole_bytes
 
     @property
     def bucket_bytes(self) -> tuple[int, ...]:
@@ -194,22 +201,34 @@ def _blocks(module: Any) -> list[Any]:
 
 
 class WaitedCollectives:
-    """How long this rank has been in FSDP's collectives so far (``waited_s``): it waits for each."""
+    """When this rank's calls of FSDP's collectives began and ended, by their kind: it waits for each."""
 
     def __init__(self) -> None:
-        self.waited_s = 0.0
-        self._time(ALL_GATHER)
-        self._time(REDUCE_SCATTER)
+        self.spans: dict[str, list[tuple[float, float]]] = {"all-gather": [], "reduce-scatter": []}
+        for collective, spans in zip((_ALL_GATHER, _REDUCE_SCATTER), self.spans.values(), strict=True):
+            setattr(distributed, collective.__name__, _timed(collective, spans))
 
-    def _time(self, collective: Any) -> None:
-        @functools.wraps(collective)
-        def timed(*arguments: Any, **keywords: Any) -> Any:
-            began_s = now()
-            work = collective(*arguments, **keywords)
-            self.waited_s += now() - began_s
-            return work
+    def taken_s(self) -> float:
+        """Seconds in the collectives since this was last asked for, or since ``forget``."""
+        seconds = sum(ended_s - begun_s for spans in self.spans.values() for begun_s, ended_s in spans)
+        self.forget()
+        return seconds
 
-        setattr(distributed, collective.__name__, timed)
+    def forget(self) -> None:
+        """Begin anew."""
+        for spans in self.spans.values():
+            spans.clear()
+
+
+def _timed(collective: Any, spans: list[tuple[float, float]]) -> Any:
+    @functools.wraps(collective)
+    def timed(*arguments: Any, **keywords: Any) -> Any:
+        begun_s = now()
+        work = collective(*arguments, **keywords)
+        spans.append((begun_s, now()))
+        return work
+
+    return timed
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -105,7 +105,11 @@ class Recorder:
 
     def another(self, wanted: int, pause_s: float) -> None:
         """Record so many steps anew, after another warm-up."""
-        self.wanted, self.pause_s, self._warmed_up = wanted, pause_s, 0
+        self.wanted, self._warmed_up = wanted, 0
+        if isinstance(self.ddp, ShardedModel):  # it waits in each collective
+            self.ddp.pause(pause_s)
+        else:
+            self.pause_s = pause_s
         self.steps.clear()
 
     @property

@@ -100,8 +100,7 @@ class StepTimer:
         """Keep what DDP logged of the step that has ended, or how long FSDP was in its collectives."""
         if isinstance(self._reduction, WaitedCollectives):
             visit.logged_s.clear()
-            visit.waited_s.append(self._reduction.waited_s - self._waited_s)
-            self._forget_reductions()
+            visit.waited_s.append(self._reduction.taken_s())
             return
         self.ddp.logger.set_runtime_stats_and_log()
         logged = self.ddp._get_ddp_logging_data()
@@ -116,9 +115,10 @@ class StepTimer:
         self._forget_reductions()
 
     def _forget_reductions(self) -> None:
-        if self._reduction is not None:
+        if isinstance(self._reduction, WaitedCollectives):
+            self._reduction.forget()
+        elif self._reduction is not None:
             self._waited_s = self._reduction.waited_s
-        if isinstance(self._reduction, MpiReduction):
             self._reduction.starts.clear()
 
 

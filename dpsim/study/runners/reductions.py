@@ -6,7 +6,9 @@ Loads torch on the ranks.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
@@ -28,7 +32,7 @@ from dpsim.study.calibration import TIME_S, CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.calibration import CollectiveTable, LoadedTable
 from dpsim.study.runners.load import nothing
-from dpsim.torch_ddp.fsdp import ALL_GATHER, REDUCE_SCATTER, check_gradients
+from dpsim.torch_ddp.fsdp import WaitedCollectives, check_gradients
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
 from dpsim.torch_ddp.visit import Turns, Visit
 
@@ -36,6 +40,7 @@ _NAP_S = 1e-4
 _WIDTH, _LAYERS, _BATCH = 512, 6, 64
 _MOST_AT_ONCE = 24
 _STREAMS = 3
+_MOST_UNITS = 4
 
 
 class ReducedMemory:
@@ -104,44 +109,65 @@ class StreamTable(CollectiveTable):
         return np.transpose(spans[1:])
 
 
-class WaitedTable(CollectiveTable):
-    """How long gloo takes for a collective that FSDP waits for, in memory that is allocated anew, as FSDP does.
+class ShardedSteps:
+    """Steps of small models that ``fully_shard`` has sharded over ``members``, and what their collectives take.
 
-    Each follows a forward and a backward, and begins with the last rank's. A unit is gathered into memory that nobody
-    has touched but for the rank's own shard. The sizes are those of the whole unit.
+    A unit is a square linear layer, so that its computation grows with its size. What a collective takes depends on what
+    comes before it: alone, in memory that was used just before, those of 2 MiB took half as long as in training.
     """
 
-    def __init__(self, load: TorchLoad, link: Any, config: CalibrateConfig, **others: Any) -> None:
-        self._load, self._members = load, link.reduction.group
+    def __init__(self, group: MPI.Intracomm, members: Any, step_bytes: int) -> None:
+        self._group, self._members, self._step_bytes = group, members, step_bytes
+        self._models: dict[int, Any] = {}
+        self._waited = WaitedCollectives()
+        self._kept: dict[tuple[int, str], float] = {}
+
+    def seconds(self, size: int, kind: str) -> float:
+        """The mean of the collectives of a kind in a few steps with units of a size; the other kind's is kept.
+
+        It begins with the last rank's, and ends with it.
+        """
+        if (size, kind) not in self._kept:
+            self._take(size)
+        return self._kept.pop((size, kind))
+
+    def _take(self, size: int) -> None:
+        if size not in self._models:
+            self._models[size] = self._model(size)
+        model, samples = self._models[size]
+        quiet_start(self._group)
+        for step in range(1 + _STREAMS):
+            if step == 1:
+                self._waited.forget()
+            model(samples).sum().backward()
+            for parameter in model.parameters():
+                parameter.grad = None
+        for kind, spans in self._waited.spans.items():
+            begun_s, ended_s = np.max(self._group.allgather(spans), axis=0).T
+            self._kept[size, kind] = float(np.mean(ended_s - begun_s))
+        self._waited.forget()
+
+    def _model(self, size: int) -> tuple[Any, Any]:
+        width = max(round(math.sqrt(size / 4)), self._group.size)
+        units = max(1, min(_MOST_UNITS, self._step_bytes // size))
+        linear = functools.partial(torch.nn.Linear, width, width, bias=False)
+        model = torch.nn.Sequential(*(torch.nn.Sequential(linear(), torch.nn.ReLU()) for _ in range(units)))
+        mesh = DeviceMesh.from_group(self._members, "cpu")
+        for unit in model:
+            fully_shard(unit, mesh=mesh)
+        return fully_shard(model, mesh=mesh), torch.randn(_BATCH, width)
+
+
+class WaitedTable(CollectiveTable):
+    """How long gloo takes for a collective that FSDP waits for, in the steps of ``ShardedSteps``; sizes are whole."""
+
+    def __init__(self, steps: ShardedSteps, link: Any, config: CalibrateConfig, **others: Any) -> None:
+        self._steps = steps
         super().__init__(link=link, config=config, **others)
 
     def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
-        return {TIME_S: {size: self._seconds(size) for size in order}}
-
-    def _seconds(self, size: int) -> list[float]:
-        """Seconds of a few collectives of a size, after one that does not count."""
-        kind, ranks, own = self.subject.collective.kind, self.group.size, self.group.rank
-        elements = max(size // (4 * ranks), 1)
-        spans: list[tuple[float, float]] = []
-        quiet_start(self.group)
-        for _ in range(1 + _STREAMS):
-            self._load.run(1, nothing)
-            whole = torch.empty(elements * ranks)
-            shard = whole.narrow(0, own * elements, elements)
-            (shard if kind == "all-gather" else whole).fill_(1.0)
-            if kind == "reduce-scatter":
-                shard = torch.empty(elements)
-            begun_s = now()
-            if kind == "all-gather":
-                ALL_GATHER(whole, shard, group=self._members)
-            elif kind == "reduce-scatter":
-                REDUCE_SCATTER(shard, whole, distributed.ReduceOp.AVG, self._members)
-            else:
-                distributed.all_reduce(whole, group=self._members)
-            spans.append((begun_s, now()))
-        begun, ended = np.transpose(spans[1:])
-        seconds: list[float] = (ended - np.max(self.group.allgather(begun), axis=0)).tolist()
-        return seconds
+        kind = self.subject.collective.kind
+        return {TIME_S: {size: [self._steps.seconds(size, kind)] for size in order}}
 
 
 class BackwardTable(LoadedTable):
@@ -245,11 +271,12 @@ def _tables(
             GlooReduction(members) if gloo else MpiReduction(transport(group, network), config.algorithms[0], overlap)
         )
         link: Any = ReducedMemory(reductions[-1])
+        steps = ShardedSteps(group, members, config.max_bytes) if config.runtime == FSDP else None
         for subject in subjects:
             if subject.collective.devices != devices:
                 continue
-            if config.runtime == FSDP:
-                tables.append(WaitedTable(load, link, config, group=group, subject=subject, rows=earlier, parts=parts))
+            if steps is not None:
+                tables.append(WaitedTable(steps, link, config, group=group, subject=subject, rows=earlier, parts=parts))
             elif not subject.overlap:
                 idle = StreamTable(load, link, config, group=group, subject=subject, rows=earlier, parts=parts)
                 tables.append(idle)
