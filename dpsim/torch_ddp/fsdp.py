@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 from torch.distributed import fsdp
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dpsim.comm.clock import now
@@ -27,6 +28,7 @@ from dpsim.torch_ddp.process_group import replace_everywhere
 _ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 """The collectives that FSDP calls, by their names since PyTorch 2.13, or before."""
+_UPDATES = 3
 
 
 class ShardedModel:
@@ -231,10 +233,32 @@ def _timed(collective: Any, spans: list[tuple[float, float]]) -> Any:
     return timed
 
 
+def plain_update_s(optimizer: Any) -> float | None:
+    """Seconds that an optimizer of PyTorch takes for this rank's shards as plain tensors; None for another one.
+
+    What it takes longer for shards, whose every operation is dispatched by ``DTensor``, does not grow with their size.
+    """
+    if optimizer is None or not type(optimizer).__module__.startswith("torch.optim"):
+        return None
+    if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+        return None
+    groups = []
+    for group in optimizer.param_groups:
+        plain = [nn.Parameter(each.detach().to_local().clone()) for each in group["params"] if isinstance(each, DTensor)]
+        for each in plain:
+            each.grad = torch.ones_like(each)
+        groups.append(group | {"params": plain})
+    copy = type(optimizer)(groups)
+    times = []
+    for _ in range(_UPDATES):
+        began_s = now()
+        copy.step()
+        times.append(now() - began_s)
+    return min(times)
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Raises ``Refused`` for an optimizer that has none of the shards: it was built before the model was sharded."""
-    from torch.distributed.tensor import DTensor
-
     if not any(isinstance(each, DTensor) for group in optimizer.param_groups for each in group["params"]):
         raise Refused(
             ConfigError(

@@ -10,7 +10,7 @@ import torch
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
-from dpsim.torch_ddp.fsdp import ShardedModel
+from dpsim.torch_ddp.fsdp import ShardedModel, plain_update_s
 from dpsim.torch_ddp.record import Recorder, reduced_parameters
 from dpsim.torch_ddp.recorded import Recorded, RecordedParameter
 from dpsim.torch_ddp.request import ScriptRequest
@@ -57,7 +57,7 @@ def _recorded_of_shards(model: ShardedModel, recorder: Recorder, request: Script
     for index, (_, unit, _) in enumerate(model.parameters):
         of_unit.setdefault(unit, []).append(index)
     buckets = tuple(tuple(reversed(of_unit[unit.name])) for unit in reversed(units))
-    return replace(_recorded(recorder, request, settings, parameters, buckets), shards=request.devices)
+    return replace(_recorded(recorder, request, settings, parameters, buckets), shards=request.devices, shard_update_s=plain_update_s(recorder.optimizer))
 
 
 def _accumulated(recorder: Recorder) -> int:
@@ -75,7 +75,7 @@ def _recorded(
 ) -> Recorded:
     model = recorder.ddp
     return Recorded(
-        name=f"{type(model.module).__name__} of {request.name}",
+        name=f"{type(model.module).__name__.removeprefix('FSDP')} of {request.name}",
         source=f"dpsim profile {request.flag}: medians of {len(recorder.steps)} steps on {model.device_type},"
         f" as rank 0 of {request.devices} in one process, PyTorch {torch.__version__}",
         parameters=parameters,

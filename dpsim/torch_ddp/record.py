@@ -205,6 +205,8 @@ class Recorder:
         self._update_began_s = self.now()
 
     def update_ends(self, optimizer: Any, *_: Any) -> None:
+        if self.ddp is not None and self._step is None:  # the copy that ``plain_update_s`` times
+            return
         self.optimizer = optimizer
         if self._step is not None:
             self._step.update_s += self.now() - self._update_began_s
