@@ -34,8 +34,8 @@ DDP_OVERLAPS: dict[str, tuple[str, ...]] = {
     "torch-ddp-nccl": ("thread",),
     FSDP: ("inline",),
 }
-"""When DDP communicates: gloo has threads of its own and NCCL a stream; a hook waits, or has a thread do it. On processors
-FSDP waits for each of its collectives."""
+"""When DDP communicates: gloo has threads of its own and NCCL a stream; a hook waits, or has a thread do it. On
+processors FSDP waits for each of its collectives."""
 
 
 def _decides_while_running(plan: Any) -> bool:

@@ -10,6 +10,12 @@ from dpsim.errors import ConfigError
 
 _DEFAULT_HOOK = "allreduce_hook"
 """PyTorch's hook that does what DDP does without one."""
+FSDP_ON_GPUS = (
+    "On processors FSDP waits for each gather and each reduce-scatter by gloo. This does not carry over to NCCL on"
+    " GPUs, where both run in streams of their own, the next unit is gathered while one computes, and a reduce-scatter"
+    " sends as many bytes as a gather."
+)
+"""What is said of every prediction of FSDP by gloo."""
 CAP_FOR_THE_FIRST_BUCKET_TOO = (2, 4)
 """From this PyTorch on, a cap that the user sets holds for the first bucket too; before, it was 1 MiB all the same."""
 
@@ -17,7 +23,7 @@ CAP_FOR_THE_FIRST_BUCKET_TOO = (2, 4)
 class ShardedUnit(Noun, frozen=True):
     """What FSDP gathers at once: the parameters of a module (``name``) that ``fully_shard`` was called with.
 
-    ``size_bytes`` are whole, without padding. ``reshard``: it is given up after forward, and gathered again in backward.
+    ``size_bytes`` is whole, without padding. ``reshard``: it is given up after forward, and gathered again in backward.
     """
 
     name: str
@@ -73,7 +79,7 @@ class DdpSettings(Noun, frozen=True):
 
     @property
     def fusion_rule(self) -> str:
-        """The rule that makes DDP's buckets of the workload's tensors, or the least buckets, which zero3 makes units of."""
+        """The rule that makes DDP's buckets of the workload's tensors, or the tensors that zero3 makes units of."""
         return "per-tensor" if self.whole_buckets or self.units else self.bucket_rule
 
     @property

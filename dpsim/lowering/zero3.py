@@ -56,9 +56,9 @@ def lower(
     need no second gather. Otherwise every unit is gathered once a step. In a step of one micro-batch there are as many
     slots of gradients.
 
-    Where the workload is that of a PyTorch script with ``fully_shard``, its units are layers: a unit is gathered once for
-    each forward, and for each backward too where the script has it given up in between, even at the turn. All have memory
-    of their own here, and the ranks do not agree that numbers are finite.
+    Where the workload is that of a PyTorch script with ``fully_shard``, its units are layers: a unit is gathered once
+    for each forward, and for each backward too where the script has it given up in between, even at the turn. All have
+    memory of their own here, and the ranks do not agree that numbers are finite.
 
     On one device it is the schedule of data parallelism. Raises ``ConfigError`` for a layer with several dtypes.
     """
@@ -67,8 +67,9 @@ def lower(
         return data_parallel.lower(workload, plan, *costs)
     strategy = cast(Zero3, plan.parallelism)
     units = Buckets.at(workload, _whole_layers(workload, fused(workload, plan, costs)))
-    count, uses = len(units.size_bytes), _uses(workload, plan, units)
+    count = len(units.size_bytes)
     if workload.ddp is not None and workload.ddp.units:
+        uses = _uses(workload, plan, units, by_pass=True)
         resharded = _resharded(workload, units, strategy)
         gathers = _gathers(_each_pass(uses, resharded), strategy.prefetch)
         return interleaved(workload, plan, units, gathers=gathers, agrees=False)
@@ -80,7 +81,7 @@ def lower(
         units,
         gradient_slots=slots if plan.accumulate == 1 else 0,
         parameter_slots=parameter_slots,
-        gathers=_gathers(_in_slots(uses, parameter_slots or count), strategy.prefetch),
+        gathers=_gathers(_in_slots(_uses(workload, plan, units), parameter_slots or count), strategy.prefetch),
     )
 
 
@@ -100,8 +101,10 @@ def _whole_layers(workload: Workload, start: Ints) -> Ints:
     return np.unique(borders[np.searchsorted(borders, start)])
 
 
-def _uses(workload: Workload, plan: Plan, units: Buckets) -> list[_Use]:
-    """The uses of units by all micro-batches, in order; two neighbours are of different units."""
+def _uses(workload: Workload, plan: Plan, units: Buckets, *, by_pass: bool = False) -> list[_Use]:
+    """The uses of units by all micro-batches, in order; two neighbours are of different units, or ``by_pass`` a forward
+    and a backward.
+    """
     unit_of = np.full(len(workload.layers), -1)
     unit_of[workload.ready_order.layer] = np.repeat(np.arange(len(units.size_bytes)), np.diff(units.start))
     columns = computation_of(workload, plan.accumulate, plan.batch_norm).columns
@@ -109,11 +112,11 @@ def _uses(workload: Workload, plan: Plan, units: Buckets) -> list[_Use]:
     of_row = zip(unit_of[columns.layer[rows]].tolist(), rows.tolist(), strict=True)
     with_unit = ((unit, row) for unit, row in of_row if unit >= 0)
     uses = []
-    for unit, group in itertools.groupby(with_unit, key=lambda pair: pair[0]):
-        own = [row for _, row in group]
-        first = own[0]
-        backward = bool(columns.kind[first] == BACKWARD_EVENT)
-        uses.append(_Use(unit, first, own[-1], int(columns.micro_batch[first]), backward))
+    backward = (columns.kind == BACKWARD_EVENT).tolist()
+    for _, group in itertools.groupby(with_unit, key=lambda pair: (pair[0], by_pass and backward[pair[1]])):
+        own = list(group)
+        (unit, first), (_, last) = own[0], own[-1]
+        uses.append(_Use(unit, first, last, int(columns.micro_batch[first]), backward[first]))
     return uses
 
 
@@ -143,12 +146,14 @@ def _each_pass(uses: list[_Use], resharded: list[bool]) -> Iterator[tuple[_Use, 
 
 
 def _gathers(uses: Iterable[tuple[_Use, bool]], prefetch: int) -> list[Gather]:
-    """The gathers of the uses that need one, each ``prefetch`` uses before."""
+    """The gathers of the uses that need one, each ``prefetch`` uses before, but behind the unit's own last use."""
     gathers: list[Gather] = []
     before: list[_Use] = []
-    for use, needed in uses:
+    used: dict[int, int] = {}
+    for place, (use, needed) in enumerate(uses):
         before.append(use)
-        begin = len(before) - 1 - prefetch
+        begin = max(place - prefetch, used.get(use.unit, -1) + 1)
+        used[use.unit] = place
         after = before[begin - 1].last if begin > 0 else 0
         if needed:
             gathers.append(Gather(use.unit, before=before[max(begin, 0)].first, after=after, needed_by=use.first))

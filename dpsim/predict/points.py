@@ -306,7 +306,9 @@ def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]
             taken.append(f"gradients sent as {sent}")
         else:
             unpriced += (f"the script's {ddp.communication_hook} sends {sent}, which this algorithm cannot",)
-    words = f"as the script told DDP: {', '.join(taken)}; a flag overrides it" if taken else ""
+    words = (
+        f"as the script told {'FSDP' if ddp.units else 'DDP'}: {', '.join(taken)}; a flag overrides it" if taken else ""
+    )
     return Told(told | fields | given, cap, words, unpriced)
 
 

@@ -41,15 +41,15 @@ ALONE_S, TOGETHER_S = "alone_s", "together_s"
 class CalibrateConfig(Noun, frozen=True):
     """What to calibrate: a network on some device counts or layouts, by some algorithms and overlap mechanisms.
 
-    Sizes go up to ``max_bytes``, or are ``sizes_bytes``. The measuring takes ``seconds``, and up to twice as long where a compute slowdown is
-    not known to 3 % by then. Allreduces are also measured while the ranks compute: forward and backward of ``model``
-    (with its ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload`` the model's
-    computation is emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``;
-    ``compute_dtype`` is that of the model's operands. The collectives are those of ``strategy``, as far as an
-    algorithm has them. With ``sums`` ordered sums are measured too, as global batch norm needs them. ``sends`` are the
-    device counts or layouts between whose neighbours messages are measured: those of pipelines, whose collectives are
-    on fewer ``devices``. ``slowdown``: how much longer several devices compute is measured too, with the stand-in.
-    With another ``runtime`` the collectives are those that PyTorch's DDP or FSDP starts.
+    Sizes go up to ``max_bytes``, or are ``sizes_bytes``. The measuring takes ``seconds``, and up to twice as long where
+    a compute slowdown is not known to 3 % by then. Allreduces are also measured while the ranks compute: forward and
+    backward of ``model`` (with its ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload``
+    the model's computation is emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``;
+    ``compute_dtype`` is that of the model's operands. The collectives are those of ``strategy``, as far as an algorithm
+    has them. With ``sums`` ordered sums are measured too, as global batch norm needs them. ``sends`` are the device
+    counts or layouts between whose neighbours messages are measured: those of pipelines, whose collectives are on fewer
+    ``devices``. ``slowdown``: how much longer several devices compute is measured too, with the stand-in. With another
+    ``runtime`` the collectives are those that PyTorch's DDP or FSDP starts.
     """
 
     network: str = "node"

@@ -69,7 +69,7 @@ class ShardedModel:
             self.called.setdefault(name)
 
     def pause(self, seconds: float) -> None:
-        """Let this rank of a ``ReplicatedGroup`` sleep so long in a collective of all parameters, and less in others."""
+        """Let this rank of a ``ReplicatedGroup`` sleep so long for all parameters: in a collective as its bytes are."""
         whole_bytes = sum(shard.numel() * shard.element_size() for _, _, shard in self.parameters)
         for groups in self.groups.values():
             for group in groups:
@@ -124,7 +124,8 @@ class Forwards:
 
     def call(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a module that ``fully_shard`` was given."""
-        called = functools.partial(super(fsdp.FSDPModule, module).__call__, *arguments, **keywords)
+        parent: Any = super(fsdp.FSDPModule, module)
+        called = functools.partial(parent.__call__, *arguments, **keywords)
         if self._current is not None:
             self._current.began(module)
             return called()
@@ -244,7 +245,9 @@ def plain_update_s(optimizer: Any) -> float | None:
         return None
     groups = []
     for group in optimizer.param_groups:
-        plain = [nn.Parameter(each.detach().to_local().clone()) for each in group["params"] if isinstance(each, DTensor)]
+        plain = [
+            nn.Parameter(each.detach().to_local().clone()) for each in group["params"] if isinstance(each, DTensor)
+        ]
         for each in plain:
             each.grad = torch.ones_like(each)
         groups.append(group | {"params": plain})
@@ -262,7 +265,7 @@ def check_optimizer(optimizer: Any) -> None:
     if not any(isinstance(each, DTensor) for group in optimizer.param_groups for each in group["params"]):
         raise Refused(
             ConfigError(
-                "the script builds its optimizer before fully_shard, and trains parameters that are no longer the model's",
+                "the script builds its optimizer before fully_shard, of parameters that are no longer the model's",
                 allowed="an optimizer of the parameters that the sharded model has",
                 remedy="build the optimizer behind fully_shard, or behind DistributedDataParallel",
             )
@@ -316,7 +319,7 @@ def _refuse_first_version(*_: Any, **__: Any) -> None:
 
 
 def check_gradients() -> None:
-    """Raises ``ConfigError`` unless a step's gradients by ``fully_shard`` are those of DDP, on the ranks that call it."""
+    """Raises ``ConfigError`` unless a step's gradients by ``fully_shard`` are those of DDP, on the calling ranks."""
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     torch.manual_seed(0)
     plain, sharded = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2))
@@ -331,8 +334,8 @@ def check_gradients() -> None:
         if not torch.allclose(whole, parameter.grad, rtol=1e-4, atol=1e-5):
             ratio = float((whole * parameter.grad).sum() / parameter.grad.square().sum())
             raise ConfigError(
-                f"fully_shard of PyTorch {torch.__version__} over gloo gives {ratio:.3g} times DDP's gradients on {ranks}"
-                " ranks",
+                f"fully_shard of PyTorch {torch.__version__} over gloo gives {ratio:.3g} times DDP's gradients on"
+                f" {ranks} ranks",
                 allowed="a PyTorch with which both train alike, such as 2.13",
                 remedy="install another version of PyTorch",
             )

@@ -57,7 +57,11 @@ def _recorded_of_shards(model: ShardedModel, recorder: Recorder, request: Script
     for index, (_, unit, _) in enumerate(model.parameters):
         of_unit.setdefault(unit, []).append(index)
     buckets = tuple(tuple(reversed(of_unit[unit.name])) for unit in reversed(units))
-    return replace(_recorded(recorder, request, settings, parameters, buckets), shards=request.devices, shard_update_s=plain_update_s(recorder.optimizer))
+    return replace(
+        _recorded(recorder, request, settings, parameters, buckets),
+        shards=request.devices,
+        shard_update_s=plain_update_s(recorder.optimizer),
+    )
 
 
 def _accumulated(recorder: Recorder) -> int:

@@ -392,4 +392,3 @@ def check_one_graph(recorder: Recorder) -> None:
             allowed="a script whose graph is the same in every step, as a workload is one step",
             remedy="profile each kind of step by itself: let the script train that kind alone",
         )
-

@@ -112,14 +112,14 @@ class StreamTable(CollectiveTable):
 class ShardedSteps:
     """Steps of small models that ``fully_shard`` has sharded over ``members``, and what their collectives take.
 
-    A unit is a square linear layer, so that its computation grows with its size. What a collective takes depends on what
-    comes before it: alone, in memory that was used just before, those of 2 MiB took half as long as in training.
+    A unit is a square linear layer, so that its computation grows with its size. What a collective takes depends on
+    what comes before it: alone, in memory that was used just before, those of 2 MiB took half as long as in training.
     """
 
     def __init__(self, group: MPI.Intracomm, members: Any, step_bytes: int) -> None:
         self._group, self._members, self._step_bytes = group, members, step_bytes
         self._models: dict[int, Any] = {}
-        self._waited = WaitedCollectives()
+        self.waited = WaitedCollectives()
         self._kept: dict[tuple[int, str], float] = {}
 
     def seconds(self, size: int, kind: str) -> float:
@@ -138,14 +138,14 @@ class ShardedSteps:
         quiet_start(self._group)
         for step in range(1 + _STREAMS):
             if step == 1:
-                self._waited.forget()
+                self.waited.forget()
             model(samples).sum().backward()
             for parameter in model.parameters():
                 parameter.grad = None
-        for kind, spans in self._waited.spans.items():
+        for kind, spans in self.waited.spans.items():
             begun_s, ended_s = np.max(self._group.allgather(spans), axis=0).T
             self._kept[size, kind] = float(np.mean(ended_s - begun_s))
-        self._waited.forget()
+        self.waited.forget()
 
     def _model(self, size: int) -> tuple[Any, Any]:
         width = max(round(math.sqrt(size / 4)), self._group.size)
