@@ -243,4 +243,4 @@ def _at_least(strategy: Strategy, key: str, least: int) -> None:
 
 
 FULLY_SHARD = Zero3(prefetch=0)
-"""What PyTorch's ``fully_shard`` does on processors, where nothing runs beside a gather; on GPUs it gathers one ahead."""
+"""What PyTorch's ``fully_shard`` does on processors: nothing runs beside a gather; on GPUs it gathers one ahead."""
