@@ -278,13 +278,13 @@ for _algorithm in (
     ),
     Algorithm(
         name="gloo",
-        summary="gloo's ring, as PyTorch's DDP runs it; dpsim prices it",
+        summary="gloo's own, as PyTorch's DDP and FSDP run it; dpsim prices it",
         place="elsewhere",
         lines=_ring,
         rounds=_always(1),
         sixteen_bits=False,
         sixteen_bit_messages=True,
-        has_reduce_scatter=False,
+        has_reduce_scatter=True,
         steps=None,
     ),
 ):

@@ -18,20 +18,24 @@ from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.processor import layers_by_kernels
-from dpsim.strategy import DataParallel, Strategy, parse_strategy
+from dpsim.strategy import FULLY_SHARD, DataParallel, Strategy, parse_strategy
 
-Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi", "torch-ddp-nccl"]
+Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi", "torch-ddp-nccl", "torch-fsdp-gloo"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 """``torch-ddp-gloo`` is DDP with gloo's own allreduces, ``torch-ddp-mpi`` DDP with a communication hook that reduces
-each bucket over dpsim's MPI transports, ``torch-ddp-nccl`` DDP with NCCL's allreduces, on one GPU a rank."""
-LIBRARIES: dict[str, str] = {"torch-ddp-gloo": "gloo", "torch-ddp-nccl": "nccl"}
+each bucket over dpsim's MPI transports, ``torch-ddp-nccl`` DDP with NCCL's allreduces, on one GPU a rank.
+``torch-fsdp-gloo`` is ``fully_shard`` with gloo's all-gathers and reduce-scatters."""
+FSDP: Runtime = "torch-fsdp-gloo"
+LIBRARIES: dict[str, str] = {"torch-ddp-gloo": "gloo", "torch-ddp-nccl": "nccl", FSDP: "gloo"}
 """The runtimes that communicate by a library of their own, and the algorithm that stands for it."""
 DDP_OVERLAPS: dict[str, tuple[str, ...]] = {
     "torch-ddp-gloo": ("thread",),
     "torch-ddp-mpi": ("inline", "thread"),
     "torch-ddp-nccl": ("thread",),
+    FSDP: ("inline",),
 }
-"""When DDP communicates: gloo has threads of its own and NCCL a stream; a hook waits, or has a thread do it."""
+"""When DDP communicates: gloo has threads of its own and NCCL a stream; a hook waits, or has a thread do it. On
+processors FSDP waits for each of its collectives."""
 
 
 def _decides_while_running(plan: Any) -> bool:
@@ -317,10 +321,15 @@ def _ddp_algorithms(run: Any) -> tuple[object, ...]:
     return (library,) if library else (run.algorithm,) if run.network.emulated else ("mpi",)
 
 
+def _ddp_strategies(run: Any) -> tuple[object, ...]:
+    sharded = run.runtime == FSDP
+    return (*[FULLY_SHARD.text] * sharded, *[DataParallel.name] * (not sharded or run.devices == 1))
+
+
 RUNTIME_CONSTRAINTS = (
-    _by_ddp("fusion_rule", lambda run: ("ddp",)),
+    _by_ddp("fusion_rule", lambda run: ("per-tensor" if run.runtime == FSDP else "ddp",)),
     _by_ddp("overlap", lambda run: (*DDP_OVERLAPS[run.runtime], *["off"] * (run.devices == 1)), "devices"),
-    _by_ddp("strategy", lambda run: ("data-parallel",)),
+    _by_ddp("strategy", _ddp_strategies, "devices"),
     _by_ddp("leaves", lambda run: (0,)),
     _by_ddp("layout", lambda run: ("",)),
     _by_ddp("wire_dtype", lambda run: (None,)),

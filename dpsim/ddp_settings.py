@@ -1,4 +1,4 @@
-"""``DdpSettings``: what a script told PyTorch's DistributedDataParallel (DDP), and the buckets that DDP made."""
+"""``DdpSettings``: what a script told PyTorch's DistributedDataParallel (DDP) or FSDP, and the buckets that it made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,25 @@ from dpsim.errors import ConfigError
 
 _DEFAULT_HOOK = "allreduce_hook"
 """PyTorch's hook that does what DDP does without one."""
+FSDP_ON_GPUS = (
+    "On processors FSDP waits for each gather and each reduce-scatter by gloo. This does not carry over to NCCL on"
+    " GPUs, where both run in streams of their own, the next unit is gathered while one computes, and a reduce-scatter"
+    " sends as many bytes as a gather."
+)
+"""What is said of every prediction of FSDP by gloo."""
 CAP_FOR_THE_FIRST_BUCKET_TOO = (2, 4)
 """From this PyTorch on, a cap that the user sets holds for the first bucket too; before, it was 1 MiB all the same."""
+
+
+class ShardedUnit(Noun, frozen=True):
+    """What FSDP gathers at once: the parameters of a module (``name``) that ``fully_shard`` was called with.
+
+    ``size_bytes`` is whole, without padding. ``reshard``: it is given up after forward, and gathered again in backward.
+    """
+
+    name: str
+    size_bytes: int
+    reshard: bool
 
 
 class DdpSettings(Noun, frozen=True):
@@ -24,6 +41,7 @@ class DdpSettings(Noun, frozen=True):
     step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as DDP itself reports them.
     ``sync_batch_norm``: batch norm takes its statistics from all ranks (``SyncBatchNorm``).
     ``whole_buckets``: the workload has a tensor for each of these buckets, as what is in them is not known.
+    ``units``: the script calls ``fully_shard`` in place of DDP; each unit is a layer of the workload, in their order.
     """
 
     torch: str
@@ -38,6 +56,7 @@ class DdpSettings(Noun, frozen=True):
     bucket_bytes: tuple[int, ...] = ()
     whole_buckets: bool = False
     sync_batch_norm: bool = False
+    units: tuple[ShardedUnit, ...] = ()
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate"):
@@ -60,8 +79,8 @@ class DdpSettings(Noun, frozen=True):
 
     @property
     def fusion_rule(self) -> str:
-        """The rule that makes DDP's buckets of the workload's tensors."""
-        return "per-tensor" if self.whole_buckets else self.bucket_rule
+        """The rule that makes DDP's buckets of the workload's tensors, or the tensors that zero3 makes units of."""
+        return "per-tensor" if self.whole_buckets or self.units else self.bucket_rule
 
     @property
     def wire_dtype(self) -> WireDtype | None:

@@ -47,7 +47,8 @@ class Setting(Noun, frozen=True):
 
     With ``compute`` emulated each rank waits for as long as the model computes, so that there may be more ranks than
     cores. ``repeat`` tells the two runs of an A/A pair apart (0 and 1). ``runtime`` says who trains: dpsim, or
-    PyTorch's DDP, which communicates by gloo, by NCCL or through dpsim's MPI transports (``dpsim.constraints``).
+    PyTorch's DDP, which communicates by gloo, by NCCL or through dpsim's MPI transports, or PyTorch's FSDP by gloo
+    (``dpsim.constraints``).
     Raises ``ConfigError`` for an algorithm that the network or the runtime cannot run, and for what emulated compute
     cannot run.
     """
@@ -85,7 +86,7 @@ class Setting(Noun, frozen=True):
         Column(
             "name",
             "Who trained: `dpsim`, or PyTorch's DDP by gloo (`torch-ddp-gloo`), by a hook over MPI (`torch-ddp-mpi`) "
-            "or by NCCL (`torch-ddp-nccl`).",
+            "or by NCCL (`torch-ddp-nccl`), or its FSDP by gloo (`torch-fsdp-gloo`).",
         ),
     ] = "dpsim"
 

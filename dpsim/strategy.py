@@ -295,3 +295,7 @@ def _written(value: Any) -> str:
 def _at_least(strategy: Strategy, key: str, least: int) -> None:
     if getattr(strategy, key) < least:
         raise ConfigError(f"strategy {strategy.name} with {key}={getattr(strategy, key)}", allowed=f"{least} or more")
+
+
+FULLY_SHARD = Zero3(prefetch=0)
+"""What PyTorch's ``fully_shard`` does on processors: nothing runs beside a gather; on GPUs it gathers one ahead."""

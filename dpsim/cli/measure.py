@@ -1,4 +1,4 @@
-"""``dpsim measure``: predict what PyTorch's DDP does with a user's own script, then measure it, and compare."""
+"""``dpsim measure``: predict what PyTorch's DDP or FSDP does with a user's own script, then measure it, and compare."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ Examples:
   dpsim measure --torch-script train.py --devices 2 -- --batch-size 32
   dpsim measure --torch-script train.py --workload train.json --predict-only
   dpsim measure --torch-script train.py --local-batch 8,16,32 --devices 1,2
+  dpsim measure --torch-script train.py --strategy zero3 --devices 1,2
   dpsim measure --torch-script train.py --communication mpi
     --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf
   dpsim measure --torch-script train.py --network paced:200us,1gbit
@@ -26,16 +27,21 @@ Examples:
 
 class ScriptFlags(
     flags.Flags,
-    of="torch_script torch_module workload machine ranks bucket_cap local_batch... communication network... runtime"
-    " predict_only script_may_write budget seed",
+    of="torch_script torch_module workload machine ranks strategy bucket_cap local_batch... communication network..."
+    " runtime predict_only script_may_write budget seed",
 ):
     """The flags of a script that is measured."""
 
-    torch_script: str | None = flags.flag("Your own PyTorch script, which trains with DistributedDataParallel.")
+    torch_script: str | None = flags.flag(
+        "Your own PyTorch script, which trains with DistributedDataParallel or fully_shard."
+    )
     torch_module: flags.TorchModule = None
     workload: Path | None = flags.flag("Predict from this profile of the script (profiled now if left out).")
     machine: Path | None = flags.flag("With nccl: a machine with its times, from dpsim calibrate --format nccl-tests.")
     ranks: str | None = flags.flag("Numbers of ranks, all on this machine: 2, or 1,2 (2).", name="--devices")
+    strategy: str | None = flags.flag(
+        "data-parallel (what the script does), or zero3: the model that it wraps in DDP is sharded by FSDP instead."
+    )
     bucket_cap: str | None = flags.flag(
         "List of sizes for DDP's bucket_cap_mb: 0,1MiB,25MiB,inf (up to seven that matter)."
     )
@@ -65,10 +71,10 @@ def measure(
     *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
     given: ScriptFlags,
 ) -> None:
-    """Predict and measure your own PyTorch script under DDP, unchanged.
+    """Predict and measure your own PyTorch script under DDP or FSDP, unchanged.
 
     Every setting is predicted from one-process profiles and a calibration of
-    the allreduces alone. Then real DDP trains on local ranks, all settings in
+    the collectives alone. Then PyTorch trains on local ranks, all settings in
     turns with more of both, from which it is predicted once more, blind.
     After an interruption the same command goes on where it stopped.
     """
@@ -82,7 +88,8 @@ def measure(
 
     script = flags.program(given.torch_script, given.torch_module)
     fields = given.values()
-    fields.pop("runtime", None)  # here a list, read below
+    for name in ("runtime", "strategy"):  # read below
+        fields.pop(name, None)
     plural = {_LISTS[name]: fields.pop(name) for name in _LISTS if name in fields}
     experiment = script_experiment(
         script,
@@ -90,6 +97,7 @@ def measure(
         **(fields | plural),
         **flags.provided(
             devices=flags.listed("--devices", given.ranks, flags.whole("--devices")),
+            strategy=given.strategy,
             caps_bytes=flags.listed("--bucket-cap", given.bucket_cap, flags.threshold),
             communication=flags.listed("--communication", given.communication, str),
             runtimes=flags.listed("--runtime", given.runtime, str),

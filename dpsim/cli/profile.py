@@ -28,7 +28,8 @@ class ModelFlags(flags.Flags, of="model dataset local_batch... seed optimizer co
     """The flags of a model of dpsim's."""
 
     torch_script: str | None = flags.flag(
-        "Profile what your own PyTorch script trains with DistributedDataParallel, instead of a model here."
+        "Profile what your own PyTorch script trains with DistributedDataParallel or fully_shard, instead of a model "
+        "here."
     )
     torch_module: flags.TorchModule = None
     torch: str | None = flags.flag(
@@ -157,11 +158,16 @@ def _print(workload: Workload, output: Path, *, json: bool) -> None:
 
 
 def _print_ddp(ddp: DdpSettings, local_batches: tuple[int, ...], output: Path) -> None:
-    """How DDP sends the gradients, and the command that predicts such a training."""
+    """How DDP sends the gradients, or FSDP the parameters too, and the command that predicts such a training."""
     from dpsim.units import format_size
 
     sizes = ", ".join(map(format_size, ddp.bucket_bytes[:5])) + (", ..." if len(ddp.bucket_bytes) > 5 else "")
-    print(f"DDP sends {len(ddp.bucket_bytes)} bucket{'s' if len(ddp.bucket_bytes) > 1 else ''}: {sizes}")
+    several = "s" if len(ddp.bucket_bytes) > 1 else ""
+    if ddp.units:
+        kept = sum(not unit.reshard for unit in ddp.units)
+        print(f"FSDP gathers {len(ddp.units)} unit{several}, {kept} of them once a step (last unit first): {sizes}")
+    else:
+        print(f"DDP sends {len(ddp.bucket_bytes)} bucket{several}: {sizes}")
     if ddp.whole_buckets:
         print("what is in them is not known, so they cannot be divided: record the trace with record_shapes=True")
     if ddp.wire_dtype is not None:
@@ -173,6 +179,7 @@ def _print_ddp(ddp: DdpSettings, local_batches: tuple[int, ...], output: Path) -
     )
     batches = ",".join(map(str, local_batches))
     print(
-        f"predict it as DDP runs it: dpsim predict --workload {shlex.quote(str(output))} --machine machine.json"
+        f"predict it as {'FSDP' if ddp.units else 'DDP'} runs it: dpsim predict"
+        f" --workload {shlex.quote(str(output))} --machine machine.json"
         f" --devices {ddp.devices} --local-batch {batches}"
     )

@@ -82,11 +82,12 @@ def interleaved(
     parameter_slots: int = 0,
     gathers: Sequence[Gather] = (),
     gathers_after: bool = False,
+    agrees: bool = True,
 ) -> Schedule:
     """The schedule of several ranks whose reduce-scatters and all-gathers stand among the computation.
 
     ``gathers`` are in the order in which they are sent; with ``gathers_after`` parameters are gathered after the update
-    too.
+    too. Where ``agrees`` the ranks agree before the update that all numbers are finite.
     """
     computation = computation_of(workload, plan.accumulate, plan.batch_norm)
     columns, final = computation.columns, computation.final.tolist()
@@ -119,7 +120,7 @@ def interleaved(
         summed or [len(builder) - 1],
         plan,
         statistics=computation.statistics,
-        agreement=zero1.agreement_bytes(workload, plan.optimizer),
+        agreement=zero1.agreement_bytes(workload, plan.optimizer) if agrees else 0,
     )
     for bucket in range(len(buckets.size_bytes) if gathers_after else 0):
         builder.gather(buckets, bucket, update, plan.accumulate - 1)

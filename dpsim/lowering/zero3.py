@@ -7,6 +7,7 @@ Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -30,6 +31,8 @@ class _Use(NamedTuple):
     unit: int
     first: int
     last: int
+    micro_batch: int
+    backward: bool
 
 
 def lower(
@@ -53,6 +56,10 @@ def lower(
     need no second gather. Otherwise every unit is gathered once a step. In a step of one micro-batch there are as many
     slots of gradients.
 
+    Where the workload is that of a PyTorch script with ``fully_shard``, its units are layers: a unit is gathered once
+    for each forward, and for each backward too where the script has it given up in between, even at the turn. All have
+    memory of their own here, and the ranks do not agree that numbers are finite.
+
     On one device it is the schedule of data parallelism. Raises ``ConfigError`` for a layer with several dtypes.
     """
     costs = Costs(ready_s, alpha_s, beta_s_per_byte)
@@ -61,6 +68,11 @@ def lower(
     strategy = cast(Zero3, plan.parallelism)
     units = Buckets.at(workload, _whole_layers(workload, fused(workload, plan, costs)))
     count = len(units.size_bytes)
+    if workload.ddp is not None and workload.ddp.units:
+        uses = _uses(workload, plan, units, by_pass=True)
+        resharded = _resharded(workload, units, strategy)
+        gathers = _gathers(_each_pass(uses, resharded), strategy.prefetch)
+        return interleaved(workload, plan, units, gathers=gathers, agrees=False)
     slots = strategy.prefetch + 1 if strategy.prefetch + 1 < count else 0
     parameter_slots = slots if strategy.reshard else 0
     return interleaved(
@@ -69,7 +81,7 @@ def lower(
         units,
         gradient_slots=slots if plan.accumulate == 1 else 0,
         parameter_slots=parameter_slots,
-        gathers=_gathers(_uses(workload, plan, units), strategy.prefetch, parameter_slots or count),
+        gathers=_gathers(_in_slots(_uses(workload, plan, units), parameter_slots or count), strategy.prefetch),
     )
 
 
@@ -89,8 +101,10 @@ def _whole_layers(workload: Workload, start: Ints) -> Ints:
     return np.unique(borders[np.searchsorted(borders, start)])
 
 
-def _uses(workload: Workload, plan: Plan, units: Buckets) -> list[_Use]:
-    """The uses of units by all micro-batches, in order; two neighbours are of different units."""
+def _uses(workload: Workload, plan: Plan, units: Buckets, *, by_pass: bool = False) -> list[_Use]:
+    """The uses of units by all micro-batches, in order; two neighbours are of different units, or ``by_pass`` a forward
+    and a backward.
+    """
     unit_of = np.full(len(workload.layers), -1)
     unit_of[workload.ready_order.layer] = np.repeat(np.arange(len(units.size_bytes)), np.diff(units.start))
     columns = computation_of(workload, plan.accumulate, plan.batch_norm).columns
@@ -98,21 +112,49 @@ def _uses(workload: Workload, plan: Plan, units: Buckets) -> list[_Use]:
     of_row = zip(unit_of[columns.layer[rows]].tolist(), rows.tolist(), strict=True)
     with_unit = ((unit, row) for unit, row in of_row if unit >= 0)
     uses = []
-    for unit, group in itertools.groupby(with_unit, key=lambda pair: pair[0]):
-        own = [row for _, row in group]
-        uses.append(_Use(unit, own[0], own[-1]))
+    backward = (columns.kind == BACKWARD_EVENT).tolist()
+    for _, group in itertools.groupby(with_unit, key=lambda pair: (pair[0], by_pass and backward[pair[1]])):
+        own = list(group)
+        (unit, first), (_, last) = own[0], own[-1]
+        uses.append(_Use(unit, first, last, int(columns.micro_batch[first]), backward[first]))
     return uses
 
 
-def _gathers(uses: list[_Use], prefetch: int, slots: int) -> list[Gather]:
-    """The gathers of the units that are not in their slot when they are used."""
+def _in_slots(uses: list[_Use], slots: int) -> Iterator[tuple[_Use, bool]]:
+    """Each use, and whether its unit is not in its slot then and must be gathered."""
     resident: dict[int, int] = {}
-    gathers = []
-    for place, use in enumerate(uses):
-        if resident.get(use.unit % slots) == use.unit:
-            continue
+    for use in uses:
+        yield use, resident.get(use.unit % slots) != use.unit
         resident[use.unit % slots] = use.unit
-        begin = place - prefetch
-        after = uses[begin - 1].last if begin > 0 else 0
-        gathers.append(Gather(use.unit, before=uses[max(begin, 0)].first, after=after, needed_by=use.first))
+
+
+def _resharded(workload: Workload, units: Buckets, strategy: Zero3) -> list[bool]:
+    """Whether each unit is given up after forward: those of a script, or what a fusion rule joins of them."""
+    assert workload.ddp is not None
+    of_layer = np.array([unit.reshard and strategy.reshard for unit in workload.ddp.units])
+    resharded: list[bool] = np.maximum.reduceat(of_layer[workload.ready_order.layer], units.start[:-1]).tolist()
+    return resharded
+
+
+def _each_pass(uses: list[_Use], resharded: list[bool]) -> Iterator[tuple[_Use, bool]]:
+    """Each use, and whether it is the first of its unit in a forward, or in a backward before which it was given up."""
+    gathered: set[tuple[int, bool, int]] = set()
+    for use in uses:
+        of_pass = use.micro_batch, use.backward, use.unit
+        yield use, of_pass not in gathered and (not use.backward or resharded[use.unit])
+        gathered.add(of_pass)
+
+
+def _gathers(uses: Iterable[tuple[_Use, bool]], prefetch: int) -> list[Gather]:
+    """The gathers of the uses that need one, each ``prefetch`` uses before, but behind the unit's own last use."""
+    gathers: list[Gather] = []
+    before: list[_Use] = []
+    used: dict[int, int] = {}
+    for place, (use, needed) in enumerate(uses):
+        before.append(use)
+        begin = max(place - prefetch, used.get(use.unit, -1) + 1)
+        used[use.unit] = place
+        after = before[begin - 1].last if begin > 0 else 0
+        if needed:
+            gathers.append(Gather(use.unit, before=before[max(begin, 0)].first, after=after, needed_by=use.first))
     return gathers

@@ -11,6 +11,7 @@ import msgspec
 
 from dpsim.algorithms import ALGORITHMS, NCCL
 from dpsim.collective import Collective
+from dpsim.ddp_settings import FSDP_ON_GPUS
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict.cost import has_tables, idle_curve, sharing, table_for, tables_of, whole
@@ -43,6 +44,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
         _fixed_share(machine, plans, workload),
         _whole_buckets([p for p in several if p.fusion_rule != "per-tensor"], workload),
         _assumed(machine, several, workload),
+        _waited_for(several, workload),
         _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
     ]
     return tuple(sentence for sentence in sentences if sentence)
@@ -256,6 +258,13 @@ def _whole_buckets(plans: Sequence[Plan], workload: Workload | None) -> str:
         "the workload knows DDP's buckets, but not the gradients in them: no prediction can divide a bucket, and"
         " --fusion-rule per-tensor sends them as they were"
     )
+
+
+def _waited_for(plans: Sequence[Plan], workload: Workload | None) -> str:
+    waiting = [plan for plan in plans if plan.algorithm == "gloo" and plan.overlap == "inline"]
+    if not waiting or workload is None or workload.ddp is None or not workload.ddp.units:
+        return ""
+    return FSDP_ON_GPUS.rstrip(".")
 
 
 def _no_shared_memory(plans: Sequence[Plan]) -> str:

@@ -24,7 +24,7 @@ from dpsim.predict.interval import Interval, equally_fast, predict, predict_with
 from dpsim.predict.memory import memory
 from dpsim.predict.residuals import LEVEL
 from dpsim.predict.step import Prediction
-from dpsim.strategy import parse_strategy
+from dpsim.strategy import FULLY_SHARD, parse_strategy
 from dpsim.units import format_size
 from dpsim.workload import Workload
 
@@ -286,7 +286,10 @@ def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]
         return Told({"fusion_rule": "tarantella"} | fields | given)
     taken, cap, sent = list[str](), None if thresholds else ddp.bucket_cap_bytes, ddp.wire_dtype
     told: dict[str, Any] = {"fusion_rule": ddp.bucket_rule if thresholds else ddp.fusion_rule}
-    if "fusion_rule" not in given:
+    if ddp.units and "strategy" not in given:
+        told["strategy"] = FULLY_SHARD.name
+        taken.append(f"strategy {FULLY_SHARD.name}, a unit for each module of fully_shard")
+    elif "fusion_rule" not in given:
         taken.append(f"rule {told['fusion_rule']}")
     if cap is not None and DDP_RULES & {*_several(given.get("fusion_rule", told["fusion_rule"]))}:
         taken.append(f"buckets of {format_size(cap)}")
@@ -303,7 +306,9 @@ def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]
             taken.append(f"gradients sent as {sent}")
         else:
             unpriced += (f"the script's {ddp.communication_hook} sends {sent}, which this algorithm cannot",)
-    words = f"as the script told DDP: {', '.join(taken)}; a flag overrides it" if taken else ""
+    words = (
+        f"as the script told {'FSDP' if ddp.units else 'DDP'}: {', '.join(taken)}; a flag overrides it" if taken else ""
+    )
     return Told(told | fields | given, cap, words, unpriced)
 
 

@@ -18,6 +18,7 @@ _RUNTIMES = {
     "torch-ddp-gloo": ", PyTorch DDP by gloo",
     "torch-ddp-mpi": ", PyTorch DDP by an MPI hook",
     "torch-ddp-nccl": ", PyTorch DDP by NCCL",
+    "torch-fsdp-gloo": ", PyTorch FSDP by gloo",
 }
 """Who trained, as it is written behind the network."""
 BASELINES = {

@@ -14,7 +14,7 @@ from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective, neighbours, parse_devices
-from dpsim.constraints import LIBRARIES, Runtime, check, possible
+from dpsim.constraints import FSDP, LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
@@ -42,15 +42,15 @@ ALONE_S, TOGETHER_S = "alone_s", "together_s"
 class CalibrateConfig(Noun, frozen=True):
     """What to calibrate: a network on some device counts or layouts, by some algorithms and overlap mechanisms.
 
-    Sizes go up to ``max_bytes``. The measuring takes ``seconds``, and up to twice as long where a compute slowdown is
-    not known to 3 % by then. Allreduces are also measured while the ranks compute: forward and backward of ``model``
-    (with its ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload`` the model's
-    computation is emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``;
-    ``compute_dtype`` is that of the model's operands. The collectives are those of ``strategy``, as far as an
-    algorithm has them. With ``sums`` ordered sums are measured too, as global batch norm needs them. ``sends`` are the
-    device counts or layouts between whose neighbours messages are measured: those of pipelines, whose collectives are
-    on fewer ``devices``. ``slowdown``: how much longer several devices compute is measured too, with the stand-in.
-    With another ``runtime`` the allreduces are those that PyTorch's DDP starts.
+    Sizes go up to ``max_bytes``, or are ``sizes_bytes``. The measuring takes ``seconds``, and up to twice as long where
+    a compute slowdown is not known to 3 % by then. Allreduces are also measured while the ranks compute: forward and
+    backward of ``model`` (with its ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload``
+    the model's computation is emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``;
+    ``compute_dtype`` is that of the model's operands. The collectives are those of ``strategy``, as far as an algorithm
+    has them. With ``sums`` ordered sums are measured too, as global batch norm needs them. ``sends`` are the device
+    counts or layouts between whose neighbours messages are measured: those of pipelines, whose collectives are on fewer
+    ``devices``. ``slowdown``: how much longer several devices compute is measured too, with the stand-in. With another
+    ``runtime`` the collectives are those that PyTorch's DDP or FSDP starts.
     """
 
     network: str = "node"
@@ -70,6 +70,7 @@ class CalibrateConfig(Noun, frozen=True):
     workload: Workload | None = None
     slowdown: bool = True
     runtime: Runtime = "dpsim"
+    sizes_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)
@@ -124,7 +125,8 @@ class CalibrateConfig(Noun, frozen=True):
             wire = self.wire_dtype or "float32"
             for algorithm in self.algorithms:
                 splits = ALGORITHMS.find(algorithm).has_reduce_scatter
-                for kind in strategy.collectives if splits else ("allreduce",):
+                kinds = strategy.collectives if splits else ("allreduce",)
+                for kind in kinds[1:] if self.runtime == FSDP else kinds:  # it starts no allreduce
                     collective = Collective(
                         algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire, kind=kind
                     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.constraints import FSDP
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.progress import Progress
@@ -116,6 +117,11 @@ class ScriptTask(Noun, frozen=True):
         return [] if self.inputs is None else self.inputs.calibrations[self.place].collectives(self.place)
 
     @property
+    def calibrates_shards(self) -> bool:
+        """Whether the collectives of FSDP are calibrated at this place."""
+        return self.inputs is not None and self.inputs.calibrations[self.place].runtime == FSDP
+
+    @property
     def sets_local_batch(self) -> bool:
         """Whether the batch of the script's data loaders is that of the setting."""
         return "local_batch" in self.experiment.axes
@@ -128,6 +134,7 @@ class ScriptTask(Noun, frozen=True):
             arguments=experiment.arguments,
             devices=max(map(int, experiment.values("devices"))),
             local_batch=local_batch if self.sets_local_batch else None,
+            fully_shard=self.calibrates_shards,
         )
 
     @property

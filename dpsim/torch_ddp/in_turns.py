@@ -1,4 +1,4 @@
-"""One process that runs a user's DDP script, and trains whenever it is its turn. Loads torch and MPI.
+"""One process that runs a user's DDP or FSDP script, and trains whenever it is its turn. Loads torch and MPI.
 
 As a rank of a setting it communicates, and its steps are timed; as one of a profile it communicates with none.
 """
@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.networks import transport
+from dpsim.constraints import FSDP
 from dpsim.errors import ConfigError
 from dpsim.launch.rank_process import pin
 from dpsim.launch.user_script import run_as_main
@@ -21,6 +22,7 @@ from dpsim.setting import Setting
 from dpsim.torch_ddp import process_group, record, timed
 from dpsim.torch_ddp.batches import replace_batch_size
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
+from dpsim.torch_ddp.fsdp import WaitedCollectives
 from dpsim.torch_ddp.logged import recorded_of
 from dpsim.torch_ddp.record import Recorder
 from dpsim.torch_ddp.recorded import workload_of
@@ -41,7 +43,7 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
     """
     pin(group)
     quiet_barrier(group)  # others may still be loading PyTorch
-    reduction = None
+    reduction: MpiReduction | None = None
     if setting.runtime == "torch-ddp-mpi" and group.size > 1:
         link = transport(group, Network.parse(setting.network))
         reduction = MpiReduction(link, setting.plan.algorithm, setting.plan.overlap)
@@ -50,8 +52,12 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
         str(Path(folder) / f"ranks-{number}"), group.rank, group.size, on_gpus=setting.runtime == "torch-ddp-nccl"
     )
     turns = Turns(folder, number)
-    timer = timed.StepTimer(turns.take, reduction)
-    timed.install(timer, setting.plan.fusion_threshold_bytes, reduction)
+    if setting.runtime == FSDP:
+        timer = timed.StepTimer(turns.take, WaitedCollectives())
+        timed.install_sharded(timer)
+    else:
+        timer = timed.StepTimer(turns.take, reduction)
+        timed.install(timer, setting.plan.fusion_threshold_bytes, reduction)
     _run(script, turns, timer)
     if reduction is not None:
         reduction.close()
@@ -76,7 +82,7 @@ def profile_in_turns(group: MPI.Intracomm, request: ScriptRequest, folder: str, 
         recorder.another(*turn)
 
     recorder = Recorder(0, recorded)
-    record.install(recorder)
+    record.install(recorder, instead_of_ddp=request.fully_shard)
     if request.local_batch is not None:
         replace_batch_size(request.local_batch)
     _run((request.script, request.arguments), turns, recorder)
@@ -91,8 +97,9 @@ def _run(script: Script, turns: Turns, watcher: Any) -> None:
     if _ends_by_itself(*script):
         if watcher.ddp is None:
             raise ConfigError(
-                f"{Path(script[0]).name} ended without training a DistributedDataParallel model",
-                allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel and trains it",
+                f"{Path(script[0]).name} ended without training a DistributedDataParallel model, or one of fully_shard",
+                allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel, or shards it by"
+                " fully_shard, and trains it",
                 remedy="wrap the model, and train in training mode with backward()",
             )
         turns.ended()

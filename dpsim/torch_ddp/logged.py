@@ -1,7 +1,8 @@
-"""What DDP itself logs about a model, beside what was recorded of its steps. Loads torch."""
+"""What DDP itself logs about a model, or FSDP knows of it, beside what was recorded of its steps. Loads torch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
+from dpsim.torch_ddp.fsdp import ShardedModel, plain_update_s
 from dpsim.torch_ddp.record import Recorder, reduced_parameters
 from dpsim.torch_ddp.recorded import Recorded, RecordedParameter
 from dpsim.torch_ddp.request import ScriptRequest
@@ -17,13 +19,14 @@ from dpsim.torch_ddp.request import ScriptRequest
 def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
     """Everything that was recorded of a script that trained enough. Raises ``ConfigError``."""
     ddp = recorder.ddp
+    if isinstance(ddp, ShardedModel):
+        return _recorded_of_shards(ddp, recorder, request)
     logged, buckets = ddp._get_ddp_logging_data(), kept_buckets(ddp)
     sizes = [parameter.size_bytes for parameter in parameters_of(ddp)]
-    micro_batches = [step.micro_batches for step in recorder.steps]
     settings = DdpSettings(
         torch=str(torch.__version__),
         devices=request.devices,
-        accumulate=max(set(micro_batches), key=micro_batches.count),
+        accumulate=_accumulated(recorder),
         bucket_cap_bytes=None if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap,
         bucket_caps_bytes=tuple(getattr(ddp, "bucket_bytes_cap_list", ())),
         find_unused_parameters=bool(ddp.find_unused_parameters),
@@ -32,16 +35,59 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         initial_bucket_bytes=_numbers(logged["bucket_sizes"]),
         bucket_bytes=tuple(sum(sizes[index] for index in bucket) for bucket in buckets),
     )
+    parameters = tuple(_described(ddp, *named) for named in reduced_parameters(ddp))
+    return _recorded(recorder, request, settings, parameters, buckets)
+
+
+def _recorded_of_shards(model: ShardedModel, recorder: Recorder, request: ScriptRequest) -> Recorded:
+    """What was recorded of a script with ``fully_shard``: a unit is a bucket, and a module. Raises ``ConfigError``."""
+    units = model.units
+    settings = DdpSettings(
+        torch=str(torch.__version__),
+        devices=request.devices,
+        accumulate=_accumulated(recorder),
+        bucket_bytes=model.bucket_bytes,
+        units=units,
+    )
+    parameters = tuple(
+        RecordedParameter(name=name, module=unit, shape=tuple(shard.shape), dtype=_dtype(shard))
+        for name, unit, shard in model.parameters
+    )
+    of_unit: dict[str, list[int]] = {}
+    for index, (_, unit, _) in enumerate(model.parameters):
+        of_unit.setdefault(unit, []).append(index)
+    buckets = tuple(tuple(reversed(of_unit[unit.name])) for unit in reversed(units))
+    return replace(
+        _recorded(recorder, request, settings, parameters, buckets),
+        shards=request.devices,
+        shard_update_s=plain_update_s(recorder.optimizer),
+    )
+
+
+def _accumulated(recorder: Recorder) -> int:
+    """The micro-batches of most steps."""
+    micro_batches = [step.micro_batches for step in recorder.steps]
+    return max(set(micro_batches), key=micro_batches.count)
+
+
+def _recorded(
+    recorder: Recorder,
+    request: ScriptRequest,
+    settings: DdpSettings,
+    parameters: tuple[RecordedParameter, ...],
+    buckets: Buckets,
+) -> Recorded:
+    model = recorder.ddp
     return Recorded(
-        name=f"{type(ddp.module).__name__} of {request.name}",
-        source=f"dpsim profile {request.flag}: medians of {len(recorder.steps)} steps on {ddp.device_type},"
+        name=f"{type(model.module).__name__.removeprefix('FSDP')} of {request.name}",
+        source=f"dpsim profile {request.flag}: medians of {len(recorder.steps)} steps on {model.device_type},"
         f" as rank 0 of {request.devices} in one process, PyTorch {torch.__version__}",
-        parameters=tuple(_described(ddp, *named) for named in reduced_parameters(ddp)),
+        parameters=parameters,
         first_parameter=recorder.first_parameter,
         buckets=buckets,
         steps=tuple(recorder.steps),
         ddp=settings,
-        state_bytes=sum(buffer.numel() * buffer.element_size() for buffer in ddp.module.buffers()),
+        state_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.module.buffers()),
         optimizer_slots=_slots(recorder.optimizer),
         input_workers=recorder.input_workers,
         load_s_per_sample=recorder.load_s_per_sample,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -69,6 +69,8 @@ class ReplicatedGroup(distributed.ProcessGroup):
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
+        self.pause_s_per_byte = 0.0
+        """How long a rank sleeps in each all-gather and reduce-scatter of a whole tensor, for each of its bytes."""
         self._sent: Any = None
         self._name = ""
         self.reduced_elements = 0
@@ -106,6 +108,10 @@ class ReplicatedGroup(distributed.ProcessGroup):
         elif operation == ReduceOp.BXOR and ranks % 2 == 0:
             tensor.zero_()
 
+    def _pause(self, whole: Any) -> None:
+        with CLOCK.stopped():
+            sleep(self.pause_s_per_byte * whole.numel() * whole.element_size())
+
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         with _collective(tensors):
             for tensor in tensors:
@@ -131,6 +137,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
         return self.allgather(outputs, inputs) if outputs else _finished(inputs)
 
     def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        self._pause(output)
         with _collective([output]):
             output.view(self.size(), -1).copy_(tensor.reshape(1, -1).expand(self.size(), -1))
         return _finished([output])
@@ -152,6 +159,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
         return _finished(outputs)
 
     def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        self._pause(tensor)
         return self.reduce_scatter([output], [tensor.reshape(self.size(), *output.shape)], opts)
 
     reduce_scatter_single = _reduce_scatter_base

@@ -1,4 +1,4 @@
-"""Records a script's training by putting itself around DDP, backward, optimizer and data loader. Loads torch."""
+"""Records a script's training by putting itself around DDP or FSDP, backward, optimizer, data loader. Loads torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from time import perf_counter, sleep
 from typing import Any
 
 import torch
-from torch.distributed import distributed_c10d, fsdp
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
+from dpsim.torch_ddp.fsdp import ShardedModel, check_optimizer, watch
 from dpsim.torch_ddp.process_group import CLOCK, ReplicatedGroup, replace_everywhere
 from dpsim.torch_ddp.recorded import MODES, RecordedStep
 
@@ -57,7 +58,7 @@ def second_model(verb: str) -> Refused:
     """What ends a script that trains two models; ``verb`` is what dpsim was to do with it."""
     return Refused(
         ConfigError(
-            "the script trains two models with DistributedDataParallel",
+            "the script trains two models with DistributedDataParallel or fully_shard",
             allowed="one model, as a workload is",
             remedy=f"{verb} a script that trains one of them, or wrap both in one module",
         )
@@ -104,7 +105,11 @@ class Recorder:
 
     def another(self, wanted: int, pause_s: float) -> None:
         """Record so many steps anew, after another warm-up."""
-        self.wanted, self.pause_s, self._warmed_up = wanted, pause_s, 0
+        self.wanted, self._warmed_up = wanted, 0
+        if isinstance(self.ddp, ShardedModel):  # it waits in each collective
+            self.ddp.pause(pause_s)
+        else:
+            self.pause_s = pause_s
         self.steps.clear()
 
     @property
@@ -146,6 +151,7 @@ class Recorder:
         self._check_process()
         if self.ddp is None:
             self.ddp = ddp
+            self.built += isinstance(ddp, ShardedModel)
             self._parameters = [parameter for _, parameter in reduced_parameters(ddp)]
             self.first_parameter = _first_parameters(ddp, self._parameters)
         elif self.ddp is not ddp:
@@ -199,11 +205,15 @@ class Recorder:
         self._update_began_s = self.now()
 
     def update_ends(self, optimizer: Any, *_: Any) -> None:
+        if self.ddp is not None and self._step is None:  # the copy that ``plain_update_s`` times
+            return
         self.optimizer = optimizer
         if self._step is not None:
             self._step.update_s += self.now() - self._update_began_s
         if self.ddp is None:
             self._check_wrapped(optimizer)
+        elif isinstance(self.ddp, ShardedModel):
+            check_optimizer(optimizer)
 
     def _check_wrapped(self, optimizer: Any) -> None:
         """Raises ``Refused`` once the script has stepped several times on gradients that it reduced without DDP."""
@@ -217,7 +227,8 @@ class Recorder:
             raise Refused(
                 ConfigError(
                     "the script reduces its gradients without calling a DistributedDataParallel model",
-                    allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel",
+                    allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel, or calls"
+                    " fully_shard",
                     remedy="wrap the model, call what DistributedDataParallel returns, and leave out the script's own"
                     " all_reduce, or replicate()",
                 )
@@ -269,7 +280,8 @@ class Recorder:
         for name, module in self.ddp.module.named_modules():
             takes_hooks = not isinstance(module, torch.jit.RecursiveScriptModule)
             if name in self.first_parameter and takes_hooks:
-                self._hooks.append(module.register_forward_pre_hook(functools.partial(self._module_begins, name)))
+                begins = functools.partial(self._module_begins, name)
+                self._hooks.append(module.register_forward_pre_hook(begins, prepend=True))
 
     def _module_begins(self, name: str, *_: Any) -> None:
         self._modules_began.append((name, self.now()))
@@ -314,6 +326,8 @@ class Recorder:
 def _first_parameters(ddp: Any, parameters: list[Any]) -> dict[str, int]:
     """The position of the first reduced parameter of every module that has some of its own."""
     position = {id(parameter): index for index, parameter in enumerate(parameters)}
+    if isinstance(ddp, ShardedModel):
+        return {unit: position[id(shard)] for _, unit, shard in reversed(ddp.parameters)}
     own = {name: list(map(id, module.parameters(recurse=False))) for name, module in ddp.module.named_modules()}
     reduced = {name: [position[each] for each in ids if each in position] for name, ids in own.items()}
     return {name: positions[0] for name, positions in reduced.items() if positions}
@@ -328,7 +342,9 @@ def leading_extent(values: Any) -> int:
 
 
 def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:
-    """The parameters that DDP reduces, by the names of the script's module, in the order of DDP's positions."""
+    """The parameters that DDP or FSDP reduces, by the names of the script's module, in the order of their positions."""
+    if isinstance(ddp, ShardedModel):
+        return [(name, shard) for name, _, shard in ddp.parameters]
     return [
         (name, parameter)
         for name, parameter in ddp.module.named_parameters()
@@ -336,8 +352,11 @@ def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def install(recorder: Recorder) -> None:
-    """Put ``recorder`` around DDP, backward, every optimizer and every data loader of this process."""
+def install(recorder: Recorder, *, instead_of_ddp: bool = False) -> None:
+    """Put ``recorder`` around DDP or FSDP, backward, every optimizer and every data loader of this process.
+
+    With ``instead_of_ddp`` what the script wraps in DDP is sharded by FSDP.
+    """
     backward, batches = torch.autograd.backward, dataloader._BaseDataLoaderIter
     for owner, name, context in (
         (DistributedDataParallel, "__init__", recorder.building),
@@ -348,8 +367,7 @@ def install(recorder: Recorder) -> None:
     replace_everywhere(backward, _within(recorder.backward, backward))
     register_optimizer_step_pre_hook(recorder.update_begins)
     register_optimizer_step_post_hook(recorder.update_ends)
-    fsdp.FullyShardedDataParallel.__init__ = _refuse_fsdp
-    replace_everywhere(fsdp.fully_shard, _refuse_fsdp)
+    watch(recorder.forward, instead_of_ddp=instead_of_ddp)
 
 
 def _within(context: Callable[..., AbstractContextManager[None]], original: Any) -> Any:
@@ -374,13 +392,3 @@ def check_one_graph(recorder: Recorder) -> None:
             allowed="a script whose graph is the same in every step, as a workload is one step",
             remedy="profile each kind of step by itself: let the script train that kind alone",
         )
-
-
-def _refuse_fsdp(*_: Any, **__: Any) -> None:
-    raise Refused(
-        ConfigError(
-            "the script uses FSDP, which shards parameters",
-            allowed="a script that trains with DistributedDataParallel",
-            remedy="profile it with DistributedDataParallel; dpsim's own sharding is --strategy zero1",
-        )
-    )

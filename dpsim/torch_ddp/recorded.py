@@ -80,6 +80,10 @@ class Recorded:
     optimizer_slots: int | None = None
     input_workers: int = 0
     load_s_per_sample: float = 0.0
+    shards: int = 1
+    """The ranks whose shards are all parameters together, where a rank updates its shard alone."""
+    shard_update_s: float | None = None
+    """Seconds of the part of an update that grows with a rank's shard; None: all of it."""
 
 
 _Group = tuple[tuple[int, ...], float]
@@ -90,7 +94,7 @@ def workload_of(recorded: Recorded) -> Workload:
     """The workload of a recorded training: one layer for each group of gradients, in the order DDP sends them.
 
     Layer times are medians over the steps with hooks, scaled to the medians of the steps without hooks. What is left of
-    a step beside layers, update and input is ``overhead_s``.
+    a step beside layers, update and input is ``overhead_s``, with what an update of shards takes whatever their size.
     """
     counts = Counter((step.local_batch, step.micro_batches) for step in recorded.steps)
     ((local_batch, accumulate), _), *_ = counts.most_common(1)
@@ -99,6 +103,7 @@ def workload_of(recorded: Recorded) -> Workload:
     forward_s = _median(whole, lambda step: step.forward_s) / accumulate
     backward_s = _median(whole, lambda step: step.last_backward_s)
     update_s, input_s = _median(whole, lambda step: step.update_s), _median(whole, lambda step: step.input_s)
+    growing_s = update_s if recorded.shard_update_s is None else min(recorded.shard_update_s, update_s)
     groups = _groups(recorded, _ready(recorded, steps, backward_s))
     layers = _layers(recorded, groups, _module_times(recorded, steps, forward_s))
     computed_s = accumulate * sum(layer.forward_s[0] + layer.backward_s[0] for layer in layers)
@@ -111,8 +116,8 @@ def workload_of(recorded: Recorded) -> Workload:
         source=recorded.source,
         local_batches=(local_batch,),
         layers=layers,
-        update_s=update_s,
-        overhead_s=max(_median(whole, lambda step: step.step_s) - computed_s - update_s - waited_s, 0.0),
+        update_s=growing_s * recorded.shards,
+        overhead_s=max(_median(whole, lambda step: step.step_s) - computed_s - growing_s - waited_s, 0.0),
         state_bytes=recorded.state_bytes,
         optimizer_slots=recorded.optimizer_slots,
         relative_uncertainty=_relative_error([step.forward_s + step.backward_s for step in whole]),

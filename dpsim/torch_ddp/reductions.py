@@ -16,11 +16,11 @@ class GlooReduction:
     """gloo's own allreduce (sum) on a process group. DDP divides the gradients as it copies them into the bucket."""
 
     def __init__(self, group: Any) -> None:
-        self._group = group
+        self.group = group
 
     def reduce(self, tensor: Any) -> Any:
         """Start to reduce a flat tensor; a future of it. Every rank starts the same ones in the same order."""
-        return self._group.allreduce([tensor]).get_future()
+        return self.group.allreduce([tensor]).get_future()
 
     def close(self) -> None:
         """End; nothing may be under way."""

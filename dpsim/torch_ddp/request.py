@@ -20,6 +20,7 @@ class ScriptRequest(Noun, frozen=True):
     ``function``, named as ``package.module:build_model``, which gives a ``torch.nn.Module`` to train.
     ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
     With ``must_end`` a script is refused that trains on after dpsim has ended it, which no rank of a measurement may.
+    ``fully_shard``: what the script wraps in DistributedDataParallel is sharded instead.
     Unless ``script_may_write`` no file of the user's changes (``dpsim.launch.protection``).
     """
 
@@ -31,6 +32,7 @@ class ScriptRequest(Noun, frozen=True):
     local_batch: int | None = None
     must_end: bool = False
     script_may_write: bool = False
+    fully_shard: bool = False
 
     @property
     def name(self) -> str:

@@ -60,7 +60,7 @@ def run(request: ScriptRequest, outcome_path: Path) -> Workload:
     process_group.answer_for(request.devices)
     take_over_spawn(0, request.devices)
     recorder = Recorder(request.steps)
-    install(recorder)
+    install(recorder, instead_of_ddp=request.fully_shard)
     too_few = set() if request.local_batch is None else replace_batch_size(request.local_batch)
     Ending.begun = _end_hard(os.getpid(), outcome_path, lambda: _recorded_workload(recorder, request, too_few), request)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored until here
@@ -220,8 +220,9 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
 def _check_enough(name: str, recorder: Recorder) -> None:
     if not recorder.built:
         raise ConfigError(
-            f"{name} ended without building DistributedDataParallel in this process",
-            allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel",
+            f"{name} ended without building DistributedDataParallel in this process, and without fully_shard",
+            allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel, or shards it by"
+            " fully_shard, and calls it",
             remedy="wrap the model, and start ranks with torchrun or torch.multiprocessing.spawn alone",
         )
     if recorder.ddp is None:

@@ -1,4 +1,4 @@
-"""Times the steps of a user's DDP script on one rank, a few at a time, whenever it is their turn. Loads torch.
+"""Times the steps of a user's DDP or FSDP script on one rank, a few at a time, when it is their turn. Loads torch.
 
 Between its turns the script waits where its next step would begin. The script itself is not changed.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
+from dpsim.torch_ddp.fsdp import ShardedModel, WaitedCollectives, watch
 from dpsim.torch_ddp.logged import parameters_of
 from dpsim.torch_ddp.process_group import check_world_size, replace_everywhere
 from dpsim.torch_ddp.record import Training, leading_extent, second_model
@@ -31,9 +33,9 @@ TakeTurn = Callable[[Visit], Turn]
 
 
 class StepTimer:
-    """Around DDP's forward and every backward of a script."""
+    """Around DDP's forward, or that of FSDP's root, and every backward of a script."""
 
-    def __init__(self, take_turn: TakeTurn, reduction: MpiReduction | None = None) -> None:
+    def __init__(self, take_turn: TakeTurn, reduction: MpiReduction | WaitedCollectives | None = None) -> None:
         self._take_turn, self._reduction = take_turn, reduction
         self.ddp: Any = None
         self._training = Training()
@@ -62,6 +64,12 @@ class StepTimer:
         self._visit.local_batches[-1] = min(samples, self._visit.local_batches[-1])
         self._begins, self._synchronises = False, ddp.require_backward_grad_sync
 
+    @contextmanager
+    def forward(self, model: ShardedModel, /, *arguments: Any, **keywords: Any) -> Iterator[None]:
+        """Around the forward of a model that ``fully_shard`` has sharded."""
+        self.before_forward(model, (*arguments, *keywords.values()))
+        yield
+
     def before_backward(self) -> None:
         self._training.backward()
         self._backward_began_s = now()
@@ -89,7 +97,11 @@ class StepTimer:
         self._left -= 1
 
     def _keep_logged(self, visit: Visit) -> None:
-        """Keep what DDP logged of the step that has ended."""
+        """Keep what DDP logged of the step that has ended, or how long FSDP was in its collectives."""
+        if isinstance(self._reduction, WaitedCollectives):
+            visit.logged_s.clear()
+            visit.waited_s.append(self._reduction.taken_s())
+            return
         self.ddp.logger.set_runtime_stats_and_log()
         logged = self.ddp._get_ddp_logging_data()
         for name, short in LOGGED.items():
@@ -103,13 +115,17 @@ class StepTimer:
         self._forget_reductions()
 
     def _forget_reductions(self) -> None:
-        if self._reduction is not None:
+        if isinstance(self._reduction, WaitedCollectives):
+            self._reduction.forget()
+        elif self._reduction is not None:
             self._waited_s = self._reduction.waited_s
             self._reduction.starts.clear()
 
 
 def bucket_bytes(ddp: Any) -> tuple[int, ...]:
-    """The sizes of the buckets that DDP uses now, as it logs them."""
+    """The sizes of the buckets that DDP uses now, as it logs them, or of FSDP's units."""
+    if isinstance(ddp, ShardedModel):
+        return ddp.bucket_bytes
     logged = ddp._get_ddp_logging_data()
     sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes", "")
     return tuple(int(size) for size in sizes.split(",") if size.strip())
@@ -118,7 +134,7 @@ def bucket_bytes(ddp: Any) -> tuple[int, ...]:
 def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiReduction | None) -> None:
     """Put ``timer`` around DDP and backward, give DDP its cap, and its hook where there is a ``reduction``."""
     initialise, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
-    register, backward = DistributedDataParallel.register_comm_hook, torch.autograd.backward
+    register = DistributedDataParallel.register_comm_hook
     parameters = inspect.signature(initialise)
 
     @functools.wraps(initialise)
@@ -139,6 +155,21 @@ def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiRedu
         timer.before_forward(self, (*arguments, *keywords.values()))
         return forward(self, *arguments, **keywords)
 
+    DistributedDataParallel.__init__, DistributedDataParallel.forward = capped_initialise, timed_forward
+    if reduction is not None:
+        DistributedDataParallel.register_comm_hook = _refuse_hook
+    _time_backward(timer)
+
+
+def install_sharded(timer: StepTimer) -> None:
+    """Put ``timer`` around the forward of FSDP's root and backward; what the script wraps in DDP is sharded, too."""
+    watch(timer.forward, instead_of_ddp=True)
+    _time_backward(timer)
+
+
+def _time_backward(timer: StepTimer) -> None:
+    backward = torch.autograd.backward
+
     @functools.wraps(backward)
     def timed_backward(*arguments: Any, **keywords: Any) -> Any:
         timer.before_backward()
@@ -146,9 +177,6 @@ def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiRedu
         timer.after_backward()
         return result
 
-    DistributedDataParallel.__init__, DistributedDataParallel.forward = capped_initialise, timed_forward
-    if reduction is not None:
-        DistributedDataParallel.register_comm_hook = _refuse_hook
     replace_everywhere(backward, timed_backward)
 
 

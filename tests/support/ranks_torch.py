@@ -11,15 +11,18 @@ from typing import Any
 import torch
 from mpi4py import MPI
 from torch import distributed
+from torch.distributed import fsdp
 
 from dpsim import codec
 from dpsim.collective import Collective
 from dpsim.comm.networks import transport
+from dpsim.errors import ConfigError
 from dpsim.machine import Network
 from dpsim.progress import Progress
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
-from dpsim.study.runners.reductions import ReducedMemory, StreamTable, at_once
+from dpsim.study.runners.reductions import ReducedMemory, ShardedSteps, StreamTable, at_once
+from dpsim.torch_ddp.fsdp import check_gradients
 from dpsim.torch_ddp.in_turns import profile_in_turns
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, Reduction
 from dpsim.torch_ddp.request import ScriptRequest
@@ -118,3 +121,49 @@ def _by(reduction: Reduction, rank: int) -> dict[str, Any]:
     queue.finish()
     queue.close()
     return {"values": values, "spans": spans}
+
+
+def _join(comm: MPI.Intracomm, folder: str) -> None:
+    store = distributed.FileStore(str(Path(folder) / "store"), comm.size)
+    distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+
+
+def sharded_gradients(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> str | None:
+    """What ``check_gradients`` says, on rank 0; with ``summed`` where FSDP sums gradients instead of averaging them."""
+    _join(comm, argument["folder"])
+    if argument["summed"]:
+        shard = fsdp.fully_shard
+
+        def summing(module: Any) -> Any:
+            sharded = shard(module)
+            sharded.set_force_sum_reduction_for_comms(True)
+            sharded.set_gradient_divide_factor(1.0)
+            return sharded
+
+        fsdp.fully_shard = summing
+    refused = ""
+    try:
+        check_gradients()
+    except ConfigError as error:
+        refused = str(error)
+    disconnect()
+    return None if comm.rank else refused
+
+
+def sharded_steps(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
+    """The seconds of both collectives at two sizes, and how many of each were made in the steps that count."""
+    _join(comm, argument["folder"])
+    steps = ShardedSteps(comm, distributed.group.WORLD, 4 * 65536)
+    counts: dict[str, int] = {}
+    forget = steps.waited.forget
+
+    def counted() -> None:
+        counts.update({kind: len(spans) for kind, spans in steps.waited.spans.items()})
+        forget()
+
+    steps.waited.forget = counted  # type: ignore[method-assign]
+    seconds = {
+        kind: {size: steps.seconds(size, kind) for size in (1024, 65536)} for kind in ("all-gather", "reduce-scatter")
+    }
+    disconnect()
+    return None if comm.rank else seconds | {"counts": counts}

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dpsim.constraints import DDP_OVERLAPS, FSDP, LIBRARIES
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.sweep.grids import telling
@@ -18,6 +19,7 @@ from dpsim.machine import NODE, Network
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
+from dpsim.strategy import FULLY_SHARD, DataParallel
 from dpsim.workload import Workload
 
 COMMUNICATIONS = ("gloo", "mpi", "nccl")
@@ -40,6 +42,7 @@ def script_experiment(
     communication: Sequence[str] = ON_PROCESSORS,
     networks: Sequence[str] = (NODE,),
     runtimes: Sequence[str] = (_DDP,),
+    strategy: str = DataParallel.name,
     **others: Any,
 ) -> Experiment:
     """Return what to measure of a script under DDP; ``script`` is its path, or the name of a module.
@@ -48,7 +51,8 @@ def script_experiment(
     different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace the batch size of the
     script's data loaders; none: its own. ``communication`` says how DDP reduces: by ``gloo``, only on the network
     ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for each rank, only
-    on ``node``. ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
+    on ``node``. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by gloo.
+    ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """
     check_program(script)
@@ -78,6 +82,8 @@ def script_experiment(
             allowed="nccl alone, or gloo and mpi",
             remedy="measure the two apart, each into a folder of its own",
         )
+    if strategy not in (DataParallel.name, FULLY_SHARD.name):
+        raise unknown("strategy of a PyTorch script", strategy, (DataParallel.name, FULLY_SHARD.name))
     cases = [case for name in communication for network in networks if (case := _case(name, network))]
     if not cases:
         raise ConfigError(
@@ -86,7 +92,7 @@ def script_experiment(
             remedy="add mpi to --communication, or node to --network",
         )
     _check_runtimes(runtimes, communication, networks)
-    return Experiment(
+    experiment = Experiment(
         name="ddp",
         dataset=_OWN_DATA,
         axes={name: tuple(sorted(values)) for name, values in lists.items() if name in ("devices", _BATCH, _CAP)},
@@ -95,6 +101,7 @@ def script_experiment(
         other_runtimes=tuple(name for name in runtimes if name != _DDP),
         **others,
     )
+    return experiment if strategy == DataParallel.name else _sharded(experiment)
 
 
 def _case(communication: str, network: str) -> dict[str, Any]:
@@ -126,6 +133,11 @@ def _check_runtimes(runtimes: Sequence[str], communication: Sequence[str], netwo
         )
 
 
+def shards(experiment: Experiment) -> bool:
+    """Return whether FSDP trains, whatever the script wraps its model in."""
+    return FSDP in experiment.values("runtime")
+
+
 def on_gpus(experiment: Experiment) -> bool:
     """Return whether each rank has a GPU."""
     return "torch-ddp-nccl" in experiment.values("runtime")
@@ -142,6 +154,8 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     Every cap is measured on every number of devices, by every way to communicate. Raises ``ConfigError``.
     """
     ddp = _predictable(workload)
+    if ddp.units:
+        experiment = _sharded(experiment)
     if ddp.sync_batch_norm and not on_gpus(experiment):
         ways = dict.fromkeys(str(name).removeprefix("torch-ddp-") for name in experiment.values("runtime"))
         raise ConfigError(
@@ -152,17 +166,18 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     batches = tuple(map(int, experiment.values(_BATCH)))
     _check_batches(batches, workload)
     model = Path(experiment.script).name
-    base: dict[str, Any] = {"model": model, "accumulate": ddp.accumulate, "fusion_rule": "ddp"}
+    base: dict[str, Any] = {"model": model, "accumulate": ddp.accumulate}
+    base["fusion_rule"] = "per-tensor" if ddp.units else "ddp"
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
     caps: Sequence[float] = experiment.values(_CAP)
     if not batches:
         base[_BATCH] = workload.local_batches[0]
-        caps = caps or telling_caps(workload)
+        caps = () if ddp.units else caps or telling_caps(workload)
     elif ddp.bucket_cap_bytes is not None:
         caps = caps or (ddp.bucket_cap_bytes,)
     axes = {name: values for name, values in experiment.axes.items() if name != _CAP}
-    if len(caps) > 1 or not batches:
+    if len(caps) > 1 or not (batches or ddp.units):
         axes[_CAP] = tuple(map(float, caps))
     elif caps:
         base[_CAP] = float(caps[0])
@@ -171,11 +186,30 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         question = "local-batch"
     elif batches:
         question, compared = "settings", (_CAP, _BATCH)
+    elif ddp.units:
+        question, compared = "settings", ("devices",)
     if experiment.other_runtimes:
         check_emulation(workload)
     whole = replace(experiment, base=base, axes=axes, question=question, compared=compared)
     settings_of(whole.rows)
     return whole
+
+
+def _sharded(experiment: Experiment) -> Experiment:
+    """The experiment where FSDP trains: by gloo on the node alone. Raises ``ConfigError``."""
+    given, allowed = "", ""
+    if experiment.values(_CAP):
+        given, allowed = "--bucket-cap", "no cap: the modules that fully_shard is given are the buckets"
+    elif experiment.other_runtimes:
+        given, allowed = "--runtime dpsim", "--runtime torch-ddp, PyTorch alone"
+    elif not {"torch-ddp-gloo", FSDP} & {*experiment.values("runtime")}:
+        given, allowed = "communication other than gloo on node", "--communication gloo and --network node"
+    if given:
+        raise ConfigError(
+            f"{given} where FSDP trains", allowed=allowed, remedy="leave it out, or measure a script with DDP"
+        )
+    case = {"network": NODE, "runtime": FSDP, "algorithm": LIBRARIES[FSDP], "strategy": FULLY_SHARD.text}
+    return replace(experiment, cases=(case | {"overlap": DDP_OVERLAPS[FSDP][0]},))
 
 
 def _check_batches(batches: Sequence[int], workload: Workload) -> None:

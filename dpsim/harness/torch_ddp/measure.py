@@ -16,7 +16,7 @@ from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
 from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, remember, write_results
-from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus
+from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus, shards
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.torch_ddp.own_runtime import own_settings
 from dpsim.harness.torch_ddp.places import inputs_for, settings_by_place
@@ -167,6 +167,7 @@ def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tup
         devices=devices,
         must_end=True,
         script_may_write=script_may_write,
+        fully_shard=shards(declared),
     )
     batches = declared.values("local_batch")
     if given is not None:

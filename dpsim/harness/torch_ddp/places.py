@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from dpsim.grouping import grouped
 from dpsim.predict.residuals import all_widths
 from dpsim.records.sweep import Environment, Experiment
@@ -13,6 +15,8 @@ from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
 from dpsim.study.profile import ProfileConfig
 from dpsim.workload import Workload
+
+_MOST_SIZES = 6
 
 
 def settings_by_place(experiment: Experiment) -> Mapping[str, list[Setting]]:
@@ -68,4 +72,14 @@ def _calibration(settings: list[Setting], workload: Workload) -> CalibrateConfig
         max_bytes=max(workload.gradient_bytes, 1024),
         slowdown=False,
         runtime=first.runtime,
+        strategy=first.plan.strategy,
+        sizes_bytes=_unit_sizes(workload),
     )
+
+
+def _unit_sizes(workload: Workload) -> tuple[int, ...]:
+    """The different sizes of the units of FSDP, or some of them with the least and the largest; none with DDP."""
+    assert workload.ddp is not None
+    sizes = sorted({unit.size_bytes for unit in workload.ddp.units})
+    places = np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_SIZES))
+    return tuple(sizes[int(place)] for place in places)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dpsim.constraints import FSDP
+from dpsim.ddp_settings import FSDP_ON_GPUS
 from dpsim.grouping import grouped
 from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
 from dpsim.report.sweep.question import Question
@@ -44,7 +46,9 @@ def group_title(group: Group) -> str:
 
 
 def own_runtime_note(comparison: Comparison) -> str:
-    """Return what that column is; nothing where it is not shown."""
+    """Return what that column is, and what FSDP's times say of GPUs; nothing where neither is shown."""
+    if any(point.runtime == FSDP for point in comparison.points):
+        return f" {FSDP_ON_GPUS}"
     if all(point.dpsim_step_s is None for point in comparison.scored):
         return ""
     return (

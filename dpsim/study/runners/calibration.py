@@ -71,7 +71,8 @@ class CollectiveTable:
         self.group, self.link, self.subject, self.rows, self.parts = group, link, subject, rows, parts
         summed = subject.collective.kind == "ordered-sum"
         self.compression = None if summed else compression(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
-        self.sizes = sizes(min(config.max_bytes, _MOST_SUMMED_BYTES) if summed else config.max_bytes)
+        ladder = sizes(min(config.max_bytes, _MOST_SUMMED_BYTES) if summed else config.max_bytes)
+        self.sizes = list(config.sizes_bytes) or ladder
         self._visits = group.bcast(rows.next_visit(subject))
         self.first_s: dict[int, float] = {}
         """What each size took at first, on this rank: roughly known before anything counts."""

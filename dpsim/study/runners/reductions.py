@@ -1,11 +1,14 @@
 """Calibrates the allreduces that DDP starts, by gloo or through a hook: with nothing else running, and beside backward.
+And the collectives that FSDP waits for, by gloo.
 
 Loads torch on the ranks.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +18,21 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.comm.networks import transport
 from dpsim.comm.progress import Progress as AllreduceProgress
+from dpsim.constraints import FSDP, LIBRARIES
 from dpsim.launch.rank_process import pin
 from dpsim.machine import Network
 from dpsim.study.calibration import TIME_S, CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.calibration import CollectiveTable, LoadedTable
 from dpsim.study.runners.load import nothing
+from dpsim.torch_ddp.fsdp import WaitedCollectives, check_gradients
 from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
 from dpsim.torch_ddp.visit import Turns, Visit
 
@@ -33,6 +40,7 @@ _NAP_S = 1e-4
 _WIDTH, _LAYERS, _BATCH = 512, 6, 64
 _MOST_AT_ONCE = 24
 _STREAMS = 3
+_MOST_UNITS = 4
 
 
 class ReducedMemory:
@@ -101,6 +109,67 @@ class StreamTable(CollectiveTable):
         return np.transpose(spans[1:])
 
 
+class ShardedSteps:
+    """Steps of small models that ``fully_shard`` has sharded over ``members``, and what their collectives take.
+
+    A unit is a square linear layer, so that its computation grows with its size. What a collective takes depends on
+    what comes before it: alone, in memory that was used just before, those of 2 MiB took half as long as in training.
+    """
+
+    def __init__(self, group: MPI.Intracomm, members: Any, step_bytes: int) -> None:
+        self._group, self._members, self._step_bytes = group, members, step_bytes
+        self._models: dict[int, Any] = {}
+        self.waited = WaitedCollectives()
+        self._kept: dict[tuple[int, str], float] = {}
+
+    def seconds(self, size: int, kind: str) -> float:
+        """The mean of the collectives of a kind in a few steps with units of a size; the other kind's is kept.
+
+        It begins with the last rank's, and ends with it.
+        """
+        if (size, kind) not in self._kept:
+            self._take(size)
+        return self._kept.pop((size, kind))
+
+    def _take(self, size: int) -> None:
+        if size not in self._models:
+            self._models[size] = self._model(size)
+        model, samples = self._models[size]
+        quiet_start(self._group)
+        for step in range(1 + _STREAMS):
+            if step == 1:
+                self.waited.forget()
+            model(samples).sum().backward()
+            for parameter in model.parameters():
+                parameter.grad = None
+        for kind, spans in self.waited.spans.items():
+            begun_s, ended_s = np.max(self._group.allgather(spans), axis=0).T
+            self._kept[size, kind] = float(np.mean(ended_s - begun_s))
+        self.waited.forget()
+
+    def _model(self, size: int) -> tuple[Any, Any]:
+        width = max(round(math.sqrt(size / 4)), self._group.size)
+        units = max(1, min(_MOST_UNITS, self._step_bytes // size))
+        linear = functools.partial(torch.nn.Linear, width, width, bias=False)
+        model = torch.nn.Sequential(*(torch.nn.Sequential(linear(), torch.nn.ReLU()) for _ in range(units)))
+        mesh = DeviceMesh.from_group(self._members, "cpu")
+        for unit in model:
+            fully_shard(unit, mesh=mesh)
+        return fully_shard(model, mesh=mesh), torch.randn(_BATCH, width)
+
+
+class WaitedTable(CollectiveTable):
+    """How long gloo takes for a collective that FSDP waits for, in the steps of ``ShardedSteps``; sizes are whole."""
+
+    def __init__(self, steps: ShardedSteps, link: Any, config: CalibrateConfig, **others: Any) -> None:
+        self._steps = steps
+        super().__init__(link=link, config=config, **others)
+
+    def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
+        kind = self.subject.collective.kind
+        return {TIME_S: {size: [self._steps.seconds(size, kind)] for size in order}}
+
+
 class BackwardTable(LoadedTable):
     """How long a ``Reduction`` takes in such a stream beside PyTorch's backward, and how much longer that takes."""
 
@@ -158,9 +227,11 @@ def calibrate_in_turns(
     """
     pin(group)
     quiet_barrier(group)  # others may still be loading PyTorch
-    if config.runtime == "torch-ddp-gloo":
+    if LIBRARIES.get(config.runtime) == "gloo":
         store = distributed.FileStore(str(Path(folder) / "calibration"), group.size)
         distributed.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size)
+    if config.runtime == FSDP:
+        check_gradients()
     tables, reductions = _tables(group, config, subjects, earlier, parts)
     turns, rows = Turns(folder, number), Rows()
     for round_number in itertools.count():
@@ -200,10 +271,13 @@ def _tables(
             GlooReduction(members) if gloo else MpiReduction(transport(group, network), config.algorithms[0], overlap)
         )
         link: Any = ReducedMemory(reductions[-1])
+        steps = ShardedSteps(group, members, config.max_bytes) if config.runtime == FSDP else None
         for subject in subjects:
             if subject.collective.devices != devices:
                 continue
-            if not subject.overlap:
+            if steps is not None:
+                tables.append(WaitedTable(steps, link, config, group=group, subject=subject, rows=earlier, parts=parts))
+            elif not subject.overlap:
                 idle = StreamTable(load, link, config, group=group, subject=subject, rows=earlier, parts=parts)
                 tables.append(idle)
             else:

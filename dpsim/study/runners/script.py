@@ -177,6 +177,13 @@ class Study:
             self.calibrators = [Calibrator(next(others), self.rows)]
 
     @property
+    def _profiled_bytes(self) -> int:
+        """The bytes that are reduced at once at the end of a backward, or in units one after another."""
+        inputs, place = self._task.inputs, self._task.place
+        assert inputs is not None
+        return max(inputs.bare[place].gradient_bytes, 1024)
+
+    @property
     def beside(self) -> list[Visited]:
         """What is visited in every round beside the settings."""
         return [*self.profilers * _PROFILE_VISITS, *self.calibrators]
@@ -194,7 +201,8 @@ class Study:
             if not subject.overlap:
                 largest = self.rows.parts(subject, TIME_S)[-1]
                 seconds = float(np.median(self.rows.values(subject, TIME_S, largest)))
-                pause_s[subject.collective.devices] = min(seconds, _LONGEST_PAUSE_S)
+                whole = seconds * self._profiled_bytes / largest
+                pause_s[subject.collective.devices] = min(whole, _LONGEST_PAUSE_S)
         for profiler in self.profilers:
             profiler.pause_s = pause_s
         stop = until_known(self._task.first_s, least_rounds=_LEAST_VISITS)
