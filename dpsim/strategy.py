@@ -23,9 +23,9 @@ class Strategy(Noun, frozen=True):
     """What every strategy says of itself.
 
     ``shards_gradients``: gradients are reduce-scattered, and a device updates its shard of them alone. ``gathers``:
-    parameters are brought together beside the computation. ``keeps_shards``: a device's shards have memory of their own,
-    and are copied from or to that of the buckets. ``whole_micro_batches``: every device computes exactly
-    the micro-batches that the plan names, each in one pass. ``stages``: the parts that layers are divided into.
+    parameters are brought together beside the computation. ``keeps_shards``: a device's shards have memory of their
+    own, and are copied from or to that of the buckets. ``whole_micro_batches``: every device computes exactly the
+    micro-batches that the plan names, each in one pass. ``stages``: the parts that layers are divided into.
     """
 
     name: ClassVar[str]

@@ -96,9 +96,10 @@ class Workload(Noun, frozen=True, dict=True):
     ``local_batches`` (ascending) are the batch sizes at which times were taken; between them times are
     interpolated, outside them extrapolated along the nearest segment (in proportion if there is only one size).
     ``update_s`` is the optimizer's time per step. ``overhead_s + b overhead_per_sample_s`` is the time that a step of
-    local batch b spends outside the layers and the update: fetching the batch, bookkeeping. ``loss_s`` is what the loss
-    of a micro-batch takes at each of the ``local_batches``; empty where it is part of the overhead. In a step of several
-    micro-batches layers take ``accumulation_factor`` times as long: gradients are added up, and caches hold other data.
+    local batch b spends outside the layers and the update: fetching the batch, bookkeeping. ``loss_s`` is what the
+    loss of a micro-batch takes at each of the ``local_batches``; empty where it is part of the overhead. In a step of
+    several micro-batches layers take ``accumulation_factor`` times as long: gradients are added up, and caches hold
+    other data.
     ``optimizer_slots`` is how many arrays of the parameters' size the optimizer keeps; ``None``: as the plan's does.
     ``step_spread`` says how much the computing time of one device varies from step to step: evenly spaced quantiles of
     it over its median, ascending (value i of k is quantile (i + 1/2) / k); empty where it is not known.
@@ -321,7 +322,7 @@ class ReadyOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTimes:
-    """Seconds at one local batch: of each layer, in forward order, of the loss, and of a step beside these and update."""
+    """Seconds at one local batch: of each layer, in forward order, of the loss, and of a step beside those."""
 
     forward_s: NDArray[np.float64]
     backward_s: NDArray[np.float64]
