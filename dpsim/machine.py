@@ -145,10 +145,11 @@ def _check_factor(what: str, name: str, value: float) -> None:
 class AllreduceCost(Noun, frozen=True):
     """Seconds of one allreduce against its size, with nothing else running: measured, or published.
 
-    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, an ordered
-    sum, a message from one device to another, or a copy inside each device. ``layout`` is as in a ``Plan``.
-    ``relative_uncertainty`` is one standard error of the times over them (``dpsim.uncertainty``; ``None``: not known). ``time_s`` are medians;
-    ``p10_s`` and ``p90_s`` the 10 % and 90 % quantiles of the same times (empty: not known).
+    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, an
+    ordered sum, a message from one device to another, or a copy inside each device. ``layout`` is as in a ``Plan``.
+    ``relative_uncertainty`` is one standard error of the times over them (``dpsim.uncertainty``; ``None``: not
+    known). ``time_s`` are medians; ``p10_s`` and ``p90_s`` the 10 % and 90 % quantiles of the same times (empty:
+    not known).
     """
 
     algorithm: str

@@ -81,9 +81,9 @@ class Prices(NamedTuple):
     """Seconds: ``layers`` (5, L) forward, backward, gradient, and the launches of forward and of backward;
     ``announces`` (L) which layers have tensors; ``fixed`` (4 + classes) overhead_s, poll_s, rounds, loss_s, and
     update_s of each class; ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients,
-    ``gather`` and ``overlapped_gather`` of what brings parameters together, ``sums`` (2, K) of the sums for which computation stops,
-    and ``agreement`` of those of all classes. ``messages`` (operations) is what each send takes, and ``copied`` whether
-    its receiver does the work; both are empty where there is one class."""
+    ``gather`` and ``overlapped_gather`` of what brings parameters together, ``sums`` (2, K) of the sums for which
+    computation stops, and ``agreement`` of those of all classes. ``messages`` (operations) is what each send takes, and
+    ``copied`` whether its receiver does the work; both are empty where there is one class."""
 
     layers: Any
     announces: Any
