@@ -145,10 +145,11 @@ def _check_factor(what: str, name: str, value: float) -> None:
 class AllreduceCost(Noun, frozen=True):
     """Seconds of one allreduce against its size, with nothing else running: measured, or published.
 
-    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, an ordered
-    sum, or a message from one device to another. ``layout`` is as in a ``Plan``. ``relative_uncertainty`` is one
-    standard error of the times over them (``dpsim.uncertainty``; ``None``: not known). ``time_s`` are medians;
-    ``p10_s`` and ``p90_s`` the 10 % and 90 % quantiles of the same times (empty: not known).
+    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, an
+    ordered sum, a message from one device to another, or a copy inside each device. ``layout`` is as in a ``Plan``.
+    ``relative_uncertainty`` is one standard error of the times over them (``dpsim.uncertainty``; ``None``: not
+    known). ``time_s`` are medians; ``p10_s`` and ``p90_s`` the 10 % and 90 % quantiles of the same times (empty:
+    not known).
     """
 
     algorithm: str
@@ -362,7 +363,7 @@ class Machine(Noun, frozen=True, dict=True):
             if any((table.kind != "allreduce") != halves for table in tables):
                 raise ConfigError(
                     f"machine {self.name!r} has a table of another kind in {name}",
-                    allowed="reduce-scatter, all-gather, ordered-sum and send" if halves else "allreduce",
+                    allowed="reduce-scatter, all-gather, ordered-sum, send and copy" if halves else "allreduce",
                 )
         self._check_each_once()
         if not self.allreduce and not self.halves and self.link is None:

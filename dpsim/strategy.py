@@ -24,13 +24,15 @@ class Strategy(Noun, frozen=True):
     """What every strategy says of itself.
 
     ``shards_gradients``: gradients are reduce-scattered, and a device updates its shard of them alone. ``gathers``:
-    parameters are brought together beside the computation. ``whole_micro_batches``: every device computes exactly
-    the micro-batches that the plan names, each in one pass.
+    parameters are brought together beside the computation. ``keeps_shards``: a device's shards have memory of their
+    own, and are copied from or to that of the buckets. ``whole_micro_batches``: every device computes exactly the
+    micro-batches that the plan names, each in one pass.
     """
 
     name: ClassVar[str]
     shards_gradients: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
+    keeps_shards: ClassVar[bool] = False
     whole_micro_batches: ClassVar[bool] = False
 
     @classmethod
@@ -74,7 +76,8 @@ class Strategy(Noun, frozen=True):
     @property
     def collectives(self) -> tuple[CollectiveKind, ...]:
         """The collectives that its calibration measures."""
-        return ("allreduce", "reduce-scatter", "all-gather") if self.sharded else ("allreduce",)
+        copies: tuple[CollectiveKind, ...] = ("copy",) if self.keeps_shards else ()
+        return ("allreduce", "reduce-scatter", "all-gather", *copies) if self.sharded else ("allreduce",)
 
     @property
     def text(self) -> str:
@@ -108,7 +111,7 @@ class Zero2(Strategy, frozen=True):
     """
 
     name = "zero2"
-    shards_gradients = True
+    shards_gradients = keeps_shards = True
 
     buckets: int = 2
 
@@ -124,7 +127,7 @@ class Zero3(Strategy, frozen=True):
     """
 
     name = "zero3"
-    shards_gradients = gathers = whole_micro_batches = True
+    shards_gradients = gathers = keeps_shards = whole_micro_batches = True
 
     prefetch: int = 1
     reshard: bool = True

@@ -99,7 +99,10 @@ class Workload(Noun, frozen=True, dict=True):
     ``local_batches`` (ascending) are the batch sizes at which times were taken; between them times are
     interpolated, outside them extrapolated along the nearest segment (in proportion if there is only one size).
     ``update_s`` is the optimizer's time per step. ``overhead_s + b overhead_per_sample_s`` is the time that a step of
-    local batch b spends outside the layers and the update: fetching the batch, the loss, bookkeeping.
+    local batch b spends outside the layers and the update: fetching the batch, bookkeeping. ``loss_s`` is what the
+    loss of a micro-batch takes at each of the ``local_batches``; empty where it is part of the overhead. In a step of
+    several micro-batches layers take ``accumulation_factor`` times as long: gradients are added up, and caches hold
+    other data.
     ``optimizer_slots`` is how many arrays of the parameters' size the optimizer keeps; ``None``: as the plan's does.
     ``step_spread`` says how much the computing time of one device varies from step to step: evenly spaced quantiles of
     it over its median, ascending (value i of k is quantile (i + 1/2) / k); empty where it is not known.
@@ -131,6 +134,8 @@ class Workload(Noun, frozen=True, dict=True):
     input_prefetch: bool = False
     ddp: DdpSettings | None = None
     step_correlation: float = 0.0
+    loss_s: tuple[float, ...] = ()
+    accumulation_factor: float = 1.0
 
     def __post_init__(self) -> None:
         batches = self.local_batches
@@ -154,6 +159,12 @@ class Workload(Noun, frozen=True, dict=True):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{key} is {value}", allowed="finite seconds >= 0")
+        if self.loss_s and (len(self.loss_s) != len(batches) or not all(0 <= each < math.inf for each in self.loss_s)):
+            raise ConfigError(
+                f"loss_s is {list(self.loss_s)}", allowed="finite seconds >= 0, one per local batch, or none"
+            )
+        if not 0 < self.accumulation_factor < math.inf:
+            raise ConfigError(f"accumulation_factor is {self.accumulation_factor}", allowed="a finite number > 0")
         self._check_input()
         spread = self.step_spread
         if any(not 0 < value < math.inf for value in spread) or list(spread) != sorted(spread):
@@ -264,6 +275,7 @@ class Workload(Noun, frozen=True, dict=True):
             backward_s=backward_s,
             gradient_ready_s=np.minimum(ready_s, backward_s),
             overhead_s=self.overhead_s + local_batch * self.overhead_per_sample_s,
+            loss_s=float(at([self.loss_s])[0]) if self.loss_s else 0.0,
         )
 
     def slowed(self, factor: float) -> Workload:
@@ -285,6 +297,7 @@ class Workload(Noun, frozen=True, dict=True):
             self,
             layers=layers,
             update_s=factor * self.update_s,
+            loss_s=times(self.loss_s),
             overhead_s=factor * self.overhead_s,
             overhead_per_sample_s=factor * self.overhead_per_sample_s,
         )
@@ -317,12 +330,13 @@ class ReadyOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTimes:
-    """Seconds of each layer, in forward order, at one local batch, and of the step outside layers and update."""
+    """Seconds at one local batch: of each layer, in forward order, of the loss, and of a step beside those."""
 
     forward_s: NDArray[np.float64]
     backward_s: NDArray[np.float64]
     gradient_ready_s: NDArray[np.float64]
     overhead_s: float
+    loss_s: float
 
 
 def _interpolate(x: NDArray[np.float64], y: NDArray[np.float64], at: float) -> NDArray[np.float64]:

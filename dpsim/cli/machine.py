@@ -172,7 +172,7 @@ def print_tables(machine: Machine, line_rate: float | None = None) -> None:
     from dpsim.units import format_bandwidth, format_duration, format_size
 
     nominal = line_rate or Network.parse(machine.network).bandwidth_bytes_per_s
-    halves = [cost for cost in machine.halves if cost.kind not in ("ordered-sum", "send")]
+    halves = [cost for cost in machine.halves if cost.kind not in ("ordered-sum", "send", "copy")]
     for cost in (each for each in machine.halves if each.kind == "send"):
         print(
             f"send between {cost.layout or cost.devices} devices: {format_size(cost.sizes_bytes[0])} in"

@@ -20,20 +20,29 @@ def ordered_sum(t: Transport, sums: PartialSums) -> OrderedSum:
     It is for small arrays: every rank sends its partial sums (of one dtype and shape) to every other rank in one
     message, and adds for itself: one round of n - 1 messages. On one rank nothing is sent.
     """
-    local = sums.of(t.rank)
-    others = [(rank, sums.of(rank)) for rank in range(t.size) if rank != t.rank]
+    numbers = {rank: sums.of(rank) for rank in range(t.size)}
+    others = [rank for rank in range(t.size) if rank != t.rank]
+    kept: dict[tuple[tuple[int, ...], str], tuple[dict[int, Array], list[Array]]] = {}
+
+    def memory(like: Array) -> tuple[dict[int, Array], list[Array]]:
+        """The arrays that each rank's partial sums lie in, and each partial sum: allocated once for a shape."""
+        key = like.shape, like.dtype.str
+        if key not in kept:
+            of_rank = {rank: np.empty((len(each), *like.shape), like.dtype) for rank, each in numbers.items()}
+            held = {
+                number: data for rank, each in numbers.items() for number, data in zip(each, of_rank[rank], strict=True)
+            }
+            kept[key] = of_rank, [held[number] for number in range(len(held))]
+        return kept[key]
 
     def add(arrays: Sequence[Array]) -> Array:
-        held: dict[int, Array] = dict(zip(local, arrays, strict=True))
-        if others:
-            own = np.stack(arrays)
-            coming = [np.empty((len(numbers), *own.shape[1:]), own.dtype) for _, numbers in others]
-            pending = [t.receive(data, rank) for data, (rank, _) in zip(coming, others, strict=True)]
-            wait(t, pending + [t.send(own, rank) for rank, _ in others])
-            for data, (_, numbers) in zip(coming, others, strict=True):
-                held |= dict(zip(numbers, data, strict=True))
+        of_rank, held = memory(arrays[0])
+        for target, array in zip(of_rank[t.rank], arrays, strict=True):
+            target[...] = array
+        pending = [t.receive(of_rank[rank], rank) for rank in others]
+        wait(t, pending + [t.send(of_rank[t.rank], rank) for rank in others])
         total: Array = fold(sums.tree, held.__getitem__, operator.add)
-        return total
+        return total if len(held) > 1 else total.copy()
 
     return add
 

@@ -197,6 +197,17 @@ def sums_curve(machine: Machine, collective: Collective) -> Curve:
 
 
 @remember
+def copy_curve(machine: Machine, collective: Collective) -> Curve | None:
+    """The cost curve of a copy inside the memory of each device, as all of ``collective`` make one at once.
+
+    By the table of the nearest device count; ``None`` where the machine has none.
+    """
+    tables = [table for table in machine.halves if table.kind == "copy"]
+    table = min(tables, key=lambda each: abs(each.devices - collective.devices), default=None)
+    return None if table is None else Curve(_table_points(table, "float32"), *_known(table, "float32"))
+
+
+@remember
 def send_curve(machine: Machine, layout: str = "") -> Curve:
     """The cost curve (bytes, seconds) of one message from a device to another, nothing else running.
 

@@ -14,7 +14,16 @@ from dpsim.data.sharding import largest_share
 from dpsim.machine import Machine
 from dpsim.memo import remember
 from dpsim.plan import Plan
-from dpsim.predict.cost import added_s, compute_slowdown, idle_curve, overlapped_curve, sums_curve
+from dpsim.predict.cost import (
+    Curve,
+    added_s,
+    at,
+    compute_slowdown,
+    copy_curve,
+    idle_curve,
+    overlapped_curve,
+    sums_curve,
+)
 from dpsim.predict.formulas import rounds
 from dpsim.predict.messages import NO_MESSAGES, messages_of
 from dpsim.predict.simulate import Prices
@@ -108,6 +117,8 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     slowdown *= factors.compute
     samples = local_share(plan)
     slowdown_of_layers = slowdown * waits * batch_factor(machine, workload, samples)
+    if plan.accumulate > 1 and not workload.emulated_compute:
+        slowdown_of_layers *= workload.accumulation_factor
     layers, announces = _layer_arrays(workload, samples, slowdown_of_layers, factors.compute)
     collective = machine.priced(plan.collective)
     idle = idle_curve(machine, collective)
@@ -124,17 +135,23 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
             gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
         update_s /= data_devices
     sums = agreement = joining = idle
-    if plan.batch_norm != "local" and data_devices > 1:
+    if (plan.batch_norm != "local" or schedule.sharded) and data_devices > 1:
         sums = sums_curve(machine, collective)
     if several:
         everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
         agreement = sums_curve(machine, everybody)
         joining = idle_curve(machine, machine.priced(plan.joining)) if strategy.parts > 1 else joining
-    overhead_s = workload.times(samples).overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
+    times = workload.times(samples)
+    overhead_s = times.overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
     updates = [update_s * waits * share for share in _shares_of_parameters(schedule)]
-    fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages, *updates), np.float64)
+    loss_s = times.loss_s * slowdown * waits
+    fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages, loss_s, *updates), np.float64)
     curves = (idle, overlapped, gather, gather_beside, sums, agreement, joining)
     points = [curve.points for curve in curves]
+    copied = (schedule.gradient_slots, schedule.gradient_slots, schedule.parameter_slots, schedule.parameter_slots)
+    for number, slots in enumerate(copied):
+        if slots:
+            points[number] = _with_copies(points[number], copy_curve(machine, collective), data_devices)
     if factors is not EXACT:
         network, overlap = (1.0, factors.network), (1.0, factors.overlapped, factors.loss)
         scales = network, overlap, network, overlap, network, network, network
@@ -152,7 +169,7 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     if waits > 1:
         part = 1 - 1 / waits
         forward_s, backward_s = (part * plan.accumulate * float(layers[row].sum()) for row in (0, 1))
-        waiting_s = forward_s, backward_s, part * max(updates), part * float(fixed[0])
+        waiting_s = forward_s, backward_s, part * max(updates), part * (float(fixed[0]) + plan.accumulate * loss_s)
     extrapolated = beyond or messages.extrapolated or workload.extrapolated(samples)
     return Priced(prices, known, extrapolated, waiting_s)
 
@@ -172,6 +189,14 @@ def _scaled(points: Floats, factors: tuple[float, ...]) -> Floats:
         return points
     scaled: Floats = points * np.array(rows)[:, None]
     return scaled
+
+
+def _with_copies(points: Floats, copies: Curve | None, devices: int) -> Floats:
+    """A curve of collectives before or after each of which a device copies its shard; nothing where that is unknown."""
+    longer = points.copy()
+    if copies is not None:
+        longer[1] += [at(copies.points, 1, size / devices) for size in points[0]]
+    return longer
 
 
 def _later(points: Floats, seconds: float) -> Floats:

@@ -29,6 +29,7 @@ from dpsim.schedule import (
     ALLREDUCE_EVENT,
     BACKWARD_EVENT,
     FORWARD_EVENT,
+    LOSS_EVENT,
     OVERHEAD_EVENT,
     RECEIVE_EVENT,
     RECOMPUTE_EVENT,
@@ -78,11 +79,12 @@ def operations_of(schedule: Schedule, held: NDArray[np.bool_] | None = None) -> 
 
 class Prices(NamedTuple):
     """Seconds: ``layers`` (5, L) forward, backward, gradient, and the launches of forward and of backward;
-    ``announces`` (L) which layers have tensors; ``fixed`` (3 + classes) overhead_s, poll_s, rounds, and update_s of
-    each class; ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients, ``gather`` and
-    ``overlapped_gather`` of what brings parameters together, ``sums`` (2, K) of the sums for which computation stops,
-    ``agreement`` of those of all ranks, and ``joining`` of those of one rank of each class. ``messages`` (operations)
-    is what each send takes, and ``copied`` whether its receiver does the work; both are empty where there are none."""
+    ``announces`` (L) which layers have tensors; ``fixed`` (4 + classes) overhead_s, poll_s, rounds, loss_s, and
+    update_s of each class; ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients,
+    ``gather`` and ``overlapped_gather`` of what brings parameters together, ``sums`` (2, K) of the sums for which
+    computation stops, ``agreement`` of those of all ranks, and ``joining`` of those of the parts of a stage.
+    ``messages`` (operations) is what each send takes, and ``copied`` whether its receiver does the work; both are empty
+    where there are none."""
 
     layers: Any
     announces: Any
@@ -143,7 +145,7 @@ def simulate(operations, prices, mode):  # type: ignore[no-untyped-def]
 
     Raises ``RuntimeError`` where classes wait for each other.
     """
-    kind, classes, count = operations.kind, len(prices.fixed) - 3, len(operations.kind)
+    kind, classes, count = operations.kind, len(prices.fixed) - 4, len(operations.kind)
     times = np.zeros((3, count))
     done = np.zeros(2 * count + 2, np.bool_)
     rows, first, position = _by_lane(operations, classes)
@@ -277,11 +279,12 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
             if flows:
                 flow(now, cost, False, queue)
             now = host = now + cost
-        else:  # the time of a loss is part of the overhead
+        else:
             times[0, i] = now
-            if kind[i] == OVERHEAD_EVENT or kind[i] == UPDATE_EVENT:
-                work = prices.fixed[0] if kind[i] == OVERHEAD_EVENT else prices.fixed[3 + own]
-                now = flow(now, work, True, queue) if flows else now + work
+            if kind[i] == OVERHEAD_EVENT or kind[i] == UPDATE_EVENT or kind[i] == LOSS_EVENT:
+                of_class = prices.fixed[4 + own] if kind[i] == UPDATE_EVENT else prices.fixed[3]
+                work = prices.fixed[0] if kind[i] == OVERHEAD_EVENT else of_class
+                now = flow(now, work, True, queue) if flows and work > 0 else now + work
                 host = max(host, now)
             elif kind[i] == SEND_EVENT:
                 to = operations.rank_class[operations.peer[i]]

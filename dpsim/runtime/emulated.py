@@ -160,7 +160,10 @@ class EmulatedReplica:
         return self._handed_on(last, batch) if last + 1 < len(self.layers) else np.empty(0, np.float32)
 
     def loss_stage(self, slot: int, batch: Batch, events: StepEvents) -> BatchSums:
-        """See ``StagedReplica``; its time is the overhead's."""
+        """See ``StagedReplica``."""
+        times, factor = self._times(batch)
+        if times.loss_s:
+            self._wait(factor * times.loss_s)
         events.loss_done()
         return BatchSums(loss=0.0, correct=0, samples=len(batch.labels))
 

@@ -47,10 +47,11 @@ class CalibrateConfig(Noun, frozen=True):
     backward of ``model`` (with its ``dataset`` and ``local_batch``), or a stand-in without a model. With a ``workload``
     the model's computation is emulated, and ranks sleep while they wait. Data are float32, sent as ``wire_dtype``;
     ``compute_dtype`` is that of the model's operands. The collectives are those of ``strategy``, as far as an algorithm
-    has them. With ``sums`` ordered sums are measured too, as global batch norm needs them. ``sends`` are the device
-    counts or layouts between whose neighbours messages are measured: those of pipelines, whose collectives are on fewer
-    ``devices``. ``slowdown``: how much longer several devices compute is measured too, with the stand-in. With another
-    ``runtime`` the collectives are those that PyTorch's DDP or FSDP starts.
+    has them. Ordered sums are measured where the ranks agree on what each has, and with ``sums``, as global batch norm
+    needs them. ``sends`` are the device counts or layouts between whose neighbours messages are measured: those of
+    pipelines, whose collectives are on fewer ``devices``. ``slowdown``: how much longer several devices compute is
+    measured too, with the stand-in. With another ``runtime`` the collectives are those that PyTorch's DDP or FSDP
+    starts.
     """
 
     network: str = "node"
@@ -104,10 +105,14 @@ class CalibrateConfig(Noun, frozen=True):
         """(devices, layout) of each of ``devices`` above 1, fewest devices first."""
         return _layouts(self.devices)
 
+    def all_layouts(self) -> list[tuple[int, str]]:
+        """The same of ``devices`` and ``sends``."""
+        return _layouts(self.devices + self.sends)
+
     @property
     def ranks(self) -> int:
         """The ranks that take part."""
-        return max((devices for devices, _ in _layouts(self.devices + self.sends)), default=1)
+        return max((devices for devices, _ in self.all_layouts()), default=1)
 
     def neighbours(self) -> dict[str, int]:
         """Return the layouts of two devices between which messages are measured, and the rank to send to from rank 0.
@@ -126,20 +131,20 @@ class CalibrateConfig(Noun, frozen=True):
             for algorithm in self.algorithms:
                 splits = ALGORITHMS.find(algorithm).has_reduce_scatter
                 kinds = strategy.collectives if splits else ("allreduce",)
-                for kind in kinds[1:] if self.runtime == FSDP else kinds:  # it starts no allreduce
+                for kind in ("reduce-scatter", "all-gather") if self.runtime == FSDP else kinds:
                     collective = Collective(
                         algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire, kind=kind
                     )
                     overlaps = self.overlaps if kind != "all-gather" or strategy.gathers else ()
+                    overlaps = () if kind == "copy" else overlaps
                     collectives += [
                         CalibratedCollective(collective=collective, overlap=overlap, calibration=number)
                         for overlap in ("", *overlaps)
                     ]
-            if self.sums:
-                ordered = Collective(
-                    algorithm=ORDERED_SUM_ALGORITHM, devices=devices, layout=layout, kind="ordered-sum"
-                )
-                collectives.append(CalibratedCollective(collective=ordered, calibration=number))
+        agreeing = (self.devices if self.sums or strategy.sharded or strategy.parts > 1 else ()) + self.sends
+        for devices, layout in _layouts(agreeing) if self.runtime == "dpsim" else ():
+            ordered = Collective(algorithm=ORDERED_SUM_ALGORITHM, devices=devices, layout=layout, kind="ordered-sum")
+            collectives.append(CalibratedCollective(collective=ordered, calibration=number))
         for layout in self.neighbours():
             send = Collective(algorithm=SEND_ALGORITHM, devices=2, layout=layout, kind="send")
             collectives.append(CalibratedCollective(collective=send, calibration=number))
@@ -147,7 +152,7 @@ class CalibrateConfig(Noun, frozen=True):
 
     def loads(self, number: int = 0) -> list[CalibratedLoad]:
         """Return the loads that are computed alone and on several devices at once."""
-        counts = dict.fromkeys(devices for devices, _ in _layouts(self.devices + self.sends))
+        counts = dict.fromkeys(devices for devices, _ in self.all_layouts())
         wanted = self.slowdown and self.workload is None
         return [CalibratedLoad(devices=count, calibration=number) for count in counts] if wanted else []
 

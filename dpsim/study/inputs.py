@@ -299,11 +299,16 @@ def _profile(needed: Needed, settings: Sequence[Setting]) -> ProfileConfig:
     shares: dict[int, set[int]] = {}
     for plan in (setting.plan for setting in settings if not setting.emulated_compute):
         shares.setdefault(plan.devices, set()).add(math.ceil(local_share(plan)))
+    several = {
+        (setting.plan.accumulate, math.ceil(local_share(setting.plan)))
+        for setting in settings
+        if setting.plan.accumulate > 1 and not setting.emulated_compute and setting.runtime == "dpsim"
+    }
     together = [(devices, batch) for devices, each in shares.items() for batch in sorted({min(each), max(each)})]
     batches = {math.ceil(local_share(plan)) for plan in plans}
     if needed.interpolates:
         ascending = sorted(batches)
-        batches = {*ascending[::2], ascending[-1], *(batch for _, batch in together)}
+        batches = {*ascending[::2], ascending[-1], *(batch for _, batch in (*together, *several))}
     whole = largest_share(first.plan.global_batch, 1, first.plan.leaves) / first.plan.accumulate
     computation = {name: getattr(first.plan, name) for name in deciding(Decides.COMPUTE_TIME, Plan)}
     computation["leaves"] = math.ceil(first.plan.leaves * max(batches) / whole)
@@ -312,6 +317,7 @@ def _profile(needed: Needed, settings: Sequence[Setting]) -> ProfileConfig:
         dataset=needed.dataset,
         local_batches=tuple(sorted(batches)),
         concurrent=tuple(together),
+        accumulated=tuple(sorted(several)),
         networks=tuple(dict.fromkeys(each.network for each in settings if not each.emulated_compute)) or (NODE,),
         seed=needed.seed,
         plan=Plan(devices=1, global_batch=max(batches), fusion_rule="one", **computation),

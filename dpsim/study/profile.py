@@ -29,10 +29,13 @@ from dpsim.workload import Workload, overhead_line
 Floats = NDArray[np.float64]
 STEP_S, FORWARD_S, BACKWARD_S, READY_S = "step_s", "forward_s", "backward_s", "gradient_ready_s"
 UPDATE_S, OVERHEAD_S, AT_S = "update_s", "overhead_s", "at_s"
-"""Quantities of a profiled batch: its steps, the medians over a visit of their parts, and when the visit ended."""
+LOSS_S, LAYERS_S = "loss_s", "layers_s"
+"""Quantities of a profiled batch: its steps, the medians over a visit of their parts, and when the visit ended.
+
+``layers_s`` is what all layers take for a micro-batch, forward and backward."""
 INPUT_S = "input_s_per_sample"
 """A quantity of a script alone: what its data loader takes for a sample."""
-PARTS = (FORWARD_S, BACKWARD_S, READY_S, UPDATE_S, OVERHEAD_S, INPUT_S)
+PARTS = (FORWARD_S, BACKWARD_S, READY_S, UPDATE_S, OVERHEAD_S, LOSS_S, LAYERS_S, INPUT_S)
 """Quantities of which a prediction takes the median over all visits, and nothing else."""
 TICK_S = 1e-9
 """The resolution of the clock: a difference of times that is less was not measured."""
@@ -43,7 +46,8 @@ class ProfileConfig(Noun, frozen=True):
     """What to profile: a model on a data set at some local batches.
 
     ``concurrent`` holds pairs (devices, local batch) at which to measure how much slower the same computation is when
-    so many devices of this machine compute at once, on each of the ``networks``. ``plan`` says how one device computes;
+    so many devices of this machine compute at once, on each of the ``networks``; ``accumulated`` pairs (micro-batches,
+    local batch) of steps of several micro-batches, on one device. ``plan`` says how one device computes;
     its ``leaves`` count those of the largest local batch, and a smaller one has its share of them. ``seconds`` bounds
     the measuring. Several processes of a PyTorch script wait in each step for ``pause_s`` (by their number), as for an
     allreduce. Where the times of a script's layers are given (``times_given``), only the steps of one and several
@@ -54,6 +58,7 @@ class ProfileConfig(Noun, frozen=True):
     dataset: str = "digits"
     local_batches: tuple[int, ...] = (8, 16, 32, 64)
     concurrent: tuple[tuple[int, int], ...] = ()
+    accumulated: tuple[tuple[int, int], ...] = ()
     networks: tuple[str, ...] = (NODE,)
     seed: int = 0
     seconds: float = 4.0
@@ -78,10 +83,16 @@ class ProfileConfig(Noun, frozen=True):
 
     def subjects(self, profile: int = 0) -> tuple[ProfiledBatch, ...]:
         """Return what is profiled of it as the profile number ``profile`` of a study, one device first."""
-        return tuple(
-            ProfiledBatch(devices=devices, local_batch=batch, profile=profile, network=network)
-            for devices, batch in self.cases
-            for network in (self.networks if devices > 1 else (NODE,))
+        return (
+            *(
+                ProfiledBatch(devices=devices, local_batch=batch, profile=profile, network=network)
+                for devices, batch in self.cases
+                for network in (self.networks if devices > 1 else (NODE,))
+            ),
+            *(
+                ProfiledBatch(devices=1, local_batch=batch, profile=profile, accumulate=accumulate)
+                for accumulate, batch in self.accumulated
+            ),
         )
 
 
@@ -101,8 +112,8 @@ def profiled_workload(config: ProfileConfig, bare: Workload, rows: Rows, profile
     batches = sorted(set(config.local_batches))
     cases = [ProfiledBatch(devices=1, local_batch=batch, profile=profile) for batch in batches]
     parts = np.array([_parts(case, len(bare.layers), rows) for case in cases])
-    count, update_s = len(bare.layers), float(np.median(parts[:, -2]))
-    overhead_s, per_sample_s = overhead_line(batches, (parts[:, -1] + parts[:, -2] - update_s).tolist())
+    count, update_s = len(bare.layers), float(np.median(parts[:, -3]))
+    overhead_s, per_sample_s = overhead_line(batches, (parts[:, -1] + parts[:, -3] - update_s).tolist())
     layers = tuple(
         msgspec.structs.replace(
             layer,
@@ -122,6 +133,8 @@ def profiled_workload(config: ProfileConfig, bare: Workload, rows: Rows, profile
         update_s=update_s,
         overhead_s=overhead_s,
         overhead_per_sample_s=per_sample_s,
+        loss_s=tuple(parts[:, -2].tolist()),
+        accumulation_factor=_accumulation_factor(config, rows, profile),
         relative_uncertainty=float(np.sqrt(np.mean(np.square(errors)))),
         step_spread=_spread([rows.values(case, STEP_S) for case in cases]),
         source=f"dpsim profile: medians of {steps} steps or more a local batch{in_dtype(config.plan.compute_dtype)}",
@@ -129,13 +142,25 @@ def profiled_workload(config: ProfileConfig, bare: Workload, rows: Rows, profile
 
 
 def _parts(case: ProfiledBatch, layers: int, rows: Rows) -> Floats:
-    """Return forward, backward and ready times of each layer, then update and overhead: 3 layers + 2 values."""
+    """Return forward, backward and ready times of each layer, then update, loss and overhead: 3 layers + 3 values."""
     keys = [(quantity, layer) for quantity in (FORWARD_S, BACKWARD_S, READY_S) for layer in range(layers)]
-    keys += [(UPDATE_S, 0), (OVERHEAD_S, 0)]
+    keys += [(UPDATE_S, 0), (LOSS_S, 0), (OVERHEAD_S, 0)]
     medians = np.array([np.median(np.maximum(rows.values(case, *key), 0.0)) for key in keys])
-    total_s = max(medians[: 2 * layers].sum() + medians[-2:].sum(), TICK_S)
+    total_s = max(medians[: 2 * layers].sum() + medians[-3:].sum(), TICK_S)
     scaled: Floats = medians * (np.median(rows.values(case, STEP_S)) / total_s)
     return scaled
+
+
+def _accumulation_factor(config: ProfileConfig, rows: Rows, profile: int) -> float:
+    """Return how many times as long layers take for a micro-batch of several as for one: the mean over the cases."""
+    factors = []
+    for accumulate, batch in config.accumulated:
+        alone, of_several = (
+            ProfiledBatch(devices=1, local_batch=batch, profile=profile, accumulate=count) for count in (1, accumulate)
+        )
+        each_s, alone_s = (float(np.median(rows.values(case, LAYERS_S))) for case in (of_several, alone))
+        factors.append(max(each_s, TICK_S) / max(alone_s, TICK_S))
+    return float(np.mean(factors)) if factors else 1.0
 
 
 def _spread(steps_s: Sequence[Floats]) -> tuple[float, ...]:

@@ -30,6 +30,7 @@ def rounded(values: Iterable[float]) -> tuple[float, ...]:
 class ProfiledBatch(Noun, frozen=True, tag="profiled", tag_field="source"):
     """A local batch of a profile, computed on ``devices`` devices at once; ``profile`` counts those of a study.
 
+    A step has ``accumulate`` micro-batches of it.
     Several devices reduce their gradients on ``network`` in every step, and so wait as long as a training there does.
     """
 
@@ -37,6 +38,7 @@ class ProfiledBatch(Noun, frozen=True, tag="profiled", tag_field="source"):
     local_batch: int
     profile: int = 0
     network: str = NODE
+    accumulate: int = 1
 
 
 class CalibratedCollective(Noun, frozen=True, tag="calibrated", tag_field="source"):

@@ -43,6 +43,8 @@ _IDLE_SAMPLES = 3
 """Allreduces of each size in a visit of an idle table."""
 _MOST_SUMMED_BYTES = 2**16
 """Statistics of batch norm are small; larger ordered sums are extrapolated."""
+_BEHIND_COMPUTATION = ("ordered-sum", "send", "copy")
+_OWN_CACHES_BYTES = 2**21
 _GLOBAL_BATCH = 64
 """The global batch for which float16 messages are scaled; the times do not depend on it."""
 
@@ -105,9 +107,15 @@ class CollectiveTable:
 
 
 class IdleTable(CollectiveTable):
-    """How long one collective takes with nothing else running; its buffer is rewritten before, as backward does."""
+    """How long one collective takes with nothing else running; its buffer is rewritten before, as backward does.
+
+    Computation stands between that and what is not done in shared memory in one call, whose cost is that of code and
+    arrays which are not in the caches any more. Ranks that wait instead of computing keep them there.
+    """
 
     def _prepare(self) -> None:
+        computes = self.subject.collective.kind in _BEHIND_COMPUTATION and not self.link.nap_s
+        self._computation = _Computation() if computes else None
         buffers = {size: self.link.allocate(size).view(np.float32) for size in self.sizes}
         self._prepared = {size: (buffer, self._collective(buffer)) for size, buffer in buffers.items()}
 
@@ -115,6 +123,8 @@ class IdleTable(CollectiveTable):
         collective = self.subject.collective
         if collective.kind == "send":
             return functools.partial(_ping_pong, self.link, buffer)
+        if collective.kind == "copy":
+            return functools.partial(np.copyto, np.empty_like(buffer), buffer)
         if collective.kind == "ordered-sum":  # a sum for which every rank waits
             plan = Plan(devices=self.link.size, global_batch=self.link.size)
             return functools.partial(ordered_sum(self.link, plan_partial_sums(plan)), [buffer])
@@ -127,10 +137,24 @@ class IdleTable(CollectiveTable):
             for size in order:
                 buffer, run = self._prepared[size]
                 buffer[...] = 1.0
+                if self._computation is not None:
+                    self._computation.run()
                 start_s = _start(self.group, self.link)
                 run()
                 seconds[size].append((now() - start_s) / messages)
         return {TIME_S: seconds}
+
+
+class _Computation:
+    """A matrix product, and a pass over as much memory as a core's own caches hold: about half a millisecond."""
+
+    def __init__(self) -> None:
+        self._matrix = np.ones((256, 256), np.float32)
+        self._memory = np.zeros(_OWN_CACHES_BYTES, np.uint8)
+
+    def run(self) -> None:
+        np.matmul(self._matrix, self._matrix)
+        self._memory += 1
 
 
 def _ping_pong(link: Transport, buffer: Array) -> None:
@@ -262,12 +286,12 @@ def calibrators(
     network, emulated = Network.parse(config.network), config.workload is not None
     visited: list[Visited] = [LoadContention(comm, load, rows) for load in config.loads(number)]
     selected = {selection.devices: selection for selection in selections}
-    for devices, layout in config.layouts():
+    for devices, layout in config.all_layouts():
         group = first_ranks(comm, devices)
         tables: list[CollectiveTable] = []
         if group is not None:
             load, per_node = _load(config), node_counts(layout, devices)[1]
-            if "auto" in config.algorithms and devices not in selected:
+            if "auto" in config.algorithms and devices not in selected and (devices, layout) in config.layouts():
                 selected[devices] = select(group) or Selection.usual(devices)
             for subject in config.collectives(number):
                 of = subject.collective

@@ -20,12 +20,14 @@ from dpsim.machine import Network
 from dpsim.progress import Progress
 from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
-from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, UPDATE_EVENT, Schedule
+from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, LOSS_EVENT, UPDATE_EVENT, Schedule
 from dpsim.study.loop import StopRule, rounds
 from dpsim.study.profile import (
     AT_S,
     BACKWARD_S,
     FORWARD_S,
+    LAYERS_S,
+    LOSS_S,
     OVERHEAD_S,
     READY_S,
     STEP_S,
@@ -55,15 +57,16 @@ class Profiler:
         self._visits = rows.next_visit(subject)
         self.group = first_ranks(comm, subject.devices)
         self.replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
-        self.global_batch = subject.devices * subject.local_batch
+        self.global_batch = subject.devices * subject.local_batch * subject.accumulate
         if self.group is not None:
-            leaves = subject.devices * config.leaves_of(subject.local_batch)
+            leaves = subject.devices * subject.accumulate * config.leaves_of(subject.local_batch)
             network = Network.parse(subject.network)
             algorithm = network.default_algorithm() if network.emulated else config.plan.algorithm
             plan = msgspec.structs.replace(
                 config.plan,
                 devices=subject.devices,
                 global_batch=self.global_batch,
+                accumulate=subject.accumulate,
                 leaves=leaves,
                 algorithm=algorithm,
             )
@@ -102,10 +105,14 @@ class Profiler:
 
     def _keep_parts(self, number: int, medians: Floats, rows: Rows) -> None:
         layers = len(self.replica.layers)
+        rows.add(self.subject, LAYERS_S, number, [medians[: 2 * layers].sum() / self.subject.accumulate])
+        if self.subject.accumulate > 1:
+            return
         for row, quantity in enumerate((FORWARD_S, BACKWARD_S, READY_S)):
             for layer in range(layers):
                 rows.add(self.subject, quantity, number, [medians[row * layers + layer]], layer)
-        rows.add(self.subject, UPDATE_S, number, [medians[-2]])
+        rows.add(self.subject, UPDATE_S, number, [medians[-3]])
+        rows.add(self.subject, LOSS_S, number, [medians[-2]])
         rows.add(self.subject, OVERHEAD_S, number, [medians[-1]])
 
     def close(self) -> None:
@@ -115,12 +122,12 @@ class Profiler:
 
 
 def computing_times(begin_s: float, marks: StepMarks, schedule: Schedule) -> Floats:
-    """Return forward, backward and gradient-ready seconds of each layer, then update and overhead: 3 layers + 2 values.
+    """Return forward, backward and gradient-ready seconds of each layer, then update, loss and overhead: 3 layers + 3.
 
     Times of several micro-batches are added. The step began at ``begin_s``, when the step before it ended.
     """
     layers = len(schedule.workload.layers)
-    row = np.zeros(3 * layers + 2)
+    row = np.zeros(3 * layers + 3)
     row[-1] = marks.begin_s - begin_s
     before_s = marks.begin_s
     ready = dict(marks.ready)
@@ -132,7 +139,9 @@ def computing_times(begin_s: float, marks: StepMarks, schedule: Schedule) -> Flo
             row[layers + layer] += end_s - before_s
             row[2 * layers + layer] += ready.get(layer, end_s) - before_s
         elif kind == UPDATE_EVENT:
-            row[-2] = end_s - before_s
+            row[-3] = end_s - before_s
+        elif kind == LOSS_EVENT:
+            row[-2] += end_s - before_s
         else:
             row[-1] += end_s - before_s
         before_s = end_s
@@ -164,7 +173,10 @@ def _check_announced(model: str, schedule: Schedule, marks: StepMarks) -> None:
 def profilers(comm: MPI.Intracomm, config: ProfileConfig, rows: Rows, profile: int = 0) -> list[Profiler]:
     """Return what visits each case of a profile. Collective. Raises ``ConfigError`` for a batch too large."""
     dataset = load_dataset(config.dataset, config.seed)
-    samples, largest = len(dataset.train_y), max(devices * batch for devices, batch in config.cases)
+    samples, largest = (
+        len(dataset.train_y),
+        max(devices * batch for devices, batch in (*config.cases, *config.accumulated)),
+    )
     if largest > samples:
         raise ConfigError(
             f"a batch of {largest} samples, where {config.dataset} has {samples} to train on",
