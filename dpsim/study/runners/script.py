@@ -191,7 +191,8 @@ class Study:
     def first_rounds(self) -> Inputs:
         """Profile and calibrate before anything is measured; what was found, and how long ranks are to wait in a step.
 
-        That is what an allreduce of all gradients takes by the first visits to the calibration. Raises ``ConfigError``.
+        That is what an allreduce of all gradients takes by the first visits to the calibration; with FSDP what an
+        all-gather of all parameters takes, in parts. Raises ``ConfigError``.
         """
         for number in range(_CALIBRATION_PARTS):
             for calibrator in self.calibrators:
