@@ -110,6 +110,10 @@ def test_the_best_of_each_strategy_is_that_of_all_candidates(
         assert every.fastest.candidate.step_s == min(fitting)
 
 
+def strategies_refused(advice: Advice) -> list[str]:
+    return [strategy for refusal in advice.refusals for strategy in refusal.strategies]
+
+
 def test_all_candidates_are_what_the_settings_make_of_each_other() -> None:
     """Every threshold with every overlap; a pipeline's devices of a stage alone have neither."""
     plans = [each.plan for each in _spacious().candidates]
@@ -179,14 +183,14 @@ def test_whether_a_plan_fits_is_not_known_without_memory_or_activations(
     [
         (workload(), {"algorithm": "recursive-doubling"}, {"zero1", "zero2", "zero3"}, "there is no reduce-scatter"),
         (workload(3), {}, {"pipeline:stages=4"}, ""),
-        (workload(), {"devices": 7, "global_batch": 28}, {"pipeline"}, "do not fill its stages evenly"),
+        (workload(), {"devices": 7, "global_batch": 28}, {"pipeline"}, "do not fill its stages or parts evenly"),
     ],
 )
 def test_strategies_that_cannot_be_used_are_named_with_the_reason(
     of: Workload, settings: dict[str, Any], refused: set[str], reason: str
 ) -> None:
     advice = asked(of=of, **settings)
-    named = {strategy for refusal in advice.refusals for strategy in refusal.strategies}
+    named = {*strategies_refused(advice)}
     possible = {each.plan.strategy for each in advice.candidates}
     assert not named & possible
     if reason:
@@ -210,7 +214,7 @@ def test_layers_of_unknown_outputs_and_layers_that_cannot_be_cut_refuse_pipeline
 
 def test_a_strategy_that_is_refused_with_some_micro_batches_alone_is_not_named() -> None:
     advice = asked(leaves=4, batch_norm="leaf")
-    assert not advice.refusals
+    assert {*strategies_refused(advice)} == {"tensor", "tensor:shard=yes"}, "the workload has no column blocks"
     assert {each.plan.accumulate for each in asked(leaves=4, batch_norm="leaf", every=True).candidates} == {1, 2, 4}
 
 
