@@ -41,7 +41,16 @@ class ShardedModel:
 
     def __init__(self, root: Any) -> None:
         self.module = root
-        self.device_type = root._get_fsdp_state()._device.type
+        state = root._get_fsdp_state()
+        if not hasattr(state, "_fsdp_param_groups"):
+            raise Refused(
+                ConfigError(
+                    f"the script uses fully_shard of PyTorch {torch.__version__}",
+                    allowed="that of PyTorch 2.13, whose units dpsim can read",
+                    remedy="install PyTorch 2.13 or newer",
+                )
+            )
+        self.device_type = state._device.type
         names = {id(parameter): name for name, parameter in root.named_parameters(remove_duplicate=False)}
         self.groups: dict[str, list[Any]] = {}
         self.parameters: list[tuple[str, str, Any]] = []
