@@ -106,8 +106,6 @@ def _of_model(given: dict[str, Any], local_batches: tuple[int, ...]) -> Workload
     computation = {name: given.pop(name) for name in Plan.__struct_fields__ if name in given}
     if local_batches:
         given["local_batches"] = tuple(sorted(set(local_batches)))
-    largest = max(given.get("local_batches", study.ProfileConfig().local_batches))
-    given["accumulated"] = ((2, largest),)
     config = study.ProfileConfig(**given, plan=msgspec.structs.replace(plan, **computation))
     with show.progress() as progress:
         return study.profile(config, progress)

@@ -285,7 +285,8 @@ def _compute(own, rows, operations, prices, position, queue, state, mode):  # ty
                 of_class = prices.fixed[4 + own] if kind[i] == UPDATE_EVENT else prices.fixed[3]
                 work = prices.fixed[0] if kind[i] == OVERHEAD_EVENT else of_class
                 now = flow(now, work, True, queue) if flows and work > 0 else now + work
-                host = max(host, now)
+                if kind[i] != LOSS_EVENT:  # the host launches backward meanwhile
+                    host = max(host, now)
             elif kind[i] == SEND_EVENT:
                 to = operations.rank_class[operations.peer[i]]
                 times[2, i] = state.links[own, to] = max(now, state.links[own, to]) + prices.messages[i]

@@ -241,7 +241,14 @@ def narrow(slowdowns: Sequence[ComputeSlowdown], most: float = 0.03) -> bool:
 
 
 def profile(config: ProfileConfig, progress: Progress) -> Workload:
-    """Profile a model on this machine and return the workload. Raises ``ConfigError``."""
+    """Profile a model on this machine and return the workload, with a step of two micro-batches if samples suffice.
+
+    Raises ``ConfigError``.
+    """
+    samples = len(load_dataset(config.dataset, config.seed).train_y)
+    enough = [batch for batch in config.local_batches if 2 * batch <= samples]
+    if enough and not config.accumulated:
+        config = msgspec.structs.replace(config, accumulated=((2, max(enough)),))
     most = max([devices for devices, _ in config.concurrent], default=1)
     plain = run("dpsim.study.runners.profile:profile_on_ranks", config, most, progress)
     rows = Rows(codec.decode(series, Series, "profile") for series in plain)

@@ -165,7 +165,8 @@ def test_a_pipeline_has_a_table_of_messages_and_no_collectives_where_a_stage_has
     )
     machine = calibrate(config, quiet)
     assert (machine.allreduce, machine.overlap, machine.link) == ((), (), None)
-    (table,) = machine.halves
+    agreement, table = machine.halves
+    assert (agreement.kind, agreement.devices) == ("ordered-sum", 2)
     assert (table.kind, table.devices, table.sizes_bytes[-1]) == ("send", 2, 5000)
     if machine.emulated_network:
         assert table.time_s[-1] >= 300e-6 + 5000 / 12.5e6
@@ -182,6 +183,12 @@ def test_what_is_calibrated_follows_from_the_strategy() -> None:
         for name in ("zero1", "zero3")
     }
     assert beside["zero3"] - beside["zero1"] == {"all-gather"}
+    alone = {
+        name: {each.collective.kind for each in CalibrateConfig(strategy=name).collectives()}
+        for name in ("data-parallel", "zero1", "zero3")
+    }
+    assert alone["zero1"] - alone["data-parallel"] == {"reduce-scatter", "all-gather", "ordered-sum"}
+    assert alone["zero3"] - alone["zero1"] == {"copy"}
 
 
 @pytest.mark.slow
@@ -195,4 +202,4 @@ def test_the_command_measures_messages_for_a_pipeline(
     assert code == 0, err
     assert "send between 2 devices" in out
     machine = codec.read(output, Machine, "machine", SCHEMA)
-    assert {table.kind for table in machine.halves} == {"send"} and machine.allreduce
+    assert {table.kind for table in machine.halves} == {"send", "ordered-sum"} and machine.allreduce

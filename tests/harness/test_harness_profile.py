@@ -56,6 +56,11 @@ def test_a_workload_tells_how_much_its_optimizer_keeps(profiled: Workload) -> No
     assert profiled.optimizer_slots == 2
 
 
+def test_the_loss_has_a_time_of_its_own_and_layers_another_one_among_micro_batches(profiled: Workload) -> None:
+    assert len(profiled.loss_s) == len(profiled.local_batches) and min(profiled.loss_s) > 0
+    assert 0 < profiled.accumulation_factor != 1
+
+
 def test_a_workload_tells_how_much_its_steps_vary_around_their_median(profiled: Workload) -> None:
     spread = profiled.step_spread
     assert len(spread) == 20 and list(spread) == sorted(spread)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -141,6 +142,29 @@ def test_zero3_without_overlap_is_the_sum_and_with_it_the_longest_chain() -> Non
     assert of_zero3(0, gather_s).step_s > step.step_s
 
 
+def test_zero3_copies_a_shard_for_every_collective() -> None:
+    machine = slow(100.0)
+    copy = AllreduceCost(kind="copy", algorithm="ring", devices=2, sizes_bytes=(200, 400), time_s=(0.5, 1.0))
+    copying = msgspec.structs.replace(machine, halves=(*machine.halves, copy))
+    fields: dict[str, Any] = {"algorithm": "ring", "fusion_threshold_bytes": 0.0, "overlap": "off"}
+    for strategy, copies in (("zero1", 0), ("zero3", 6 + 4), ("zero3:reshard=no", 4)):
+        plan = Plan(devices=2, global_batch=2, strategy=strategy, **fields)
+        longer_s, without_s = (price(scheduled(workload(), of, plan), of).step_s for of in (copying, machine))
+        assert longer_s - without_s == pytest.approx(copies * 0.5)  # half of a bucket of 400 bytes
+
+
+def test_every_micro_batch_has_a_loss_and_layers_that_take_longer() -> None:
+    machine, plan = slow(1e9), Plan(devices=1, global_batch=4, accumulate=4, fusion_rule="one")
+    plain = price(scheduled(workload(), machine, plan), machine)
+    lossy = workload(loss_s=(2.0,))
+    assert price(scheduled(lossy, machine, plan), machine).step_s == pytest.approx(plain.step_s + 4 * 2)
+    slower = workload(accumulation_factor=1.5)
+    assert price(scheduled(slower, machine, plan), machine).step_s == pytest.approx(1.5 * plain.step_s)
+    alone = msgspec.structs.replace(plan, accumulate=1, global_batch=1)
+    steps = [price(scheduled(each, machine, alone), machine).step_s for each in (slower, workload())]
+    assert steps[0] == steps[1]
+
+
 def test_memory_is_that_of_the_class_that_needs_most() -> None:
     machine = Machine(name="m", link=FREE)
     fields: dict[str, Any] = {"algorithm": "ring", "fusion_threshold_bytes": 0.0}
@@ -196,7 +220,7 @@ def simulated(columns: Any, peers: Any, layers: Any, messages_s: Any, *, copied:
         np.zeros(count, np.bool_),
     )
     idle, overlapped = np.array([[0.0, 1.0], [0.0, 1.0]]), np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
-    fixed = np.array([0.0, 0.0, 1.0] + [1.0] * (int(columns.rank_class.max()) + 1))
+    fixed = np.array([0.0, 0.0, 1.0, 0.0] + [1.0] * (int(columns.rank_class.max()) + 1))
     curves = (idle, overlapped, idle, overlapped, idle, idle, idle)
     announces = np.ones(layers.shape[1], np.bool_)
     prices = Prices(layers, announces, fixed, *curves, np.asarray(messages_s, float), np.full(count, copied))
