@@ -25,12 +25,14 @@ class Strategy(Noun, frozen=True):
     ``shards_gradients``: gradients are reduce-scattered, and a device updates its shard of them alone. ``gathers``:
     parameters are brought together beside the computation. ``whole_micro_batches``: every device computes exactly
     the micro-batches that the plan names, each in one pass. ``stages``: the parts that layers are divided into.
+    ``asynchronous``: devices make no step together.
     """
 
     name: ClassVar[str]
     shards_gradients: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     whole_micro_batches: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = False
 
     @classmethod
     def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
@@ -177,7 +179,27 @@ class Pipeline(Strategy, frozen=True):
         return self.shard
 
 
-STRATEGIES: dict[str, type[Strategy]] = {each.name: each for each in (DataParallel, Zero1, Zero2, Zero3, Pipeline)}
+class ParameterServer(Strategy, frozen=True):
+    """Devices update shared parameters when they have a gradient, and wait for nobody.
+
+    ``staleness``: a device begins no update while it has made more than so many updates more than the slowest device
+    (stale synchronous parallel, Ho et al. 2013).
+    """
+
+    name = "parameter-server"
+    asynchronous = True
+
+    staleness: int = 4
+
+    @classmethod
+    def candidates(cls, devices: int, layers: int) -> tuple[Strategy, ...]:
+        """Return none: there is no step to compare."""
+        return ()
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    each.name: each for each in (DataParallel, Zero1, Zero2, Zero3, Pipeline, ParameterServer)
+}
 
 
 @functools.cache
