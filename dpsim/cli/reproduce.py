@@ -65,7 +65,8 @@ def reproduce(*, given: ReproduceFlags) -> int:
     against, output = given.against, given.output
     flags.writable(output, folder=True)
     fields = given.values()
-    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": tuple(STRATEGIES)}
+    synchronous = tuple(name for name, kind in STRATEGIES.items() if not kind.asynchronous)
+    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": synchronous}
     fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}
     if fields.get("leaves") == 0:
         fields.setdefault("batch_norm", ("local",))

@@ -58,7 +58,7 @@ class Worker:
             able.tunable.use(table=agree_on_table(able.tunable.code_table, comm))
         if able.leaf is not None:
             able.leaf.train_in_leaves(True, None)
-        self.replica, self.emulated = replica, able.emulated
+        self.replica, self._emulated = replica, able.emulated
         self._dataset, self._plan, self._workers, self._seed = dataset, plan, workers, seed
         tensors = [tensor for layer in replica.layers for tensor in layer.tensors]
         lengths = [-(-tensor.elements // _ALIGNED) * _ALIGNED for tensor in tensors]
@@ -97,8 +97,8 @@ class Worker:
         batch = Batch(
             x=x, labels=labels, leaves=(0, high - low), seed=self._seed, step=ticket, first_sample=low
         )
-        if self.emulated is not None:
-            self.emulated.step_begins(batch)
+        if self._emulated is not None:
+            self._emulated.resumes_at(now())
         sums = self.replica.forward_backward(batch, _NO_EVENTS).fetch()
         if not np.isfinite(sums.loss):
             raise NotFiniteError(f"the loss is {sums.loss} in update {ticket + 1}", remedy="lower --learning-rate")
