@@ -214,7 +214,12 @@ CONSTRAINTS = (
             "leave it out, or choose another --strategy",
         )
         for field, allowed, shown, why in (
-            ("leaves", 0, 0, "the order of its updates is another one in each run, unless --replay repeats a recorded one"),
+            (
+                "leaves",
+                0,
+                0,
+                "each run has another order of updates, unless --replay repeats a recorded one",
+            ),
             ("accumulate", 1, 1, "each micro-batch is an update"),
             ("batch_norm", "local", "local", "no two devices compute the same step"),
             ("wire_dtype", None, "float32", "devices share parameters in memory, and send no messages"),

@@ -43,6 +43,7 @@ _DATA = "synthetic:16x16x3,classes=10,train=2048,test=8"
 _STEPS, _PROFILED, _FIRST, _ROUNDS = 60, 20, 2, 8
 _EMULATED_S, _SPREAD = 4e-3, tuple(np.linspace(0.9, 1.2, 21).tolist())
 _UNBOUNDED = 10**6
+_MODELS = {2: "mlp:256x4", 4: "mlp:64x4"}
 _SEED = 0
 
 
@@ -80,7 +81,7 @@ class Case(Noun, frozen=True):
 
 
 CASES = tuple(
-    Case(workers=workers, slow=slow, staleness=bound, emulated=workers > 2)
+    Case(workers=workers, slow=slow, staleness=bound, emulated=workers > 2, model=_MODELS[workers])
     for workers in (2, 4)
     for slow in (1.0, 2.0)
     for bound in (_UNBOUNDED, 4)
@@ -193,18 +194,16 @@ def _server_times(comm: MPI.Intracomm, worker: asynchronous.Worker, plan: Plan) 
             push_s.append(now() - pulled_s)
     quiet_barrier(comm)
     servers.close()
-    own = ServerTimes(
-        pull_s=float(np.median(pull_s or [0.0])) / comm.size, push_s=float(np.median(push_s or [0.0])) / comm.size
-    )
-    return comm.bcast(own)
+    each_s = [float(np.median(taken_s or [0.0])) / comm.size for taken_s in (pull_s, push_s)]
+    times: ServerTimes = comm.bcast(ServerTimes(pull_s=each_s[0], push_s=each_s[1]))
+    return times
 
 
 def _predicted(case: Case, compute_s: Sequence[Sequence[float]], times: Sequence[ServerTimes]) -> AsynchronousRun:
     """The run of as many updates as are trained in a round, with times drawn from the profile; a mean of many."""
     random = np.random.default_rng(_SEED)
-    shard = ServerTimes(
-        pull_s=float(np.median([each.pull_s for each in times])), push_s=float(np.median([each.push_s for each in times]))
-    )
+    pull_s, push_s = (float(np.median([getattr(each, name) for each in times])) for name in ("pull_s", "push_s"))
+    shard = ServerTimes(pull_s=pull_s, push_s=push_s)
 
     def drawn(factor: float, own: Sequence[float]) -> Iterator[float]:
         while True:
@@ -262,7 +261,7 @@ def _lines(measured: Measured[Case]) -> Iterator[str]:
     ):
         error = samples[f"{name}_images_per_s"][0] / speed - 1
         average, apart = _mean_and_distance(staleness, seen)
-        yield f"  {name:<10} images/s {error:+6.1%}, mean staleness {average:.2f}, distance of distributions {apart:.1%}"
+        yield f"  {name:<10} images/s {error:+6.1%}, staleness {average:.2f}, distance of distributions {apart:.1%}"
 
 
 def main() -> int:

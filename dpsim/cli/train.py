@@ -88,8 +88,8 @@ def train(
 
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
-    flags.writable(None if run.record is None else Path(run.record), flag="--record")
     fields = run.values() | leaves.values()
+    flags.writable(Path(fields["record"]) if "record" in fields else None, flag="--record")
     fields |= flags.provided(checkpoint=None if checkpoint is None else str(checkpoint), stall_after_s=stall_after)
     decay = None if schedule is None else parse_decay(schedule)
     rate = flags.provided(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)

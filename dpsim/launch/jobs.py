@@ -56,8 +56,8 @@ def on_ranks(
     ``env`` adds variables to the ranks' environment, ``timeout_s`` limits the duration of the job, and ``pin`` binds
     each rank to a core. The ranks run on the hosts of ``dpsim.launch.hosts.selected``. With ``watch`` (on Linux),
     ``JobFailed.lost`` counts all ranks that were killed, not just the first. With ``outlives`` (on Linux) the job goes
-    on when ranks are killed that are ``rank_process.independent``, and any rank may return the result. Under ``protection`` the ranks change no
-    file of the user's; all see what one of them writes.
+    on when ranks are killed that are ``rank_process.independent``, and any rank may return the result. Under
+    ``protection`` the ranks change no file of the user's; all see what one of them writes.
 
     Inside an MPI job the job's own ranks are used, and all of these but ``pin`` have no effect. There the
     call returns on rank 0 only; the other ranks serve until rank 0 ends, and then raise ``SystemExit(0)``.

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dpsim.comm.clock import now
 from dpsim.data import Dataset, epoch_batches, shard
 from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.optimizer import Lars
 from dpsim.plan import Plan
 from dpsim.records.train import TrainResult
 from dpsim.replica import Array, Batch, BatchSums, Capabilities, Replica
@@ -48,7 +49,7 @@ class Worker:
     def __init__(self, replica: Replica, dataset: Dataset, plan: Plan, workers: int, seed: int, comm: MPI.Intracomm):
         if replica.state():
             raise ConfigError(
-                f"strategy {plan.strategy} for a model with running statistics, of which each worker would have its own",
+                f"strategy {plan.strategy} for a model with running statistics, which each worker would have alone",
                 allowed="models without batch norm",
                 remedy="use a model with norm=group, or another --strategy",
             )
@@ -63,7 +64,9 @@ class Worker:
         tensors = [tensor for layer in replica.layers for tensor in layer.tensors]
         lengths = [-(-tensor.elements // _ALIGNED) * _ALIGNED for tensor in tensors]
         starts = [0, *itertools.accumulate(lengths)]
-        self._parts = {t.name: (slice(start, start + t.elements), t.shape) for t, start in zip(tensors, starts)}
+        self._parts = {
+            t.name: (slice(start, start + t.elements), t.shape) for t, start in zip(tensors, starts, strict=False)
+        }
         self.parameters = self._filled(replica.initial_parameters(seed), starts[-1])
         self.gradients = np.zeros_like(self.parameters)
         self.steps_per_epoch = -(-len(dataset.train_y) // plan.global_batch)
@@ -94,9 +97,7 @@ class Worker:
             self.gradients[...] = 0
             return BatchSums(loss=0.0, correct=0, samples=0), 1.0
         x, labels = self._dataset.train_batch(indices[low:high])
-        batch = Batch(
-            x=x, labels=labels, leaves=(0, high - low), seed=self._seed, step=ticket, first_sample=low
-        )
+        batch = Batch(x=x, labels=labels, leaves=(0, high - low), seed=self._seed, step=ticket, first_sample=low)
         if self._emulated is not None:
             self._emulated.resumes_at(now())
         sums = self.replica.forward_backward(batch, _NO_EVENTS).fetch()
@@ -155,7 +156,7 @@ def train(
     no rank sends a message, so that the death of a worker stops nobody. ``step_s`` is the mean time of n updates.
     """
     strategy, optimizer = plan.parallelism, plan.optimizer
-    assert isinstance(strategy, ParameterServer)
+    assert isinstance(strategy, ParameterServer) and not isinstance(optimizer, Lars)  # Plan refuses it
     servers = ParameterServers(comm, worker.parameters, optimizer, steps * comm.size, strategy.staleness)
     with contextlib.closing(servers):
         begin_s = now()
@@ -169,14 +170,13 @@ def train(
         return worker.result(servers.values, servers.losses, seconds, steps), servers.order
 
 
-def replay(
-    comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, rate: Rate
-) -> TrainResult:
+def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, rate: Rate) -> TrainResult:
     """Make the updates of a recorded order again, on any number of ranks; they end in the same bits on all of them.
 
     Gradients that can be computed at once are divided among the ranks; every rank makes every update. Collective.
     """
     workers, optimizer, parameters = len(order.orders), plan.optimizer, worker.parameters.copy()
+    assert not isinstance(optimizer, Lars)  # Plan refuses it
     edges = [number * len(parameters) // workers for number in range(workers + 1)]
     parts = [slice(*edge) for edge in itertools.pairwise(edges)]
     values = np.zeros((1 + len(optimizer.slots), 2, len(parameters)), parameters.dtype)
@@ -216,7 +216,7 @@ def replay(
             left[step.ticket] -= 1
             if not left[step.ticket]:
                 del gradients[step.ticket]
-    newest = [np.concatenate([value[v % 2, p] for v, p in zip(versions, parts)]) for value in values]
+    newest = [np.concatenate([value[v % 2, p] for v, p in zip(versions, parts, strict=True)]) for value in values]
     return worker.result(newest, losses, now() - begin_s, len(losses) // workers)
 
 

@@ -142,7 +142,8 @@ class ParameterServers:
             tuple(order[:version].tolist())
             for order, version in zip(self._orders, self._versions.tolist(), strict=True)
         )
-        return UpdateOrder(takers=tuple(self._takers.tolist()), pulls=tuple(map(tuple, self._pulls.tolist())), orders=orders)
+        pulls = tuple(map(tuple, self._pulls.tolist()))
+        return UpdateOrder(takers=tuple(self._takers.tolist()), pulls=pulls, orders=orders)
 
     def _in_turn(self) -> Iterator[int]:
         return ((self.rank + number) % self.workers for number in range(self.workers))
@@ -173,9 +174,7 @@ class ParameterServers:
         os.close(self._locks)
 
 
-def advance(
-    values: Array, version: int, gradients: Array, optimizer: Sgd | AdamW, rate: float, scale: float
-) -> None:
+def advance(values: Array, version: int, gradients: Array, optimizer: Sgd | AdamW, rate: float, scale: float) -> None:
     """Write version ``version + 1`` of a shard beside its version ``version``.
 
     ``values`` [1 + slots, 2, elements]: the parameters and each slot, version v in row v % 2.

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 
-
 _SHOWN = 6
 
 
@@ -34,7 +33,7 @@ class Push(NamedTuple):
 
 
 class UpdateOrder(Noun, frozen=True):
-    """Who made which update (``takers``, a worker for each number of an update, -1 where nobody did), and in what order.
+    """Who made which update (``takers``, a worker for each update, -1 where nobody took it), and in what order.
 
     ``pulls[update][shard]`` is the version that it was computed from, ``orders[shard]`` the updates that made versions
     1, 2 and so on. An update whose worker died may be missing in some shards or in all.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dpsim import codec
-from dpsim.errors import ConfigError
+from dpsim.errors import ConfigError, FileFormatError
+from dpsim.harness.train.train import train
+from dpsim.harness.train.updates import replayed
 from dpsim.launch.jobs import JobFailed
 from dpsim.optimizer import AdamW, Optimizer, Sgd
+from dpsim.progress import no_progress
+from dpsim.records.train import TrainConfig
 from dpsim.runtime.update_order import Compute, Pull, Push, UpdateOrder
 
 OnRanks = Callable[..., Any]
@@ -34,10 +39,8 @@ def order_of(outcome: dict[str, Any]) -> UpdateOrder:
     return codec.decode(outcome["order"], UpdateOrder, "order")
 
 
-def replayed(on_ranks: OnRanks, one: dict[str, Any], outcome: dict[str, Any], devices: int) -> dict[str, Any]:
-    result: dict[str, Any] = on_ranks(
-        "ranks_asynchronous:replay", one | {"order": outcome["order"]}, devices=devices
-    )
+def replay(on_ranks: OnRanks, one: dict[str, Any], outcome: dict[str, Any], devices: int) -> dict[str, Any]:
+    result: dict[str, Any] = on_ranks("ranks_asynchronous:replay", one | {"order": outcome["order"]}, devices=devices)
     return result
 
 
@@ -53,7 +56,7 @@ def test_a_replay_on_any_number_of_ranks_ends_in_the_same_bits(
     order = order_of(outcome)
     assert all(sorted(shard) == list(range(STEPS * workers)) for shard in order.orders) and len(order.orders) == workers
     for devices in (1, 2, 3):
-        again = replayed(on_ranks, one, outcome, devices)
+        again = replay(on_ranks, one, outcome, devices)
         assert (again["digest"], again["losses"]) == (outcome["result"]["digest"], outcome["result"]["losses"])
 
 
@@ -66,7 +69,7 @@ def test_another_order_ends_in_other_bits(on_ranks: OnRanks) -> None:
     )
     assert in_turn.staleness == {0: 2 * updates} and order_of(outcome) != in_turn
     changed = {"order": codec.to_builtins(in_turn)}
-    digests = {replayed(on_ranks, one, each, 1)["digest"] for each in (outcome, changed)}
+    digests = {replay(on_ranks, one, each, 1)["digest"] for each in (outcome, changed)}
     assert len(digests) == 2 or order_of(outcome).staleness == in_turn.staleness
 
 
@@ -92,9 +95,8 @@ def test_the_others_go_on_when_workers_die(
     assert sorted(map(len, order.orders)) == [STEPS * 3 - len(dies)] * 3
     said = capfd.readouterr().err
     assert all(said.count(f"worker {rank} (process ") == (rank in dies) for rank in range(3)), said
-    assert replayed(on_ranks, one, outcome, 2)["digest"] == outcome["result"]["digest"]
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert "ranks_asynchronous:train" not in left
+    assert replay(on_ranks, one, outcome, 2)["digest"] == outcome["result"]["digest"]
+    assert not [process for process in outcome["processes"] if psutil.pid_exists(process)]
 
 
 @pytest.mark.parametrize("fatal", [{"dies": (0, 1)}, {"dies_early": 1}])
@@ -133,3 +135,37 @@ def test_an_order_in_which_updates_need_each_other_is_refused() -> None:
     order = UpdateOrder(takers=(0, 1), pulls=((1, 0), (0, 1)), orders=((1, 0), (0, 1)))
     with pytest.raises(ConfigError, match="needs another that needs it"):
         list(order.steps())
+
+
+def test_a_recorded_order_is_replayed_from_its_file(tmp_path: Path) -> None:
+    record = tmp_path / "order.json"
+    given = {"model": "mlp:8", "dataset": "synthetic:4x4x1,classes=3,train=40,test=10", "steps": 6, "global_batch": 8}
+    config = TrainConfig.of(**given, devices=2, strategy="parameter-server", record=str(record))
+    trained = train(config, no_progress)
+    for devices in (1, 3):
+        again = train(replayed({"replay": str(record), "devices": devices}), no_progress)
+        assert (again.digest, again.losses) == (trained.digest, trained.losses)
+    with pytest.raises(ConfigError, match="a replay with another seed"):
+        replayed({"replay": str(record), "seed": 3})
+    record.write_text("{}", encoding="utf-8")
+    with pytest.raises(FileFormatError, match="update order"):
+        replayed({"replay": str(record)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"record": "file"}, "the order of updates of strategy data-parallel"),
+        ({"strategy": "parameter-server", "record": "a", "replay": "b"}, "a record of a run that replays"),
+        ({"strategy": "parameter-server", "checkpoint": "folder"}, "parameter-server with checkpoint"),
+        ({"strategy": "parameter-server", "network": "paced:1us,1gbit"}, "share parameters in memory"),
+    ],
+)
+def test_what_asynchronous_training_cannot_do_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TrainConfig.of(devices=2, **fields)
+
+
+def test_a_model_with_running_statistics_is_refused(on_ranks: OnRanks) -> None:
+    with pytest.raises(ConfigError, match="running statistics"):
+        on_ranks("ranks_asynchronous:train", case(2, Sgd(), "cnn:3,4"), devices=2, outlives=True)

@@ -32,6 +32,7 @@ def train(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) -> dict[s
     """The result and the order of a training; rank ``dies`` kills itself in its third update, or before the start."""
     worker, plan = _worker(comm, case)
     compute, updates = worker.compute, []
+    processes = [*comm.allgather(os.getpid()), *comm.allgather(os.getppid())]
     if comm.rank == case.get("dies_early"):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -46,7 +47,12 @@ def train(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) -> dict[s
     if trained is None:
         return None
     result, order = trained
-    return {"result": codec.to_builtins(result), "order": codec.to_builtins(order), "by": comm.rank}
+    return {
+        "result": codec.to_builtins(result),
+        "order": codec.to_builtins(order),
+        "by": comm.rank,
+        "processes": processes,
+    }
 
 
 def replay(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dpsim.progress import Progress
 from dpsim.records.train import TrainConfig
 from dpsim.runtime import asynchronous
 
+
 def train_asynchronously(
     comm: MPI.Intracomm, config: TrainConfig, dataset: Dataset, model: Model, report: Progress
 ) -> dict[str, Any] | None:

@@ -60,8 +60,8 @@ def configured(
     """The configuration of a new run, or of the run that is resumed from its checkpoints in ``folder``.
 
     ``chosen`` are fields of a ``TrainConfig``, ``settings`` those of the ``optimizer`` (None: unchanged), ``rate``
-    those of the rate schedule. A replay has the configuration of its file. Raises ``ConfigError``, also if the resumed run would become another training, and
-    ``FileFormatError`` if there is no checkpoint.
+    those of the rate schedule. A replay has the configuration of its file. Raises ``ConfigError``, also if the resumed
+    run would become another training, and ``FileFormatError`` if there is no checkpoint.
     """
     if "replay" in chosen:
         others = {name: True for name in ("optimizer",) if optimizer is not None} | settings | dict(rate)
