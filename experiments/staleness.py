@@ -180,23 +180,23 @@ def _computing_s(comm: MPI.Intracomm, worker: asynchronous.Worker) -> list[float
 
 
 def _server_times(comm: MPI.Intracomm, worker: asynchronous.Worker, plan: Plan) -> ServerTimes:
-    """The mean seconds of a pull and a push of a shard on rank 0, while the others wait asleep."""
+    """The mean seconds of a pull and a push of a shard, by workers in turn: another one has written what is pulled."""
     assert isinstance(plan.optimizer, Sgd)
     servers = ParameterServers(comm, worker.parameters, plan.optimizer, _PROFILED, _UNBOUNDED)
-    pull_s, push_s = [], []
-    if comm.rank == 0:
-        for ticket in range(_PROFILED):
+    taken_s = []
+    for ticket in range(_PROFILED):
+        quiet_barrier(comm)
+        if ticket % comm.size == comm.rank:
             begin_s = now()
             servers.pull(ticket, worker.parameters)
             pulled_s = now()
             servers.push(ticket, worker.gradients, 0.0, 0.0, 1.0)
-            pull_s.append(pulled_s - begin_s)
-            push_s.append(now() - pulled_s)
+            taken_s.append((pulled_s - begin_s, now() - pulled_s))
     quiet_barrier(comm)
     servers.close()
-    each_s = [float(np.median(taken_s or [0.0])) / comm.size for taken_s in (pull_s, push_s)]
-    times: ServerTimes = comm.bcast(ServerTimes(pull_s=each_s[0], push_s=each_s[1]))
-    return times
+    every_s = [times for of_rank in comm.allgather(taken_s) for times in of_rank]
+    pull_s, push_s = (np.median(every_s, axis=0) / comm.size).tolist()
+    return ServerTimes(pull_s=pull_s, push_s=push_s)
 
 
 def _predicted(case: Case, compute_s: Sequence[Sequence[float]], times: Sequence[ServerTimes]) -> AsynchronousRun:
