@@ -17,6 +17,7 @@ from dpsim.collective import node_counts
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
+from dpsim.optimizer import Lars
 from dpsim.processor import layers_by_kernels
 from dpsim.strategy import FULLY_SHARD, DataParallel, Strategy, parse_strategy
 
@@ -56,6 +57,10 @@ def _divides_nodes_unevenly(plan: Any) -> bool:
     parts, of_a_node = _strategy(plan).parts, node_counts(plan.layout, 1)[1]
     groups = {parts, parts * _computing(plan)}
     return any(group % of_a_node and of_a_node % group for group in groups)
+
+
+def _asynchronous_with(field: str, allowed: object, plan: Any) -> bool:
+    return _strategy(plan).asynchronous and getattr(plan, field) != allowed
 
 
 class Constraint(NamedTuple):
@@ -204,6 +209,34 @@ CONSTRAINTS = (
         "leaves that are a multiple of {needed}",
         "change --leaves (which makes it another training), --accumulate or --devices",
     ),
+    *(
+        Constraint(
+            f"strategy {field}",
+            functools.partial(_asynchronous_with, field, allowed),
+            f"strategy {{strategy}} with {field} {{{field}}}: {why}",
+            f"{field} {shown}",
+            "leave it out, or choose another --strategy",
+        )
+        for field, allowed, shown, why in (
+            (
+                "leaves",
+                0,
+                0,
+                "each run has another order of updates, unless --replay repeats a recorded one",
+            ),
+            ("accumulate", 1, 1, "each micro-batch is an update"),
+            ("batch_norm", "local", "local", "no two devices compute the same step"),
+            ("wire_dtype", None, "float32", "devices share parameters in memory, and send no messages"),
+            ("overlap", "off", "off", "devices share parameters in memory, and send no messages"),
+        )
+    ),
+    Constraint(
+        "strategy optimizer",
+        lambda plan: _strategy(plan).asynchronous and isinstance(plan.optimizer, Lars),
+        "strategy {strategy} with LARS, which needs the norms of whole tensors, where shards are updated alone",
+        "sgd, adamw",
+        "choose another --optimizer, or another --strategy",
+    ),
     Constraint(
         "fusion_rule fusion_threshold_bytes",
         lambda plan: (
@@ -222,6 +255,13 @@ def _cannot_be_held_to_a_link(place: str, run: Any) -> bool:
 
 
 NETWORK_CONSTRAINTS = (
+    Constraint(
+        "strategy network",
+        lambda run: _strategy(run).asynchronous and bool(run.network.emulated),
+        "strategy {strategy} on {network}: devices share parameters in memory, and send no messages",
+        "--network node",
+        "leave --network out, or choose another --strategy",
+    ),
     Constraint(
         "algorithm network",
         lambda run: run.algorithm == NCCL,
@@ -369,12 +409,41 @@ EMULATION_CONSTRAINTS = (
 )
 """What ranks that wait instead of computing could not be told from ranks that compute in."""
 
+TRAINING_CONSTRAINTS = (
+    Constraint(
+        "strategy record",
+        lambda run: run.record is not None and not _strategy(run).asynchronous,
+        "the order of updates of strategy {strategy}, which is always the same",
+        "a record of parameter-server",
+        "leave --record out, or choose --strategy parameter-server",
+    ),
+    Constraint(
+        "replay record",
+        lambda run: run.replay is not None and run.record is not None,
+        "a record of a run that replays a record",
+        "one of them",
+        "leave --record out",
+    ),
+    *(
+        Constraint(
+            f"strategy {field} record",
+            functools.partial(_asynchronous_with, field, None),
+            f"strategy {{strategy}} with {field}: at no moment has every device ended the same step",
+            f"no {field}",
+            f"leave --{field} out, or choose another --strategy",
+        )
+        for field in ("checkpoint", "resume")
+    ),
+)
+"""What a training cannot do; all name ``record``, so that ``check("record", ...)`` finds them."""
+
 ALL_CONSTRAINTS = (
     *CONSTRAINTS,
     *NETWORK_CONSTRAINTS,
     *BACKEND_CONSTRAINTS,
     *RUNTIME_CONSTRAINTS,
     *EMULATION_CONSTRAINTS,
+    *TRAINING_CONSTRAINTS,
 )
 
 
@@ -394,7 +463,7 @@ def check(of: str = "", **fields: Any) -> None:
     """Raise ``ConfigError`` if these values are impossible together; constraints of other fields do not count.
 
     With ``of`` only those of that field count: ``network`` and ``algorithm`` for what dpsim cannot run there on a CPU,
-    ``backend``, ``runtime``, ``compute``. A ``network`` is a ``dpsim.machine.Network``.
+    ``backend``, ``runtime``, ``compute``, ``record``. A ``network`` is a ``dpsim.machine.Network``.
     """
     check_plan(SimpleNamespace(**fields), _rows(set(fields), of))
 

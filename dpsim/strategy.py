@@ -27,6 +27,7 @@ class Strategy(Noun, frozen=True):
     parameters are brought together beside the computation. ``keeps_shards``: a device's shards have memory of their
     own, and are copied from or to that of the buckets. ``whole_micro_batches``: every device computes exactly the
     micro-batches that the plan names, each in one pass.
+    ``asynchronous``: devices make no step together.
     """
 
     name: ClassVar[str]
@@ -34,6 +35,7 @@ class Strategy(Noun, frozen=True):
     gathers: ClassVar[bool] = False
     keeps_shards: ClassVar[bool] = False
     whole_micro_batches: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = False
 
     @classmethod
     def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
@@ -217,6 +219,24 @@ class Tensor(Strategy, frozen=True):
         return self.shard
 
 
+class ParameterServer(Strategy, frozen=True):
+    """Devices update shared parameters when they have a gradient, and wait for nobody.
+
+    ``staleness``: a device begins no update while it has made more than so many updates more than the slowest device
+    (stale synchronous parallel, Ho et al. 2013).
+    """
+
+    name = "parameter-server"
+    asynchronous = True
+
+    staleness: int = 4
+
+    @classmethod
+    def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
+        """Return none: there is no step to compare."""
+        return ()
+
+
 def _powers(devices: int, blocks: int) -> list[int]:
     """The powers of 2 that divide the devices and are at most the column blocks, from 1 on."""
     powers = (1 << power for power in range(devices.bit_length()))
@@ -233,9 +253,14 @@ def own_blocks(blocks: int, part: int, parts: int) -> range:
     return range(blocks * part // parts, blocks * (part + 1) // parts)
 
 
+FULLY_SHARD = Zero3(prefetch=0)
+"""What PyTorch's ``fully_shard`` does on processors: nothing runs beside a gather; on GPUs it gathers one ahead."""
+
 STRATEGIES: dict[str, type[Strategy]] = {
-    each.name: each for each in (DataParallel, Zero1, Zero2, Zero3, Pipeline, Tensor)
+    each.name: each for each in (DataParallel, Zero1, Zero2, Zero3, Pipeline, Tensor, ParameterServer)
 }
+SYNCHRONOUS = tuple(name for name, kind in STRATEGIES.items() if not kind.asynchronous)
+"""The names of those in which all devices make every step together."""
 
 
 @functools.cache
@@ -298,7 +323,3 @@ def _written(value: Any) -> str:
 def _at_least(strategy: Strategy, key: str, least: int) -> None:
     if getattr(strategy, key) < least:
         raise ConfigError(f"strategy {strategy.name} with {key}={getattr(strategy, key)}", allowed=f"{least} or more")
-
-
-FULLY_SHARD = Zero3(prefetch=0)
-"""What PyTorch's ``fully_shard`` does on processors: nothing runs beside a gather; on GPUs it gathers one ahead."""

@@ -11,11 +11,13 @@ from dpsim.constraints import CONSTRAINTS, check, check_backend, possible
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.questions import completed, group_name
 from dpsim.machine import Network
+from dpsim.optimizer import Lars
 from dpsim.plan import Plan
 from dpsim.records.sweep import Experiment
 from dpsim.setting import Setting, setting_of
 
 PLAIN: dict[str, Any] = {"devices": 2, "global_batch": 64}
+SERVER = "parameter-server:staleness=2"
 IMPOSSIBLE: tuple[dict[str, Any], ...] = (
     {"algorithm": "hierarchical"},
     {"wire_dtype": "bfloat16", "algorithm": "ring"},
@@ -33,6 +35,12 @@ IMPOSSIBLE: tuple[dict[str, Any], ...] = (
     {"strategy": "pipeline", "algorithm": "direct", "wire_dtype": "float16"},
     {"strategy": "pipeline", "batch_norm": "global"},
     {"strategy": "zero3", "leaves": 6, "accumulate": 2, "batch_norm": "leaf"},
+    {"strategy": SERVER, "leaves": 8, "batch_norm": "leaf"},
+    {"strategy": SERVER, "accumulate": 2},
+    {"strategy": SERVER, "batch_norm": "global"},
+    {"strategy": SERVER, "wire_dtype": "float16", "algorithm": "direct", "leaves": 0},
+    {"strategy": SERVER, "overlap": "poll"},
+    {"strategy": SERVER, "optimizer": Lars()},
     {"fusion_rule": "one", "fusion_threshold_bytes": 0.0},
 )
 

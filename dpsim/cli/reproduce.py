@@ -60,12 +60,12 @@ def reproduce(*, given: ReproduceFlags) -> int:
     from dpsim.plan import OVERLAPS
     from dpsim.records.reproduce import PREDICTIONS, RECORD, Reproduction
     from dpsim.report.saved import SavedResult
-    from dpsim.strategy import STRATEGIES
+    from dpsim.strategy import SYNCHRONOUS
 
     against, output = given.against, given.output
     flags.writable(output, folder=True)
     fields = given.values()
-    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": tuple(STRATEGIES)}
+    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": SYNCHRONOUS}
     fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}
     if fields.get("leaves") == 0:
         fields.setdefault("batch_norm", ("local",))

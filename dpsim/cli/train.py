@@ -25,6 +25,8 @@ Examples:
   dpsim train --devices 2 --reproducible --leaves 16
   dpsim train --devices 2 --reproducible --checkpoint run2 --elastic
   dpsim train --devices 2 --strategy zero1 --optimizer adamw
+  dpsim train --devices 2 --strategy parameter-server --record order.json
+  dpsim train --replay order.json
   mpiexec -n 2 dpsim train --devices 2"""
 
 
@@ -32,7 +34,7 @@ class RunFlags(
     flags.Flags,
     of="model dataset devices global_batch accumulate cycle_s fusion_rule fusion_threshold_bytes algorithm overlap"
     " wire_dtype network steps epochs seed checkpoint_every label_smoothing backend batch_norm elastic strategy"
-    " compute_dtype",
+    " compute_dtype record replay",
 ):
     """The flags that set fields of ``TrainConfig``."""
 
@@ -87,6 +89,7 @@ def train(
     flags.writable(output)
     flags.writable(checkpoint, folder=True, flag="--checkpoint")
     fields = run.values() | leaves.values()
+    flags.writable(Path(fields["record"]) if "record" in fields else None, flag="--record")
     fields |= flags.provided(checkpoint=None if checkpoint is None else str(checkpoint), stall_after_s=stall_after)
     decay = None if schedule is None else parse_decay(schedule)
     rate = flags.provided(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)

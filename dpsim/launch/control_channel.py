@@ -187,6 +187,13 @@ class Listener:
             self._progress(value)
         elif kind in ("killed", "orphaned"):
             getattr(state, kind).setdefault(rank, value)
+        elif kind == "lost":
+            state.lost[rank] = value
+            state.done.add(rank)
+            if len(state.lost) == self._devices or len(state.independent) < self._devices:
+                state.killed.update(state.lost)
+        elif kind == "independent":
+            state.independent.add(rank)
         elif kind == "done":
             state.done.add(rank)
         elif kind == "result":
@@ -266,13 +273,14 @@ class LauncherConnection:
         self._socket.close()
 
     def send(self, kind: str, value: Any) -> None:
-        """Send a message; ``kind`` is ``progress``, ``error``, ``result``, ``done``, ``orphaned`` or ``killed``.
+        """Send a message; ``kind`` is ``progress``, ``error``, ``result``, ``done``, ``orphaned``, ``independent``,
+        ``killed`` or ``lost``.
 
-        The message ``killed`` begins with a line end: the rank may have been killed while it sent a line.
+        The last two begin with a line end: the rank may have been killed while it sent a line.
         """
         line = json.dumps({kind: value}) + "\n"
         with self._sending:
-            self._socket.sendall(("\n" * (kind == "killed") + line).encode())
+            self._socket.sendall(("\n" * (kind in ("killed", "lost")) + line).encode())
 
     def wait_for_end(self, process: int | None = None, timeout_s: float | None = None) -> bool:
         """Wait until the starting process hangs up, or until ``process`` (a pidfd) ends or ``timeout_s`` is over.

@@ -80,7 +80,8 @@ class JobState:
     ``killed``: the signals of watched ranks, in the order in which they were killed. ``reported_rank`` and
     ``reported_signal``: the killed rank according to mpiexec. ``launcher_signal``: the signal that killed mpiexec, or
     SIGINT if it got that. ``orphaned``: by rank, the process of mpiexec that started it and ended before it.
-    ``proxy_lost``: mpiexec has lost such a process, though the ranks may not know.
+    ``proxy_lost``: mpiexec has lost such a process, though the ranks may not know. ``outlives``: the job goes on when
+    ranks are killed; ``lost``: the signals that killed them; ``independent``: the ranks that await no others any more.
     """
 
     pids: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -95,6 +96,9 @@ class JobState:
     launcher_signal: int | None = None
     orphaned: dict[int, str] = field(default_factory=dict)
     proxy_lost: bool = False
+    outlives: bool = False
+    lost: dict[int, int] = field(default_factory=dict)
+    independent: set[int] = field(default_factory=set)
 
 
 def describe(error: BaseException, rank: int) -> dict[str, Any]:

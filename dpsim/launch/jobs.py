@@ -44,6 +44,7 @@ def on_ranks(
     pin: bool = False,
     stdout: bool = False,
     watch: bool = False,
+    outlives: bool = False,
     protection: Protection | None = None,
 ) -> Any:
     """Return rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
@@ -54,10 +55,11 @@ def on_ranks(
 
     ``env`` adds variables to the ranks' environment, ``timeout_s`` limits the duration of the job, and ``pin`` binds
     each rank to a core. The ranks run on the hosts of ``dpsim.launch.hosts.selected``. With ``watch`` (on Linux),
-    ``JobFailed.lost`` counts all ranks that were killed, not just the first. Under ``protection`` the ranks change no
-    file of the user's; all see what one of them writes.
+    ``JobFailed.lost`` counts all ranks that were killed, not just the first. With ``outlives`` (on Linux) the job goes
+    on when ranks are killed that are ``rank_process.independent``, and any rank may return the result. Under
+    ``protection`` the ranks change no file of the user's; all see what one of them writes.
 
-    Inside an MPI job the job's own ranks are used, and ``env``, ``timeout_s`` and ``watch`` have no effect. There the
+    Inside an MPI job the job's own ranks are used, and all of these but ``pin`` have no effect. There the
     call returns on rank 0 only; the other ranks serve until rank 0 ends, and then raise ``SystemExit(0)``.
 
     Raises the ``DpsimError`` that a rank raised; ``JobFailed`` if a rank raised any other exception or was killed
@@ -82,8 +84,8 @@ def on_ranks(
         return rank_process.run_attached(task, argument, devices=devices, progress=progress, pin=pin)
     worker = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-P", "-m", "dpsim.launch.worker", task]
     command = [*_mpiexec(machines), "-n", str(devices), *worker]
-    request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch}
-    state = JobState()
+    request = {"argument": argument, "devices": devices, "pin": pin, "watch": watch, "outlives": outlives}
+    state = JobState(outlives=outlives)
     listener = control_channel.Listener(devices, request, state, progress, all_interfaces=remote)
     with contextlib.closing(listener), scratch.scratch("job") as folder:
         environment = _environment(env) | listener.environment | scratch.environment(folder)

@@ -167,4 +167,6 @@ def _grace_s(listener: Listener, state: JobState) -> float | None:
         return _KILLED_S
     if state.errors:
         return _FAILED_S
+    if state.outlives and listener.all_done:
+        return 0.0  # its ranks wait for the end
     return _DONE_S if listener.all_done else None

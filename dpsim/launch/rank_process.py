@@ -44,6 +44,22 @@ _FORWARD_S = 0.2
 """How long the launcher has to forward a rank's last lines before it learns that the rank has ended."""
 
 
+_announce_independence: list[Callable[[], None]] = []
+
+
+def independent(announce: Callable[[], None] | None = None) -> None:
+    """Say that this rank awaits no message of MPI any more, once every rank has come so far.
+
+    From then on a job that outlives its ranks (``jobs.on_ranks``) goes on when one is killed. ``announce``, of the
+    program of a rank alone, is what says it.
+    """
+    if announce is not None:
+        _announce_independence.append(announce)
+        return
+    for each in _announce_independence:
+        each()
+
+
 def load(task: str) -> Task:
     """Return the function that ``task`` names as ``module:function``. Raises ``ConfigError`` if there is none."""
     module, _, name = task.partition(":")

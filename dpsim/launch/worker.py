@@ -3,7 +3,8 @@
 It ends together with the processes that started it. ``mpiexec`` kills all ranks of a job as soon as it notices that one
 of them has ended, with the same signal that may have killed the first. Afterwards nobody can tell how many ranks were
 lost. A watched rank therefore is a child of the process that ``mpiexec`` started. That parent reports the signal that
-killed the rank first, and only then ends itself, which ``mpiexec`` notices.
+killed the rank first, and only then ends itself, which ``mpiexec`` notices. In a job that outlives its ranks the parent
+stays until the job ends, and no rank says goodbye to MPI, which would wait for those that were killed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dpsim.launch import rank_info, scratch_keeper
 from dpsim.launch.child_process import end_with_parent
 from dpsim.launch.control_channel import LauncherConnection, connect
 from dpsim.launch.failure_report import describe
-from dpsim.launch.rank_process import abort, load, pin
+from dpsim.launch.rank_process import abort, independent, load, pin
 from dpsim.progress import no_progress
 
 _REPORT_S = 10.0
@@ -41,7 +42,7 @@ def main(task: str) -> None:
     job = rank_info.job()
     launcher_rank = job.rank if job is not None else 0
     launcher = connect(launcher_rank)
-    if launcher.request["watch"]:
+    if launcher.request["watch"] or launcher.request["outlives"]:
         _watch(launcher)
     _end_with_launcher(launcher, f"{name} (process {parent} on {socket.gethostname()})", parent_end)
     try:
@@ -58,10 +59,14 @@ def main(task: str) -> None:
         if request["pin"]:
             pin(comm)
         progress = functools.partial(launcher.send, "progress") if comm.rank == 0 else no_progress
+        independent(lambda: launcher.send("independent", True))
         result = load(task)(comm, request["argument"], progress)
-        if comm.rank == 0:
+        if result is not None if request["outlives"] else comm.rank == 0:
             launcher.send("result", result)
         launcher.send("done", True)
+        if request["outlives"]:
+            launcher.wait_for_end()
+            os._exit(0)
     except BaseException as error:
         world = rank_info.loaded_world()
         launcher.send("error", describe(error, launcher_rank if world is None else world.rank))
@@ -103,7 +108,7 @@ def _watch(launcher: LauncherConnection) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])
     if code < 0:
         with contextlib.suppress(OSError):  # the starting process may have ended
-            launcher.send("killed", -code)
+            launcher.send("lost" if launcher.request["outlives"] else "killed", -code)
             launcher.wait_for_end()
     os._exit(code & 0xFF)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.errors import ConfigError
 from dpsim.plan import Plan
 from dpsim.registry import load
 from dpsim.schedule import Schedule
@@ -34,7 +35,14 @@ def lower(
 
     Fusion rules that need costs take ``alpha_s`` and ``beta_s_per_byte`` (``dpsim.predict.alpha_beta``), and
     ``ready_s``: seconds from the start of the last backward until each tensor is final, in ready order, which defaults
-    to the Workload's times at ``plan.local_batch``. Raises ``ConfigError`` where they are missing.
+    to the Workload's times at ``plan.local_batch``. Raises ``ConfigError`` where they are missing, and for
+    a strategy in which devices make no step together.
     """
+    if plan.parallelism.asynchronous:
+        raise ConfigError(
+            f"strategy {plan.strategy} where a step of all devices is needed",
+            allowed="dpsim train, and the studies of python -m dpsim.experiments.staleness",
+            remedy="choose another --strategy",
+        )
     schedule: Schedule = load(LOWERINGS[plan.parallelism.name])(workload, plan, ready_s, alpha_s, beta_s_per_byte)
     return schedule

@@ -188,12 +188,12 @@ def whole(collective: Collective) -> Collective:
 
 
 def sums_curve(machine: Machine, collective: Collective) -> Curve:
-    """The cost curve of ordered sums on the devices of ``collective``: by a table of them, or else as an allreduce."""
+    """The cost curve of ordered sums on the devices of ``collective``: by a table of them, or else as ``collective``."""
     sums = msgspec.structs.replace(
         collective, kind="ordered-sum", algorithm=ORDERED_SUM_ALGORITHM, wire_dtype="float32"
     )
     has_table = table_for(machine.halves, sums) is not None
-    return idle_curve(machine, sums if has_table else whole(collective))
+    return idle_curve(machine, sums if has_table else collective)
 
 
 @remember

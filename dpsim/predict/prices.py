@@ -23,6 +23,7 @@ from dpsim.predict.cost import (
     idle_curve,
     overlapped_curve,
     sums_curve,
+    whole,
 )
 from dpsim.predict.formulas import rounds
 from dpsim.predict.messages import NO_MESSAGES, messages_of
@@ -136,10 +137,10 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         update_s /= data_devices
     sums = agreement = joining = idle
     if (plan.batch_norm != "local" or schedule.sharded) and data_devices > 1:
-        sums = sums_curve(machine, collective)
+        sums = sums_curve(machine, collective if plan.batch_norm == "local" else whole(collective))
     if several:
         everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
-        agreement = sums_curve(machine, everybody)
+        agreement = sums_curve(machine, whole(everybody))
         joining = idle_curve(machine, machine.priced(plan.joining)) if strategy.parts > 1 else joining
     times = workload.times(samples)
     overhead_s = times.overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute

@@ -25,6 +25,7 @@ SCHEMA = "dpsim.output/1"
 _EPOCHS = 20
 _AUTO = "auto"
 _DEFAULTS = {"devices": 1, "global_batch": 64, "algorithm": _AUTO, "optimizer": Sgd(weight_decay=1e-3)}
+_ASYNCHRONOUS = ("record", "replay", "checkpoint", "resume")
 _PLAN = frozenset(Plan.__struct_fields__)
 
 
@@ -38,7 +39,8 @@ class TrainConfig(Noun, frozen=True):
     With ``chooses_overlap``, and with the fusion rule ``mg-wfbp``, ``train`` profiles and calibrates first.
     ``selection`` is what algorithm ``auto`` uses for each size; ``None``: measured, if needed.
 
-    ``elastic``: when ranks are killed, training continues on the others.
+    ``elastic``: when ranks are killed, training continues on the others. ``record`` is a file for the order of updates
+    of an asynchronous strategy, and ``replay`` such a file, whose updates are made again in that order.
     """
 
     plan: Annotated[Plan, Decides.NOTHING]
@@ -74,6 +76,14 @@ class TrainConfig(Noun, frozen=True):
         "When ranks are killed, resume from the last checkpoint on the remaining ones.",
     ] = False
     chooses_overlap: Annotated[bool, Decides.NOTHING] = False
+    record: Annotated[
+        str | None, Decides.NOTHING, "Write the order of an asynchronous strategy's updates to this file."
+    ] = None
+    replay: Annotated[
+        str | None,
+        Decides.NOTHING,
+        "Make the updates of such a file again, in its order and to the same bits; --devices may differ.",
+    ] = None
 
     def __post_init__(self) -> None:
         from dpsim.rng import check_seed  # loads NumPy, which help pages need not
@@ -105,7 +115,8 @@ class TrainConfig(Noun, frozen=True):
         check_label_smoothing(self.label_smoothing)
         network = Network.parse(self.network)
         if self.backend == "cpu":
-            check("network", algorithm=self.plan.algorithm, network=network)
+            check("network", algorithm=self.plan.algorithm, network=network, strategy=self.plan.strategy)
+        check("record", strategy=self.plan.strategy, **{name: getattr(self, name) for name in _ASYNCHRONOUS})
         check_backend(self.backend, self.plan, network)
 
     @classmethod

@@ -90,6 +90,7 @@ OF_COMMAND = {
     "train --trust-coefficient": "1e-3 --optimizer lars",
     "train --checkpoint-every": "5 --checkpoint saved",
     "train --elastic": "--reproducible --checkpoint saved",
+    "train --record": "order.json --strategy parameter-server",
     "calibrate --from": LOG,
     "calibrate --format": f"imb --from {LOG}",
     "calibrate --out-of-place": f"--from {LOG.parent}/nccl.json",
@@ -114,7 +115,14 @@ OF_COMMAND = {
 }
 """What follows a flag of one command."""
 OWN_TESTS = {
-    *("train --resume", "train --hostfile", "reproduce --against", "bench allreduce --peer-env", "sweep --experiment"),
+    *(
+        "train --resume",
+        "train --replay",
+        "train --hostfile",
+        "reproduce --against",
+        "bench allreduce --peer-env",
+        "sweep --experiment",
+    ),
     "report --check",
     *(f"estimate --{flag}" for flag in ("model", "dataset", "torch-script", "machine", "rows", "free", "row")),
     *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),

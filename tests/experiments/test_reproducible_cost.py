@@ -55,4 +55,7 @@ def test_what_fits_no_case_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr("sys.argv", ["reproducible_cost", "--model", "gpt"])
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert "no case fits; there are cnn, cnn:128,128,128, mlp:2048,2048,2048, mlp:256x8, resnet20" in capsys.readouterr().err
+    assert (
+        "no case fits; there are cnn, cnn:128,128,128, mlp:2048,2048,2048, mlp:256x8, resnet20"
+        in capsys.readouterr().err
+    )

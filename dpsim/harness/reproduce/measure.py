@@ -38,7 +38,7 @@ from dpsim.records.reproduce import (
 )
 from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
-from dpsim.strategy import STRATEGIES
+from dpsim.strategy import SYNCHRONOUS
 from dpsim.study.cases import run as run_on_ranks
 from dpsim.study.environment import environment, stamp
 
@@ -100,7 +100,7 @@ def possible(reproduction: Reproduction) -> tuple[Plan, ...]:
         try:
             largest = int(lower(workload, plan).bucket_size_bytes.max())
         except ConfigError:
-            if len(reproduction.strategies) < len(STRATEGIES):
+            if reproduction.strategies != SYNCHRONOUS:
                 raise
             return False
         if plan.algorithm not in limits or len(reproduction.algorithms) == 1:

@@ -15,8 +15,9 @@ from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
 from dpsim.harness import models
 from dpsim.harness.models import Model
+from dpsim.harness.train.asynchronous import train_asynchronously
+from dpsim.harness.train.rate import rate_of
 from dpsim.harness.train.resume import TrainTask, changed_model, check_same_training, run_of, stored
-from dpsim.learning_rate import learning_rate
 from dpsim.lowering import lower
 from dpsim.machine import Network
 from dpsim.plan import Plan
@@ -44,6 +45,8 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
     check_batch(len(dataset.train_y), config.plan.global_batch)
     shape, smoothing = dataset.input_shape, config.label_smoothing
     model = models.load(config.model, shape, dataset.classes, label_smoothing=smoothing)
+    if config.plan.parallelism.asynchronous:
+        return train_asynchronously(comm, config, dataset, model, report)
     trainer, total = _trainer(comm, task, dataset, model, report)
     _restore(trainer, config, model, total, report)
     if trainer.runner.steps:
@@ -70,19 +73,7 @@ def _trainer(
         report(f"warning: {warning}")
     if task.workload is not None:
         schedule = lower(task.workload, plan, alpha_s=task.alpha_s, beta_s_per_byte=task.beta_s_per_byte)
-    steps_per_epoch = -(-len(dataset.train_y) // plan.global_batch)
-    total = config.total_steps(steps_per_epoch)
-
-    def rate(step: int) -> float:
-        return learning_rate(
-            config.rate_schedule,
-            plan.optimizer.learning_rate,
-            step,
-            global_batch=plan.global_batch,
-            steps_per_epoch=steps_per_epoch,
-            total_steps=total,
-        )
-
+    total, rate = rate_of(config, len(dataset.train_y))
     trainer = Trainer(
         replica,
         dataset,

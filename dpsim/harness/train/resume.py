@@ -14,6 +14,7 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.fields import Decides
 from dpsim.harness.models import Model
+from dpsim.harness.train.updates import replayed
 from dpsim.learning_rate import Cosine
 from dpsim.optimizer import changed
 from dpsim.plan import Plan
@@ -59,9 +60,12 @@ def configured(
     """The configuration of a new run, or of the run that is resumed from its checkpoints in ``folder``.
 
     ``chosen`` are fields of a ``TrainConfig``, ``settings`` those of the ``optimizer`` (None: unchanged), ``rate``
-    those of the rate schedule. Raises ``ConfigError``, also if the resumed run would become another training, and
-    ``FileFormatError`` if there is no checkpoint.
+    those of the rate schedule. A replay has the configuration of its file. Raises ``ConfigError``, also if the resumed
+    run would become another training, and ``FileFormatError`` if there is no checkpoint.
     """
+    if "replay" in chosen:
+        others = {name: True for name in ("optimizer",) if optimizer is not None} | settings | dict(rate)
+        return replayed(dict(chosen) | others | ({} if folder is None else {"resume": folder}))
     base = TrainConfig.of() if folder is None else resumed(folder, progress)
     fields = dict(chosen) | {
         "optimizer": changed(base.plan.optimizer, optimizer, settings),

@@ -31,7 +31,8 @@ _TEARDOWN_S = 60.0
 def train(config: TrainConfig, progress: Progress) -> TrainResult:
     """Train on ``config.devices`` ranks.
 
-    When ranks of an elastic run are killed, it continues on the others to the same result; a run on one device ends. If
+    When ranks of an elastic run are killed, it continues on the others to the same result; a run on one device ends. An
+    asynchronous run goes on with the ranks that are left, to another result. If
     a checkpoint cannot be written, training continues; see the result's ``checkpoint_failure``.
 
     Raises ``NotFiniteError``, ``ConfigError``, ``CommunicationError``; ``FileFormatError`` for a bad checkpoint.
@@ -54,6 +55,7 @@ def train(config: TrainConfig, progress: Progress) -> TrainResult:
                 progress=progress,
                 pin=True,
                 watch=config.elastic,
+                outlives=task.config.plan.parallelism.asynchronous and config.replay is None,
             )
         except JobFailed as failed:
             if not (config.elastic and failed.lost) or task.config.plan.devices == 1:

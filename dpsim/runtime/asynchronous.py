@@ -1,0 +1,237 @@
+"""Asynchronous training: each worker pulls parameters, computes a micro-batch and pushes its gradient, in no step.
+
+Update k is of micro-batch k mod n of global batch k div n, whoever of the n workers takes it, with 1/n of that step's
+learning rate: an epoch has the samples of a synchronous one. Which gradient is made from which parameters depends on
+the workers' speeds, and on nothing else: a micro-batch is computed as one leaf, whose bits are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.comm.clock import now
+from dpsim.data import Dataset, epoch_batches, shard
+from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.optimizer import Lars
+from dpsim.plan import Plan
+from dpsim.records.train import TrainResult
+from dpsim.replica import Array, Batch, BatchSums, Capabilities, Replica
+from dpsim.runtime.choosing import agree_on_table
+from dpsim.runtime.parameter_server import ParameterServers, advance
+from dpsim.runtime.update_order import Compute, Pull, UpdateOrder
+from dpsim.strategy import ParameterServer
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_ALIGNED = 16
+"""Elements between the beginnings of tensors: whole lines of the cache."""
+_EVALUATION_BATCH = 256
+
+Rate = Callable[[int], float]
+
+
+class Worker:
+    """A replica with flat parameters and gradients of its own, which computes the micro-batches of updates.
+
+    ``workers`` is the number of micro-batches of a global batch. Raises ``ConfigError`` for a replica with state.
+    """
+
+    def __init__(self, replica: Replica, dataset: Dataset, plan: Plan, workers: int, seed: int, comm: MPI.Intracomm):
+        if replica.state():
+            raise ConfigError(
+                f"strategy {plan.strategy} for a model with running statistics, which each worker would have alone",
+                allowed="models without batch norm",
+                remedy="use a model with norm=group, or another --strategy",
+            )
+        able = Capabilities.of(replica)
+        able.multiply_in(plan.compute_dtype)
+        if able.tunable is not None:
+            able.tunable.use(table=agree_on_table(able.tunable.code_table, comm))
+        if able.leaf is not None:
+            able.leaf.train_in_leaves(True, None)
+        self.replica, self._emulated = replica, able.emulated
+        self._dataset, self._plan, self._workers, self._seed = dataset, plan, workers, seed
+        tensors = [tensor for layer in replica.layers for tensor in layer.tensors]
+        lengths = [-(-tensor.elements // _ALIGNED) * _ALIGNED for tensor in tensors]
+        starts = [0, *itertools.accumulate(lengths)]
+        self._parts = {
+            t.name: (slice(start, start + t.elements), t.shape) for t, start in zip(tensors, starts, strict=False)
+        }
+        self.parameters = self._filled(replica.initial_parameters(seed), starts[-1])
+        self.gradients = np.zeros_like(self.parameters)
+        self.steps_per_epoch = -(-len(dataset.train_y) // plan.global_batch)
+        self._batches = functools.lru_cache(maxsize=2)(
+            lambda epoch: epoch_batches(len(dataset.train_y), plan.global_batch, seed, epoch)
+        )
+        replica.bind(self.views(self.parameters), self.views(self.gradients))
+
+    def _filled(self, values: Mapping[str, Array], elements: int) -> Array:
+        """The flat array of all tensors, aligned as memory of the runtime is."""
+        memory = np.zeros(elements + _ALIGNED, next(iter(values.values())).dtype)
+        first = -memory.ctypes.data % (_ALIGNED * memory.itemsize) // memory.itemsize
+        flat = memory[first : first + elements]
+        for name, value in self.views(flat).items():
+            value[...] = values[name]
+        return flat
+
+    def views(self, flat: Array) -> dict[str, Array]:
+        """The tensors by name in a flat array."""
+        return {name: flat[part].reshape(shape) for name, (part, shape) in self._parts.items()}
+
+    def compute(self, ticket: int) -> tuple[BatchSums, float]:
+        """Compute the gradients of an update: its sums, and by what its gradients are multiplied."""
+        step, number = divmod(ticket, self._workers)
+        indices = self._batches(step // self.steps_per_epoch)[step % self.steps_per_epoch]
+        low, high = shard(len(indices), self._workers, number)
+        if low == high:
+            self.gradients[...] = 0
+            return BatchSums(loss=0.0, correct=0, samples=0), 1.0
+        x, labels = self._dataset.train_batch(indices[low:high])
+        batch = Batch(x=x, labels=labels, leaves=(0, high - low), seed=self._seed, step=ticket, first_sample=low)
+        if self._emulated is not None:
+            self._emulated.resumes_at(now())
+        sums = self.replica.forward_backward(batch, _NO_EVENTS).fetch()
+        if not np.isfinite(sums.loss):
+            raise NotFiniteError(f"the loss is {sums.loss} in update {ticket + 1}", remedy="lower --learning-rate")
+        return sums, 1.0 / (high - low)
+
+    def evaluate(self, parameters: Array) -> BatchSums:
+        """The sums over the whole test set with these parameters."""
+        self.parameters[...] = parameters
+        total, samples = np.zeros(3), len(self._dataset.test_y)
+        for start in range(0, samples, _EVALUATION_BATCH):
+            sums = self.replica.evaluate(*self._dataset.test_batch(start, min(start + _EVALUATION_BATCH, samples)))
+            total += (sums.loss, sums.correct, sums.samples)
+        return BatchSums(loss=float(total[0]), correct=int(total[1]), samples=int(total[2]))
+
+    def digest(self, values: Iterable[Array]) -> str:
+        """SHA-256 of parameters and optimizer state, tensor by tensor in name order (as ``Trainer.digest``)."""
+        sha = hashlib.sha256()
+        for flat in values:
+            for name, value in sorted(self.views(flat).items()):
+                sha.update(name.encode())
+                sha.update(np.ascontiguousarray(value).tobytes())
+        return sha.hexdigest()
+
+    def result(self, values: list[Array], losses: NDArray[np.float64], seconds: float, steps: int) -> TrainResult:
+        """The result with these parameters and optimizer state; ``losses`` are sums over the samples of updates."""
+        test = self.evaluate(values[0])
+        sizes = [len(batch) for epoch in range(-(-steps // self.steps_per_epoch)) for batch in self._batches(epoch)]
+        of_steps = losses.reshape(steps, self._workers).sum(axis=1) / sizes[:steps]
+        return TrainResult(
+            devices=self._plan.devices,
+            steps=steps,
+            test_accuracy=test.correct / test.samples,
+            test_loss=test.loss / test.samples,
+            final_loss=float(of_steps[-1]),
+            step_s=seconds / steps,
+            images_per_s=sum(sizes[:steps]) / seconds,
+            exposed_communication_s=0.0,
+            digest=self.digest(values),
+            losses=tuple(of_steps.tolist()),
+            optimizer_state_bytes=sum(value.nbytes for value in values[1:]),
+        )
+
+
+def train(
+    comm: MPI.Intracomm,
+    worker: Worker,
+    plan: Plan,
+    steps: int,
+    rate: Rate,
+) -> tuple[TrainResult, UpdateOrder] | None:
+    """Train for as many updates as ``steps`` steps of every worker have; ``rate`` is a step's learning rate.
+
+    Returns the result and the order of updates on the first rank that is alive at the end. Between the start and that
+    no rank sends a message, so that the death of a worker stops nobody. ``step_s`` is the mean time of n updates.
+    """
+    strategy, optimizer = plan.parallelism, plan.optimizer
+    assert isinstance(strategy, ParameterServer) and not isinstance(optimizer, Lars)  # Plan refuses it
+    servers = ParameterServers(comm, worker.parameters, optimizer, steps * comm.size, strategy.staleness)
+    with contextlib.closing(servers):
+        begin_s = now()
+        while (ticket := servers.take()) is not None:
+            servers.pull(ticket, worker.parameters)
+            sums, scale = worker.compute(ticket)
+            servers.push(ticket, worker.gradients, sums.loss, rate(ticket // comm.size) / comm.size, scale)
+        if not servers.finish():
+            return None
+        seconds = float(servers.ends_s.max()) - begin_s
+        return worker.result(servers.values, servers.losses, seconds, steps), servers.order
+
+
+def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, rate: Rate) -> TrainResult:
+    """Make the updates of a recorded order again, on any number of ranks; they end in the same bits on all of them.
+
+    Gradients that can be computed at once are divided among the ranks; every rank makes every update. Collective.
+    """
+    workers, optimizer, parameters = len(order.orders), plan.optimizer, worker.parameters.copy()
+    assert not isinstance(optimizer, Lars)  # Plan refuses it
+    edges = [number * len(parameters) // workers for number in range(workers + 1)]
+    parts = [slice(*edge) for edge in itertools.pairwise(edges)]
+    values = np.zeros((1 + len(optimizer.slots), 2, len(parameters)), parameters.dtype)
+    values[0, 0] = parameters
+    versions, losses = [0] * workers, np.zeros(len(order.takers))
+    pulled: dict[int, Array] = {}
+    gradients: dict[int, tuple[Array, float]] = {}
+    ready: list[int] = []
+    left = Counter(itertools.chain.from_iterable(order.orders))
+
+    def computed(ticket: int) -> tuple[Array, float, float]:
+        worker.parameters[...] = pulled[ticket]
+        sums, scale = worker.compute(ticket)
+        return worker.gradients.copy(), scale, sums.loss
+
+    begin_s = now()
+    for step in order.steps():
+        if isinstance(step, Pull):
+            part = parts[step.shard]
+            taken = pulled.setdefault(step.ticket, np.empty_like(parameters))
+            taken[part] = values[0, versions[step.shard] % 2, part]
+        elif isinstance(step, Compute):
+            ready.append(step.ticket)
+        else:
+            if step.ticket not in gradients:
+                own = {ticket: computed(ticket) for ticket in ready[comm.rank :: comm.size]}
+                for of_rank in comm.allgather(own):
+                    for ticket, (gradient, scale, loss) in of_rank.items():
+                        gradients[ticket], losses[ticket] = (gradient, scale), loss
+                for ticket in ready:
+                    del pulled[ticket]
+                ready.clear()
+            part, (gradient, scale) = parts[step.shard], gradients[step.ticket]
+            of_step = rate(step.ticket // workers) / workers
+            advance(values[..., part], versions[step.shard], gradient[part], optimizer, of_step, scale)
+            versions[step.shard] += 1
+            left[step.ticket] -= 1
+            if not left[step.ticket]:
+                del gradients[step.ticket]
+    newest = [np.concatenate([value[v % 2, p] for v, p in zip(versions, parts, strict=True)]) for value in values]
+    return worker.result(newest, losses, now() - begin_s, len(losses) // workers)
+
+
+class _NoEvents:
+    """Nobody waits for a part of a gradient."""
+
+    def forward_done(self, layer: int) -> None: ...
+
+    def recompute_done(self, layer: int) -> None: ...
+
+    def loss_done(self) -> None: ...
+
+    def gradients_ready(self, layer: int) -> None: ...
+
+    def backward_done(self, layer: int) -> None: ...
+
+
+_NO_EVENTS = _NoEvents()
