@@ -253,9 +253,6 @@ def own_blocks(blocks: int, part: int, parts: int) -> range:
     return range(blocks * part // parts, blocks * (part + 1) // parts)
 
 
-FULLY_SHARD = Zero3(prefetch=0)
-"""What PyTorch's ``fully_shard`` does on processors: nothing runs beside a gather; on GPUs it gathers one ahead."""
-
 STRATEGIES: dict[str, type[Strategy]] = {
     each.name: each for each in (DataParallel, Zero1, Zero2, Zero3, Pipeline, Tensor, ParameterServer)
 }
@@ -323,3 +320,7 @@ def _written(value: Any) -> str:
 def _at_least(strategy: Strategy, key: str, least: int) -> None:
     if getattr(strategy, key) < least:
         raise ConfigError(f"strategy {strategy.name} with {key}={getattr(strategy, key)}", allowed=f"{least} or more")
+
+
+FULLY_SHARD = Zero3(prefetch=0)
+"""What PyTorch's ``fully_shard`` does on processors: nothing runs beside a gather; on GPUs it gathers one ahead."""

@@ -188,7 +188,7 @@ def whole(collective: Collective) -> Collective:
 
 
 def sums_curve(machine: Machine, collective: Collective) -> Curve:
-    """The cost curve of ordered sums on the devices of ``collective``: by a table of them, or else as ``collective``."""
+    """The cost curve of ordered sums on the devices of ``collective``: by a table of them, or as ``collective``."""
     sums = msgspec.structs.replace(
         collective, kind="ordered-sum", algorithm=ORDERED_SUM_ALGORITHM, wire_dtype="float32"
     )
