@@ -11,6 +11,7 @@ from dpsim.errors import ConfigError
 from dpsim.plan import Plan
 from dpsim.registry import load
 from dpsim.schedule import Schedule
+from dpsim.strategy import SYNCHRONOUS, Strategy
 from dpsim.workload import Workload
 
 LOWERINGS: dict[str, str | Callable[..., Schedule]] = {
@@ -38,11 +39,16 @@ def lower(
     to the Workload's times at ``plan.local_batch``. Raises ``ConfigError`` where they are missing, and for
     a strategy in which devices make no step together.
     """
-    if plan.parallelism.asynchronous:
-        raise ConfigError(
-            f"strategy {plan.strategy} where a step of all devices is needed",
-            allowed="dpsim train, and the studies of python -m dpsim.experiments.staleness",
-            remedy="choose another --strategy",
-        )
+    check_synchronous(plan.parallelism)
     schedule: Schedule = load(LOWERINGS[plan.parallelism.name])(workload, plan, ready_s, alpha_s, beta_s_per_byte)
     return schedule
+
+
+def check_synchronous(strategy: Strategy) -> None:
+    """Raise ``ConfigError`` for a strategy in which devices make no step together."""
+    if strategy.asynchronous:
+        raise ConfigError(
+            f"strategy {strategy.text} where a step of all devices is needed",
+            allowed=f"{', '.join(SYNCHRONOUS)}; asynchronous ones by dpsim train",
+            remedy="choose one of them with --strategy, or see python -m dpsim.experiments.staleness",
+        )

@@ -16,6 +16,7 @@ from dpsim.collective import parse_devices
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import DDP_RULES, FUSION_RULES
+from dpsim.lowering import check_synchronous
 from dpsim.machine import Machine
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.predict.cautions import cautions
@@ -244,8 +245,9 @@ def _planned(
         takes_threshold = FUSION_RULES.find(variant["fusion_rule"]).default_threshold_bytes is not None
         compared = thresholds and (takes_threshold or len(_several(fields["fusion_rule"])) == 1)
         otherwise = told.bucket_cap_bytes if variant["fusion_rule"] in DDP_RULES else None
-        staged = parse_strategy(variant.get("strategy", "data-parallel")).classes > 1
-        single = _plan(variant | {"strategy": "data-parallel"} if staged else variant, 1, "", None)
+        strategy = parse_strategy(variant.get("strategy", "data-parallel"))
+        check_synchronous(strategy)
+        single = _plan(variant | {"strategy": "data-parallel"} if strategy.classes > 1 else variant, 1, "", None)
         for count, layout in counts:
             for threshold in thresholds if compared and count > 1 else [otherwise if count > 1 else None]:
                 plans[_plan(variant, count, layout, threshold)] = single
@@ -258,8 +260,8 @@ def _planned(
 def _plan(variant: Mapping[str, Any], devices: int, layout: str, threshold: float | None) -> Plan:
     fields = dict(variant)
     if _BATCH in fields:
-        stages = parse_strategy(fields.get("strategy", "data-parallel")).classes
-        fields["global_batch"] = fields.pop(_BATCH) * fields.get("accumulate", 1) * (devices // stages)
+        classes = parse_strategy(fields.get("strategy", "data-parallel")).classes
+        fields["global_batch"] = fields.pop(_BATCH) * fields.get("accumulate", 1) * (devices // classes)
     return Plan(devices=devices, layout=layout, fusion_threshold_bytes=threshold, **fields)
 
 
