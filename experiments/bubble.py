@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from dpsim.codec import Noun
@@ -57,7 +58,7 @@ class Case(Noun, frozen=True):
 
 CASES = (
     Case(stages=2, network="node", compute="real", global_batch=256),
-    Case(stages=4, network="paced:50us,10gbit", compute="emulated", global_batch=512),
+    Case(stages=4, network="paced:200us,1gbit", compute="emulated", global_batch=512),
 )
 
 
@@ -93,8 +94,9 @@ def idle_share(timeline: Timeline) -> float:
 
 def bubbles(case: Case, progress: Progress) -> list[Bubble]:
     """Measure a case, and return its bubbles."""
-    base = {"model": case.model, "network": case.network, "compute": case.compute, "budget_s": _BUDGET_S}
+    base = {"model": case.model, "network": case.network, "compute": case.compute}
     experiment = experiment_of_plans("bubble", case.plans(), **base)
+    experiment = msgspec.structs.replace(experiment, budget_s=_BUDGET_S)
     with tempfile.TemporaryDirectory() as folder:
         swept = measure(experiment, Path(folder) / "measured", progress)
     predicted = {point.setting: point.timeline for point in swept.predictions.points}
