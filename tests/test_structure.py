@@ -32,7 +32,7 @@ COMMON = {"records"}
 ADMINISTRATION = {"study", "harness", "records", "imports", "report", "cli", "experiments"}
 MOST_ADMINISTRATION = 0.88
 
-MOST_RECORD_BYTES = 4_980_000
+MOST_RECORD_BYTES = 4_995_000
 """Of all committed records together; the design wants 5 MB at most."""
 
 ENTRANCES = {"dpsim", "dpsim.__main__", "dpsim.api", "dpsim.entry"}
