@@ -25,7 +25,6 @@ from dpsim.nn.layer import Layer, Shape, WeightPart
 from dpsim.nn.layers import Conv2D, Dense, Dropout, MaxPool2D, ReLU
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Leaves, OrderedSum
-from dpsim.strategy import own_blocks
 
 LEAST_COLUMNS = 16
 """Columns of the narrowest block: 64 bytes of float32. Layers that would have narrower ones stay whole."""
@@ -227,10 +226,3 @@ def _channels_of(layer: Layer, block: _Block) -> Layer:
         return Dropout(name, ops, shape, layer.dtype, layer.rate, of=(layer.name, layer.input_shape, block.columns))
     kind = next(kind for kind in (ReLU, BatchNorm, MaxPool2D) if isinstance(layer, kind))
     return kind(name, ops, shape, layer.dtype)
-
-
-def own_layers(chain: Sequence[Layer], part: int, parts: int) -> list[int]:
-    """The layers of a chain that one of ``parts`` devices computes: all that are whole, and its share of all blocks."""
-    count = max((layer.column_block for layer in chain), default=-1) + 1
-    own = own_blocks(count, part, parts)
-    return [number for number, layer in enumerate(chain) if layer.column_block < 0 or layer.column_block in own]

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dpsim.comm.clock import now
 from dpsim.data import Dataset, epoch_batches, shard
 from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.nn.network import NoEvents
 from dpsim.optimizer import Lars
 from dpsim.plan import Plan
 from dpsim.records.train import TrainResult
@@ -100,7 +101,7 @@ class Worker:
         batch = Batch(x=x, labels=labels, leaves=(0, high - low), seed=self._seed, step=ticket, first_sample=low)
         if self._emulated is not None:
             self._emulated.resumes_at(now())
-        sums = self.replica.forward_backward(batch, _NO_EVENTS).fetch()
+        sums = self.replica.forward_backward(batch, NoEvents()).fetch()
         if not np.isfinite(sums.loss):
             raise NotFiniteError(f"the loss is {sums.loss} in update {ticket + 1}", remedy="lower --learning-rate")
         return sums, 1.0 / (high - low)
@@ -218,20 +219,3 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
                 del gradients[step.ticket]
     newest = [np.concatenate([value[v % 2, p] for v, p in zip(versions, parts, strict=True)]) for value in values]
     return worker.result(newest, losses, now() - begin_s, len(losses) // workers)
-
-
-class _NoEvents:
-    """Nobody waits for a part of a gradient."""
-
-    def forward_done(self, layer: int) -> None: ...
-
-    def recompute_done(self, layer: int) -> None: ...
-
-    def loss_done(self) -> None: ...
-
-    def gradients_ready(self, layer: int) -> None: ...
-
-    def backward_done(self, layer: int) -> None: ...
-
-
-_NO_EVENTS = _NoEvents()
