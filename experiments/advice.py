@@ -8,6 +8,7 @@ at most 3 % slower, and where none that is said to fit allocates more memory tha
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.errors import ConfigError
+from dpsim.errors import ConfigError, DpsimError
 from dpsim.experiments import command
 from dpsim.harness.sweep.experiment import experiment_of_plans
 from dpsim.harness.sweep.sweep import measure
@@ -138,19 +139,28 @@ def outcome(case: Case, progress: Progress) -> Outcome:
     return Outcome(case, tuple(ranked))
 
 
-def lines(record: AdviceRecord) -> list[str]:
-    """Return a line for each plan, under one for its case, and how many cases hold."""
-    shown = []
-    for each in record.outcomes:
-        verdict = "holds" if each.holds else "does not hold"
-        shown.append(f"{each.case.title}: the first is {each.cost:.1%} slower than the fastest; {verdict}")
-        for of in each.ranked:
-            shown.append(
-                f"  {of.strategy}, {of.accumulate} micro-batches: predicted {1e3 * of.predicted_s:.2f} ms, measured"
-                f" {1e3 * of.median_s:.2f} ms, {format_size(of.memory_bytes)}"
-            )
-    held = sum(each.holds for each in record.outcomes)
-    return [*shown, f"{held} of {len(record.outcomes)} cases hold."]
+def lines(of_case: Outcome) -> list[str]:
+    """Return a line for a case, and one for each of its plans."""
+    verdict = "holds" if of_case.holds else "does not hold"
+    shown = [f"{of_case.case.title}: the first is {of_case.cost:.1%} slower than the fastest; {verdict}"]
+    for each in of_case.ranked:
+        shown.append(
+            f"  {each.strategy}, {each.accumulate} micro-batches: predicted {1e3 * each.predicted_s:.2f} ms, measured"
+            f" {1e3 * each.median_s:.2f} ms, {format_size(each.memory_bytes)}"
+        )
+    return shown
+
+
+def outcomes(cases: Sequence[Case]) -> Iterator[Outcome]:
+    """Measure cases, print each one's lines as it ends, and say which ones could not be measured."""
+    for each in cases:
+        try:
+            measured = outcome(each, command.tell)
+        except DpsimError as error:
+            print(f"{each.title}: not measured. {error}", flush=True)
+            continue
+        print("\n".join(lines(measured)), flush=True)
+        yield measured
 
 
 def main() -> int:
@@ -164,11 +174,10 @@ def main() -> int:
         known = {str(number + 1): case for number, case in enumerate(CASES)}
         if unknown := [number for number in numbers if number not in known]:
             raise ConfigError(f"case {', '.join(unknown)}", allowed=f"1 to {len(CASES)}, with commas between")
-        outcomes = tuple(outcome(known[number], command.tell) for number in numbers)
-        record = AdviceRecord(environment(), outcomes)
+        measured = tuple(outcomes([known[number] for number in numbers]))
         if given.output is not None:
-            codec.write(given.output, record)
-        print("\n".join(lines(record)))
+            codec.write(given.output, AdviceRecord(environment(), measured))
+        print(f"{sum(each.holds for each in measured)} of {len(numbers)} cases hold.")
 
     return command.ended("advice", run)
 
