@@ -32,9 +32,14 @@ from dpsim.runtime.trainer import Trainer
 from dpsim.workload import Workload
 
 _DATA, _STEPS = "synthetic:16x16x3,classes=10,train=512,test=8", 3
-_SMALL = {"mlp": "mlp:8x8", "cnn": "cnn:4,4", "resnet20": "resnet20"}
+_SMALL = {"mlp": "mlp:8x8", "cnn": "cnn:4,4", "resnet20": "resnet20", "blocks": "mlp:32x8,column_blocks=2"}
 _FEW, _MANY = 8, 256
-_LARGE = {"mlp": "mlp:1024x8", "cnn": "cnn:64,128", "resnet20": "resnet20"}
+_LARGE = {
+    "mlp": "mlp:1024x8",
+    "cnn": "cnn:64,128",
+    "resnet20": "resnet20",
+    "blocks": "mlp:1024x8,column_blocks=2",
+}
 _STRATEGIES = (
     ("data-parallel", 1),
     ("zero1", 1),
@@ -71,7 +76,18 @@ class Case(Noun, frozen=True):
         )
 
 
-CASES = tuple(Case(model=model, strategy=name, accumulate=count) for model in _LARGE for name, count in _STRATEGIES)
+CASES = (
+    *(
+        Case(model=model, strategy=name, accumulate=count)
+        for model in ("mlp", "cnn", "resnet20")
+        for name, count in _STRATEGIES
+    ),
+    *(Case(model="blocks", strategy=name, accumulate=1) for name in ("data-parallel", "tensor")),
+    *(
+        Case(model="blocks", strategy=name, accumulate=count, devices=4)
+        for name, count in (("tensor", 1), ("tensor:shard=yes", 1), ("pipeline:parts=2", 4))
+    ),
+)
 STUDY: Study[Case] = Study(
     name="memory",
     schema="dpsim.memory/1",
