@@ -202,11 +202,14 @@ class StepRunner:
         if self._emulated is not None:
             self._emulated.update_begins(max((sent[-1] for sent in clock.marks.collectives), default=0.0), self._share)
         self._update(measured, self._rate(self.steps), 1.0 / global_samples, self.steps + 1)
-        if self._emulated is not None and self.program.before_update < len(self.program.queue):
+        gathers = self.program.before_update < len(self.program.queue)
+        if self._emulated is not None and gathers:
             self._emulated.update_ends(self._share)
         marks = clock.marks
         marks.end_s = clock.computed(self.program.update)
         self._collectives.gather_parameters()
+        if self._emulated is not None and gathers:
+            self._emulated.resumes_at(marks.end_s)
         self.steps += 1
         self.status.rests()
         return StepOutcome(sums=sums, global_samples=global_samples, marks=marks)

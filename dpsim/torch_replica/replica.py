@@ -253,7 +253,7 @@ def _explained(doing: str, ours: Callable[[], BaseException | None] = lambda: No
             f"{doing} raised {type(error).__name__}{f' ({where})' if where else ''}: {error}",
             allowed="a module that is called with the inputs [b, *input_shape] and returns scores [b, classes],"
             " and a loss of these and the labels [b]",
-            remedy="see docs/pytorch.md, Your own module in dpsim's runtime",
+            remedy="see docs/torch-module.md",
         ) from error
 
 

@@ -93,6 +93,14 @@ def test_lars_ends_in_the_same_bits_on_any_number_of_devices(on_ranks: OnRanks) 
     assert all(each == digests[0] for each in digests)
 
 
+@pytest.mark.parametrize("overlap", ["off", "poll", "thread"])
+def test_emulated_computation_goes_on_when_the_parameters_are_gathered(overlap: str, on_ranks: OnRanks) -> None:
+    one = case("emulated", network=PACED, algorithm="ring", overlap=overlap)
+    one["plan"] |= {"leaves": 0, "batch_norm": "local"}
+    for end_s, resumed_s in on_ranks("ranks_zero1:emulated", one, devices=2):
+        assert resumed_s == end_s
+
+
 @pytest.mark.parametrize("devices", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_the_message_before_the_update_has_the_size_that_the_schedule_states(devices: int, on_ranks: OnRanks) -> None:
     every = [case(name, optimizer=optimizer, strategy="zero1") for name, optimizer in OPTIMIZERS.items()]

@@ -10,11 +10,18 @@ from mpi4py import MPI
 from ranks_resume import steps
 from ranks_runtime import open_trainer
 
+from dpsim import codec
+from dpsim.data import load_dataset
 from dpsim.errors import NotFiniteError
 from dpsim.lowering.zero1 import agreement_bytes
+from dpsim.machine import Network
+from dpsim.nn import build_model
+from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime import step
 from dpsim.runtime.checkpoint import Checkpoint
+from dpsim.runtime.describe import describe
+from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.shard_update import shard_update
 from dpsim.runtime.snapshot import restore, snapshot
 from dpsim.runtime.trainer import Trainer
@@ -41,6 +48,20 @@ def digests(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
             trainer.close()
         actual.append(outcome)
     return actual
+
+
+def emulated(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[tuple[float, float]]:
+    """Of each step of emulated computation: until when it lasted, and from when on the next one computes."""
+    data = load_dataset(argument["dataset"])
+    model = build_model(argument["model"], data.input_shape, data.classes)
+    replica = EmulatedReplica(model, describe(model, "none"), seed=0, rank=comm.rank)
+    plan = codec.decode(argument["plan"] | {"devices": comm.size, "strategy": "zero1"}, Plan, "the plan")
+    moments: list[float] = []
+    trainer = Trainer(replica, data, plan, comm, Network.parse(argument["network"]))
+    with mock.patch.object(replica, "resumes_at", moments.append):
+        ends = [(trainer.step().marks.end_s, moments[-1]) for _ in range(3)]
+    trainer.close()
+    return ends
 
 
 def agreements(comm: MPI.Intracomm, argument: list[dict[str, Any]], report: Progress) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ from dpsim.torch_replica import TorchReplica, state  # noqa: E402
 pytestmark = pytest.mark.torch
 nn = torch.nn
 Dpsim = Callable[..., tuple[int, str, str]]
-PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
+PAGE = Path(__file__).parents[2] / "docs" / "torch-module.md"
 
 
 def replica_of(build: Any) -> TorchReplica:
