@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,8 @@ _LEAST_BYTES, _RATIO = 2**12, math.sqrt(2)
 class BestBucket:
     """The fastest fusion threshold in bytes, and how many times as fast it is as without one being named.
 
-    ``point`` and ``summary`` are those of ``predict_points``. ``alike`` are the ends of the thresholds around it whose difference from it is within its uncertainty.
+    ``alike`` are the ends of the thresholds around it whose difference from it is within its uncertainty. ``point`` and
+    ``summary`` are those of ``predict_points``.
     """
 
     point: Record
@@ -43,7 +45,7 @@ def best_bucket(
     workload: Workload,
     machine: Machine,
     devices: int | str,
-    rule: str | None = None,
+    rule: str | Sequence[str] | None = None,
     prepare: Prepare | None = None,
     **settings: Any,
 ) -> BestBucket:

@@ -47,15 +47,14 @@ class Target:
     value: float
 
     def __post_init__(self) -> None:
-        most = 1.0 if self.goal == "efficiency" else math.inf
-        if not (0 < self.value <= most and math.isfinite(self.value)):
+        if self.goal == "efficiency" and not 0 < self.value <= 1:
             raise ConfigError(
-                f"a target {self.goal} of {f'{self.value:.6g}' if most > 1 else f'{self.value:.4%}'}",
-                allowed="a finite number above 0"
-                if most > 1
-                else "above 0 and up to 100%: of n devices, n times as fast",
-                remedy="write it like --efficiency 90%" if most == 1 else "",
+                f"a target of {100 * self.value:.6g}% scaling efficiency",
+                allowed="above 0% and up to 100%, where n devices are n times as fast as one",
+                remedy="write it like --efficiency 90%",
             )
+        if not 0 < self.value < math.inf:
+            raise ConfigError(f"a target {self.goal} of {self.value}", allowed="a finite number above 0")
 
     @property
     def most(self) -> bool:
@@ -88,7 +87,8 @@ class Answer:
     ``value`` is ``None`` where none of the values that were ``tried``, from the first to the last, reaches it. ``low``
     and ``high`` are those at which one end of the prediction's interval reaches it (``None``: none does). ``point`` is
     predicted ``at`` the value, or where there is none at what comes nearest to the target: for bandwidths and latencies
-    that may be infinity and 0. ``summary`` is that of ``predict_points`` there.
+    that may be infinity and 0. ``until`` is the last value beyond ``value`` that reaches the target, where what follows
+    does not (``None``: all do). ``summary`` is that of ``predict_points`` there.
     """
 
     quantity: str
@@ -98,6 +98,7 @@ class Answer:
     low: float | None
     high: float | None
     tried: tuple[float, float]
+    until: float | None
     at: float
     point: Record
     summary: Record
@@ -177,6 +178,7 @@ def find(
         low=scaled(possible if least else certain),
         high=scaled(certain if least else possible),
         tried=(within.first * within.unit, within.last * within.unit),
+        until=None if value is None else scaled(_end(reached_at(1), within, value, least=least)),
         at=at * within.unit,
         point=point,
         summary=summary,
@@ -248,23 +250,38 @@ def _range(quantity: str, workload: Workload, devices: int | str | None, setting
 
 
 def _boundary(reached: Callable[[float], bool], within: _Range, *, least: bool) -> float | None:
-    """Return the value nearest to the hard end of a range that reaches the target; ``None`` where none does.
-
-    A number that need not be whole is rounded to three digits, to the side on which the target is reached.
-    """
+    """Return the value nearest to the hard end of a range that reaches the target; ``None`` where none does."""
     grid = within.values(least=least)
     first = next((number for number, value in enumerate(grid) if reached(value)), None)
     if not first:
         return None if first is None else grid[0]
-    misses, reaches = grid[first - 1], grid[first]
+    return _bisected(reached, grid[first - 1], grid[first], within)
+
+
+def _end(reached: Callable[[float], bool], within: _Range, value: float, *, least: bool) -> float | None:
+    """Return the value farthest on the easy side up to which the target stays reached; ``None``: to the end."""
+    before = value
+    for easier in within.values(least=least):
+        if (easier > value) if least else (easier < value):
+            if not reached(easier):
+                return _bisected(reached, easier, before, within)
+            before = easier
+    return None
+
+
+def _bisected(reached: Callable[[float], bool], misses: float, reaches: float, within: _Range) -> float:
+    """Return the value next to the one that misses the target which reaches it.
+
+    A number that need not be whole is rounded to three digits, away from the one that misses.
+    """
+    least = reaches > misses
     while abs(reaches - misses) > 1 if within.whole else abs(math.log(reaches / misses)) > _PRECISION:
         middle = float((misses + reaches) // 2) if within.whole else math.sqrt(misses * reaches)
         misses, reaches = (misses, middle) if reached(middle) else (middle, reaches)
     if within.whole:
         return reaches
     power = math.floor(math.log10(reaches)) - _DIGITS + 1
-    digits = (math.ceil if least else math.floor)(reaches / 10.0**power)
-    rounded = float(f"{digits}e{power}")
+    rounded = float(f"{(math.ceil if least else math.floor)(reaches / 10.0**power)}e{power}")
     return rounded if reached(rounded) else reaches
 
 

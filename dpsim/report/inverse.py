@@ -19,31 +19,34 @@ _LOSSES = {
 }
 
 
-def sentence(answer: Answer) -> str:
+def sentence(answer: Answer, *, weak: bool) -> str:
     """Return what reaches the target, with its interval; or what comes nearest to it, and what is in its way."""
     target, goal = answer.target, _goal(answer.target)
-    where = _where(answer.point, answer.quantity)
+    where = _where(answer.point, answer.quantity, weak=weak)
     if answer.value is None:
         worse, predicted, better = (_amount(target, value) for value in target.of(answer.point))
+        give = "give" if answer.quantity == "devices" else "gives"
         return (
-            f"{where}no {_noun(answer)} reaches {goal}: {_value(answer, answer.at)} comes nearest, with {predicted}"
-            f" ({worse} to {better}). {_left(answer.point)}".strip()
-        )
+            f"{where}no {_noun(answer)} reaches {goal}: even {_value(answer, answer.at)} {give} {predicted}"
+            f" ({worse} to {better}). {_left(answer.point)}"
+        ).strip()
     if answer.anything:
         return f"{where}any {_noun(answer)} reaches {goal}, even {_value(answer, answer.value)}."
+    side = "more" if answer.least else "fewer" if answer.quantity == "devices" else "less"
+    side += "" if answer.until is None else f", but not beyond {_value(answer, answer.until, named=False)}"
     return (
-        f"{where}{goal} takes {_value(answer, answer.value)} or {'more' if answer.least else 'less'}"
-        f" ({_interval(answer)}): {format_duration(answer.point['predicted_step_s'])} per step."
+        f"{where}{goal} is reached with {_value(answer, answer.value)} or {side}"
+        f" ({_interval(answer)}), where a step takes {format_duration(answer.point['predicted_step_s'])}."
     )
 
 
-def bucket_sentence(best: BestBucket, target: Target | None = None) -> str:
+def bucket_sentence(best: BestBucket, target: Target | None = None, *, weak: bool) -> str:
     """Return the best fusion threshold, those that may be as good, what it gains, and whether it reaches a target."""
     size, (first, last) = format_size(best.point["fusion_threshold_bytes"]), map(format_size, best.alike)
     alike = f" (any from {first} to {last} may be as fast)" if first != last else ""
     certain = ", no certain difference" if best.ratio_low <= 1 <= best.ratio_high else ""
     text = (
-        f"{_where(best.point, 'bucket')}the best bucket of {best.point['fusion_rule']} is {size}{alike}:"
+        f"{_where(best.point, 'bucket', weak=weak)}the best bucket of {best.point['fusion_rule']} is {size}{alike}:"
         f" {format_duration(best.point['predicted_step_s'])} per step instead of {format_duration(best.default_step_s)}"
         f" without a threshold of one's own, {best.ratio:.2f} times as fast ({best.ratio_low:.2f} to"
         f" {best.ratio_high:.2f}){certain}."
@@ -55,11 +58,12 @@ def bucket_sentence(best: BestBucket, target: Target | None = None) -> str:
     return f"{text} It {'reaches' if target.reached(predicted) else 'misses'} {_goal(target)}, with {amounts}."
 
 
-def _where(point: Record, quantity: str) -> str:
+def _where(point: Record, quantity: str, *, weak: bool) -> str:
     """Return the devices and the batch that a point was predicted on, without what is asked for."""
     layout = "" if point["layout"] == str(point["devices"]) else f" ({point['layout']})"
     devices = "" if quantity == "devices" else f"{devices_name(point['devices'])}{layout}"
-    batch = "" if quantity == "local-batch" else f"local batch {point['local_batch']:g}"
+    batch = f"local batch {point['local_batch']:g}" if weak else f"global batch {point['global_batch']}"
+    batch = "" if quantity == "local-batch" else batch
     return ", ".join(filter(None, (devices, batch))) + ": "
 
 
@@ -88,7 +92,9 @@ def _value(answer: Answer, value: float, *, named: bool = True) -> str:
         case "devices":
             return devices_name(int(value))
         case "bandwidth":
-            text = "any size" if math.isinf(value) else format_bandwidth(value)
+            if math.isinf(value):
+                return "an infinite bandwidth"
+            text = format_bandwidth(value)
         case "latency":
             text = format_duration(value)
         case _:
@@ -114,5 +120,5 @@ def _left(point: Record) -> str:
     largest = sorted(
         ((loss_s, name) for name, loss_s in losses.items() if loss_s > _LEAST_SHARE * step_s), reverse=True
     )
-    parts = " and ".join(f"{format_duration(loss_s)} of {name}" for loss_s, name in largest)
-    return f"What is left of its step of {format_duration(step_s)}: {parts}." if parts else ""
+    parts = " and ".join(f"{format_duration(loss_s)} are {name}" for loss_s, name in largest)
+    return f"Of its {format_duration(step_s)} per step, {parts}." if parts else ""
