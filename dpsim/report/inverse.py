@@ -41,16 +41,18 @@ def sentence(answer: Answer, *, weak: bool) -> str:
 
 
 def bucket_sentence(best: BestBucket, target: Target | None = None, *, weak: bool) -> str:
-    """Return the best fusion threshold, those that may be as good, what it gains, and whether it reaches a target."""
+    """Return the best fusion threshold, what it gains over none being named, and whether it reaches a target."""
     size, (first, last) = format_size(best.point["fusion_threshold_bytes"]), map(format_size, best.alike)
     alike = f" (any from {first} to {last} may be as fast)" if first != last else ""
+    rule, where = best.point["fusion_rule"], _where(best.point, "bucket", weak=weak)
+    step, default = format_duration(best.point["predicted_step_s"]), format_duration(best.default_step_s)
     certain = ", no certain difference" if best.ratio_low <= 1 <= best.ratio_high else ""
-    text = (
-        f"{_where(best.point, 'bucket', weak=weak)}the best bucket of {best.point['fusion_rule']} is {size}{alike}:"
-        f" {format_duration(best.point['predicted_step_s'])} per step instead of {format_duration(best.default_step_s)}"
-        f" without a threshold of one's own, {best.ratio:.2f} times as fast ({best.ratio_low:.2f} to"
-        f" {best.ratio_high:.2f}){certain}."
-    )
+    ratio = f"{best.ratio:.2f} times as fast ({best.ratio_low:.2f} to {best.ratio_high:.2f}){certain}"
+    if best.ratio < 1:
+        text = f"{where}no bucket size beats {rule} without one, {default} per step; the best, {size}, takes {step},"
+        text += f" {ratio}."
+    else:
+        text = f"{where}the best bucket of {rule} is {size}{alike}: {step} per step instead of {default}, {ratio}."
     if target is None:
         return text
     worse, predicted, better = target.of(best.point)

@@ -51,8 +51,8 @@ def test_each_machine_and_number_of_devices_has_a_record(dpsim: Dpsim, tmp_path:
 
 
 def test_the_best_bucket_needs_no_target(dpsim: Dpsim) -> None:
-    code, text, _ = dpsim(*f"{ASKED} --find bucket --fusion-rule ddp".split())
-    assert code == 0 and text.startswith("8 devices, local batch 16: the best bucket of ddp is ")
+    code, text, _ = dpsim(*f"{ASKED} --find bucket --fusion-rule horovod".split())
+    assert code == 0 and text.startswith("8 devices, local batch 16: the best bucket of horovod is ")
 
 
 @pytest.mark.parametrize(
