@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dpsim import codec
+from dpsim import codec, machine_library
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
 from dpsim.collective import Collective, CollectiveKind, check_layout, node_counts
@@ -311,7 +311,8 @@ class Machine(Noun, frozen=True, dict=True):
     """What a run runs on: tables of costs, and a link whose formula prices what no table covers.
 
     ``link`` connects all devices. In a layout of several nodes it connects the nodes, and the devices of a node share
-    it; ``link_in_node``, if there is one, connects the devices of a node. ``cores`` are those of a node (0: unknown).
+    it; ``link_in_node``, if there is one, connects the devices of a node. ``date`` is when ``source`` published its
+    numbers. ``cores`` are those of a node (0: unknown).
     More than ``nodes_per_rack`` nodes fill several racks, which ``link_between_racks`` connects (``None``: one link
     connects all nodes).
     ``halves`` are tables of other collectives: reduce-scatters and all-gathers alone, ordered sums, and messages from
@@ -340,6 +341,7 @@ class Machine(Noun, frozen=True, dict=True):
     cores: int = 0
     calibrated_on: str = ""
     source: str = ""
+    date: str = ""
     schema: str = SCHEMA
     link_in_node: Link | None = None
     selection: tuple[Selection, ...] = ()
@@ -491,11 +493,33 @@ class Machine(Noun, frozen=True, dict=True):
 
 
 def read(path: Path | str) -> Machine:
-    """Read a machine file (``.json`` or ``.toml``). Raises ``FileFormatError``.
+    """Read a machine file (``.json`` or ``.toml``), or a machine of ``dpsim.machine_library`` by its name.
 
-    One with the two speeds that earlier versions wrote is read as its full-speed times, with a warning on stderr.
+    Of two names like ``nvlink3-8gpu+hdr-ib`` the first is the one inside nodes, and the second the one between them. A
+    file with the two speeds that earlier versions wrote is read as its full-speed times, with a warning on stderr.
+    Raises ``FileFormatError``, and ``ConfigError`` for a name that the library does not have.
     """
-    return codec.read(Path(path), Machine, "machine", SCHEMA, convert=lambda raw: _at_full_speed(raw, path))
+    machines = [
+        codec.read(each, Machine, "machine", SCHEMA, convert=functools.partial(_at_full_speed, path=each))
+        for each in machine_library.files_of(path)
+    ]
+    return machines[0] if len(machines) == 1 else _joined(*machines)
+
+
+def _joined(inside: Machine, across: Machine) -> Machine:
+    """Return a machine in whose nodes one machine's link joins the devices, while another one's joins the nodes.
+
+    Both links are as uncertain as the less certain one.
+    """
+    links = {"link_in_node": inside.link, "link": across.link}
+    doubt = max(link.relative_uncertainty or 0.0 for link in links.values() if link is not None)
+    fields: dict[str, Any] = {
+        name: None if link is None else msgspec.structs.replace(link, relative_uncertainty=doubt)
+        for name, link in links.items()
+    }
+    for name in ("name", "date", "calibrated_on", "source"):
+        fields[name] = f"{getattr(inside, name)}; between nodes: {getattr(across, name)}"
+    return Machine(**fields)
 
 
 def _at_full_speed(raw: dict[str, Any], path: Path | str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _BYTES = {
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _LONGEST = 1000  # characters; in a longer text of spaces the search for a number would take minutes
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ]*)\s*")
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ%]*)\s*")
 
 
 def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
@@ -73,6 +73,11 @@ def parse_bandwidth(text: str) -> float:
     if bytes_per_s <= 0:
         raise ConfigError(f"bandwidth {text!r} is zero", allowed="more than 0", remedy="write it like 1gbit")
     return bytes_per_s
+
+
+def parse_share(text: str) -> float:
+    """A share of ``90%`` or ``0.9``, as a number that may be above 1. Raises ``ConfigError``."""
+    return _parse(text, {"": 1.0, "%": 0.01}, "share", "90% or 0.9")
 
 
 def format_bandwidth(bytes_per_s: float) -> str:

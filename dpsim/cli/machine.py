@@ -1,4 +1,4 @@
-"""``dpsim machine``: show, compare and merge machine files."""
+"""``dpsim machine``: list the machines that come with dpsim; show, compare and merge machine files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 Examples:
+  dpsim machine list
   dpsim machine show machine.json
   dpsim machine compare old.json new.json --plot both.svg
   dpsim machine merge two.json four.json --output cluster.json"""
 _SHOW_EXAMPLES = """\
 Examples:
   dpsim machine show machine.json
-  dpsim machine show cluster.json --plot cluster.svg"""
+  dpsim machine show cluster.json --plot cluster.svg
+  dpsim machine show 25gbe"""
+_LIST_EXAMPLES = """\
+Examples:
+  dpsim machine list
+  dpsim predict --workload w.json --machine 10gbe,100gbe-roce --devices 8
+  dpsim predict --workload w.json --machine nvlink3-8gpu+hdr-ib
+    --devices 4x8"""
 _COMPARE_EXAMPLES = """\
 Examples:
   dpsim machine compare old.json new.json --plot both.png"""
@@ -35,15 +43,47 @@ _Plot = Annotated[Path | None, Parameter(help="Draw the times of all tables into
 
 def group() -> App:
     """``dpsim machine`` with its commands."""
-    app = flags.group("machine", "Show, compare and merge machine files.", EXAMPLES)
+    app = flags.group("machine", "List, show, compare and merge machines.", EXAMPLES)
+    app.command(list_machines, name="list", help_epilogue=_LIST_EXAMPLES)
     app.command(show_machine, name="show", help_epilogue=_SHOW_EXAMPLES)
     app.command(compare, help_epilogue=_COMPARE_EXAMPLES)
     app.command(merge, help_epilogue=_MERGE_EXAMPLES)
     return app
 
 
+def list_machines(*, json: flags.Json = False) -> None:
+    """List the links and machines that --machine takes by name.
+
+    A link between nodes is one adapter's; a+b is a inside nodes and b between
+    them. dpsim machine show NAME tells the source.
+    """
+    from dpsim.harness.machines import listed
+    from dpsim.report.table import Column
+    from dpsim.units import format_duration
+
+    points = listed()
+    if json:
+        show.print_json("machine list", points, {})
+        return
+    show.table(
+        (
+            Column(head="name", cell=lambda point: point["name"], left=True),
+            Column(head="latency", cell=lambda point: format_duration(point["latency_s"])),
+            Column(head="GB/s", cell=lambda point: f"{point['bandwidth_bytes_per_s'] / 1e9:.3g}"),
+            Column(
+                head="90% interval",
+                cell=lambda point: "-".join(f"{point[f'bandwidth_{end}'] / 1e9:.3g}" for end in ("low", "high")),
+            ),
+            Column(head="published", cell=lambda point: point["date"], left=True),
+            Column(head="what", cell=lambda point: point["what"], left=True),
+        ),
+        points,
+    )
+    print("dpsim machine show NAME names the source of each.")
+
+
 def show_machine(
-    file: Annotated[Path, Parameter(help="A machine file from dpsim calibrate.")],
+    file: Annotated[Path, Parameter(help="A machine file from dpsim calibrate, or a name of dpsim machine list.")],
     /,
     *,
     plot: _Plot = None,
@@ -63,7 +103,10 @@ def show_machine(
     print(f"{machine.name}, network {machine.network}")
     print_times(points(machine))
     print(link_sentence(machine))
-    print(f"source: {machine.source or 'not stated'}; measured on {machine.calibrated_on or 'an unknown machine'}")
+    date = f" ({machine.date})" if machine.date else ""
+    print(
+        f"source: {machine.source or 'not stated'}{date}; measured on {machine.calibrated_on or 'an unknown machine'}"
+    )
 
 
 def compare(
@@ -203,6 +246,8 @@ def _link(link: Link) -> str:
     from dpsim.units import format_bandwidth, format_duration
 
     text = f"{format_duration(link.latency_s)}, {format_bandwidth(link.bandwidth_bytes_per_s)} each way"
+    if link.relative_uncertainty is not None:
+        text += f", known to {link.relative_uncertainty:.0%} (one standard error)"
     for seconds, of in ((link.message_overhead_s, "message"), (link.bucket_overhead_s, "bucket")):
         if seconds:
             text += f", and {format_duration(seconds)} of the host for each {of}"

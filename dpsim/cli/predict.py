@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.cli import flags, outputs, show
+from dpsim.cli import find, flags, outputs, show
 from dpsim.registry import listed
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ Examples:
     --global-batch 64 --fusion-threshold 0,32KiB,1MiB,inf
   dpsim predict --workload w.json --machine m.json --devices 8..100000
     --plot scaling.png
-  dpsim predict --workload w.json --machine 10g.json,100g.json --devices 8
+  dpsim predict --workload w.json --machine 10gbe,25gbe,mine.json --devices 8
+  dpsim predict --workload w.json --machine 10gbe --devices 8
+    --find bandwidth --efficiency 90%
   dpsim predict --workload w.json --machine m.json --devices 4x8
     --fusion-rule ddp,horovod,mg-wfbp --overlap thread"""
 
@@ -97,13 +99,15 @@ def predict(
     machine: Annotated[
         str,
         Parameter(
-            help="A machine file from dpsim calibrate; or several, of which the others are held against the first."
+            help="A machine file from dpsim calibrate, or a name of dpsim machine list; or several, of which the others"
+            " are held against the first."
         ),
     ],
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8 or 8..1024 (doubling), or layouts: 2x4.")],
     plans: PlanFlags,
     leaves: flags.LeafFlags,
     stated: MachineFlags,
+    asked: find.FindFlags,
     target_loss: Annotated[
         float | None, Parameter(help="A training loss to reach: also predict the time to it, with --convergence.")
     ] = None,
@@ -139,10 +143,12 @@ def predict(
     outputs.drawable(plot)
     profiled, counts = workloads.read(workload), flags.counts_or_layouts(devices)
     numbers = [parse_devices(count)[0] for count in counts]
-    known = {
-        str(path): for_prediction(profiled, stated.of(profiled, machines.read(path), numbers), numbers)
-        for path in files
-    }
+    target, by_name = asked.target(), {str(path): machines.read(path) for path in files}
+
+    def prepared(machine: Machine, numbers: Sequence[int]) -> Machine:
+        return for_prediction(profiled, stated.of(profiled, machine, numbers), numbers)
+
+    known = {name: prepared(each, numbers) for name, each in by_name.items()}
     calibrated = next(iter(known.values()))
     fields = plans.values() | leaves.values()
     if "optimizer" in fields:
@@ -155,6 +161,11 @@ def predict(
             " a minute\n  to do:   name one: NUMBA_CACHE_DIR=FOLDER, or set HOME",
             file=sys.stderr,
         )
+    if asked.find is not None:
+        find.refuse_beside({"--plot": plot, "--target-loss": target_loss})
+        found = find.answers(asked.find, target, profiled, by_name, counts, thresholds, rule, prepared, fields)
+        find.show_answers(found, {"workload": str(workload), "machine": machine}, output, json=json)
+        return
     if len(known) > 1:
         points, summary = predict_on_machines(profiled, known, counts, thresholds, rule, **fields)
     else:

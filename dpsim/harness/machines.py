@@ -1,15 +1,21 @@
-"""Machine files: the points of their tables, and several machines merged into one."""
+"""Machines: those that come with dpsim, the points of their tables, and several merged into one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any
 
 import msgspec
 
+from dpsim import machine
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine, Network
+from dpsim.machine_library import library
 from dpsim.predict.formulas import fitted_links
+
+_DEVIATIONS_90 = NormalDist().inv_cdf(0.95)
 
 
 def points(machine: Machine) -> list[dict[str, Any]]:
@@ -19,6 +25,26 @@ def points(machine: Machine) -> list[dict[str, Any]]:
         | {"wire_dtype": cost.wire_dtype, "kind": cost.kind, "size_bytes": size, "time_s": time_s}
         for cost in machine.allreduce + machine.halves
         for size, time_s in zip(cost.sizes_bytes, cost.time_s, strict=True)
+    ]
+
+
+def listed() -> list[dict[str, Any]]:
+    """Return the links that come with dpsim, as ``dpsim machine list --json`` prints them.
+
+    ``bandwidth_low`` and ``bandwidth_high`` are the ends of the 90 % interval that ``relative_uncertainty`` gives.
+    """
+    read = {name: machine.read(path) for name, path in library().items()}
+    return [
+        {"name": name, "what": each.name, "latency_s": link.latency_s, "bucket_overhead_s": link.bucket_overhead_s}
+        | {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s, "relative_uncertainty": link.relative_uncertainty}
+        | {
+            f"bandwidth_{end}": link.bandwidth_bytes_per_s
+            * math.exp(sign * _DEVIATIONS_90 * (link.relative_uncertainty or 0.0))
+            for end, sign in (("low", -1), ("high", 1))
+        }
+        | {"date": each.date, "calibrated_on": each.calibrated_on, "source": each.source}
+        for name, each in read.items()
+        if (link := each.link) is not None
     ]
 
 

@@ -32,6 +32,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
     several = [plan for plan in plans if plan.devices > 1]
     sentences = [
         _processor_and_gpus(several, workload),
+        _published(machine, several),
         _implausible(machine, several),
         _falling(machine, several),
         _slow_node(machine, several),
@@ -64,6 +65,18 @@ def _priced(machine: Machine, plan: Plan) -> tuple[Collective, ...]:
 
 def _has_table(machine: Machine, plan: Plan) -> bool:
     return all(table_for(tables_of(machine, each.kind), each) is not None for each in _priced(machine, plan))
+
+
+def _published(machine: Machine, plans: Sequence[Plan]) -> str:
+    """Where the numbers of a machine come from that somebody published, and how far they are to be trusted."""
+    link = machine.link
+    if not plans or not machine.date or link is None or link.relative_uncertainty is None:
+        return ""
+    factor = math.exp(_DEVIATIONS_90 * link.relative_uncertainty)
+    return (
+        f"{machine.name}: published ({machine.date}), not measured here, and taken to be known to a factor of"
+        f" {factor:.2f} either way at 90 %; {machine.calibrated_on}"
+    )
 
 
 def _assumed(machine: Machine, plans: Sequence[Plan], workload: Workload | None) -> str:

@@ -178,7 +178,7 @@ def verdicts(summary: Point, *, weak: bool) -> Iterator[str]:
             f"{_devices_and_batch(upgrade, weak=weak)}, {upgrade['fusion_rule']}: {Path(upgrade['machine']).stem} takes"
             f" {format_duration(upgrade['predicted_step_s'])} instead of {format_duration(upgrade['first_step_s'])}:"
             f" {upgrade['ratio']:.2f} times as fast ({low:.2f} to {high:.2f})"
-            f"{', no certain difference' if low <= 1 <= high else ''}."
+            f"{', no certain difference' if low <= 1 <= high else ', more than is uncertain about it'}."
         )
 
 

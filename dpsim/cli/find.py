@@ -1,0 +1,147 @@
+"""``dpsim predict --find``: which value reaches a target, in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpsim.cli import flags, show
+
+if TYPE_CHECKING:
+    from dpsim.machine import Machine
+    from dpsim.predict.inverse import Prepare, Target
+    from dpsim.workload import Workload
+
+
+class FindFlags(flags.Flags):
+    """What is to be found, and the target that a prediction with it reaches."""
+
+    find: str | None = flags.flag(
+        "Find what reaches a target instead: bandwidth, latency, devices (how many, up to --devices), local-batch; or"
+        " the best bucket."
+    )
+    efficiency: str | None = flags.flag("The target: a scaling efficiency, like 90%.")
+    speedup: float | None = flags.flag("The target: a speedup over one device.")
+    step_time: str | None = flags.flag("The target: at most this time per step, like 200ms.")
+
+    def target(self) -> Target | None:
+        """Return the target; ``None`` where there is none. Raises ``ConfigError`` where one is missing, or too many."""
+        from dpsim.errors import ConfigError, unknown
+        from dpsim.predict.inverse import QUANTITIES, Target
+        from dpsim.units import parse_duration, parse_share
+
+        if self.find not in (None, *QUANTITIES):
+            raise unknown("quantity to --find", self.find, QUANTITIES)
+        targets = []
+        if self.efficiency is not None:
+            targets.append(Target(goal="efficiency", value=parse_share(self.efficiency)))
+        if self.speedup is not None:
+            targets.append(Target(goal="speedup", value=self.speedup))
+        if self.step_time is not None:
+            targets.append(Target(goal="step-time", value=parse_duration(self.step_time)))
+        needed = self.find not in (None, "bucket")
+        if len(targets) > 1 or (targets and self.find is None) or (needed and not targets):
+            where = "without --find" if self.find is None else f"for --find {self.find}"
+            raise ConfigError(
+                f"{len(targets) or 'no'} target{'s' if len(targets) > 1 else ''} {where}",
+                allowed="--find with one of --efficiency, --speedup and --step-time; the best bucket needs none",
+                remedy="write it like --find bandwidth --efficiency 90%",
+            )
+        return targets[0] if targets else None
+
+
+class Found(NamedTuple):
+    """An answer in a sentence and as a flat record, with what it rests on, in sentences."""
+
+    sentence: str
+    record: dict[str, Any]
+    notes: Sequence[str]
+
+
+def refuse_beside(given: Mapping[str, object]) -> None:
+    """Refuse flags that have no meaning beside ``--find``. Raises ``ConfigError``."""
+    from dpsim.errors import ConfigError
+
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigError(f"--find and {flag}", allowed="one of the two", remedy=f"leave {flag} out")
+
+
+def answers(
+    quantity: str,
+    target: Target | None,
+    workload: Workload,
+    machines: Mapping[str, Machine],
+    devices: Sequence[int | str],
+    thresholds: Sequence[float],
+    rule: Sequence[str] | None,
+    prepare: Prepare,
+    settings: Mapping[str, Any],
+) -> list[Found]:
+    """Return the answer for each machine and number of devices; how many devices, once, up to the last number."""
+    asked = devices[-1:] if quantity == "devices" else devices
+    found = []
+    for name, machine in machines.items():
+        for count in asked:
+            one = _answer(quantity, target, workload, machine, count, thresholds, rule, prepare, settings)
+            before = f"{Path(name).stem}: " if len(machines) > 1 else ""
+            found.append(Found(before + one.sentence, {"machine": name} | one.record, one.notes))
+    return found
+
+
+def _answer(
+    quantity: str,
+    target: Target | None,
+    workload: Workload,
+    machine: Machine,
+    devices: int | str,
+    thresholds: Sequence[float],
+    rule: Sequence[str] | None,
+    prepare: Prepare,
+    settings: Mapping[str, Any],
+) -> Found:
+    from dpsim.predict.best_bucket import best_bucket
+    from dpsim.predict.inverse import find
+    from dpsim.report.inverse import bucket_sentence, sentence
+    from dpsim.report.words import interval_sentence
+
+    weak, asked = "global_batch" not in settings, dict[str, Any](find=quantity)
+    if target is not None:
+        asked |= {"goal": target.goal, "target": target.value}
+    if target is None or quantity == "bucket":
+        refuse_beside({"--fusion-threshold": thresholds or None})
+        best = best_bucket(workload, machine, devices, rule, prepare, **settings)
+        record = asked | {"value": best.point["fusion_threshold_bytes"], "value_low": best.alike[0]}
+        record |= {"value_high": best.alike[1], "default_step_s": best.default_step_s}
+        record |= {"ratio": best.ratio, "ratio_low": best.ratio_low, "ratio_high": best.ratio_high}
+        text, point, summary = bucket_sentence(best, target, weak=weak), best.point, best.summary
+    else:
+        answer = find(quantity, target, workload, machine, devices, thresholds, rule, prepare, **settings)
+        record = asked | {"value": answer.value, "value_low": answer.low, "value_high": answer.high}
+        record |= {"value_until": answer.until, "predicted_at": answer.at}
+        text, point, summary = sentence(answer, weak=weak), answer.point, answer.summary
+    notes = [interval_sentence(summary["interval_level"], summary["interval_studies"]), summary["from_script"]]
+    return Found(text, record | point, [*filter(None, notes), *summary["cautions"]])
+
+
+def show_answers(found: Sequence[Found], summary: Mapping[str, Any], output: Path | None, *, json: bool) -> None:
+    """Print the sentences, with what they rest on; or all of it as JSON, which also goes into ``output``."""
+    from dpsim import codec
+
+    sentences, cautions = (
+        [each.sentence for each in found],
+        list(dict.fromkeys(note for f in found for note in f.notes)),
+    )
+    if output is not None or json:
+        records = [each.record for each in found]
+        shown = show.json_object("predict", records, {**summary, "sentences": sentences, "cautions": cautions})
+        if output is not None:
+            codec.write(output, shown)
+        if json:
+            print(codec.to_json(shown))
+            return
+    for sentence in sentences:
+        print(sentence)
+    for note in cautions:
+        print(f"Note: {note}.")

@@ -1,0 +1,126 @@
+"""The sentences that answer inverse questions: what reaches a target and how sure that is, or what stays in its way."""
+
+from __future__ import annotations
+
+import math
+
+from dpsim.predict.best_bucket import BestBucket
+from dpsim.predict.inverse import Answer, Target
+from dpsim.predict.points import Record
+from dpsim.report.words import devices_name
+from dpsim.units import format_bandwidth, format_duration, format_size
+
+_LEAST_SHARE = 0.005
+"""The part of a step below which a loss is not named."""
+_LOSSES = {
+    "predicted_exposed_communication_s": "exposed communication",
+    "waiting_for_slowest_s": "waiting for the slowest device",
+    "waiting_for_input_s": "waiting for input",
+}
+
+
+def sentence(answer: Answer, *, weak: bool) -> str:
+    """Return what reaches the target, with its interval; or what comes nearest to it, and what is in its way."""
+    target, goal = answer.target, _goal(answer.target)
+    where = _where(answer.point, answer.quantity, weak=weak)
+    if answer.value is None:
+        worse, predicted, better = (_amount(target, value) for value in target.of(answer.point))
+        give = "give" if answer.quantity == "devices" else "gives"
+        return (
+            f"{where}no {_noun(answer)} reaches {goal}: even {_value(answer, answer.at)} {give} {predicted}"
+            f" ({worse} to {better}). {_left(answer.point)}"
+        ).strip()
+    if answer.anything:
+        return f"{where}any {_noun(answer)} reaches {goal}, even {_value(answer, answer.value)}."
+    side = "more" if answer.least else "fewer" if answer.quantity == "devices" else "less"
+    side += "" if answer.until is None else f", but not beyond {_value(answer, answer.until, named=False)}"
+    return (
+        f"{where}{goal} is reached with {_value(answer, answer.value)} or {side}"
+        f" ({_interval(answer)}), where a step takes {format_duration(answer.point['predicted_step_s'])}."
+    )
+
+
+def bucket_sentence(best: BestBucket, target: Target | None = None, *, weak: bool) -> str:
+    """Return the best fusion threshold, what it gains over none being named, and whether it reaches a target."""
+    size, (first, last) = format_size(best.point["fusion_threshold_bytes"]), map(format_size, best.alike)
+    alike = f" (any from {first} to {last} may be as fast)" if first != last else ""
+    rule, where = best.point["fusion_rule"], _where(best.point, "bucket", weak=weak)
+    step, default = format_duration(best.point["predicted_step_s"]), format_duration(best.default_step_s)
+    certain = ", no certain difference" if best.ratio_low <= 1 <= best.ratio_high else ""
+    ratio = f"{best.ratio:.2f} times as fast ({best.ratio_low:.2f} to {best.ratio_high:.2f}){certain}"
+    if best.ratio < 1:
+        text = f"{where}no bucket size beats {rule} without one, {default} per step; the best, {size}, takes {step},"
+        text += f" {ratio}."
+    else:
+        text = f"{where}the best bucket of {rule} is {size}{alike}: {step} per step instead of {default}, {ratio}."
+    if target is None:
+        return text
+    worse, predicted, better = target.of(best.point)
+    amounts = f"{_amount(target, predicted)} ({_amount(target, worse)} to {_amount(target, better)})"
+    return f"{text} It {'reaches' if target.reached(predicted) else 'misses'} {_goal(target)}, with {amounts}."
+
+
+def _where(point: Record, quantity: str, *, weak: bool) -> str:
+    """Return the devices and the batch that a point was predicted on, without what is asked for."""
+    layout = "" if point["layout"] == str(point["devices"]) else f" ({point['layout']})"
+    devices = "" if quantity == "devices" else f"{devices_name(point['devices'])}{layout}"
+    batch = f"local batch {point['local_batch']:g}" if weak else f"global batch {point['global_batch']}"
+    batch = "" if quantity == "local-batch" else batch
+    return ", ".join(filter(None, (devices, batch))) + ": "
+
+
+def _amount(target: Target, value: float) -> str:
+    """Return a value of the target's goal."""
+    if target.goal == "step-time":
+        return format_duration(value)
+    return f"{value:.1%}" if target.goal == "efficiency" else f"{value:.3g}"
+
+
+def _goal(target: Target) -> str:
+    if target.goal == "efficiency":
+        return f"{target.value * 100:.4g}% scaling efficiency"
+    return (
+        f"a speedup of {target.value:g}" if target.goal == "speedup" else f"a step of {format_duration(target.value)}"
+    )
+
+
+def _noun(answer: Answer) -> str:
+    return "number of devices" if answer.quantity == "devices" else answer.quantity.replace("-", " ")
+
+
+def _value(answer: Answer, value: float, *, named: bool = True) -> str:
+    """Return a value of what is asked for, ``named`` as in ``a latency of 20 us``."""
+    match answer.quantity:
+        case "devices":
+            return devices_name(int(value))
+        case "bandwidth":
+            if math.isinf(value):
+                return "an infinite bandwidth"
+            text = format_bandwidth(value)
+        case "latency":
+            text = format_duration(value)
+        case _:
+            text = f"{value:.0f}"
+    return f"a {_noun(answer)} of {text}" if named else text
+
+
+def _interval(answer: Answer) -> str:
+    """Return the values at which the ends of the prediction's interval reach the target."""
+    low, high = (None if end is None else _value(answer, end, named=False) for end in (answer.low, answer.high))
+    if low is not None and high is not None:
+        return f"interval: {low} to {high}"
+    possible = f"from {low} on" if answer.least else f"up to {high}"
+    return f"{possible} it may be reached, but no {_noun(answer)} makes it certain"
+
+
+def _left(point: Record) -> str:
+    """Return what keeps a step from being as long as one device's share of it, the largest part first."""
+    step_s = point["predicted_step_s"]
+    losses = {name: point[key] for key, name in _LOSSES.items()}
+    ideal_s = step_s * point["predicted_speedup"] / point["devices"]
+    losses["computation beyond one device's share"] = step_s - ideal_s - sum(losses.values())
+    largest = sorted(
+        ((loss_s, name) for name, loss_s in losses.items() if loss_s > _LEAST_SHARE * step_s), reverse=True
+    )
+    parts = " and ".join(f"{format_duration(loss_s)} are {name}" for loss_s, name in largest)
+    return f"Of its {format_duration(step_s)} per step, {parts}." if parts else ""
