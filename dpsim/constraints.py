@@ -19,7 +19,7 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.optimizer import Lars
 from dpsim.processor import layers_by_kernels
-from dpsim.strategy import FULLY_SHARD, DataParallel, Strategy, parse_strategy
+from dpsim.strategy import ASYNCHRONOUS, FULLY_SHARD, DataParallel, Strategy, parse_strategy
 
 Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi", "torch-ddp-nccl", "torch-fsdp-gloo"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
@@ -233,7 +233,7 @@ CONSTRAINTS = (
     Constraint(
         "strategy optimizer",
         lambda plan: _strategy(plan).asynchronous and isinstance(plan.optimizer, Lars),
-        "strategy {strategy} with LARS, which needs the norms of whole tensors, where shards are updated alone",
+        "strategy {strategy} with LARS, which needs the norms of whole tensors, where flat arrays are updated alone",
         "sgd, adamw",
         "choose another --optimizer, or another --strategy",
     ),
@@ -414,8 +414,8 @@ TRAINING_CONSTRAINTS = (
         "strategy record",
         lambda run: run.record is not None and not _strategy(run).asynchronous,
         "the order of updates of strategy {strategy}, which is always the same",
-        "a record of parameter-server",
-        "leave --record out, or choose --strategy parameter-server",
+        f"a record of {' or '.join(ASYNCHRONOUS)}",
+        f"leave --record out, or choose --strategy {' or '.join(ASYNCHRONOUS)}",
     ),
     Constraint(
         "replay record",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 import msgspec
@@ -219,14 +220,14 @@ class Tensor(Strategy, frozen=True):
         return self.shard
 
 
-class ParameterServer(Strategy, frozen=True):
-    """Devices update shared parameters when they have a gradient, and wait for nobody.
+class Asynchronous(Strategy, frozen=True):
+    """What the strategies have in common in which devices, called workers, update parameters and wait for nobody.
 
-    ``staleness``: a device begins no update while it has made more than so many updates more than the slowest device
-    (stale synchronous parallel, Ho et al. 2013).
+    What they share has as many *cells* as there are workers, each with a lock and a version. ``staleness``: a worker
+    begins no update while it has made more than so many updates more than the slowest one (stale synchronous parallel,
+    Ho et al. 2013).
     """
 
-    name = "parameter-server"
     asynchronous = True
 
     staleness: int = 4
@@ -235,6 +236,47 @@ class ParameterServer(Strategy, frozen=True):
     def candidates(cls, devices: int, layers: int, blocks: int) -> tuple[Strategy, ...]:
         """Return none: there is no step to compare."""
         return ()
+
+    def copies(self, workers: int) -> int:
+        """How many copies of the parameters there are: one, whose shards are the cells, or a cell for each worker."""
+        return 1
+
+    def groups(self, worker: int, workers: int, made: int, gone: Collection[int] = ()) -> list[tuple[int, ...]]:
+        """Return the cells that a worker's update changes after the ``made`` ones before it, group after group.
+
+        The first cell of a group is pulled before, and gets the gradient; then all cells of the group are averaged.
+        Workers that are ``gone`` have left their copies behind.
+        """
+        return [((worker + number) % workers,) for number in range(workers)]
+
+
+class ParameterServer(Asynchronous, frozen=True):
+    """Workers update the same parameters, which are divided into shards, when they have a gradient."""
+
+    name = "parameter-server"
+
+
+class Gossip(Asynchronous, frozen=True):
+    """Each worker updates parameters of its own, and then averages them with those of others (AD-PSGD).
+
+    ``peers``: with how many others at once, or with all others where there are fewer; a worker takes them in turn.
+    Source: Lian et al., arXiv:1710.06952, who draw the peer.
+    """
+
+    name = "gossip"
+
+    peers: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least(self, "peers", 1)
+
+    def copies(self, workers: int) -> int:
+        return workers
+
+    def groups(self, worker: int, workers: int, made: int, gone: Collection[int] = ()) -> list[tuple[int, ...]]:
+        others = [each for number in range(1, workers) if (each := (worker + number) % workers) not in gone]
+        count = min(self.peers, len(others))
+        return [(worker, *(others[(made * count + number) % len(others)] for number in range(count)))]
 
 
 def _powers(devices: int, blocks: int) -> list[int]:
@@ -254,10 +296,12 @@ def own_blocks(blocks: int, part: int, parts: int) -> range:
 
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    each.name: each for each in (DataParallel, Zero1, Zero2, Zero3, Pipeline, Tensor, ParameterServer)
+    each.name: each for each in (DataParallel, Zero1, Zero2, Zero3, Pipeline, Tensor, ParameterServer, Gossip)
 }
 SYNCHRONOUS = tuple(name for name, kind in STRATEGIES.items() if not kind.asynchronous)
 """The names of those in which all devices make every step together."""
+ASYNCHRONOUS = tuple(name for name, kind in STRATEGIES.items() if kind.asynchronous)
+"""The names of the others."""
 
 
 @functools.cache

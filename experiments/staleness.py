@@ -1,10 +1,11 @@
-"""``python -m dpsim.experiments.staleness`` compares the predicted speed and staleness of parameter servers with runs.
+"""``python -m dpsim.experiments.staleness`` compares the predicted speed and staleness of asynchronous runs with them.
 
-In rounds, each worker's computation is timed alone, with no server (the profile), and then all train: asynchronously,
-and synchronously with the same code. One worker is made slower by a factor that the prediction is told. The prediction
-is made twice: before the first training, and from the profiles of all rounds; it never sees a training. The guesses
-beside it: a staleness of one less than the workers, and the speed at which every step waits for the slowest worker.
-With four workers on two cores these wait instead of computing.
+Parameter servers and gossip. In rounds, each worker's computation is timed alone, with nothing shared (the profile),
+and then all train: asynchronously, and synchronously with the same code. One worker is made slower by a factor that the
+prediction is told. The prediction is made twice: before the first training, and from the profiles of all rounds; it
+never sees a training. The guesses beside it: a staleness of one less than the workers, or of one where a copy is
+averaged with one other, and the speed at which every step waits for the slowest worker. With four workers on two cores
+these wait instead of computing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -30,21 +31,22 @@ from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.optimizer import Sgd
 from dpsim.plan import Plan
-from dpsim.predict.asynchronous import AsynchronousRun, ServerTimes, distance, mean, simulate
+from dpsim.predict.asynchronous import AccessTimes, AsynchronousRun, distance, mean, simulate
 from dpsim.progress import Progress
 from dpsim.replica import Batch, BatchSums, Replica, StepEvents
 from dpsim.runtime import asynchronous
 from dpsim.runtime.describe import describe
 from dpsim.runtime.emulated import EmulatedReplica
-from dpsim.runtime.parameter_server import ParameterServers
+from dpsim.runtime.shared_updates import SharedUpdates
 from dpsim.runtime.trainer import Trainer
+from dpsim.strategy import Asynchronous, parse_strategy
 
 _DATA = "synthetic:16x16x3,classes=10,train=2048,test=8"
 _STEPS, _PROFILED, _FIRST, _ROUNDS = 60, 20, 2, 8
 _EMULATED_S, _SPREAD = 4e-3, tuple(np.linspace(0.9, 1.2, 21).tolist())
 _UNBOUNDED = 10**6
 _MODELS = {2: "mlp:256x4", 4: "mlp:64x4"}
-_SEED = 0
+_SEED, _OPTIMIZER = 0, Sgd(learning_rate=1e-3)
 
 
 class Case(Noun, frozen=True):
@@ -52,7 +54,7 @@ class Case(Noun, frozen=True):
 
     workers: int
     slow: float
-    staleness: int
+    strategy: str
     emulated: bool = False
     model: str = "mlp:256x4"
     local_batch: int = 64
@@ -63,9 +65,14 @@ class Case(Noun, frozen=True):
 
     @property
     def title(self) -> str:
-        bound = "no bound" if self.staleness == _UNBOUNDED else f"bound {self.staleness}"
+        strategy = self.asynchronous
+        bound = "no bound" if strategy.staleness == _UNBOUNDED else f"bound {strategy.staleness}"
         how = "emulated" if self.emulated else self.model
-        return f"{self.workers} workers, {how}, the last {self.slow:g} times as slow, {bound}"
+        return f"{strategy.name}, {self.workers} workers, {how}, the last {self.slow:g} times as slow, {bound}"
+
+    @property
+    def asynchronous(self) -> Asynchronous:
+        return cast(Asynchronous, parse_strategy(self.strategy))
 
     def plan(self, strategy: str, leaves: int = 0) -> Plan:
         """The plan of a strategy."""
@@ -73,7 +80,7 @@ class Case(Noun, frozen=True):
             devices=self.workers,
             global_batch=self.local_batch * self.workers,
             strategy=strategy,
-            optimizer=Sgd(learning_rate=1e-3),
+            optimizer=_OPTIMIZER,
             leaves=leaves,
             batch_norm=Plan.default_batch_norm(leaves),
             algorithm="two-shot",
@@ -81,16 +88,16 @@ class Case(Noun, frozen=True):
 
 
 CASES = tuple(
-    Case(workers=workers, slow=slow, staleness=bound, emulated=workers > 2, model=_MODELS[workers])
+    Case(workers=workers, slow=slow, strategy=strategy, emulated=workers > 2, model=_MODELS[workers])
     for workers in (2, 4)
     for slow in (1.0, 2.0)
-    for bound in (_UNBOUNDED, 4)
+    for strategy in (f"parameter-server:staleness={_UNBOUNDED}", "parameter-server", f"gossip:staleness={_UNBOUNDED}")
 )
 STUDY: Study[Case] = Study(
     name="staleness",
-    schema="dpsim.staleness/1",
+    schema="dpsim.staleness/2",
     record=Record[Case],
-    samples=("images_per_s", "staleness", "synchronous_images_per_s"),
+    samples=("images_per_s", "staleness", "synchronous_images_per_s", "consensus_distance"),
     task="dpsim.experiments.staleness:train_on_ranks",
 )
 
@@ -98,7 +105,7 @@ STUDY: Study[Case] = Study(
 def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, list[float]]:
     """Return the samples of a ``Case``; a distribution of staleness is a list of counts for 0, 1 and so on."""
     case, data = codec.decode(argument["case"], Case, "case"), load_dataset(_DATA)
-    plan = case.plan(f"parameter-server:staleness={case.staleness}")
+    plan = case.plan(case.strategy)
     profiled = asynchronous.Worker(_replica(comm, case, data), data, plan, case.workers, _SEED, comm)
     slowed = asynchronous.Worker(_replica(comm, case, data), data, plan, case.workers, _SEED, comm)
     synchronous = case.plan("data-parallel", leaves=0 if case.emulated else case.workers)
@@ -107,12 +114,12 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         _slow_down(slowed.replica, case.slow)
         _slow_down(trainer.replica, case.slow)
     compute_s: list[list[float]] = [[] for _ in range(comm.size)]
-    times: list[ServerTimes] = []
+    times: list[AccessTimes] = []
 
     def profile() -> None:
         for worker, taken_s in enumerate(comm.allgather(_computing_s(comm, profiled))):
             compute_s[worker] += taken_s
-        times.append(_server_times(comm, profiled, plan))
+        times.append(_access_times(comm, profiled, case))
 
     for _ in range(_FIRST):
         profile()
@@ -126,6 +133,7 @@ def train_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         quiet_barrier(comm)
         trained = comm.bcast(asynchronous.train(comm, slowed, plan, _STEPS, _rate))
         samples["images_per_s"].append(trained[0].images_per_s)
+        samples["consensus_distance"].append(trained[0].consensus_distance)
         counts += trained[1].staleness
         quiet_barrier(comm)
         begin_s = now()
@@ -179,31 +187,31 @@ def _computing_s(comm: MPI.Intracomm, worker: asynchronous.Worker) -> list[float
     return taken_s
 
 
-def _server_times(comm: MPI.Intracomm, worker: asynchronous.Worker, plan: Plan) -> ServerTimes:
-    """The mean seconds of a pull and a push of a shard, by workers in turn: another one has written what is pulled."""
-    assert isinstance(plan.optimizer, Sgd)
-    servers = ParameterServers(comm, worker.parameters, plan.optimizer, _PROFILED, _UNBOUNDED)
+def _access_times(comm: MPI.Intracomm, worker: asynchronous.Worker, case: Case) -> AccessTimes:
+    """The median seconds of a pull and a push, by workers in turn: another one has written what is pulled."""
+    shared = SharedUpdates(comm, worker.parameters, case.asynchronous, _OPTIMIZER, _PROFILED)
     taken_s = []
     for ticket in range(_PROFILED):
         quiet_barrier(comm)
         if ticket % comm.size == comm.rank:
             begin_s = now()
-            servers.pull(ticket, worker.parameters)
+            shared.pull(ticket, worker.parameters)
             pulled_s = now()
-            servers.push(ticket, worker.gradients, 0.0, 0.0, 1.0)
+            shared.push(ticket, worker.gradients, 0.0, 0.0, 1.0)
             taken_s.append((pulled_s - begin_s, now() - pulled_s))
     quiet_barrier(comm)
-    servers.close()
+    shared.close()
     every_s = [times for of_rank in comm.allgather(taken_s) for times in of_rank]
-    pull_s, push_s = (np.median(every_s, axis=0) / comm.size).tolist()
-    return ServerTimes(pull_s=pull_s, push_s=push_s)
+    groups = len(case.asynchronous.groups(0, comm.size, 0))
+    pull_s, push_s = (np.median(every_s, axis=0) / groups).tolist()
+    return AccessTimes(pull_s=pull_s, push_s=push_s)
 
 
-def _predicted(case: Case, compute_s: Sequence[Sequence[float]], times: Sequence[ServerTimes]) -> AsynchronousRun:
+def _predicted(case: Case, compute_s: Sequence[Sequence[float]], times: Sequence[AccessTimes]) -> AsynchronousRun:
     """The run of as many updates as are trained in a round, with times drawn from the profile; a mean of many."""
     random = np.random.default_rng(_SEED)
     pull_s, push_s = (float(np.median([getattr(each, name) for each in times])) for name in ("pull_s", "push_s"))
-    shard = ServerTimes(pull_s=pull_s, push_s=push_s)
+    access = AccessTimes(pull_s=pull_s, push_s=push_s)
 
     def drawn(factor: float, own: Sequence[float]) -> Iterator[float]:
         while True:
@@ -212,9 +220,9 @@ def _predicted(case: Case, compute_s: Sequence[Sequence[float]], times: Sequence
     runs = [
         simulate(
             [drawn(factor, own) for factor, own in zip(_factors(case), compute_s, strict=True)],
-            shard,
-            staleness=case.staleness,
-            updates=_STEPS * case.workers,
+            access,
+            case.asynchronous,
+            _STEPS * case.workers,
         )
         for _ in range(20)
     ]
@@ -254,7 +262,10 @@ def _lines(measured: Measured[Case]) -> Iterator[str]:
         f"{case.title}: {speed:,.0f} images/s, {speed / synchronous:.2f} times synchronous training; mean staleness "
         f"{_mean_and_distance(seen, seen)[0]:.2f}"
     )
-    null = [0.0] * (case.workers - 1) + [1.0]
+    if case.asynchronous.copies(case.workers) > 1:
+        apart = float(np.median(samples["consensus_distance"]))
+        yield f"  copies are {apart:.1e} of their norm apart when a worker averages them"
+    null = [0.0] * (1 if case.asynchronous.copies(case.workers) > 1 else case.workers - 1) + [1.0]
     for name, staleness in (
         *((name, samples[f"{name}_staleness"]) for name in ("beforehand", "blind")),
         ("null", null),

@@ -135,6 +135,9 @@ def _print(config: TrainConfig, result: TrainResult) -> None:
         print(f"{result.images_per_s:,.0f} images/s, {format_duration(result.step_s)} per step, {run}")
     if plan.parallelism.sharded:
         print(f"strategy {plan.strategy}: {format_size(result.optimizer_state_bytes)} of optimizer state a device")
+    if result.consensus_distance:
+        apart = f"{result.consensus_distance:.2%} of their norm apart when a worker averages them"
+        print(f"strategy {plan.strategy}: copies of the parameters are {apart}")
     if plan.compute_dtype != "float32":
         print(f"operands of products and convolutions in {plan.compute_dtype}, sums and parameters in float32")
     if result.gpus:

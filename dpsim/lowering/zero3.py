@@ -7,12 +7,13 @@ Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.ddp_settings import ShardedUnit
 from dpsim.errors import ConfigError
 from dpsim.lowering import data_parallel
 from dpsim.lowering.buckets import Costs, fused
@@ -70,7 +71,7 @@ def lower(
     count = len(units.size_bytes)
     if workload.ddp is not None and workload.ddp.units:
         uses = _uses(workload, plan, units, by_pass=True)
-        resharded = _resharded(workload, units, strategy)
+        resharded = _resharded(workload, workload.ddp.units, units, strategy)
         gathers = _gathers(_each_pass(uses, resharded), strategy.prefetch)
         return interleaved(workload, plan, units, gathers=gathers, agrees=False)
     slots = strategy.prefetch + 1 if strategy.prefetch + 1 < count else 0
@@ -128,10 +129,9 @@ def _in_slots(uses: list[_Use], slots: int) -> Iterator[tuple[_Use, bool]]:
         resident[use.unit % slots] = use.unit
 
 
-def _resharded(workload: Workload, units: Buckets, strategy: Zero3) -> list[bool]:
+def _resharded(workload: Workload, layers: Sequence[ShardedUnit], units: Buckets, strategy: Zero3) -> list[bool]:
     """Whether each unit is given up after forward: those of a script, or what a fusion rule joins of them."""
-    assert workload.ddp is not None
-    of_layer = np.array([unit.reshard and strategy.reshard for unit in workload.ddp.units])
+    of_layer = np.array([layer.reshard and strategy.reshard for layer in layers])
     resharded: list[bool] = np.maximum.reduceat(of_layer[workload.ready_order.layer], units.start[:-1]).tolist()
     return resharded
 

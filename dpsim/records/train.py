@@ -207,6 +207,18 @@ class TrainResult(Noun, frozen=True, kw_only=True):
         int,
         Column("bytes", "The memory of optimizer state on the device with the most; 0: unknown.", dtype="int64"),
     ] = 0
+    mean_staleness: Annotated[
+        float,
+        Column("ratio", "Asynchronous: how often, on average, what a gradient updates had changed since its pull."),
+    ] = 0.0
+    consensus_distance: Annotated[
+        float,
+        Column(
+            "ratio",
+            "With strategy gossip: how far apart, as a root mean square over their norm, the parameters are that a"
+            " worker averages; the mean over its updates.",
+        ),
+    ] = 0.0
     gpus: Annotated[int, Column("count", "The GPUs that took part, which several ranks may share; 0 on the CPU.")] = 0
     gpu_path: Annotated[
         str,

@@ -1,18 +1,18 @@
 """Asynchronous training: each worker pulls parameters, computes a micro-batch and pushes its gradient, in no step.
 
-Update k is of micro-batch k mod n of global batch k div n, whoever of the n workers takes it, with 1/n of that step's
-learning rate: an epoch has the samples of a synchronous one. Which gradient is made from which parameters depends on
-the workers' speeds, and on nothing else: a micro-batch is computed as one leaf, whose bits are the same everywhere.
+Update k is of micro-batch k mod n of global batch k div n, whoever of the n workers takes it: an epoch has the samples
+of a synchronous one. Where all update the same parameters, each does so with 1/n of that step's learning rate. Which
+gradient is made from which parameters depends on the workers' speeds, and on nothing else: a micro-batch is computed as
+one leaf, whose bits are the same everywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,21 +22,22 @@ from dpsim.comm.clock import now
 from dpsim.data import Dataset, epoch_batches, shard
 from dpsim.errors import ConfigError, NotFiniteError
 from dpsim.nn.network import NoEvents
-from dpsim.optimizer import Lars
+from dpsim.optimizer import AdamW, Lars, Sgd
 from dpsim.plan import Plan
 from dpsim.records.train import TrainResult
 from dpsim.replica import Array, Batch, BatchSums, Capabilities, Replica
+from dpsim.runtime.cells import Cells
 from dpsim.runtime.choosing import agree_on_table
-from dpsim.runtime.parameter_server import ParameterServers, advance
+from dpsim.runtime.evaluation import digest, evaluated
+from dpsim.runtime.shared_updates import SharedUpdates
 from dpsim.runtime.update_order import Compute, Pull, UpdateOrder
-from dpsim.strategy import ParameterServer
+from dpsim.strategy import ASYNCHRONOUS, Asynchronous
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _ALIGNED = 16
 """Elements between the beginnings of tensors: whole lines of the cache."""
-_EVALUATION_BATCH = 256
 
 Rate = Callable[[int], float]
 
@@ -106,42 +107,50 @@ class Worker:
             raise NotFiniteError(f"the loss is {sums.loss} in update {ticket + 1}", remedy="lower --learning-rate")
         return sums, 1.0 / (high - low)
 
-    def evaluate(self, parameters: Array) -> BatchSums:
-        """The sums over the whole test set with these parameters."""
-        self.parameters[...] = parameters
-        total, samples = np.zeros(3), len(self._dataset.test_y)
-        for start in range(0, samples, _EVALUATION_BATCH):
-            sums = self.replica.evaluate(*self._dataset.test_batch(start, min(start + _EVALUATION_BATCH, samples)))
-            total += (sums.loss, sums.correct, sums.samples)
-        return BatchSums(loss=float(total[0]), correct=int(total[1]), samples=int(total[2]))
+    def result(
+        self,
+        copies: Sequence[Array],
+        order: UpdateOrder,
+        losses: NDArray[np.float64],
+        apart: NDArray[np.float64],
+        seconds: float,
+    ) -> TrainResult:
+        """The result of an order of updates; the test set is computed with the mean of the copies' parameters.
 
-    def digest(self, values: Iterable[Array]) -> str:
-        """SHA-256 of parameters and optimizer state, tensor by tensor in name order (as ``Trainer.digest``)."""
-        sha = hashlib.sha256()
-        for flat in values:
-            for name, value in sorted(self.views(flat).items()):
-                sha.update(name.encode())
-                sha.update(np.ascontiguousarray(value).tobytes())
-        return sha.hexdigest()
-
-    def result(self, values: list[Array], losses: NDArray[np.float64], seconds: float, steps: int) -> TrainResult:
-        """The result with these parameters and optimizer state; ``losses`` are sums over the samples of updates."""
-        test = self.evaluate(values[0])
+        ``copies`` are parameters and optimizer state [1 + slots, elements] of each; ``losses`` are sums over the
+        samples of updates, and ``apart`` is what ``average`` returned in each.
+        """
+        self.parameters[...] = np.mean([copy[0] for copy in copies], axis=0)
+        loss, correct, samples = evaluated(self.replica.evaluate, self._dataset, 0, len(self._dataset.test_y)).tolist()
+        steps = len(losses) // self._workers
         sizes = [len(batch) for epoch in range(-(-steps // self.steps_per_epoch)) for batch in self._batches(epoch)]
         of_steps = losses.reshape(steps, self._workers).sum(axis=1) / sizes[:steps]
         return TrainResult(
             devices=self._plan.devices,
             steps=steps,
-            test_accuracy=test.correct / test.samples,
-            test_loss=test.loss / test.samples,
+            test_accuracy=correct / samples,
+            test_loss=loss / samples,
             final_loss=float(of_steps[-1]),
             step_s=seconds / steps,
             images_per_s=sum(sizes[:steps]) / seconds,
             exposed_communication_s=0.0,
-            digest=self.digest(values),
+            digest=digest(self.views(flat) for copy in copies for flat in copy),
             losses=tuple(of_steps.tolist()),
-            optimizer_state_bytes=sum(value.nbytes for value in values[1:]),
+            optimizer_state_bytes=copies[0][1:].nbytes,
+            mean_staleness=order.mean_staleness,
+            consensus_distance=float(np.mean(apart)),
         )
+
+
+def _asynchronous(plan: Plan) -> tuple[Asynchronous, Sgd | AdamW]:
+    """The strategy and the optimizer of a plan. Raises ``ConfigError`` where devices make steps together."""
+    if not isinstance(plan.parallelism, Asynchronous) or isinstance(plan.optimizer, Lars):
+        raise ConfigError(
+            f"strategy {plan.strategy} where each device updates when it has a gradient",
+            allowed=f"{' or '.join(ASYNCHRONOUS)}, with sgd or adamw",
+            remedy="choose one of them with --strategy",
+        )
+    return plan.parallelism, plan.optimizer
 
 
 def train(
@@ -156,19 +165,19 @@ def train(
     Returns the result and the order of updates on the first rank that is alive at the end. Between the start and that
     no rank sends a message, so that the death of a worker stops nobody. ``step_s`` is the mean time of n updates.
     """
-    strategy, optimizer = plan.parallelism, plan.optimizer
-    assert isinstance(strategy, ParameterServer) and not isinstance(optimizer, Lars)  # Plan refuses it
-    servers = ParameterServers(comm, worker.parameters, optimizer, steps * comm.size, strategy.staleness)
-    with contextlib.closing(servers):
+    strategy, optimizer = _asynchronous(plan)
+    sharers = comm.size // strategy.copies(comm.size)
+    shared = SharedUpdates(comm, worker.parameters, strategy, optimizer, steps * comm.size)
+    with contextlib.closing(shared):
         begin_s = now()
-        while (ticket := servers.take()) is not None:
-            servers.pull(ticket, worker.parameters)
+        while (ticket := shared.take()) is not None:
+            shared.pull(ticket, worker.parameters)
             sums, scale = worker.compute(ticket)
-            servers.push(ticket, worker.gradients, sums.loss, rate(ticket // comm.size) / comm.size, scale)
-        if not servers.finish():
+            shared.push(ticket, worker.gradients, sums.loss, rate(ticket // comm.size) / sharers, scale)
+        if not shared.finish():
             return None
-        seconds = float(servers.ends_s.max()) - begin_s
-        return worker.result(servers.values, servers.losses, seconds, steps), servers.order
+        seconds, order = float(shared.ends_s.max()) - begin_s, shared.order
+        return worker.result(shared.cells.newest(order), order, shared.losses, shared.apart, seconds), order
 
 
 def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, rate: Rate) -> TrainResult:
@@ -176,13 +185,14 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
 
     Gradients that can be computed at once are divided among the ranks; every rank makes every update. Collective.
     """
-    workers, optimizer, parameters = len(order.orders), plan.optimizer, worker.parameters.copy()
-    assert not isinstance(optimizer, Lars)  # Plan refuses it
-    edges = [number * len(parameters) // workers for number in range(workers + 1)]
-    parts = [slice(*edge) for edge in itertools.pairwise(edges)]
-    values = np.zeros((1 + len(optimizer.slots), 2, len(parameters)), parameters.dtype)
-    values[0, 0] = parameters
-    versions, losses = [0] * workers, np.zeros(len(order.takers))
+    strategy, optimizer = _asynchronous(plan)
+    workers, parameters = len(order.orders), worker.parameters.copy()
+    copies = strategy.copies(workers)
+    values = np.zeros((copies, 1 + len(optimizer.slots), 2, len(parameters)), parameters.dtype)
+    cells = Cells(values, workers, optimizer)
+    cells.initialise(parameters)
+    versions, made = [0] * workers, [0] * workers
+    losses, apart = np.zeros((2, len(order.takers)))
     pulled: dict[int, Array] = {}
     gradients: dict[int, tuple[Array, float]] = {}
     ready: list[int] = []
@@ -196,9 +206,7 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
     begin_s = now()
     for step in order.steps():
         if isinstance(step, Pull):
-            part = parts[step.shard]
-            taken = pulled.setdefault(step.ticket, np.empty_like(parameters))
-            taken[part] = values[0, versions[step.shard] % 2, part]
+            cells.pull(step.cell, versions[step.cell], pulled.setdefault(step.ticket, np.empty_like(parameters)))
         elif isinstance(step, Compute):
             ready.append(step.ticket)
         else:
@@ -210,12 +218,14 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
                 for ticket in ready:
                     del pulled[ticket]
                 ready.clear()
-            part, (gradient, scale) = parts[step.shard], gradients[step.ticket]
-            of_step = rate(step.ticket // workers) / workers
-            advance(values[..., part], versions[step.shard], gradient[part], optimizer, of_step, scale)
-            versions[step.shard] += 1
-            left[step.ticket] -= 1
+            gradient, scale = gradients[step.ticket]
+            of_step = rate(step.ticket // workers) / (workers // copies)
+            before, first = [versions[cell] for cell in step.cells], step.cells[0]
+            apart[step.ticket] = cells.push(step.cells, before, made[first], gradient, of_step, scale)
+            made[first] += 1
+            for cell in step.cells:
+                versions[cell] += 1
+            left[step.ticket] -= len(step.cells)
             if not left[step.ticket]:
                 del gradients[step.ticket]
-    newest = [np.concatenate([value[v % 2, p] for v, p in zip(versions, parts, strict=True)]) for value in values]
-    return worker.result(newest, losses, now() - begin_s, len(losses) // workers)
+    return worker.result(cells.newest(order), order, losses, apart, now() - begin_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import math
 import operator
@@ -40,13 +39,12 @@ from dpsim.runtime.arena import Tensors, gathered
 from dpsim.runtime.choosing import agree_on_table, choose, choose_selection, problems_of
 from dpsim.runtime.describe import describe
 from dpsim.runtime.device_leaves import check_leaves, described, fix_libraries_on_all
+from dpsim.runtime.evaluation import digest, evaluated
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
 from dpsim.runtime.stall import StallWatch
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
-
-_EVALUATION_BATCH = 256
 
 
 class Trainer:
@@ -227,7 +225,9 @@ class Trainer:
         self.runner.status.evaluates()
         edges = own_leaves(self.plan, self.rank, len(self.dataset.test_y))
         with self.averaged_state(), self._parameters_in_memory():
-            leaves = [self._evaluate(low, high) for low, high in itertools.pairwise(edges)]
+            leaves = [
+                evaluated(self.runner.evaluate, self.dataset, low, high) for low, high in itertools.pairwise(edges)
+            ]
         slots = [
             fold(leaf_tree(stop - first), leaves[first:stop].__getitem__, operator.add)
             for first, stop in own_slots(self.plan, self.rank)
@@ -249,14 +249,6 @@ class Trainer:
         self.replica.bind(parameters, {name: np.zeros_like(value) for name, value in parameters.items()})
         yield
         self.runner.bind_again()
-
-    def _evaluate(self, low: int, high: int) -> NDArray[np.float64]:
-        """Loss, correct predictions and samples of test samples ``low`` to ``high - 1``, some at a time."""
-        total = np.zeros(3)
-        for start in range(low, high, _EVALUATION_BATCH):
-            sums = self.runner.evaluate(*self.dataset.test_batch(start, min(start + _EVALUATION_BATCH, high)))
-            total += (sums.loss, sums.correct, sums.samples)
-        return total
 
     @contextlib.contextmanager
     def averaged_state(self) -> Iterator[None]:
@@ -299,12 +291,7 @@ class Trainer:
 
         Collective where a rank does not have everything.
         """
-        sha = hashlib.sha256()
-        for part in (self.parameters(), *self.optimizer_state().values(), self.whole_state()):
-            for name in sorted(part):
-                sha.update(name.encode())
-                sha.update(np.ascontiguousarray(part[name]).tobytes())
-        return sha.hexdigest()
+        return digest((self.parameters(), *self.optimizer_state().values(), self.whole_state()))
 
     def optimizer_state(self, root: int | None = None) -> Tensors:
         """The whole optimizer state by slot and name, on every rank or on ``root``. Collective where it is divided."""

@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from dpsim import codec
@@ -14,6 +15,7 @@ from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime import asynchronous
+from dpsim.runtime.shared_updates import SharedUpdates
 from dpsim.runtime.update_order import UpdateOrder
 
 
@@ -28,22 +30,49 @@ def _rate(step: int) -> float:
     return 0.05 / (1 + step)
 
 
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Fatal(np.ndarray):
+    """An array that nobody survives to write to."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _end()
+
+
 def train(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """The result and the order of a training; rank ``dies`` kills itself in its third update, or before the start."""
+    """The result and the order of a training; ranks ``dies`` kill themselves in their third update (``where``).
+
+    Rank ``dies_early`` kills itself before the start.
+    """
     worker, plan = _worker(comm, case)
-    compute, updates = worker.compute, []
     processes = [*comm.allgather(os.getpid()), *comm.allgather(os.getppid())]
     if comm.rank == case.get("dies_early"):
-        os.kill(os.getpid(), signal.SIGKILL)
+        _end()
 
-    def dying(ticket: int) -> Any:
-        updates.append(ticket)
-        if comm.rank in case.get("dies", ()) and len(updates) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return compute(ticket)
+    def dying(self: SharedUpdates, ticket: int, *arguments: Any) -> None:
+        write = self.cells.push
 
-    worker.compute = dying  # type: ignore[method-assign]
-    trained = asynchronous.train(comm, worker, plan, case["steps"], _rate)
+        def dying_write(*given: Any) -> float:
+            apart = write(*given)
+            if case["where"] == "has written":
+                _end()
+            self._versions = self._versions.view(_Fatal)
+            return apart
+
+        if comm.rank in case.get("dies", ()) and self._clocks[comm.rank] == 2:
+            if case["where"] == "computes":
+                _end()
+            self.cells.push = dying_write  # type: ignore[method-assign]
+        push(self, ticket, *arguments)
+
+    push = SharedUpdates.push
+    SharedUpdates.push = dying  # type: ignore[method-assign]
+    try:
+        trained = asynchronous.train(comm, worker, plan, case["steps"], _rate)
+    finally:
+        SharedUpdates.push = push  # type: ignore[method-assign]
     if trained is None:
         return None
     result, order = trained
