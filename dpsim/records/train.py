@@ -209,14 +209,17 @@ class TrainResult(Noun, frozen=True, kw_only=True):
     ] = 0
     mean_staleness: Annotated[
         float,
-        Column("ratio", "Asynchronous: how often, on average, what a gradient updates had changed since its pull."),
+        Column(
+            "ratio",
+            "Asynchronous: how often parameters had changed since the pull when a gradient was added; the mean.",
+        ),
     ] = 0.0
     consensus_distance: Annotated[
         float,
         Column(
             "ratio",
-            "With strategy gossip: how far apart, as a root mean square over their norm, the parameters are that a"
-            " worker averages; the mean over its updates.",
+            "Where workers have parameters of their own: how far apart those are that an update averages, as a root"
+            " mean square over the norm; the mean over all updates.",
         ),
     ] = 0.0
     gpus: Annotated[int, Column("count", "The GPUs that took part, which several ranks may share; 0 on the CPU.")] = 0

@@ -184,10 +184,20 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
     """Make the updates of a recorded order again, on any number of ranks; they end in the same bits on all of them.
 
     Gradients that can be computed at once are divided among the ranks; every rank makes every update. Collective.
+    Raises ``ConfigError`` for the order of another strategy.
     """
     strategy, optimizer = _asynchronous(plan)
     workers, parameters = len(order.orders), worker.parameters.copy()
     copies = strategy.copies(workers)
+    left = Counter(itertools.chain.from_iterable(order.orders))
+    if {sum(version >= 0 for version in order.pulls[ticket]) for ticket in left} - {
+        len(strategy.groups(0, workers, 0))
+    }:
+        raise ConfigError(
+            f"an order of updates that strategy {plan.strategy} cannot make",
+            allowed="the order of a training with the same strategy",
+            remedy="record it again with --record",
+        )
     values = np.zeros((copies, 1 + len(optimizer.slots), 2, len(parameters)), parameters.dtype)
     cells = Cells(values, workers, optimizer)
     cells.initialise(parameters)
@@ -196,7 +206,6 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
     pulled: dict[int, Array] = {}
     gradients: dict[int, tuple[Array, float]] = {}
     ready: list[int] = []
-    left = Counter(itertools.chain.from_iterable(order.orders))
 
     def computed(ticket: int) -> tuple[Array, float, float]:
         worker.parameters[...] = pulled[ticket]

@@ -112,6 +112,13 @@ def test_another_order_ends_in_other_bits(
     assert replays[0] == replays[2] != replays[1]
 
 
+@pytest.mark.parametrize(("strategy", "order"), [(STRATEGIES[1], in_turn(24)), (STRATEGIES[0], in_pairs(36, 3))])
+def test_an_order_of_another_strategy_is_refused(on_ranks: OnRanks, strategy: str, order: UpdateOrder) -> None:
+    one = case(len(order.orders), Sgd(), strategy=strategy)
+    with pytest.raises(ConfigError, match="an order of updates that strategy"):
+        replay(on_ranks, one, {"order": codec.to_builtins(order)}, 1)
+
+
 def test_gossip_with_all_others_is_training_of_one_copy(on_ranks: OnRanks) -> None:
     """n copies that are averaged after each update move as one copy does by 1/n of the update, but for rounding."""
     updates, pulls = STEPS * 3, [[-1] * 3 for _ in range(STEPS * 3)]
