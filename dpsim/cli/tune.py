@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from cyclopts import Parameter
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
-from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
 from dpsim.registry import listed
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from dpsim.frameworks import Framework
     from dpsim.harness.torch_ddp.tune import Profiled
     from dpsim.machine import Machine
-    from dpsim.predict.tune import Tuned, Tuning
+    from dpsim.plan import Plan
+    from dpsim.predict.tune import Tuning
     from dpsim.progress import Progress
     from dpsim.records.comparison import Comparison
     from dpsim.records.sweep import Experiment
@@ -110,9 +111,15 @@ def tune(
         print(f"Note: {sentence}.")
     sentence, line = report.answer(tuned, framework, workload)
     if measured.measure:
-        comparison = job.measured(tuned) if job else _measured_model(tuned, machine, measured)
+        from dpsim.harness.tuned import MEASURED, measured_regret
+
+        samples = math.inf if job else _samples(measured)
+        options = tuned.to_measure(MEASURED, accumulation=job is None, most_samples=samples)
+        plans = [plan, *(option.plan for option in options)]
+        comparison = job.measured(plans) if job else _measured_model(plans, machine, measured)
         rows = report.measured_records(comparison, tuned)
         show.table(report.measured_columns(), rows, title="Measured in turns")
+        print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
         sentence, line = report.measured_answer(rows, framework, workload)
     print("\n".join(filter(None, (sentence, line))))
 
@@ -172,6 +179,7 @@ class _Job:
         progress: Progress,
     ) -> _Job:
         """Profile the script that the flags name. Raises ``ConfigError``."""
+        from dpsim.collective import parse_devices
         from dpsim.harness.torch_ddp.experiment import script_experiment
         from dpsim.harness.torch_ddp.tune import profiled
         from dpsim.launch.user_script import is_module
@@ -192,22 +200,20 @@ class _Job:
         flags.writable(folder, folder=True)
         may_write = bool(measured.script_may_write)
         batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
-        known = profiled(declared, batches, progress, script_may_write=may_write)
+        known = profiled(declared, batches, progress, may_write=may_write)
         return cls(declared=declared, profiled=known, folder=folder, script_may_write=may_write)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
         from dpsim.harness.torch_ddp.tune import tune_here
 
-        may_write = self.script_may_write
-        return tune_here(self.declared, self.profiled, self.folder, progress, script_may_write=may_write)
+        return tune_here(self.declared, self.profiled, self.folder, progress, may_write=self.script_may_write)
 
-    def measured(self, tuned: Tuned) -> Comparison:
+    def measured(self, plans: Sequence[Plan]) -> Comparison:
         from dpsim.harness.torch_ddp.tune import measure_advised
 
-        may_write = self.script_may_write
         with show.progress() as progress:
             return measure_advised(
-                self.declared, self.profiled, tuned, self.folder, progress, script_may_write=may_write
+                self.declared, self.profiled, plans, self.folder, progress, may_write=self.script_may_write
             )
 
 
@@ -221,6 +227,7 @@ def _of_files(
 ) -> tuple[Tuning, Machine]:
     """Tune a workload on the machine of a file, which is returned as it is used. Raises ``ConfigError``."""
     from dpsim import machine as machines
+    from dpsim.collective import parse_devices
     from dpsim.predict.defaults import for_prediction
     from dpsim.predict.tune import tune
     from dpsim.units import ITEM_BYTES
@@ -228,7 +235,7 @@ def _of_files(
     assert source.machine is not None
     machine = for_prediction(workload, machines.read(source.machine), [parse_devices(count)[0] for count in counts])
     settings = given.values()
-    batches = settings.pop("local_batch", None) or batches
+    batches = settings.pop("local_batch", None) or (() if "global_batch" in settings else batches)
     rule = framework.rule if workload.ddp is None or framework.name != "ddp" else None
     numbers = framework.default_numbers
     default = None if numbers is None else float(numbers * ITEM_BYTES[workload.tensors[0].dtype])
@@ -238,15 +245,20 @@ def _of_files(
     return tuning, machine
 
 
-def _measured_model(tuned: Tuned, machine: Machine, given: MeasureFlags) -> Comparison:
-    """Measure the best settings of a model of dpsim's own and the default, in turns."""
-    import math
+def _samples(given: MeasureFlags) -> int:
+    """The samples of the data set on which a model is measured."""
+    from dpsim.data import load_dataset
+    from dpsim.records.sweep import Experiment
 
+    values = given.values()
+    return len(load_dataset(values.get("dataset", Experiment().dataset), 0).train_y)
+
+
+def _measured_model(plans: Sequence[Plan], machine: Machine, given: MeasureFlags) -> Comparison:
+    """Measure plans of a model of dpsim's own in turns."""
     from dpsim.cli.sweep import run
     from dpsim.harness.sweep.experiment import experiment_of_plans
-    from dpsim.harness.torch_ddp.tune import MEASURED
 
-    plans = [tuned.default.plan, *(option.plan for option in tuned.to_measure(MEASURED, accumulation=True))]
     waits = machine.emulated_network and plans[0].devices > (machine.cores or math.inf)
     base = {name: value for name, value in given.values().items() if name in ("model", "dataset")}
     base |= {"network": machine.network} | ({"compute": "emulated"} if waits else {})

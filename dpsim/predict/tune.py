@@ -89,14 +89,16 @@ class Tuned:
         """The other caps that may well be as fast as the fastest one."""
         return tuple(each for each in self.caps[1:] if equally_fast(each.predicted, self.caps[0].predicted))
 
-    def to_measure(self, count: int, *, accumulation: bool) -> tuple[Option, ...]:
+    def to_measure(self, count: int, *, accumulation: bool, most_samples: float = math.inf) -> tuple[Option, ...]:
         """Return up to ``count`` options to measure beside the default, with or without other accumulations.
+
+        None of them has more than ``most_samples`` a step, which is what a data set may have.
 
         The fastest cap, the fastest batch, both together, the fastest accumulation, then the next caps.
         """
         firsts = [self.caps[0], self.batches[0], self.together, *self.accumulations[:accumulation]]
-        options = {each.plan: each for each in (*firsts, *self.caps) if each.plan != self.default.plan}
-        return tuple(options.values())[:count]
+        options = {each.plan: each for each in (*firsts, *self.caps) if each.plan.global_batch <= most_samples}
+        return tuple(each for plan, each in options.items() if plan != self.default.plan)[:count]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,11 @@ def tune(
     cannot be priced.
     """
     whole = settings.get("global_batch") is not None
+    if whole and local_batches:
+        raise ConfigError(
+            f"a global batch of {settings['global_batch']} and local batches {', '.join(map(str, local_batches))}",
+            allowed="one of the two: under one global batch each device has its share",
+        )
     batches = () if whole else tuple(local_batches) or workload.local_batches
     first = {} if whole else {"local_batch": batches[0]}
     thresholds = () if default_threshold_bytes is None else (default_threshold_bytes,)

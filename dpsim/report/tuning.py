@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -167,8 +167,8 @@ def sentences(tuning: Tuning, *, decide: str = "") -> Iterator[str]:
     yield from _batches(tuned)
     if tuned.undecided is not None:
         subject, remedy = MEASUREMENTS[tuned.undecided]
-        command = f"; {remedy} would decide" + f": {decide}" * bool(decide)
-        yield f"Of the gain of a bucket cap of {cap_bytes(best.plan)} {subject} leaves most open{command}."
+        command = f"{remedy} would decide" + f": {decide}" * bool(decide)
+        yield f"Whether a bucket cap of {cap_bytes(best.plan)} is faster is open, most of all for {subject}; {command}."
 
 
 def _devices(growth: Sequence[Growth], stop: Growth | None) -> str:
@@ -228,17 +228,26 @@ def paste(plan: Plan, framework: Framework, workload: Workload) -> str:
     return framework.line(plan.threshold_bytes, ITEM_BYTES[largest.dtype])
 
 
+def measured_point(comparison: Comparison, plan: Plan) -> ComparedPoint | None:
+    """Return what was measured of a plan; ``None`` where it was not."""
+    key = _key(plan)
+    return next((point for point in comparison.scored if point.devices > 1 and _key(point.setting.plan) == key), None)
+
+
+def _key(plan: Plan) -> tuple[float | None, int, int]:
+    return plan.fusion_threshold_bytes, plan.global_batch, plan.accumulate
+
+
 def measured_records(comparison: Comparison, tuned: Tuned) -> list[Record]:
     """Return what was measured of the default and of each option, with the gain that was predicted.
 
-    ``noise`` is the A/A difference: that of the medians of two runs of one setting.
+    ``noise`` is the largest of the A/A difference (``aa``: that of the medians of two runs of one setting) and of the
+    half widths of the two medians' intervals.
     """
-    points = {_key(point.setting.plan): point for point in comparison.scored if point.devices > 1}
-    default = points[_key(tuned.default.plan)]
-    options: Iterable[Option] = {
-        each.plan: each for each in (*tuned.caps, *tuned.batches, *tuned.accumulations, tuned.together)
-    }.values()
-    found = [(option, point) for option in options if (point := points.get(_key(option.plan))) is not None]
+    default = measured_point(comparison, tuned.default.plan)
+    assert default is not None
+    every = (tuned.default, *tuned.caps, *tuned.batches, *tuned.accumulations, tuned.together)
+    found = {each.plan: (each, measured_point(comparison, each.plan)) for each in every}
     return [
         {
             "setting": setting(option.plan, tuned.default.plan),
@@ -250,20 +259,16 @@ def measured_records(comparison: Comparison, tuned: Tuned) -> list[Record]:
             "gain": default.measured_s_per_sample / point.measured_s_per_sample,
             "predicted_gain": option.gain.value,
             "noise": _noise(default, point),
+            "aa": point.noise or 0.0,
         }
-        for option, point in found
+        for option, point in found.values()
+        if point is not None
     ]
 
 
 def _noise(*points: ComparedPoint) -> float:
-    """The largest of the A/A difference and of the half widths of the points' intervals."""
     widths = [(point.measured_high_s - point.measured_low_s) / 2 / point.measured_step_s for point in points]
     return max(*widths, *(point.noise or 0.0 for point in points))
-
-
-def _key(plan: Plan) -> tuple[float, int, int]:
-    default = plan.fusion_threshold_bytes is None
-    return -1.0 if default else plan.threshold_bytes, plan.global_batch, plan.accumulate
 
 
 def measured_columns() -> tuple[Column[Record], ...]:
@@ -278,8 +283,16 @@ def measured_columns() -> tuple[Column[Record], ...]:
     )
 
 
+def regret_sentence(regret: float, rows: Sequence[Record]) -> str:
+    """Return what following the prediction costs, by what was measured."""
+    return (
+        f"The advised cap is {percent(max(regret, 0.0))} slower than the best of those measured, chosen on other rounds"
+        f" than timed; two runs of one setting differ by {percent(max(row['aa'] for row in rows))}."
+    )
+
+
 def measured_answer(rows: Sequence[Record], framework: Framework, workload: Workload) -> tuple[str, str]:
-    """Return the sentence of what was measured and the line to paste; the caps alone are the framework's to choose."""
+    """Return the sentence of what was measured and the line to paste; batches are the user's to choose."""
     caps = [row for row in rows if row["cap_alone"]]
     best = max(caps, key=lambda row: row["gain"])
     plan: Plan = best["plan"]

@@ -197,9 +197,12 @@ def profile_request(declared: Experiment, *, script_may_write: bool) -> ScriptRe
 
 def _at_most(declared: Experiment, first_s: float) -> str:
     """Say what is done at most, before the script has run once."""
-    devices, batches, cases = declared.values("devices"), len(declared.values("local_batch")), len(declared.cases)
+    devices, cases = declared.values("devices"), len({(each["network"], each["runtime"]) for each in declared.cases})
+    batches = len(declared.values("local_batch"))
     caps = len(declared.values("fusion_threshold_bytes")) or (1 if batches else MOST_CAPS)
     settings = cases * max(batches, 1) * (len({*devices} - {1}) * caps + (1 in devices))
+    if any("local_batch" in case for case in declared.cases):
+        settings = len(declared.rows)
     places = f" on each of {cases} places" if cases > 1 else ""
     return (
         f"at most {settings} settings: first {first_s:.2g} to {2 * first_s:.2g} s of profiles and calibrations{places},"

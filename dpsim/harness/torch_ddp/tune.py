@@ -12,7 +12,8 @@ from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp.experiment import completed, shards
 from dpsim.harness.torch_ddp.measure import Known, measure, predict, profile_request
 from dpsim.machine import Machine
-from dpsim.predict.tune import Tuned, Tuning, tune
+from dpsim.plan import Plan
+from dpsim.predict.tune import Tuning, tune
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment
@@ -20,8 +21,6 @@ from dpsim.torch_ddp.profile_script import profile_script
 from dpsim.torch_ddp.recorded import joined
 from dpsim.workload import Workload
 
-MEASURED = 3
-"""How many settings are measured beside the default."""
 _BATCHES = (2, 4)
 """The local batches that are compared where none are given: so many times the script's own."""
 _PREDICTED, _MEASURED = "predicted", "measured"
@@ -39,14 +38,12 @@ class Profiled:
     refusal: ConfigError | None
 
 
-def profiled(
-    declared: Experiment, local_batches: Sequence[int], progress: Progress, *, script_may_write: bool
-) -> Profiled:
+def profiled(declared: Experiment, local_batches: Sequence[int], progress: Progress, *, may_write: bool) -> Profiled:
     """Profile the script at its own batch and at ``local_batches``, or at twice and four times its own.
 
     Raises ``ConfigError`` where the script cannot be profiled, or not at one of the given batches.
     """
-    request = profile_request(declared, script_may_write=script_may_write)
+    request = profile_request(declared, script_may_write=may_write)
     progress(f"profiling {request.name} as rank 0 of {request.devices} in one process")
     workloads, refusal = [profile_script(request)], None
     own = workloads[0].local_batches[0]
@@ -73,7 +70,7 @@ def profiled(
 
 
 def tune_here(
-    declared: Experiment, known: Profiled, folder: Path, progress: Progress, *, script_may_write: bool
+    declared: Experiment, known: Profiled, folder: Path, progress: Progress, *, may_write: bool
 ) -> tuple[Tuning, Workload, Machine]:
     """Profile and calibrate in turns on this machine; what is best, and the workload and machine that say so.
 
@@ -81,7 +78,7 @@ def tune_here(
     """
     batches = known.batches[: len(known.batches) if len(known.batches) > 1 else 0]
     axes = declared.axes | ({"local_batch": tuple(sorted(batches))} if batches else {})
-    seen = Known(seen=known.workload, script_may_write=script_may_write)
+    seen = Known(seen=known.workload, script_may_write=may_write)
     predictions = predict(replace(declared, axes=axes), seen, folder / _PREDICTED, progress)
     (workload,), (machine,) = predictions.workloads, predictions.machines
     plan = predictions.points[-1].setting.plan
@@ -93,19 +90,14 @@ def tune_here(
 
 
 def measure_advised(
-    declared: Experiment, known: Profiled, tuned: Tuned, folder: Path, progress: Progress, *, script_may_write: bool
+    declared: Experiment, known: Profiled, plans: Sequence[Plan], folder: Path, progress: Progress, *, may_write: bool
 ) -> Comparison:
-    """Let DDP train the best settings and the default in turns.
-
-    The script decides its accumulation, so that caps and batches alone are measured.
-    """
-    (case,), plans = declared.cases, [tuned.default.plan]
-    plans += [option.plan for option in tuned.to_measure(MEASURED, accumulation=False)]
-    cases = []
+    """Let DDP train with the caps and local batches of some plans in turns; the script decides its accumulation."""
+    (case,), cases = declared.cases, []
     for plan in plans:
         cap = {} if plan.fusion_threshold_bytes is None else {"fusion_threshold_bytes": plan.fusion_threshold_bytes}
         cases.append(case | {"local_batch": round(plan.local_batch)} | cap)
     axes = {"devices": (plans[0].devices,)}
     experiment = replace(declared, name="tuned", axes=axes, cases=tuple(cases))
-    seen = Known(seen=known.workload, script_may_write=script_may_write)
+    seen = Known(seen=known.workload, script_may_write=may_write)
     return measure(experiment, seen, folder / _MEASURED, progress)[0].comparison
