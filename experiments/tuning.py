@@ -1,9 +1,9 @@
 """``python -m dpsim.experiments.tuning SCRIPT...`` measures what following the advice of ``dpsim tune`` costs.
 
-Each script is tuned on two ranks, and then DDP trains with its default cap, the advised one, up to five others from the
-fastest to the slowest predicted, and every local batch, in turns. The regret of the advised cap is its time per sample
-over that of the best measured cap - 1, where the best is chosen on other rounds than it is timed on; so is that of the
-advised batch. Scripts take no arguments.
+Each script is tuned on two ranks. Then DDP trains in turns with the default cap, the advised one, up to four from the
+predicted fastest to the second slowest, and the advised local batch. The regret of the advised cap is its time per
+sample over that of the best measured cap - 1, where the best is chosen on other rounds than it is timed on; so is that
+of the advised batch over the default one. Scripts take no arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpsim.report.tuning import cap_bytes, measured_records
 from dpsim.report.words import percent
 from dpsim.study.environment import environment
 
-_CAPS = 6
+_CAPS = 4
 
 
 class Outcome(Noun, frozen=True):
@@ -59,8 +59,8 @@ def outcome(script: str, progress: Progress) -> Outcome:
     known = profiled(declared, (), progress, may_write=False)
     with tempfile.TemporaryDirectory() as folder:
         tuned = tune_here(declared, known, Path(folder), progress, may_write=False)[0].advised
-        places = np.linspace(0, len(tuned.caps) - 1, min(_CAPS, len(tuned.caps)))
-        options = {tuned.default, tuned.advised, *(tuned.caps[round(place)] for place in places), *tuned.batches}
+        places = np.linspace(0, max(len(tuned.caps) - 2, 0), _CAPS)
+        options = {tuned.default, tuned.advised, *(tuned.caps[round(place)] for place in places), tuned.batches[0]}
         plans = sorted({each.plan for each in options}, key=lambda plan: plan != tuned.default.plan)
         comparison = measure_advised(declared, known, plans, Path(folder), progress, may_write=False)
     rows = {row["plan"]: row for row in measured_records(comparison, tuned)}

@@ -182,11 +182,11 @@ def _devices(growth: Sequence[Growth], stop: Growth | None) -> str:
     why = (
         "no certain gain"
         if not stop.speedup.certain
-        else f"{percent(stop.share)} of what as many alone would add (less than {percent(LEAST_SHARE)} does not pay)"
+        else f"{percent(stop.share)} of what as many alone would add (less than {LEAST_SHARE:.0%} does not pay)"
     )
     return (
-        f"More than {devices_name(stop.fewer.devices)} stop paying: {stop.more.devices} train {_times(stop.speedup)} as"
-        f" many samples per second, {why}."
+        f"Beyond {devices_name(stop.fewer.devices)} more stop paying: {stop.more.devices} train"
+        f" {_times(stop.speedup)} as many samples per second, {why}."
     )
 
 
