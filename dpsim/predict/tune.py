@@ -18,6 +18,7 @@ from dpsim.predict.interval import Interval, equally_fast, predict_with_interval
 from dpsim.predict.memory import memory
 from dpsim.predict.points import Told, plan_one
 from dpsim.predict.step import Prediction, price, scheduled
+from dpsim.records.checks import check_distinct
 from dpsim.workload import Workload
 
 ACCUMULATIONS = (1, 2, 4, 8)
@@ -171,7 +172,8 @@ def tune(
     batches = () if whole else tuple(local_batches) or workload.local_batches
     first = {} if whole else {"local_batch": batches[0]}
     thresholds = () if default_threshold_bytes is None else (default_threshold_bytes,)
-    counts = sorted({parse_devices(each)[0]: each for each in devices if parse_devices(each)[0] > 1}.items())
+    check_distinct("devices", devices, key=lambda each: parse_devices(each)[0])
+    counts = sorted((number, each) for each in devices if (number := parse_devices(each)[0]) > 1)
     if not counts:
         raise ConfigError(
             f"--devices {', '.join(map(str, devices))}, on which nothing is communicated",
@@ -182,9 +184,9 @@ def tune(
         default, told = plan_one(workload, machine, layout, thresholds, **first, **settings)
         if FUSION_RULES.find(default.fusion_rule).default_threshold_bytes is None:
             raise ConfigError(
-                f"rule {default.fusion_rule!r}, which has no bucket cap to tune",
-                allowed="rules with a threshold",
-                remedy="give --framework or another --fusion-rule",
+                f"buckets by rule {default.fusion_rule!r}, which has no bucket cap to tune",
+                allowed="rules with a threshold, such as ddp",
+                remedy="profile a script with DistributedDataParallel: of a trace, or of FSDP, the buckets are given",
             )
         tuned.append(_Search(workload, machine, default).tuned(batches, () if whole else ACCUMULATIONS))
     return Tuning(tuned=tuple(tuned), growth=tuple(_growth(workload, machine, tuned, whole=whole)), told=told)
