@@ -8,7 +8,6 @@ of the advised batch over the default one. Scripts take no arguments.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -53,16 +52,15 @@ class TuningRecord(Noun, frozen=True):
     schema: str = "dpsim.tuning/1"
 
 
-def outcome(script: str, progress: Progress) -> Outcome:
-    """Tune a script, and measure the caps and batches that were compared. Raises ``ConfigError``."""
+def outcome(script: str, folder: Path, progress: Progress) -> Outcome:
+    """Tune a script, and measure caps and batches; what ``folder`` holds is not done again. Raises ``ConfigError``."""
     declared = script_experiment(script, communication=("gloo",))
     known = profiled(declared, (), progress, may_write=False)
-    with tempfile.TemporaryDirectory() as folder:
-        tuned = tune_here(declared, known, Path(folder), progress, may_write=False)[0].advised
-        places = np.linspace(0, max(len(tuned.caps) - 2, 0), _CAPS)
-        options = {tuned.default, tuned.advised, *(tuned.caps[round(place)] for place in places), tuned.batches[0]}
-        plans = sorted({each.plan for each in options}, key=lambda plan: plan != tuned.default.plan)
-        comparison = measure_advised(declared, known, plans, Path(folder), progress, may_write=False)
+    tuned = tune_here(declared, known, folder, progress, may_write=False)[0].advised
+    places = np.linspace(0, max(len(tuned.caps) - 2, 0), _CAPS)
+    options = {tuned.default, tuned.advised, *(tuned.caps[round(place)] for place in places), tuned.batches[0]}
+    plans = sorted({each.plan for each in options}, key=lambda plan: (plan != tuned.default.plan, plan.threshold_bytes))
+    comparison = measure_advised(declared, known, plans, folder, progress, may_write=False)
     rows = {row["plan"]: row for row in measured_records(comparison, tuned)}
     advised = rows[tuned.advised.plan]
     return Outcome(
@@ -97,13 +95,15 @@ def lines(record: TuningRecord) -> list[str]:
 def main() -> int:
     options = command.parser("tuning", __doc__)
     options.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a script that trains with DDP")
-    options.add_argument("--output", type=Path, help="file for the record (.json)")
+    options.add_argument(
+        "--output", type=Path, required=True, help="folder for the records; an interrupted run goes on"
+    )
     given = options.parse_args()
 
     def run() -> None:
-        record = TuningRecord(environment(), tuple(outcome(script, command.tell) for script in given.scripts))
-        if given.output is not None:
-            codec.write(given.output, record)
+        folders = [(script, given.output / Path(script).stem) for script in given.scripts]
+        record = TuningRecord(environment(), tuple(outcome(*each, command.tell) for each in folders))
+        codec.write(given.output / "tuning.json", record)
         print("\n".join(lines(record)))
 
     return command.ended("tuning", run)
