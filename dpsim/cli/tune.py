@@ -235,7 +235,8 @@ def _of_files(
     assert source.machine is not None
     machine = for_prediction(workload, machines.read(source.machine), [parse_devices(count)[0] for count in counts])
     settings = given.values()
-    batches = settings.pop("local_batch", None) or (() if "global_batch" in settings else batches)
+    asked = settings.pop("local_batch", ())
+    batches = asked if "global_batch" in settings else batches or asked
     rule = framework.rule if workload.ddp is None or framework.name != "ddp" else None
     numbers = framework.default_numbers
     default = None if numbers is None else float(numbers * ITEM_BYTES[workload.tensors[0].dtype])

@@ -19,7 +19,7 @@ from dpsim.workload import Workload
 
 Record = dict[str, Any]
 _CAPS = 4
-"""The caps that the table shows, beside the default."""
+"""The caps that the table shows beside the default, and that sentences name."""
 
 
 def cap_bytes(plan: Plan) -> str:
@@ -123,7 +123,7 @@ def columns(rows: Sequence[Record]) -> tuple[Column[Record], ...]:
         Column(head="setting", cell=lambda row: row["setting"], left=True),
         Column(head="buckets", cell=lambda row: str(row["buckets"])),
         Column(head="step", cell=lambda row: format_duration(row["predicted_step_s"])),
-        Column(head="samples/s", cell=lambda row: f"{row['images_per_s']:,.4g}"),
+        Column(head="samples/s", cell=lambda row: _speed(row["images_per_s"])),
         Column(head="gain", cell=lambda row: "" if row["default"] else f"{row['gain']:.2f}x"),
         Column(head="90% interval", cell=lambda row: "" if row["default"] else _ends(row, "gain")),
         Column(head="", cell=_verdict, left=True),
@@ -143,11 +143,15 @@ def growth_columns() -> tuple[Column[Record], ...]:
         Column(head="devices", cell=lambda row: row["layout"], left=True),
         Column(head="best cap", cell=lambda row: row["best_cap"]),
         Column(head="its gain", cell=lambda row: f"{row['cap_gain']:.2f}x ({_ends(row, 'cap_gain')})"),
-        Column(head="samples/s", cell=lambda row: f"{row['images_per_s']:,.4g}"),
+        Column(head="samples/s", cell=lambda row: _speed(row["images_per_s"])),
         Column(head="over fewer", cell=lambda row: f"{row['speedup']:.2f}x ({_ends(row, 'speedup')})"),
         Column(head="of the added", cell=lambda row: percent(row["share"])),
         Column(head="", cell=lambda row: "pays" if row["pays"] else "does not pay", left=True),
     )
+
+
+def _speed(samples_per_s: float) -> str:
+    return f"{samples_per_s:,.0f}" if samples_per_s >= 1000 else f"{samples_per_s:.4g}"
 
 
 def _ends(row: Record, name: str) -> str:
@@ -163,12 +167,13 @@ def sentences(tuning: Tuning, *, decide: str = "") -> Iterator[str]:
     if near and len(near) == len(tuned.caps) - 1:
         yield f"No bucket cap can be told from the fastest, {cap_bytes(best.plan)}."
     elif near:
-        yield f"Bucket caps of {enumerated(near)} may be as fast as the fastest, {cap_bytes(best.plan)}."
+        names = enumerated(near) if len(near) <= _CAPS else f"{enumerated(near[:_CAPS])} and {len(near) - _CAPS} more"
+        yield f"Bucket caps of {names} may be as fast as the fastest, {cap_bytes(best.plan)}."
     yield from _batches(tuned)
     if tuned.undecided is not None:
         subject, remedy = MEASUREMENTS[tuned.undecided]
         command = f"{remedy} would decide" + f": {decide}" * bool(decide)
-        yield f"Whether a bucket cap of {cap_bytes(best.plan)} is faster is open, most of all for {subject}; {command}."
+        yield f"It is not certain that {cap_bytes(best.plan)} is faster. Most of that is {subject}; {command}."
 
 
 def _devices(growth: Sequence[Growth], stop: Growth | None) -> str:
@@ -276,7 +281,7 @@ def measured_columns() -> tuple[Column[Record], ...]:
     return (
         Column(head="setting", cell=lambda row: row["setting"], left=True),
         Column(head="measured step", cell=lambda row: format_duration(row["measured_step_s"])),
-        Column(head="samples/s", cell=lambda row: f"{row['images_per_s']:,.4g}"),
+        Column(head="samples/s", cell=lambda row: _speed(row["images_per_s"])),
         Column(head="gain", cell=lambda row: "" if row["default"] else f"{row['gain']:.3f}x"),
         Column(head="predicted", cell=lambda row: "" if row["default"] else f"{row['predicted_gain']:.3f}x"),
         Column(head="noise", cell=lambda row: "" if row["default"] else percent(row["noise"])),
