@@ -185,7 +185,9 @@ def _devices(growth: Sequence[Growth], stop: Growth | None) -> str:
             " as many alone would."
         )
     why = (
-        "no certain gain"
+        "which is slower"
+        if stop.speedup.high < 1
+        else "no certain gain"
         if not stop.speedup.certain
         else f"{percent(stop.share)} of what as many alone would add (less than {LEAST_SHARE:.0%} does not pay)"
     )
