@@ -198,17 +198,14 @@ def _devices(growth: Sequence[Growth], stop: Growth | None) -> str:
 
 
 def _batches(tuned: Tuned) -> Iterator[str]:
-    parts = []
-    for option, field in (
-        (tuned.batches[0], "a local batch of {0.local_batch:g}"),
-        (tuned.accumulations[0], "{0.accumulate} micro-batches a step (no_sync)"),
-    ):
-        if option.gain.certain:
-            parts.append(f"{field.format(option.plan)} trains {_times(option.gain)} as many samples per second")
+    batch, accumulated = tuned.batches[0], tuned.accumulations[0]
+    parts = [f"a local batch of {batch.plan.local_batch:g} trains {_times(batch.gain)}"] * batch.gain.certain
+    counted = f"{accumulated.plan.accumulate} micro-batches a step (no_sync) train {_times(accumulated.gain)}"
+    parts += [counted] * accumulated.gain.certain
     if parts:
         yield (
-            f"The batch is yours to choose: {' and '.join(parts)} as the default, but more samples a step change how"
-            " training converges."
+            "The batch is yours to choose, since more samples a step change how training converges:"
+            f" {' and '.join(parts)} as many samples per second as the default."
         )
 
 
