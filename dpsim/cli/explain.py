@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from dpsim.cli import flags, show
 from dpsim.errors import ConfigError
@@ -16,11 +18,25 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 Examples:
+  dpsim explain --torch-script train.py --devices 2 -- --batch-size 32
   dpsim explain --parameters 125000000 --measured 1:0.40s,16:0.61s
   dpsim explain --parameters 638000000 --local-batch 24
     --measured 1x8:240/s,2x8:160/s
   dpsim explain --workload w.json --network-log all_reduce_perf.txt
     --measured 1:0.40s,16:0.61s"""
+
+
+class ScriptFlags(flags.Flags, of="torch_script torch_module network"):
+    """The flags of a script whose ranks are observed."""
+
+    torch_script: str | None = flags.flag("Your own PyTorch script, which trains with DistributedDataParallel.")
+    torch_module: flags.TorchModule = None
+    devices: int | None = flags.flag("With a script: ranks, all on this machine (2).")
+    steps: int | None = flags.flag("With a script: training steps to observe; then it is ended (40).")
+    network: str | None = flags.flag(
+        "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
+    )
+    script_may_write: flags.ScriptMayWrite = None
 
 
 class StepFlags(flags.Flags, of="local_batch global_batch accumulate strategy wire_dtype fusion_threshold_bytes"):
@@ -40,7 +56,11 @@ class StepFlags(flags.Flags, of="local_batch global_batch accumulate strategy wi
     json: flags.Json = False
 
 
-def explain(*, of: StepFlags) -> None:
+def explain(
+    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
+    script: ScriptFlags,
+    of: StepFlags,
+) -> None:
     """Say where each millisecond of a training step goes, its cause first, and what each remedy would gain.
 
     The parts add up to the measured step. What nothing explains is one of
@@ -49,7 +69,7 @@ def explain(*, of: StepFlags) -> None:
     from dpsim import codec
     from dpsim.report import explain as report
 
-    explained = _steps(of)
+    explained = _script(script, arguments) if script.torch_script or script.torch_module else _steps(of)
     if of.json:
         points = [codec.to_builtins(part) for part in explained.parts]
         show.print_json("explain", points, codec.to_builtins(report.summary(explained)))
@@ -61,6 +81,17 @@ def explain(*, of: StepFlags) -> None:
         print(line)
     for note in explained.notes:
         print(f"Note: {note}.")
+
+
+def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
+    from dpsim.harness.explain.script import ScriptToExplain, explain_script
+
+    given = flags.provided(
+        devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write
+    )
+    program = flags.program(of.torch_script, of.torch_module)
+    with show.progress() as progress:
+        return explain_script(ScriptToExplain(script=program, arguments=arguments, **given), progress)
 
 
 def _steps(of: StepFlags) -> Explanation:

@@ -10,30 +10,19 @@ import torch
 from mpi4py import MPI
 
 from dpsim import codec
-from dpsim.codec import Noun
 from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.networks import transport
 from dpsim.machine import Network
 from dpsim.predict.observed import Observed, ObservedRank
 from dpsim.progress import Progress
+from dpsim.study.observe_task import ObserveTask
 from dpsim.torch_ddp import in_turns, record, timed
 from dpsim.torch_ddp.observed import Observer, by_gloo, set_cap
 from dpsim.torch_ddp.reductions import MpiReduction
 
 _REPEATS = 5
 _MOST_AT_ONCE = 64
-
-
-class ObserveTask(Noun, frozen=True):
-    """A script and its arguments, the steps to observe, the network, and a bucket cap in place of the script's."""
-
-    script: str
-    arguments: tuple[str, ...]
-    steps: int
-    meeting: str
-    network: str = "node"
-    bucket_cap_bytes: float | None = None
 
 
 def observe_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
