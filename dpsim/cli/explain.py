@@ -86,9 +86,7 @@ def explain(
 def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
     from dpsim.harness.explain.script import ScriptToExplain, explain_script
 
-    given = flags.provided(
-        devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write
-    )
+    given = flags.provided(devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write)
     program = flags.program(of.torch_script, of.torch_module)
     with show.progress() as progress:
         return explain_script(ScriptToExplain(script=program, arguments=arguments, **given), progress)
@@ -108,8 +106,11 @@ def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
     """Return the steps of ``--measured``. Raises ``ConfigError``."""
     from dpsim.imports.steps import measured_steps
 
-    batch = {"global_batch": of.global_batch} if of.global_batch is not None else {"local_batch": of.local_batch or 1}
-    if of.global_batch is not None and of.local_batch is not None:
+    given = flags.provided(local_batch=of.local_batch, global_batch=of.global_batch)
+    batch = given or {"local_batch": 1}
+        {"global_batch": of.global_batch} if of.global_batch is not None else {"local_batch": of.local_batch or 1}
+    )
+    if len(given) > 1:
         raise ConfigError("--local-batch with --global-batch", allowed="one of the two")
     rows = []
     for part in flags.listed("--measured", measured, str) or ():
@@ -121,7 +122,7 @@ def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
                 allowed="devices and a step, 16:0.61s, or devices and samples a second, 2x8:160/s",
                 remedy="write --measured 1:0.40s,16:0.61s",
             )
-        if rate != value and of.local_batch is None and of.global_batch is None:
+        if rate != value and not given:
             raise ConfigError(
                 f"--measured {part} without a batch",
                 allowed="--local-batch or --global-batch with samples a second",

@@ -7,9 +7,10 @@ gradients ready it is that rank's own time and what communication then leaves ex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +23,7 @@ Floats = NDArray[np.float64]
 _DEVIATIONS = NormalDist().inv_cdf(0.95)
 _MOST_BUCKETS = 5
 _TRIMMED = 0.05
-"""The share of the shortest and of the longest steps that are left out: pauses of the machine, which no cause repeats."""
+"""The share of the shortest and of the longest steps that are left out: pauses of the machine."""
 LEAST_STEPS = 8
 
 
@@ -64,6 +65,13 @@ class Observed(Noun, frozen=True):
     time_s: tuple[float, ...] = ()
 
 
+def joined(runs: Sequence[Observed]) -> Observed:
+    """Return several runs of the same ranks as one, with the steps of all."""
+    steps = [sum((run.ranks[rank].steps for run in runs), ()) for rank in range(len(runs[0].ranks))]
+    ranks = (msgspec.structs.replace(rank, steps=own) for rank, own in zip(runs[0].ranks, steps, strict=True))
+    return msgspec.structs.replace(runs[0], ranks=tuple(ranks))
+
+
 class Steps:
     """Arrays (ranks, steps) of what was observed, without the shortest and the longest steps."""
 
@@ -78,10 +86,10 @@ class Steps:
             )
         self.ranks = ranks
 
-        def table(value: Callable[[ObservedStep], float]) -> Floats:
-            return np.array([[value(step) for step in rank.steps[-count:]] for rank in ranks])
+        def table(name: str) -> Floats:
+            return np.array([[getattr(step, name) for step in rank.steps[-count:]] for rank in ranks])
 
-        began_s, computed_s, ended_s = (table(lambda step, name=name: getattr(step, name)) for name in _MOMENTS)
+        began_s, computed_s, ended_s = (table(name) for name in _MOMENTS)
         self.slowest = computed_s.argmax(axis=0)
         numbers = np.arange(count)
         step_s = (ended_s - began_s)[self.slowest, numbers]
@@ -93,7 +101,7 @@ class Steps:
         self.wait_s = (computed_s.max(axis=0) - computed_s)[:, self.kept]
         self.exposed_s = self.of_slowest((ended_s - computed_s)[:, self.kept])
         self.forward_s, self.backward_s, self.update_s, self.input_s, self.delayed_s = (
-            table(lambda step, name=name: getattr(step, name))[:, self.kept] for name in _DURATIONS
+            table(name)[:, self.kept] for name in _DURATIONS
         )
         self.undelayed_s = self.own_s - self.delayed_s
 
@@ -133,7 +141,7 @@ def observed_parts(steps: Steps) -> list[Part]:
         _part("input", input_s, f"the loader of rank {typical}, until it gives the next batch"),
         _part("contention", delayed_s, "a rank that could compute and had no core, because other threads had them"),
         _part("slowest rank", waited_s, *_slowest(steps)),
-        _part("communication", steps.exposed_s, "allreduces that go on when the last rank has its gradients"),
+        _part("communication", steps.exposed_s, "allreduces that backward does not hide"),
     ]
 
 
@@ -177,7 +185,8 @@ def _own_times(steps: Steps) -> list[tuple[float, float, float, float]]:
 
 def _where(steps: Steps, slowest: int, typical: int) -> str:
     """Where a rank takes longer than another one: the part of its own time that grows most."""
-    named = {"forward": steps.forward_s, "backward": steps.backward_s, "update": steps.update_s, "loader": steps.input_s}
+    own = (steps.forward_s, steps.backward_s, steps.update_s, steps.input_s)
+    named = dict(zip(("forward", "backward", "update", "loader"), own, strict=True))
     rest = steps.undelayed_s - sum(named.values())
     growth = {name: float((values[slowest] - values[typical]).mean()) for name, values in (named | {"": rest}).items()}
     name = max(growth, key=lambda each: growth[each])

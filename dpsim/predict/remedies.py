@@ -20,16 +20,16 @@ from dpsim.workload import Workload
 
 _FASTER = (2, 10)
 _MORE = (2, 8)
+_LARGER_BATCH = 4
 _CAPS_BYTES = (2.0**20, 4 * 2.0**20, 25 * 2.0**20, 100 * 2.0**20, math.inf)
 
 
-def remedies(workload: Workload, machine: Machine, plan: Plan, step_s: float) -> tuple[Remedy, ...]:
-    """Return what each change of plan or machine is predicted to take off a measured step, in seconds.
+def remedies(workload: Workload, machine: Machine, plan: Plan) -> tuple[Remedy, ...]:
+    """Return what each change of plan or machine is predicted to take off a step, in seconds.
 
-    The gain is the share that the prediction loses by the change, of the measured step: step (1 - changed / now). Where
-    a change lets a step train more samples, the step is that of as many samples as now. Its interval is that of the
-    ratio of the two predictions. Of several sizes of a change the best is kept, of buckets the best cap. Changes that
-    cannot be predicted are left out.
+    The gain is the difference of two predictions, and its interval that of their ratio. Where a change lets a step
+    train more samples, its time is that of as many samples as now. Of several bucket caps the best is kept. Changes
+    that cannot be predicted are left out.
     """
     now = predict_with_interval(workload, machine, plan)
     found: dict[str, Remedy] = {}
@@ -39,8 +39,9 @@ def remedies(workload: Workload, machine: Machine, plan: Plan, step_s: float) ->
             samples = changed.global_batch / plan.global_batch
             of_two = changed_machine is not machine
             low, high = ratio_interval(now, then, of_two_machines=of_two)
+            step_s = now[0].step_s
             ends = [step_s * (1 - 1 / (ratio * samples)) for ratio in (low, high)]
-            gain_s = step_s * (1 - then[0].step_s / samples / now[0].step_s)
+            gain_s = step_s - then[0].step_s / samples
             remedy = Remedy(text=text, gain_s=gain_s, low_s=min(ends), high_s=max(ends))
             if kind not in found or gain_s > found[kind].gain_s * (1 + 1e-3):
                 found[kind] = remedy
@@ -57,8 +58,11 @@ def _changes(machine: Machine, plan: Plan) -> Iterator[tuple[str, str, Machine, 
             yield "buckets", text, machine, msgspec.structs.replace(plan, fusion_threshold_bytes=cap)
     for times in _MORE:
         more = {"accumulate": plan.accumulate * times, "global_batch": plan.global_batch * times}
-        text = f"accumulation over {plan.accumulate * times} micro-batches (the same samples in fewer steps)"
+        text = f"accumulation over {plan.accumulate * times} micro-batches (fewer, larger steps)"
         yield f"accumulation {times}", text, machine, msgspec.structs.replace(plan, **more)
+    text = f"local batches {_LARGER_BATCH} times as large (fewer, larger steps)"
+    larger = msgspec.structs.replace(plan, global_batch=plan.global_batch * _LARGER_BATCH)
+    yield "batch", text, machine, larger
     if plan.wire_dtype not in SIXTEEN_BITS and plan.parallelism.name == "data-parallel":
         yield "16 bits", "gradients sent in 16 bits (fp16_compress_hook)", halved(machine), plan
     other = "data-parallel" if plan.parallelism.name != "data-parallel" else "zero1"

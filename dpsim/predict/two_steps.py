@@ -86,7 +86,7 @@ def explain_steps(workload: Workload, machine: Machine | None, rows: Sequence[Me
         last.step_s,
         parts,
         _method(implied=machine is None),
-        remedies=remedies(fitted.workload, fitted.machine, last.plan, last.step_s),
+        remedies=remedies(fitted.workload, fitted.machine, last.plan),
         notes=_notes(fitted, implied=machine is None),
     )
 
@@ -142,7 +142,7 @@ def _notes(fitted: Estimated, *, implied: bool) -> tuple[str, ...]:
     if not implied:
         return tuple(assumed)
     return (
-        "Step times alone cannot tell a slow link from a slow rank or a slow loader: a log of nccl-tests (--network-log)"
+        "Step times alone cannot tell a slow link from a slow rank or loader: a log of nccl-tests (--network-log)"
         " or the script itself (--torch-script) can",
         *assumed,
     )

@@ -55,7 +55,7 @@ def columns(explained: Explanation) -> tuple[Column[Part], ...]:
     return (
         Column(head="part", cell=lambda part: _TITLES[part.kind]),
         Column(head="time", cell=lambda part: _signed(part.seconds)),
-        Column(head="of the step", cell=lambda part: f"{part.seconds / explained.step_s:.0%}"),
+        Column(head="share", cell=lambda part: f"{part.seconds / explained.step_s:.0%}"),
         Column(head="90 % interval", cell=lambda part: f"{_signed(part.low_s)} to {_signed(part.high_s)}"),
     )
 

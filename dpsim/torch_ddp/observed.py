@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
+from dpsim.lowering.ddp import final_buckets
 from dpsim.predict.observed import ObservedRank, ObservedStep
+from dpsim.torch_ddp import record
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
+from dpsim.torch_ddp.logged import options_of, parameters_of
 from dpsim.torch_ddp.record import Training, leading_extent, second_model
-from dpsim.torch_ddp.reductions import MpiReduction
 from dpsim.torch_ddp.timed import bucket_bytes, cap_in_mib
 
 WARM_UP_STEPS = 4
 """Synchronising steps before the first that is observed: DDP rebuilds its buckets as the second one begins."""
+_MOST_HOOKED = 8
+"""Buckets up to which DDP gets a hook that notes when each is ready and done: a call into Python delays a bucket."""
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _NANOSECOND_S = 1e-9
 
@@ -50,7 +52,7 @@ class Observer:
     Has the methods that ``dpsim.torch_ddp.record.install`` puts around DDP, backward, optimizers and data loaders.
     """
 
-    def __init__(self, wanted: int, reduce: Reduce, observed: Callable[[Observer], None]) -> None:
+    def __init__(self, wanted: int, observed: Callable[[Observer], None], reduce: Reduce | None = None) -> None:
         self._wanted, self._reduce, self._observed = wanted, reduce, observed
         self.ddp: Any = None
         self.steps: list[ObservedStep] = []
@@ -60,6 +62,7 @@ class Observer:
         self._warmed_up = 0
         self._depth = 0
         self._hooked = False
+        self._hooks_itself = False
         self._synchronises = False
         self._ended_s = now()
         self._clear()
@@ -84,9 +87,31 @@ class Observer:
 
     @contextmanager
     def building(self, ddp: Any, /, *_: Any, **__: Any) -> Iterator[None]:
-        """Around the construction of a DDP model, which gets a hook that observes its buckets."""
+        """Around the construction of a DDP model, which logs the times of every step."""
         yield
-        _REGISTER(ddp, None, lambda _, bucket: self._reduced(bucket, lambda: self._reduce(bucket.buffer())))
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+
+    def script_hooks(self, *_: Any, **__: Any) -> None:
+        """Take note of a communication hook of the script's own. Raises ``Refused`` where dpsim needs its place."""
+        if self._reduce is not None:
+            raise Refused(
+                ConfigError(
+                    "the script registers a communication hook of its own",
+                    allowed="no hook on an emulated link: DDP takes one, and dpsim sends the buckets by it",
+                    remedy="leave --network out",
+                )
+            )
+        self._hooks_itself = True
+
+    def _hook(self) -> None:
+        """Give DDP a hook where its buckets go over an emulated link, or are so few that noting each takes no time."""
+        parameters = parameters_of(self.ddp)
+        buckets = final_buckets(parameters, range(len(parameters) - 1, -1, -1), options_of(self.ddp))
+        few = not self._hooks_itself and len(buckets) <= _MOST_HOOKED
+        reduce = self._reduce or (by_gloo if few else None)
+        self._hooked = reduce is not None
+        if reduce is not None:
+            _REGISTER(self.ddp, None, lambda _, bucket: self._reduced(bucket, lambda: reduce(bucket.buffer())))
 
     def _reduced(self, bucket: Any, reduce: Callable[[], Any]) -> Any:
         """Start the allreduce of a bucket, and note when it was ready and when it is done."""
@@ -106,6 +131,13 @@ class Observer:
         self._computed_s = now()
         self._delayed_s = without_core_s() - self._without_core_s
 
+    def _computed_as_logged(self, began_s: float) -> None:
+        """Take when the last gradients were ready from DDP's own log of the backward that has ended."""
+        self._computed()
+        self.ddp.logger.set_runtime_stats_and_log()
+        logged_s = self.ddp._get_ddp_logging_data().get("backward_compute_time", 0) * _NANOSECOND_S
+        self._computed_s = min(began_s + max(logged_s, 0.0), self._computed_s)
+
     @contextmanager
     def forward(self, ddp: Any, /, *arguments: Any, **keywords: Any) -> Iterator[None]:
         """Around DDP's forward. Raises ``EnoughSteps``."""
@@ -114,6 +146,7 @@ class Observer:
             return
         if self.ddp is None:
             self.ddp = ddp
+            self._hook()
         elif self.ddp is not ddp:
             raise second_model("explain")
         if len(self.steps) >= self._wanted:
@@ -140,7 +173,9 @@ class Observer:
             self._micro_batches += 1
             if not self._synchronises:
                 self._seconds["backward_s"] += ended_s - began_s
-            elif self._ready_s:
+            else:
+                if not self._hooked:
+                    self._computed_as_logged(began_s)
                 self._seconds["backward_s"] += self._computed_s - began_s
                 self._step_ends(ended_s)
 
@@ -181,28 +216,21 @@ class Observer:
 _REGISTER = DistributedDataParallel.register_comm_hook
 
 
-def set_cap(bucket_cap_bytes: float | None) -> None:
-    """Let DDP have this bucket cap in place of the script's; refuse a hook of the script's own."""
-    DistributedDataParallel.register_comm_hook = _refuse_hook
-    if bucket_cap_bytes is None:
-        return
-    initialise = DistributedDataParallel.__init__
+def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
+    """Put the observer around a script, and let DDP have this bucket cap in place of the script's."""
+    initialise, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
     parameters = inspect.signature(initialise)
 
     def capped(self: Any, *arguments: Any, **keywords: Any) -> None:
         given = parameters.bind(self, *arguments, **keywords)
-        given.arguments.pop("bucket_cap_mb_list", None)
-        given.arguments["bucket_cap_mb"] = cap_in_mib(bucket_cap_bytes)
+        if bucket_cap_bytes is not None:
+            given.arguments.pop("bucket_cap_mb_list", None)
+            given.arguments["bucket_cap_mb"] = cap_in_mib(bucket_cap_bytes)
         initialise(*given.args, **given.kwargs)
 
-    DistributedDataParallel.__init__ = capped
+    def registered(self: Any, *arguments: Any, **keywords: Any) -> None:
+        observer.script_hooks()
+        register(self, *arguments, **keywords)
 
-
-def _refuse_hook(*_: Any, **__: Any) -> None:
-    raise Refused(
-        ConfigError(
-            "the script registers a communication hook of its own",
-            allowed="no hook, for DDP takes one, and dpsim explain observes the buckets by it",
-            remedy="explain a trace of the script: --trace",
-        )
-    )
+    DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook = capped, registered
+    record.install(observer)

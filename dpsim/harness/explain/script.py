@@ -17,11 +17,11 @@ from dpsim.launch.user_script import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.plan import Plan
 from dpsim.predict.explanation import Explanation, Part, Remedy, summed
-from dpsim.predict.observed import Observed, Steps, exposed_buckets, observed_parts
+from dpsim.predict.observed import Observed, Steps, exposed_buckets, joined, observed_parts
 from dpsim.predict.points import plan_one
 from dpsim.predict.remedies import remedies
 from dpsim.predict.step import price, scheduled
-from dpsim.progress import Progress
+from dpsim.progress import Progress, no_progress
 from dpsim.study.observe_task import ObserveTask
 from dpsim.torch_ddp.profile_script import check_torch, profile_script
 from dpsim.torch_ddp.request import ScriptRequest
@@ -30,9 +30,10 @@ from dpsim.workload import Workload
 
 _ALGORITHM = "mpi"
 _DEFAULT_CAP_BYTES = 25 * 2.0**20
-_LARGER_BATCH = 4
+_LARGER_BATCH, _PROFILED_STEPS = 4, 9
 _MANY = 2.0
 """Times as many buckets as the default cap would make at most, from which the script is observed with that cap too."""
+_TURNS = 2
 _DEVIATIONS = 1.645
 
 
@@ -65,13 +66,13 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     check_launcher()
     if not is_module(of.script):
         check_program(of.script)
-    observed = _observe(of, None, progress)
-    steps, notes = Steps(observed), list[str]()
-    parts, base = observed_parts(steps), steps
-    small = _small_buckets(of, observed, steps, progress)
-    if small is not None:
-        base, part = small
-        parts = [*observed_parts(base), part]
+    runs = _observed_runs(of, progress)
+    observed, notes = runs[0], list[str]()
+    steps, base = Steps(observed), Steps(runs[-1])
+    parts = observed_parts(base)
+    if len(runs) > 1:
+        small = _small_buckets(observed, steps, runs[1], base)
+        parts, base = ([*parts, small], base) if small.low_s > 0 else (observed_parts(steps), steps)
     parts = [
         msgspec.structs.replace(part, details=exposed_buckets(base)) if part.kind == "communication" else part
         for part in parts
@@ -79,10 +80,8 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     workload = _profile(of, observed, notes, progress)
     found: tuple[Remedy, ...] = ()
     if workload is not None:
-        step_s = float(steps.step_s.mean())
         try:
-            plan, machine = _predicted(of, observed, workload, parts)
-            found = remedies(workload, machine, plan, step_s)
+            found = remedies(workload, *_predicted(of, observed, workload, parts))
         except ConfigError as error:
             notes.append(f"Remedies are not predicted: {error.given}")
         parts = _split(parts, workload, observed)
@@ -92,12 +91,25 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         float(steps.step_s.mean()),
         parts,
         f"{len(steps.step_s)} steps of real ranks" + ("" if of.network == "node" else f" over {of.network}"),
-        remedies=found,
+        remedies=(*(_without(part) for part in parts if part.kind in _WITHOUT), *found),
         notes=tuple(notes),
     )
 
 
-def _observe(of: ScriptToExplain, cap_bytes: float | None, progress: Progress) -> Observed:
+_WITHOUT = {
+    "slowest rank": "all ranks as fast as the typical one",
+    "input": "a loader that always has the next batch (more num_workers)",
+    "contention": "a core for each rank alone",
+}
+"""What would take a part away altogether, by the kind of the part."""
+
+
+def _without(part: Part) -> Remedy:
+    return Remedy(text=_WITHOUT[part.kind], gain_s=part.seconds, low_s=part.low_s, high_s=part.high_s)
+
+
+def observe(of: ScriptToExplain, cap_bytes: float | None = None, progress: Progress = no_progress) -> Observed:
+    """Train the script on its ranks and return what they observed. Raises ``ConfigError``."""
     with scratch("explain") as meeting:
         task = ObserveTask(
             script=of.script if is_module(of.script) else str(Path(of.script).absolute()),
@@ -118,22 +130,29 @@ def _observe(of: ScriptToExplain, cap_bytes: float | None, progress: Progress) -
     return codec.decode(plain, Observed, "observed")
 
 
-def _small_buckets(
-    of: ScriptToExplain, observed: Observed, steps: Steps, progress: Progress
-) -> tuple[Steps, Part] | None:
-    """The steps with DDP's default cap, and the part that the script's smaller buckets cost; None with few buckets."""
+def _observed_runs(of: ScriptToExplain, progress: Progress) -> list[Observed]:
+    """The script observed as it is, and where it has many buckets with DDP's default too.
+
+    The two then take turns, so that a machine that changes its speed changes both.
+    """
+    first = observe(of, None, progress)
+    sizes = first.ranks[0].bucket_bytes
+    if len(sizes) <= _MANY * (2 + sum(sizes) // _DEFAULT_CAP_BYTES):
+        return [first]
+    runs: dict[float | None, list[Observed]] = {None: [first], _DEFAULT_CAP_BYTES: []}
+    for number in range(_TURNS):
+        progress(f"{len(sizes)} buckets: in turns with DDP's default of 25 MiB, {number + 1} of {_TURNS}")
+        for cap_bytes in (_DEFAULT_CAP_BYTES, None)[: 2 if number < _TURNS - 1 else 1]:
+            runs[cap_bytes].append(observe(of, cap_bytes, progress))
+    return [joined(each) for each in runs.values()]
+
+
+def _small_buckets(observed: Observed, steps: Steps, larger: Observed, base: Steps) -> Part:
+    """The part that the script's buckets cost: its step less that with DDP's default cap, as both were observed."""
     sizes = observed.ranks[0].bucket_bytes
-    most = 2 + sum(sizes) // _DEFAULT_CAP_BYTES
-    if len(sizes) <= _MANY * most:
-        return None
-    progress(f"{len(sizes)} buckets: once more with DDP's default of 25 MiB")
-    larger = _observe(of, _DEFAULT_CAP_BYTES, progress)
-    base = Steps(larger)
     lost_s = float(steps.step_s.mean() - base.step_s.mean())
     error_s = _DEVIATIONS * float(np.hypot(*(s.step_s.std(ddof=1) / len(s.step_s) ** 0.5 for s in (steps, base))))
-    if lost_s <= error_s:
-        return None
-    part = Part(
+    return Part(
         kind="small buckets",
         seconds=lost_s,
         low_s=lost_s - error_s,
@@ -141,16 +160,18 @@ def _small_buckets(
         text=f"{len(sizes)} buckets of {format_size(min(sizes))} to {format_size(max(sizes))}, against"
         f" {len(larger.ranks[0].bucket_bytes)} with bucket_cap_mb=25, with which the step was observed to take"
         f" {format_duration(float(base.step_s.mean()))}",
-        details=exposed_buckets(steps),
     )
-    return base, part
 
 
 def _profile(of: ScriptToExplain, observed: Observed, notes: list[str], progress: Progress) -> Workload | None:
     """The script's profile in one process, at a larger batch too where its loaders take one."""
     batch = observed.ranks[0].local_batch
     request = ScriptRequest(
-        script=of.script, arguments=of.arguments, devices=of.devices, script_may_write=of.script_may_write
+        script=of.script,
+        arguments=of.arguments,
+        devices=of.devices,
+        steps=_PROFILED_STEPS,
+        script_may_write=of.script_may_write,
     )
     try:
         progress(f"profiling one process on batches of {batch} and {_LARGER_BATCH * batch}")
@@ -199,8 +220,8 @@ def _times(part: Part, factor: float) -> Part:
     return msgspec.structs.replace(part, **ends)
 
 
-def _predicted(of: ScriptToExplain, observed: Observed, workload: Workload, parts: list[Part]) -> tuple[Plan, Machine]:
-    """The plan of the script, and a machine that takes as long as was observed for computation and communication.
+def _predicted(of: ScriptToExplain, observed: Observed, workload: Workload, parts: list[Part]) -> tuple[Machine, Plan]:
+    """A machine that takes as long as was observed for computation and communication, and the script's plan.
 
     Its allreduces are those timed on the ranks, and its contention is such that as much of them is exposed.
     """
@@ -234,4 +255,4 @@ def _predicted(of: ScriptToExplain, observed: Observed, workload: Workload, part
         middle = (low * high) ** 0.5
         priced = price(scheduled(workload, machine(middle), plan), machine(middle)).prediction
         low, high = (middle, high) if priced.exposed_communication_s < exposed_s else (low, middle)
-    return plan, machine(low)
+    return machine(low), plan

@@ -1,4 +1,4 @@
-"""The runner of ``explain``: ranks that train a user's DDP script as it is, observed, and time allreduces at its end."""
+"""The runner of ``explain``: ranks that train a user's script, observed, and time allreduces at its end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dpsim.machine import Network
 from dpsim.predict.observed import Observed, ObservedRank
 from dpsim.progress import Progress
 from dpsim.study.observe_task import ObserveTask
-from dpsim.torch_ddp import in_turns, record, timed
-from dpsim.torch_ddp.observed import Observer, by_gloo, set_cap
+from dpsim.torch_ddp import in_turns, timed
+from dpsim.torch_ddp.observed import Observer, by_gloo, install
 from dpsim.torch_ddp.reductions import MpiReduction
 
 _REPEATS = 5
@@ -32,11 +32,10 @@ def observe_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     reduction = MpiReduction(transport(comm, network), "ring", "thread") if network.emulated else None
     in_turns.become(comm.rank, comm.size)
     timed.connect(str(Path(task.meeting) / "ranks"), comm.rank, comm.size)
-    set_cap(task.bucket_cap_bytes)
-    reduce = by_gloo if reduction is None else reduction.reduce
+    reduce = None if reduction is None else reduction.reduce
     collectives: dict[int, float] = {}
-    observer = Observer(task.steps, reduce, lambda each: collectives.update(_timed(comm, reduce, each.rank)))
-    record.install(observer)
+    observer = Observer(task.steps, lambda each: collectives.update(_timed(comm, reduce or by_gloo, each.rank)), reduce)
+    install(observer, task.bucket_cap_bytes)
     quiet_barrier(comm)
     report(f"training {task.steps} steps on {comm.size} ranks")
     in_turns.run_script((task.script, task.arguments), observer)
