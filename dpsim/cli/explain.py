@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Examples:
   dpsim explain --torch-script train.py --devices 2 -- --batch-size 32
+  dpsim explain --trace rank0.pt.trace.json.gz,rank1.pt.trace.json.gz
   dpsim explain --parameters 125000000 --measured 1:0.40s,16:0.61s
   dpsim explain --parameters 638000000 --local-batch 24
     --measured 1x8:240/s,2x8:160/s
@@ -31,6 +32,7 @@ class ScriptFlags(flags.Flags, of="torch_script torch_module network"):
 
     torch_script: str | None = flags.flag("Your own PyTorch script, which trains with DistributedDataParallel.")
     torch_module: flags.TorchModule = None
+    trace: str | None = flags.flag("Traces that PyTorch's profiler made of the ranks of a DDP training: FILE,FILE.")
     devices: int | None = flags.flag("With a script: ranks, all on this machine (2).")
     steps: int | None = flags.flag("With a script: training steps to observe; then it is ended (40).")
     network: str | None = flags.flag(
@@ -69,13 +71,25 @@ def explain(
     from dpsim import codec
     from dpsim.report import explain as report
 
-    explained = _script(script, arguments) if script.torch_script or script.torch_module else _steps(of)
+    sources = flags.provided(
+        torch_script=script.torch_script, torch_module=script.torch_module, trace=script.trace, measured=of.measured
+    )
+    if len(sources) != 1:
+        given = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
+        allowed = "one of --torch-script, --torch-module, --trace and --measured"
+        raise ConfigError(given or "nothing to explain", allowed=allowed)
+    if of.measured is not None:
+        explained = _steps(of, of.measured)
+    elif script.trace is not None:
+        explained = _traces(script.trace)
+    else:
+        explained = _script(script, arguments)
     if of.json:
         points = [codec.to_builtins(part) for part in explained.parts]
         show.print_json("explain", points, codec.to_builtins(report.summary(explained)))
         return
     print(report.cause(explained))
-    title = f"{explained.name} on {explained.devices} devices, by {explained.method}"
+    title = f"{explained.name} on {explained.devices}, by {explained.method}"
     show.table(report.columns(explained), explained.parts, title=title)
     for line in [*report.details(explained), *report.remedies(explained)]:
         print(line)
@@ -92,13 +106,17 @@ def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
         return explain_script(ScriptToExplain(script=program, arguments=arguments, **given), progress)
 
 
-def _steps(of: StepFlags) -> Explanation:
+def _traces(traces: str) -> Explanation:
+    from dpsim.harness.explain.traces import explain_traces
+
+    return explain_traces(flags.listed("--trace", traces, Path) or ())
+
+
+def _steps(of: StepFlags, measured: str) -> Explanation:
     from dpsim.predict.two_steps import explain_steps, unknown_link
 
-    if of.measured is None:
-        raise ConfigError("nothing to explain", allowed="--measured, --torch-script or --trace")
     machine = _machine(of)
-    rows = _rows(of, of.measured, machine or unknown_link())
+    rows = _rows(of, measured, machine or unknown_link())
     return explain_steps(_workload(of), machine, rows)
 
 
@@ -108,8 +126,6 @@ def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
 
     given = flags.provided(local_batch=of.local_batch, global_batch=of.global_batch)
     batch = given or {"local_batch": 1}
-        {"global_batch": of.global_batch} if of.global_batch is not None else {"local_batch": of.local_batch or 1}
-    )
     if len(given) > 1:
         raise ConfigError("--local-batch with --global-batch", allowed="one of the two")
     rows = []

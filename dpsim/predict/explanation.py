@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 from dpsim.codec import Noun
@@ -108,3 +109,20 @@ def summed(
         remedies=tuple(sorted(remedies, key=lambda remedy: -remedy.gain_s)),
         notes=notes,
     )
+
+
+_WITHOUT = {
+    "slowest rank": "all ranks as fast as the typical one",
+    "input": "a loader that always has the next batch (more num_workers)",
+    "contention": "a core for each rank alone",
+}
+"""What takes a part away altogether, by the kind of the part."""
+
+
+def without_parts(parts: Iterable[Part]) -> list[Remedy]:
+    """Return the remedies that take a whole part away."""
+    return [
+        Remedy(text=_WITHOUT[part.kind], gain_s=part.seconds, low_s=part.low_s, high_s=part.high_s)
+        for part in parts
+        if part.kind in _WITHOUT
+    ]

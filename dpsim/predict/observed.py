@@ -22,9 +22,12 @@ from dpsim.units import format_duration, format_size
 Floats = NDArray[np.float64]
 _DEVIATIONS = NormalDist().inv_cdf(0.95)
 _MOST_BUCKETS = 5
+_LEAST_SHARE = 0.01
+_MOSTLY = 0.75
+"""The share of steps in which a rank is the slowest, from which on the others wait for that one."""
 _TRIMMED = 0.05
 """The share of the shortest and of the longest steps that are left out: pauses of the machine."""
-LEAST_STEPS = 8
+LEAST_STEPS = 3
 
 
 class ObservedStep(Noun, frozen=True):
@@ -141,7 +144,7 @@ def observed_parts(steps: Steps) -> list[Part]:
         _part("input", input_s, f"the loader of rank {typical}, until it gives the next batch"),
         _part("contention", delayed_s, "a rank that could compute and had no core, because other threads had them"),
         _part("slowest rank", waited_s, *_slowest(steps)),
-        _part("communication", steps.exposed_s, "allreduces that backward does not hide"),
+        _part("communication", steps.exposed_s, "allreduces that backward does not hide", exposed_buckets(steps)),
     ]
 
 
@@ -170,9 +173,6 @@ def _slowest(steps: Steps) -> tuple[str, tuple[str, ...]]:
         for rank, (computed, loads, rest, waits) in enumerate(_own_times(steps))
     )
     return text, details
-
-
-_MOSTLY = 0.75
 
 
 def _own_times(steps: Steps) -> list[tuple[float, float, float, float]]:
@@ -213,7 +213,7 @@ def exposed_buckets(steps: Steps) -> tuple[str, ...]:
         f"bucket {bucket + 1} of {len(sizes)} ({format_size(sizes[bucket])}):"
         f" {format_duration(exposed[bucket] / len(steps.kept))}"
         for bucket in longest
-        if bucket < len(sizes) and exposed[bucket] > 0
+        if bucket < len(sizes) and exposed[bucket] > _LEAST_SHARE * sum(exposed.values())
     )
 
 

@@ -82,10 +82,10 @@ def explain_steps(workload: Workload, machine: Machine | None, rows: Sequence[Me
         parts.append(_part("slowest rank", priced.waiting_for_slowest_s, noise_s, waited))
     return summed(
         workload.name,
-        last.plan.layout or str(last.plan.devices),
+        f"{last.plan.layout or last.plan.devices} devices",
         last.step_s,
         parts,
-        _method(implied=machine is None),
+        _method(len(ordered), implied=machine is None),
         remedies=remedies(fitted.workload, fitted.machine, last.plan),
         notes=_notes(fitted, implied=machine is None),
     )
@@ -108,10 +108,10 @@ def _no_longer(workload: Workload, rows: Sequence[MeasuredStep], noise_s: float)
     computed_s = min(_alone(last, first), last.step_s)
     return summed(
         workload.name,
-        last.plan.layout or str(last.plan.devices),
+        f"{last.plan.layout or last.plan.devices} devices",
         last.step_s,
         [_part("computation", computed_s, noise_s, _computed(first))],
-        _method(implied=True),
+        _method(len(rows), implied=True),
         notes=("The step is as long on more devices as on fewer: the steps tell nothing of the link",),
     )
 
@@ -131,14 +131,15 @@ def _communicated(fitted: Estimated, plan: Plan, *, implied: bool) -> str:
     return f"communication that is not hidden: as over a link of {value} {between} (90 %: {low} to {high})"
 
 
-def _method(*, implied: bool) -> str:
+def _method(count: int, *, implied: bool) -> str:
     if implied:
-        return "two step times, all of whose difference is taken for communication"
+        return f"{count} step times, whose difference is taken for communication"
     return "the step on the fewest devices, and the machine file's prices of collectives"
 
 
 def _notes(fitted: Estimated, *, implied: bool) -> tuple[str, ...]:
-    assumed = [f"{field} is assumed" for field in fitted.machine.assumed if field != "interval_widths"]
+    fields = ", ".join(field for field in fitted.machine.assumed if field != "interval_widths")
+    assumed = [f"Assumed, as dpsim predict does for published machines: {fields}"] if fields else []
     if not implied:
         return tuple(assumed)
     return (

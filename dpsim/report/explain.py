@@ -88,6 +88,7 @@ def _gain(remedy: Remedy, explained: Explanation) -> str:
 
 
 def _signed(seconds: float) -> str:
+    seconds = round(seconds, 7)  # what rounding leaves of a difference is no time
     return format_duration(seconds) if seconds >= 0 else f"-{format_duration(-seconds)}"
 
 

@@ -1,7 +1,7 @@
 """``python -m dpsim.experiments.planted_causes`` plants causes of slowness in a training; ``explain`` has to find them.
 
 Each case trains ``job.py`` with a cause whose size is drawn at random and that ``explain`` is not told. What it costs
-is timed apart, without dpsim: the same training under torchrun with the cause and without, in turns, or, of a small
+is timed apart, without dpsim: the same training under torchrun with the cause and without, or, of a small
 batch, what a line through its step and that of a larger batch leaves for no samples at all. Over an emulated link the
 steps are those of dpsim's ranks. Prints the causes that were named, and the first one's size beside the truth.
 """
@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from dpsim.codec import Noun
 from dpsim.experiments import command
 from dpsim.harness.explain.script import ScriptToExplain, explain_script, observe
@@ -26,7 +24,7 @@ from dpsim.predict.observed import Steps
 from dpsim.progress import Progress
 
 _JOB = Path(__file__).with_name("job.py")
-_DEVICES, _COUNT, _TURNS = 2, 40, 2
+_DEVICES, _COUNT = 2, 30
 _BUSY = "while True: pass"
 
 
@@ -57,13 +55,6 @@ class Found(Noun, frozen=True):
         return self.seconds / self.truth_s - 1
 
 
-class Findings(Noun, frozen=True):
-    """The cases of one seed."""
-
-    seed: int
-    found: tuple[Found, ...]
-
-
 def cases(seed: int) -> list[Case]:
     """Return the cases, their sizes drawn by the seed."""
     draw = random.Random(seed)
@@ -92,13 +83,8 @@ def cases(seed: int) -> list[Case]:
     ]
 
 
-def measure(seed: int, names: list[str], report: Progress) -> Findings:
-    """Let ``explain`` find the causes of the cases with these names (none: of all), and time what they cost."""
-    chosen = [case for case in cases(seed) if not names or case.name in names]
-    return Findings(seed=seed, found=tuple(_found(case, report) for case in chosen))
-
-
-def _found(case: Case, report: Progress) -> Found:
+def found(case: Case, report: Progress) -> Found:
+    """Let ``explain`` find the causes of a case, and time what the first one costs."""
     report(f"{case.name}: explain")
     with _busy(case.busy):
         explained = explain_script(
@@ -116,15 +102,14 @@ def _found(case: Case, report: Progress) -> Found:
 
 
 def _truth_s(case: Case) -> float:
-    """What the first cause costs: with it less without it, the two timed in turns."""
+    """What the first cause costs: with it less without it, the two timed one after the other."""
     if not case.causes:
         return 0.0
-    times = [(_step_s(case), _step_s(case, clean=True)) for _ in range(_TURNS)]
-    planted_s, clean_s = np.mean(times, axis=0)
+    planted_s, clean_s = _step_s(case), _step_s(case, clean=True)
     if case.larger_batch:
         batch = int(case.planted[-1])
-        return float(planted_s - (clean_s - planted_s) * batch / (case.larger_batch - batch))
-    return float(planted_s - clean_s)
+        return planted_s - (clean_s - planted_s) * batch / (case.larger_batch - batch)
+    return planted_s - clean_s
 
 
 def _step_s(case: Case, *, clean: bool = False) -> float:
@@ -153,12 +138,8 @@ def _busy(processes: int) -> Iterator[None]:
         yield
 
 
-def lines(findings: Findings) -> list[str]:
-    """Return a line for each case."""
-    return [_line(each) for each in findings.found]
-
-
-def _line(found: Found) -> str:
+def line(found: Found) -> str:
+    """Return what is printed of a case."""
     case = found.case
     named = ", ".join(found.causes) or "none"
     if not case.causes:
@@ -177,9 +158,10 @@ def main() -> int:
     given = options.parse_args()
 
     def run() -> None:
-        print(f"seed {given.seed}")
-        for line in lines(measure(given.seed, given.case, command.tell)):
-            print(line)
+        print(f"seed {given.seed}", flush=True)
+        for case in cases(given.seed):
+            if not given.case or case.name in given.case:
+                print(line(found(case, command.tell)), flush=True)
 
     return command.ended("planted_causes", run)
 

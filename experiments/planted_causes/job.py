@@ -58,7 +58,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--batch-size", type=int, default=1536)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--sequence", type=int, default=0, help="steps of a recurrent model (0: a perceptron)")

@@ -16,8 +16,8 @@ from dpsim.launch.scratch import scratch
 from dpsim.launch.user_script import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.plan import Plan
-from dpsim.predict.explanation import Explanation, Part, Remedy, summed
-from dpsim.predict.observed import Observed, Steps, exposed_buckets, joined, observed_parts
+from dpsim.predict.explanation import Explanation, Part, Remedy, summed, without_parts
+from dpsim.predict.observed import Observed, Steps, joined, observed_parts
 from dpsim.predict.points import plan_one
 from dpsim.predict.remedies import remedies
 from dpsim.predict.step import price, scheduled
@@ -30,7 +30,7 @@ from dpsim.workload import Workload
 
 _ALGORITHM = "mpi"
 _DEFAULT_CAP_BYTES = 25 * 2.0**20
-_LARGER_BATCH, _PROFILED_STEPS = 4, 9
+_LARGER_BATCH, _PROFILED_STEPS = 2, 9
 _MANY = 2.0
 """Times as many buckets as the default cap would make at most, from which the script is observed with that cap too."""
 _TURNS = 2
@@ -73,10 +73,6 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     if len(runs) > 1:
         small = _small_buckets(observed, steps, runs[1], base)
         parts, base = ([*parts, small], base) if small.low_s > 0 else (observed_parts(steps), steps)
-    parts = [
-        msgspec.structs.replace(part, details=exposed_buckets(base)) if part.kind == "communication" else part
-        for part in parts
-    ]
     workload = _profile(of, observed, notes, progress)
     found: tuple[Remedy, ...] = ()
     if workload is not None:
@@ -87,25 +83,13 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         parts = _split(parts, workload, observed)
     return summed(
         Path(of.script).name,
-        str(of.devices),
+        f"{of.devices} ranks",
         float(steps.step_s.mean()),
         parts,
         f"{len(steps.step_s)} steps of real ranks" + ("" if of.network == "node" else f" over {of.network}"),
-        remedies=(*(_without(part) for part in parts if part.kind in _WITHOUT), *found),
+        remedies=(*without_parts(parts), *found),
         notes=tuple(notes),
     )
-
-
-_WITHOUT = {
-    "slowest rank": "all ranks as fast as the typical one",
-    "input": "a loader that always has the next batch (more num_workers)",
-    "contention": "a core for each rank alone",
-}
-"""What would take a part away altogether, by the kind of the part."""
-
-
-def _without(part: Part) -> Remedy:
-    return Remedy(text=_WITHOUT[part.kind], gain_s=part.seconds, low_s=part.low_s, high_s=part.high_s)
 
 
 def observe(of: ScriptToExplain, cap_bytes: float | None = None, progress: Progress = no_progress) -> Observed:
