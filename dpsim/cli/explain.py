@@ -78,6 +78,10 @@ def explain(
         given = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
         allowed = "one of --torch-script, --torch-module, --trace and --measured"
         raise ConfigError(given or "nothing to explain", allowed=allowed)
+    (source,) = sources
+    _refuse(script if source in ("trace", "measured") else of, (source, "json"), source)
+    if source == "trace":
+        _refuse(of, ("json",), source)
     if of.measured is not None:
         explained = _steps(of, of.measured)
     elif script.trace is not None:
@@ -97,6 +101,14 @@ def explain(
         print(f"Note: {note}.")
 
 
+def _refuse(unused: flags.Flags, used: tuple[str, ...], source: str) -> None:
+    """Raise ``ConfigError`` for flags that the source of the explanation has no use for."""
+    given = [name for name, value in vars(unused).items() if value is not None and name not in used]
+    if given:
+        words = ", ".join(f"--{name.removesuffix('_bytes').replace('_', '-')}" for name in given)
+        raise ConfigError(f"{words} with --{source.replace('_', '-')}", remedy="leave it out: it would change nothing")
+
+
 def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
     from dpsim.harness.explain.script import ScriptToExplain, explain_script
 
@@ -113,10 +125,10 @@ def _traces(traces: str) -> Explanation:
 
 
 def _steps(of: StepFlags, measured: str) -> Explanation:
-    from dpsim.predict.two_steps import explain_steps, unknown_link
+    from dpsim.predict.two_steps import ANY_LINK, explain_steps
 
     machine = _machine(of)
-    rows = _rows(of, measured, machine or unknown_link())
+    rows = _rows(of, measured, machine or ANY_LINK)
     return explain_steps(_workload(of), machine, rows)
 
 

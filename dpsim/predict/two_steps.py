@@ -20,6 +20,8 @@ from dpsim.workload import Layer, Tensor, Workload
 
 _LAYERS = 24
 _LATENCY_S = 20e-6
+_HARDLY = 1.1
+"""Times as long as on fewer devices that a step has to be before its link is fitted: LEAST_SHARE of a cause."""
 _IN_A_NODE = Link(latency_s=0.0, bandwidth_bytes_per_s=1e15)
 """Free: what a node's own devices take to communicate is part of the smallest step."""
 _DEVIATIONS = NormalDist().inv_cdf(0.95)
@@ -43,10 +45,15 @@ def layers_of(gradient_bytes: float) -> Workload:
     )
 
 
-def unknown_link() -> Machine:
-    """Return a machine whose link between devices, or nodes, is to be fitted."""
+def unknown_link(plan: Plan) -> Machine:
+    """Return a machine whose link is to be fitted: between the nodes of the plan, or the devices of its only one."""
     link = Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=1e9)
-    return Machine(name="a link that the steps imply", link=link, link_in_node=_IN_A_NODE)
+    in_node = None if plan.layout.startswith("1x") else _IN_A_NODE
+    return Machine(name="a link that the steps imply", link=link, link_in_node=in_node)
+
+
+ANY_LINK = unknown_link(Plan(devices=1, global_batch=1))
+"""A machine that stands for one that is not known."""
 
 
 def explain_steps(workload: Workload, machine: Machine | None, rows: Sequence[MeasuredStep]) -> Explanation:
@@ -67,8 +74,8 @@ def explain_steps(workload: Workload, machine: Machine | None, rows: Sequence[Me
     noise_s = _DEVIATIONS * ROW_ERROR * last.step_s
     if machine is not None:
         fitted = estimate(workload, machine, [first], ("compute",))
-    elif _alone(last, first) * (1 + ROW_ERROR) < last.step_s:
-        fitted = estimate(workload, unknown_link(), ordered, ("compute", "bandwidth"))
+    elif _alone(last, first) * _HARDLY < last.step_s:
+        fitted = _fitted_link(workload, ordered)
     else:
         return _no_longer(workload, ordered, noise_s)
     priced = price(scheduled(fitted.workload, fitted.machine, last.plan), fitted.machine).prediction
@@ -89,6 +96,18 @@ def explain_steps(workload: Workload, machine: Machine | None, rows: Sequence[Me
         remedies=remedies(fitted.workload, fitted.machine, last.plan),
         notes=_notes(fitted, implied=machine is None),
     )
+
+
+def _fitted_link(workload: Workload, rows: Sequence[MeasuredStep]) -> Estimated:
+    """Computation and a link that fit the steps. Raises ``ConfigError`` where communication does not show in them."""
+    try:
+        return estimate(workload, unknown_link(rows[-1].plan), rows, ("compute", "bandwidth"))
+    except ConfigError as error:
+        raise ConfigError(
+            f"these steps tell no link: {error.given}",
+            allowed="steps on more devices in which communication shows, and that agree with one link",
+            remedy="give the link's prices instead: --network-log or --machine",
+        ) from error
 
 
 def _alone(last: MeasuredStep, first: MeasuredStep) -> float:
@@ -112,7 +131,7 @@ def _no_longer(workload: Workload, rows: Sequence[MeasuredStep], noise_s: float)
         last.step_s,
         [_part("computation", computed_s, noise_s, _computed(first))],
         _method(len(rows), implied=True),
-        notes=("The step is as long on more devices as on fewer: the steps tell nothing of the link",),
+        notes=("The step is hardly longer on more devices than on fewer, so it tells nothing of the link",),
     )
 
 
@@ -127,7 +146,7 @@ def _communicated(fitted: Estimated, plan: Plan, *, implied: bool) -> str:
     (number,) = (each for each in fitted.numbers if each.name == "bandwidth")
     factor = math.exp(_DEVIATIONS * number.relative_uncertainty)
     low, value, high = (format_bandwidth(number.value * each) for each in (1 / factor, 1.0, factor))
-    between = "between the nodes" if "x" in plan.layout else "between the devices"
+    between = "between the nodes" if "x" in plan.layout and not plan.layout.startswith("1x") else "between the devices"
     return f"communication that is not hidden: as over a link of {value} {between} (90 %: {low} to {high})"
 
 

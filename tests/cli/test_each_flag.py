@@ -27,6 +27,7 @@ EACH = {
     "calibrate": "",
     "predict": f"{FILES} --devices 2,4",
     "advise": f"{FILES} --devices 4",
+    "explain": "--measured 1:0.4s,16:0.6s --parameters 100000000",
     "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
     " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",
@@ -87,6 +88,8 @@ _GLOBAL, _LOCAL = "64,128,256", "8,16,32"
 OF_COMMAND = {
     "advise --memory": "16GiB",
     "advise --measure": "--model mlp:8",
+    "explain --machine": f"{MACHINES}/k80_10gbe.toml",
+    "explain --network-log": f"{LOG.parent}/nccl.json",
     "train --trust-coefficient": "1e-3 --optimizer lars",
     "train --checkpoint-every": "5 --checkpoint saved",
     "train --elastic": "--reproducible --checkpoint saved",
@@ -125,6 +128,8 @@ OWN_TESTS = {
     ),
     "report --check",
     *(f"estimate --{flag}" for flag in ("model", "dataset", "torch-script", "machine", "rows", "free", "row")),
+    *(f"explain --{flag}" for flag in ("torch-script", "torch-module", "trace", "devices", "steps", "network")),
+    *("explain --script-may-write", "explain --workload"),
     *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),
     *("profile --torch", "profile --from", "profile --devices", "profile --steps", "profile --script-may-write"),
 }

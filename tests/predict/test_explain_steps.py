@@ -13,7 +13,7 @@ from dpsim.plan import Plan
 from dpsim.predict.estimate import MeasuredStep
 from dpsim.predict.explanation import Explanation
 from dpsim.predict.step import price, scheduled
-from dpsim.predict.two_steps import explain_steps, layers_of, unknown_link
+from dpsim.predict.two_steps import ANY_LINK, explain_steps, layers_of
 from dpsim.workload import Workload
 
 BYTES = 400e6
@@ -41,7 +41,7 @@ def step(machine: Machine, devices: int, layout: str = "") -> MeasuredStep:
 def linked(bandwidth: float) -> Machine:
     """A machine whose link is all that it states, as ``explain_steps`` assumes of those that it does not know."""
     return msgspec.structs.replace(
-        unknown_link(), link=Link(latency_s=20e-6, bandwidth_bytes_per_s=bandwidth), contention=1.875
+        ANY_LINK, link=Link(latency_s=20e-6, bandwidth_bytes_per_s=bandwidth), contention=1.875
     )
 
 
@@ -91,3 +91,10 @@ def test_what_a_machine_does_not_predict_is_unexplained() -> None:
 def test_one_number_of_devices_is_refused() -> None:
     with pytest.raises(ConfigError, match="step times of 8 devices alone"):
         explain_steps(layers_of(BYTES), None, [MeasuredStep(plan(8), 0.3), MeasuredStep(plan(8), 0.4)])
+
+
+def test_steps_that_no_link_explains_are_refused_with_what_else_to_give() -> None:
+    rows = [MeasuredStep(plan(1), 0.3), MeasuredStep(plan(2), 30.0), MeasuredStep(plan(16), 0.5)]
+    with pytest.raises(ConfigError, match="these steps tell no link") as refused:
+        explain_steps(layers_of(BYTES), None, rows)
+    assert "--network-log" in refused.value.remedy
