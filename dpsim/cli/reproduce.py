@@ -164,7 +164,10 @@ def _print(verdict: Verdict, *, json: bool) -> None:
             Column(head="run", cell=lambda each: each.run.name, left=True),
             Column(head="steps", cell=lambda each: str(each.steps)),
             Column(head="samples a step", cell=lambda each: str(each.samples)),
-            Column(head="largest difference / rounding", cell=lambda each: f"{each.largest:.2g}"),
+            Column(
+                head="largest difference / rounding",
+                cell=lambda each: "" if each.largest is None else f"{each.largest:.2g}",
+            ),
             Column(
                 head="first that rounding does not explain",
                 cell=lambda each: (

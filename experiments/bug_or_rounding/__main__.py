@@ -47,7 +47,7 @@ def _judged(case: Case, devices: tuple[int, ...]) -> tuple[Verdict | None, bool]
     right = kind == case.kind and any(case.design in each for each in (*verdict.designs, ""))
     if case.design:
         right = kind == case.kind and any(case.design in each for each in verdict.designs)
-    largest = max(each.largest for each in verdict.compared)
+    largest = max(each.largest or 0.0 for each in verdict.compared)
     print(f"{'right' if right else 'WRONG'}  {case.name}: {verdict.sentence} [{largest:.2g}]", flush=True)
     return verdict, right
 

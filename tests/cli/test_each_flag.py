@@ -124,6 +124,7 @@ OWN_TESTS = {
         "sweep --experiment",
     ),
     "report --check",
+    *(f"reproduce --{flag}" for flag in ("torch-script", "torch-module", "bucket-cap", "script-may-write")),
     *(f"estimate --{flag}" for flag in ("model", "dataset", "torch-script", "machine", "rows", "free", "row")),
     *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),
     *("profile --torch", "profile --from", "profile --devices", "profile --steps", "profile --script-may-write"),

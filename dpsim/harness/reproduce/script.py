@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.launch import scratch
 from dpsim.launch.child_process import child
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
-from dpsim.launch.scratch import scratch
 from dpsim.launch.user_script import check_program
 from dpsim.progress import Progress
 from dpsim.torch_ddp.profile_script import check_torch, script_environment
@@ -26,7 +25,6 @@ from dpsim.torch_ddp.reproduce.rounding import Rounding, quantities, rounding_of
 from dpsim.torch_ddp.reproduce.samples import padding
 
 _STDERR = 2
-_NULLS = 2
 _MOST_DEVICES = 64
 _WORDS = {True: "Not rounding", False: "Not comparable"}
 
@@ -36,13 +34,13 @@ class Compared:
     """A run against the first one: how many steps, how far its gradients were, its finding, and what is by design.
 
     ``samples`` are those of the first step on all ranks, ``largest`` is the largest difference of a reduced gradient,
-    in units of what rounding explains.
+    in units of what rounding explains, in the steps before the finding (None without such a step).
     """
 
     run: Run
     steps: int
     samples: int
-    largest: float
+    largest: float | None
     finding: Finding | None
     designs: tuple[str, ...]
 
@@ -123,7 +121,10 @@ class ScriptComparison:
             Run(folder=f"run-{number}", devices=devices, bucket_cap_bytes=cap)
             for number, (devices, cap) in enumerate(settings)
         ]
-        nulls = [replace(runs[0], folder=f"null-{seed}", null_seed=seed) for seed in range(1, _NULLS + 1)]
+        nulls = [
+            replace(runs[0], folder=f"null-{seed}", null_seed=seed, permuted=permuted)
+            for seed, permuted in ((1, True), (2, False))
+        ]
         return (runs[0], *nulls, *runs[1:])
 
 
@@ -131,7 +132,7 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
     """Let the script train in all runs, and return what they came to. Raises ``ConfigError``."""
     check_program(comparison.script)
     check_torch()
-    with scratch("torch") as folder:
+    with scratch.scratch("torch") as folder:
         first, *others = _observed(comparison, comparison.runs, folder, progress)
         nulls = [each for each in others if each.run.null_seed]
         rounding = rounding_of(first, nulls)
@@ -168,14 +169,14 @@ def _with_same_samples(_: Observed, compared: Compared) -> Run | None:
 def _compared(first: Observed, other: Observed, rounding: Rounding) -> Compared:
     steps = min(first.steps, other.steps)
     finding = first_finding(first, other, rounding)
-    ratios = [0.0]
+    ratios = []
     for number in range(steps if finding is None else finding.step - 1):
         ours, theirs = (quantities(each.step(number), "reduced") for each in (first, other))
         for name in ours.keys() & theirs.keys():
             explained = rounding.explains("reduced", name, number, ours[name])
             ratios.append(size(ours[name] - theirs[name]) / explained if explained else 0.0)
     samples = sum(rank.samples for rank in other.step(0))
-    return Compared(other.run, steps, samples, float(np.max(ratios)), finding, tuple(_designs(first, other)))
+    return Compared(other.run, steps, samples, max(ratios, default=None), finding, tuple(_designs(first, other)))
 
 
 def _designs(first: Observed, other: Observed) -> list[str]:
@@ -210,10 +211,13 @@ def _observed(comparison: ScriptComparison, runs: Sequence[Run], folder: Path, p
     )
     codec.write(folder / REQUEST, request)
     progress(f"training {comparison.steps} steps, {len(runs) - there} times: {', '.join(run.name for run in runs)}")
+    start = folder / f"start-{runs[-1].folder}"
+    start.mkdir()
     command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch_ddp.reproduce.ranks", str(folder)]
     if not comparison.script_may_write:
-        command = protected(command, script_protection(comparison.script, comparison.arguments), folder)
-    with child(command, env=script_environment(2, folder), stdout=_STDERR) as process:
+        protection = script_protection(comparison.script, comparison.arguments, str(folder))
+        command = protected(command, protection, start)
+    with child(command, env=script_environment(2, start) | scratch.environment(folder), stdout=_STDERR) as process:
         process.wait()
     return [_observed_run(comparison, run, folder) for run in runs]
 

@@ -1,4 +1,7 @@
-"""The first step and tensor in which a run differs by more than rounding from the first run, and why. Loads no torch."""
+"""The first step and tensor in which a run differs from the first one by more than rounding, and why.
+
+Loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -244,10 +247,10 @@ def _why(step: Step, name: str) -> tuple[str, str]:
     if weights := _weights(step):
         count = len(weights)
         if np.ptp(weights) < _SAME_WEIGHT * np.mean(np.abs(weights)):
-            factor = 1 / (float(np.mean(weights)) * count)
+            factor, where = 1 / (float(np.mean(weights)) * count), step.first.run.name
             return SCALE, (
-                f"every gradient is {factor:.4g} times that of {_where(step, first=True)[3:]}: the loss or the gradient "
-                "is scaled by another number than the global batch"
+                f"every gradient is {factor:.4g} times that on {where}: the loss or the gradient is scaled by another"
+                " number than the global batch"
             )
         shares = ", ".join(f"{weight:.3g}" for weight in weights)
         samples = [rank.samples for rank in ranks]

@@ -73,7 +73,7 @@ class Loaders:
             if isinstance(indices, (list, tuple)) and all(isinstance(index, int) for index in indices):
                 if forced is not None and count < len(forced):
                     indices = list(dealt(tuple(forced[count]), self._rank, self._run.devices))
-                if self._run.null_seed:
+                if self._run.permuted:
                     indices = random.Random(f"{self._run.null_seed},{count}").sample(list(indices), len(indices))
                 known = tuple(root_index(loader.dataset, index)[0] for index in indices)
                 queue.append((epoch, known, len(root_index(loader.dataset, indices[0])[1]) if indices else 0))

@@ -26,15 +26,17 @@ _META, _REPORT = "meta", "report-{}.json"
 class Run(Noun, frozen=True):
     """One run of the script on ``devices`` ranks.
 
-    In a run with ``null_seed`` samples change their order within a rank's batches and every module's output gets the
-    noise of a rounding. With ``same_samples`` the ranks get the samples of the first run, dealt out in turn. With
-    ``own_batches`` loaders keep the batch size that the script gives them, for it divides the batches itself.
+    In a run with ``null_seed`` every module's output gets the noise of a rounding, and where it is ``permuted`` samples
+    change their order within a rank's batches. With ``same_samples`` the ranks get the samples of the first run, dealt
+    out in turn. With ``own_batches`` loaders keep the batch size that the script gives them, for it divides the batches
+    itself.
     """
 
     folder: str
     devices: int
     bucket_cap_bytes: float | None = None
     null_seed: int = 0
+    permuted: bool = False
     same_samples: bool = False
     own_batches: bool = False
 

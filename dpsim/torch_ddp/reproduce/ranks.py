@@ -36,7 +36,7 @@ _POLL_S = 0.02
 
 
 def train(request: RunsRequest, folder: Path) -> None:
-    """Let the script train in every run that is asked for. Stops after a run of which a rank died."""
+    """Let the script train in every run that is asked for. Stops after a run of which all ranks died."""
     for number, run in enumerate(request.runs):
         own = folder / run.folder
         if number == 0 and request.first_is_there:
@@ -48,14 +48,14 @@ def train(request: RunsRequest, folder: Path) -> None:
 
 
 def _awaited(ranks: list[int]) -> bool:
-    """Wait for the ranks; whether all ended well. Those that go on too long after another are killed."""
-    left, well, deadline_s = set(ranks), True, float("inf")
+    """Wait for the ranks; whether any ended well. Those that go on too long after another are killed."""
+    left, well, deadline_s = set(ranks), False, float("inf")
     while left:
         for pid in tuple(left):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 left.discard(pid)
-                well = well and status == 0
+                well = well or status == 0
                 deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
         if left and time.monotonic() > deadline_s:
             for pid in left:

@@ -1,7 +1,8 @@
 """How far rounding alone moves the loss and the gradients of a step: measured on nulls, without a mistake in them.
 
-A null is the first run once more, with the samples of each batch in another order and the noise of one rounding on
-every module's output. So every sum of a step, forward, backward and over samples, is rounded anew. Loads no torch.
+A null is the first run once more, with the noise of one rounding on every module's output, and one of two also has the
+samples of each batch in another order. So every sum of a step, forward, backward and over samples, is rounded anew.
+Loads no torch.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def rounding_of(first: Observed, nulls: Sequence[Observed]) -> Rounding:
     parts: dict[tuple[str, str], list[float]] = {}
     for null in nulls:
         for step in range(min(first.steps, null.steps)):
+            if null.run.permuted and any(rank.draws for rank in first.step(step)):
+                continue  # other samples would get these random numbers
             for kind in KINDS:
                 ours, theirs = quantities(first.step(step), kind), quantities(null.step(step), kind)
                 for name in ours.keys() & theirs.keys():
