@@ -327,8 +327,9 @@ CLEAN = (
     Case("a random sampler on one device alone", {
         "sampler": "sampler = DistributedSampler(data) if world > 1 else RandomSampler(data)"}),
     Case("a hook that sends 16 bits, a bucket view", {
-        "top": "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook",
-        "wrap": "model = DDP(model, gradient_as_bucket_view=True, static_graph=True)",
+        "top": "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook",
+        "wrap": "model = DDP(model, gradient_as_bucket_view=True, static_graph=True)\n"
+                "model.register_comm_hook(None, fp16_compress_hook)",
     }),
     Case("autocast and a scaler of gradients", {
         "more": "scaler = torch.amp.GradScaler('cpu')",

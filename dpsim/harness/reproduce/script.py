@@ -21,7 +21,7 @@ from dpsim.progress import Progress
 from dpsim.torch_ddp.profile_script import check_torch, script_environment
 from dpsim.torch_ddp.reproduce.causes import OTHER_SAMPLES, Finding, first_finding
 from dpsim.torch_ddp.reproduce.observation import REQUEST, Observed, Run, RunsRequest, read_reports
-from dpsim.torch_ddp.reproduce.rounding import Rounding, quantities, rounding_of, size
+from dpsim.torch_ddp.reproduce.rounding import EPSILON, Rounding, quantities, rounding_of, sent_epsilon, size
 from dpsim.torch_ddp.reproduce.samples import padding
 
 _STDERR = 2
@@ -189,6 +189,8 @@ def _designs(first: Observed, other: Observed) -> list[str]:
         designs.append(f"batch norm takes the statistics of each device's own samples ({names})")
     if report.switched:
         designs.append(f"{' and '.join(sorted(report.switched))} (drawn here from one stream a sample)")
+    if sent_epsilon(other) > EPSILON:
+        designs.append(f"the communication hook {report.hook} rounds what ranks send")
     before, after = first.step(0)[0].settings, other.step(0)[0].settings
     for name in before:
         if before[name] != after.get(name):

@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.torch_ddp.reproduce.observation import Observed, RankStep, hashes_differ
-from dpsim.torch_ddp.reproduce.rounding import ALLOWANCE, LOSS, Rounding, mean_loss, quantities, size
+from dpsim.torch_ddp.reproduce.rounding import (
+    ALLOWANCE,
+    EPSILON,
+    LOSS,
+    Rounding,
+    mean_loss,
+    quantities,
+    sent_epsilon,
+    size,
+)
 from dpsim.torch_ddp.reproduce.samples import Samples, compared
 
 REPEATED = "a sampler that repeats"
@@ -31,8 +40,6 @@ UNKNOWN = "no class of mistake that dpsim knows"
 NO_MISTAKE = (RANDOM, OTHER_SAMPLES)
 """What makes runs incomparable, and is no mistake."""
 
-_HALF_HOOK_EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "powerSGD": 1.0, "PowerSGD": 1.0}
-_EPSILON = 2.0**-23
 _SAME_WEIGHT = 1e-3
 
 
@@ -189,8 +196,7 @@ def _parallel(local: NDArray[np.floating], final: NDArray[np.floating]) -> bool:
 
 def _sums(step: Step) -> Finding | None:
     """Whether what ranks got is the mean of what they sent."""
-    ranks, hook = step.theirs, step.other.reports[0].hook
-    epsilon = next((part for word, part in _HALF_HOOK_EPSILON.items() if word in hook), _EPSILON)
+    ranks, epsilon = step.theirs, sent_epsilon(step.other)
     if epsilon == 1.0 or len(ranks) == 1:
         return None
     for name in step.names:
@@ -330,7 +336,7 @@ def _buffers(step: Step) -> Finding | None:
         if (norms and name.startswith(norms)) or their is None or mine.shape != their.shape:
             continue
         moved, own = size(mine - their), size(mine)
-        if moved > ALLOWANCE * 4 * _EPSILON * max(own, size(their)) + 1e-12:
+        if moved > ALLOWANCE * 4 * EPSILON * max(own, size(their)) + 1e-12:
             apart = any(not np.array_equal(their, rank.buffers.get(name, mine)) for rank in ranks[1:])
             if apart:
                 because = "each rank updates this buffer from its own samples, and nothing adds these up"

@@ -17,7 +17,9 @@ from dpsim.torch_ddp.reproduce.observation import Observed, RankStep, Tensors
 
 ALLOWANCE = 30.0
 """A difference is more than rounding if it is so many times what the nulls came to."""
-_EPSILON = 2.0**-23
+EPSILON = 2.0**-23
+"""The distance of floating-point numbers of 32 bits, as a part of them."""
+_HOOK_EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "powerSGD": 1.0, "batched_powerSGD": 1.0}
 LOSS = "the loss"
 
 Array = NDArray[np.floating]
@@ -41,16 +43,22 @@ def quantities(ranks: Sequence[RankStep], kind: str) -> Tensors:
     return tensors
 
 
+def sent_epsilon(run: Observed) -> float:
+    """Return the distance of the numbers that ranks send, by the communication hook; 1 of one that leaves parts out."""
+    return next((part for word, part in _HOOK_EPSILON.items() if word in run.reports[0].hook), EPSILON)
+
+
 @dataclass(frozen=True)
 class Rounding:
     """What rounding explains, by kind, tensor and step: root mean squares, and parts of the tensor's own."""
 
     absolute: dict[tuple[str, str, int], float]
     relative: dict[tuple[str, str], float]
+    least: float = EPSILON
 
     def explains(self, kind: str, name: str, step: int, values: Array) -> float:
         """Return the root mean square of the difference that rounding explains in a tensor with these values."""
-        part = max(self.relative.get((kind, name), 0.0), _EPSILON)
+        part = max(self.relative.get((kind, name), 0.0), self.least)
         return max(self.absolute.get((kind, name, step), 0.0), part * size(values))
 
 
@@ -59,6 +67,7 @@ KINDS = ("reduced", "final", "loss")
 
 def rounding_of(first: Observed, nulls: Sequence[Observed]) -> Rounding:
     """Return what rounding explains: the largest difference of a null in each step, and the median over the steps."""
+    least = EPSILON if (sent := sent_epsilon(first)) == EPSILON else sent / ALLOWANCE
     absolute: dict[tuple[str, str, int], float] = {}
     parts: dict[tuple[str, str], list[float]] = {}
     for null in nulls:
@@ -72,4 +81,4 @@ def rounding_of(first: Observed, nulls: Sequence[Observed]) -> Rounding:
                     absolute[kind, name, step] = max(absolute.get((kind, name, step), 0.0), moved)
                     if own:
                         parts.setdefault((kind, name), []).append(moved / own)
-    return Rounding(absolute, {key: float(np.median(values)) for key, values in parts.items()})
+    return Rounding(absolute, {key: float(np.median(values)) for key, values in parts.items()}, least)
