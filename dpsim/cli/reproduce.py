@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from dpsim.cli import flags, show
+from dpsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dpsim.harness.reproduce.script import Verdict
 
 EXAMPLES = """\
 Examples:
@@ -12,7 +19,8 @@ Examples:
   dpsim reproduce --batch-norm leaf,global,local --algorithm all --overlap all
   dpsim reproduce --leaves 0 --algorithm ring --output plain
   dpsim reproduce --wire-dtype float16 --algorithm all
-  dpsim reproduce --output saved; dpsim reproduce --against saved"""
+  dpsim reproduce --output saved; dpsim reproduce --against saved
+  dpsim reproduce --torch-script train.py --devices 1,2,4 -- --batch-size 32"""
 
 _ALL = "all"
 _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "strategies"}
@@ -20,16 +28,24 @@ _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "str
 
 class ReproduceFlags(
     flags.Flags,
-    of="model dataset devices... fusion_threshold_bytes... algorithm... overlap... batch_norm... steps leaves"
+    of="torch_script torch_module bucket_cap script_may_write model dataset devices..."
+    " fusion_threshold_bytes... algorithm... overlap... batch_norm... steps leaves"
     " global_batch accumulate... optimizer learning_rate seed against across_machines output wire_dtype compute_dtype"
     " strategy...",
 ):
     """The flags of what is compared, and of the record."""
 
+    torch_script: str | None = flags.flag(
+        "Your own PyTorch script, which trains with DistributedDataParallel: is its difference a bug or rounding?"
+    )
+    torch_module: flags.TorchModule = None
+    bucket_cap: str | None = flags.flag("With --torch-script: list of sizes for DDP's bucket_cap_mb (its own).")
+    script_may_write: flags.ScriptMayWrite = None
+    devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4 (a script has 1,2,4).")
     algorithm: str | None = flags.flag("all, or a list of dpsim's algorithms (auto).")
     overlap: str | None = flags.flag("all, or a list of off, inline, poll and thread (off).")
     batch_norm: str | None = flags.flag("List of leaf, global and local (leaf); local is trained without leaves.")
-    steps: int | None = flags.flag("Steps to train in each run (50).")
+    steps: int | None = flags.flag("Steps to train in each run (50; 8 of a script).")
     leaves: int | None = flags.flag(
         "Parts of a global batch whose gradients are added in a fixed order (8); 0: plain training."
     )
@@ -42,14 +58,30 @@ class ReproduceFlags(
     json: flags.Json = False
 
 
-def reproduce(*, given: ReproduceFlags) -> int:
+def reproduce(
+    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of a script, after --.")],
+    given: ReproduceFlags,
+) -> int:
     """Train in every combination, and compare the bits with those on one device.
 
     Reports that they are identical, or the first step, tensor and element that
     differ, and the cause. Where identical bits are not promised, it measures the
     divergence and compares it with a prediction. Exits with 1 if bits differ
     that should be identical.
+
+    With --torch-script your own script trains, unchanged, on each number of
+    devices with the same global batches, each step begun from the same state:
+    whether its losses and gradients differ by rounding or by a mistake, and
+    in which step and tensor, and why. Exits with 1 for a mistake.
     """
+    if given.torch_script is not None or given.torch_module is not None:
+        return _script(given, arguments)
+    if arguments or given.bucket_cap is not None or given.script_may_write:
+        raise ConfigError(
+            "ARGUMENTS, --bucket-cap or --script-may-write without a script",
+            allowed="these with --torch-script or --torch-module",
+            remedy="name the script, or leave them out",
+        )
     from dpsim import codec
     from dpsim.algorithms import RUNNABLE, algorithms_in
     from dpsim.folder_lock import locked
@@ -87,3 +119,66 @@ def reproduce(*, given: ReproduceFlags) -> int:
             codec.write_record(output / RECORD, record)
         show.result(SavedResult(KINDS["reproduce"], record), output, json=given.json, command="reproduce")
     return 0 if record.kept_promises else 1
+
+
+_OF_SCRIPTS = ("torch_script", "torch_module", "bucket_cap", "script_may_write", "devices", "steps", "json")
+
+
+def _script(given: ReproduceFlags, arguments: tuple[str, ...]) -> int:
+    """Compare the runs of the user's own script; 1 if there is a mistake."""
+    from dpsim.harness.reproduce.script import ScriptComparison, compare
+
+    script = flags.program(given.torch_script, given.torch_module)
+    for name, value in vars(given).items():
+        if value not in (None, False) and name not in _OF_SCRIPTS:
+            raise ConfigError(
+                f"{flags.flag_of(name)} with a script, which brings its own training",
+                allowed=", ".join(map(flags.flag_of, _OF_SCRIPTS)),
+                remedy="give the script its arguments after --",
+            )
+    comparison = ScriptComparison(
+        script=script,
+        arguments=arguments,
+        script_may_write=bool(given.script_may_write),
+        **flags.provided(
+            devices=flags.listed("--devices", given.devices, flags.whole("--devices")),
+            caps_bytes=flags.listed("--bucket-cap", given.bucket_cap, flags.threshold),
+            steps=given.steps,
+        ),
+    )
+    with show.progress() as progress:
+        verdict = compare(comparison, progress)
+    _print(verdict, json=given.json)
+    return 1 if verdict.finding is not None and verdict.finding.is_mistake else 0
+
+
+def _print(verdict: Verdict, *, json: bool) -> None:
+    from dpsim.report.table import Column
+
+    if json:
+        points = [each.point for each in verdict.compared]
+        show.print_json("reproduce", points, {"verdict": verdict.sentence, "by_design": list(verdict.designs)})
+        return
+    show.table(
+        (
+            Column(head="run", cell=lambda each: each.run.name, left=True),
+            Column(head="steps", cell=lambda each: str(each.steps)),
+            Column(head="samples a step", cell=lambda each: str(each.samples)),
+            Column(
+                head="largest difference / rounding",
+                cell=lambda each: "" if each.largest is None else f"{each.largest:.2g}",
+            ),
+            Column(
+                head="first that rounding does not explain",
+                cell=lambda each: (
+                    "none" if each.finding is None else f"step {each.finding.step}, {each.finding.tensor}"
+                ),
+                left=True,
+            ),
+        ),
+        verdict.compared,
+        title=f"gradients against those on {verdict.first.name}",
+    )
+    for design in verdict.designs:
+        print(f"By design: {design}.")
+    print(verdict.sentence)

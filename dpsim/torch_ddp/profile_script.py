@@ -48,7 +48,7 @@ def _profile(request: ScriptRequest) -> Workload:
         command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)]
         if not request.script_may_write:
             command = protected(command, script_protection(request.script, request.arguments), folder)
-        with child(command, env=_environment(request.devices, folder), stdout=_STDERR) as process:
+        with child(command, env=script_environment(request.devices, folder), stdout=_STDERR) as process:
             code = process.wait()
         if not paths[1].exists():
             ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -80,7 +80,7 @@ def check_torch() -> None:
         )
 
 
-def _environment(devices: int, folder: Path) -> dict[str, str]:
+def script_environment(devices: int, folder: Path) -> dict[str, str]:
     """The environment, with one compute thread where several ranks would run, as ``torchrun`` sets it.
 
     Data loaders leave temporary files behind, so these go below ``folder``.

@@ -1,0 +1,249 @@
+"""Bug or rounding: a user's own DDP script on several numbers of ranks, held against its first run step by step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.launch import scratch
+from dpsim.launch.child_process import child
+from dpsim.launch.protection import protected, script_protection
+from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
+from dpsim.launch.user_script import check_program
+from dpsim.progress import Progress
+from dpsim.torch_ddp.profile_script import check_torch, script_environment
+from dpsim.torch_ddp.reproduce.causes import OTHER_SAMPLES, Finding, first_finding
+from dpsim.torch_ddp.reproduce.observation import REQUEST, Observed, Run, RunsRequest, read_reports
+from dpsim.torch_ddp.reproduce.rounding import EPSILON, Rounding, quantities, rounding_of, sent_epsilon, size
+from dpsim.torch_ddp.reproduce.samples import padding
+
+_STDERR = 2
+_MOST_DEVICES = 64
+_WORDS = {True: "Not rounding", False: "Not comparable"}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run against the first one: how many steps, how far its gradients were, its finding, and what is by design.
+
+    ``samples`` are those of the first step on all ranks, ``largest`` is the largest difference of a reduced gradient,
+    in units of what rounding explains, in the steps before the finding (None without such a step).
+    """
+
+    run: Run
+    steps: int
+    samples: int
+    largest: float | None
+    finding: Finding | None
+    designs: tuple[str, ...]
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Return the flat record of this run."""
+        found = {} if self.finding is None else vars(self.finding) | {"is_mistake": self.finding.is_mistake}
+        return {
+            "devices": self.run.devices,
+            "bucket_cap_bytes": self.run.bucket_cap_bytes,
+            "steps": self.steps,
+            "global_batch": self.samples,
+            "largest_difference_over_rounding": self.largest,
+            "finding": found,
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all runs came to."""
+
+    first: Run
+    compared: tuple[Compared, ...]
+
+    @property
+    def finding(self) -> Finding | None:
+        """The finding that is told: a mistake before what cannot be compared, an early step before a later one."""
+        found = [each.finding for each in self.compared if each.finding is not None]
+        return min(found, key=lambda each: (not each.is_mistake, each.step), default=None)
+
+    @property
+    def designs(self) -> tuple[str, ...]:
+        """What differs by design, and is no mistake."""
+        return tuple(dict.fromkeys(design for each in self.compared for design in each.designs))
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        finding = self.finding
+        if finding is not None:
+            return f"{_WORDS[finding.is_mistake]}: {finding.sentence}"
+        steps = min(each.steps for each in self.compared)
+        apart = ", apart from what differs by design" if self.designs else ""
+        return f"The difference is rounding in all {steps} steps{apart}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptComparison:
+    """What is compared: a script with its arguments, the numbers of devices (the first is held as right), and caps."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    devices: tuple[int, ...] = (1, 2, 4)
+    caps_bytes: tuple[float, ...] = ()
+    steps: int = 8
+    script_may_write: bool = False
+
+    def __post_init__(self) -> None:
+        if len({*self.devices}) < 2 and len(self.caps_bytes) < 2:
+            raise ConfigError(
+                f"--devices {','.join(map(str, self.devices))}, with which there is nothing to compare",
+                allowed="two or more numbers of devices, or several bucket caps",
+                remedy="give more, such as --devices 1,2,4",
+            )
+        if min(self.devices) < 1 or max(self.devices) > _MOST_DEVICES:
+            raise ConfigError(
+                f"--devices {','.join(map(str, self.devices))} for a script",
+                allowed=f"1 to {_MOST_DEVICES}: each is a process with PyTorch on this machine",
+            )
+        if self.steps < 1:
+            raise ConfigError(f"--steps is {self.steps}", allowed="1 or more")
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The first run, its nulls, and all others."""
+        settings = [(devices, cap) for devices in dict.fromkeys(self.devices) for cap in self.caps_bytes or (None,)]
+        runs = [
+            Run(folder=f"run-{number}", devices=devices, bucket_cap_bytes=cap)
+            for number, (devices, cap) in enumerate(settings)
+        ]
+        nulls = [
+            replace(runs[0], folder=f"null-{seed}", null_seed=seed, permuted=permuted)
+            for seed, permuted in ((1, True), (2, False))
+        ]
+        return (runs[0], *nulls, *runs[1:])
+
+
+def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
+    """Let the script train in all runs, and return what they came to. Raises ``ConfigError``."""
+    check_program(comparison.script)
+    check_torch()
+    with scratch.scratch("torch") as folder:
+        first, *others = _observed(comparison, comparison.runs, folder, progress)
+        nulls = [each for each in others if each.run.null_seed]
+        rounding = rounding_of(first, nulls)
+        compared = {each.run: _compared(first, each, rounding) for each in others if not each.run.null_seed}
+        for change in (_with_own_batches, _with_same_samples):
+            again = {run: repeat for run, each in compared.items() if (repeat := change(first, each))}
+            if again:
+                repeats = _observed(comparison, (first.run, *again.values()), folder, progress)[1:]
+                for run, each in zip(again, repeats, strict=True):
+                    repeated = _compared(first, each, rounding)
+                    if repeated.steps and not _has_other_samples(repeated):
+                        compared[run] = repeated
+        return Verdict(first.run, tuple(compared.values()))
+
+
+def _has_other_samples(compared: Compared) -> bool:
+    return compared.finding is not None and compared.finding.kind == OTHER_SAMPLES and compared.finding.step == 1
+
+
+def _with_own_batches(first: Observed, compared: Compared) -> Run | None:
+    """The run once more with the script's own batch sizes, where it seems to divide its batches itself."""
+    if not _has_other_samples(compared) or compared.samples == sum(rank.samples for rank in first.step(0)):
+        return None
+    return replace(compared.run, own_batches=True, folder=f"{compared.run.folder}-batches")
+
+
+def _with_same_samples(_: Observed, compared: Compared) -> Run | None:
+    """The run once more with the first run's samples, where its own come in another order."""
+    if not _has_other_samples(compared):
+        return None
+    return replace(compared.run, same_samples=True, folder=f"{compared.run.folder}-samples")
+
+
+def _compared(first: Observed, other: Observed, rounding: Rounding) -> Compared:
+    steps = min(first.steps, other.steps)
+    finding = first_finding(first, other, rounding)
+    ratios = []
+    for number in range(steps if finding is None else finding.step - 1):
+        ours, theirs = (quantities(each.step(number), "reduced") for each in (first, other))
+        for name in ours.keys() & theirs.keys():
+            explained = rounding.explains("reduced", name, number, ours[name])
+            ratios.append(size(ours[name] - theirs[name]) / explained if explained else 0.0)
+    samples = sum(rank.samples for rank in other.step(0))
+    return Compared(other.run, steps, samples, max(ratios, default=None), finding, tuple(_designs(first, other)))
+
+
+def _designs(first: Observed, other: Observed) -> list[str]:
+    """What differs by design between two runs."""
+    report, designs = other.reports[0], list[str]()
+    if other.run.same_samples:
+        designs.append("samples in another order (compared on those of the first run)")
+    if report.local_norms and first.run.devices != other.run.devices:
+        names = ", ".join(report.local_norms[:3]) + (", ..." if len(report.local_norms) > 3 else "")
+        designs.append(f"batch norm takes the statistics of each device's own samples ({names})")
+    if report.switched:
+        designs.append(f"{' and '.join(sorted(report.switched))} (drawn here from one stream a sample)")
+    if sent_epsilon(other) > EPSILON:
+        designs.append(f"the communication hook {report.hook} rounds what ranks send")
+    before, after = first.step(0)[0].settings, other.step(0)[0].settings
+    for name in before:
+        if before[name] != after.get(name):
+            designs.append(f"{name} is {after.get(name, 0.0):g} in place of {before[name]:g}")
+    extra, samples = padding(other)
+    if extra:
+        designs.append(f"the sampler repeats {extra} of {samples} samples at the end of each epoch on {other.run.name}")
+    return designs
+
+
+def _observed(comparison: ScriptComparison, runs: Sequence[Run], folder: Path, progress: Progress) -> list[Observed]:
+    """Let the script train in these runs, all in ``folder``. Raises ``ConfigError``."""
+    there = (folder / runs[0].folder).exists()
+    request = RunsRequest(
+        script=comparison.script,
+        arguments=comparison.arguments,
+        steps=comparison.steps,
+        runs=tuple(runs),
+        first_is_there=there,
+    )
+    codec.write(folder / REQUEST, request)
+    progress(f"training {comparison.steps} steps, {len(runs) - there} times: {', '.join(run.name for run in runs)}")
+    start = folder / f"start-{runs[-1].folder}"
+    start.mkdir()
+    command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch_ddp.reproduce.ranks", str(folder)]
+    if not comparison.script_may_write:
+        protection = script_protection(comparison.script, comparison.arguments, str(folder))
+        command = protected(command, protection, start)
+    with child(command, env=script_environment(2, start) | scratch.environment(folder), stdout=_STDERR) as process:
+        process.wait()
+    return [_observed_run(comparison, run, folder) for run in runs]
+
+
+def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Observed:
+    """Return what the ranks of a run said. Raises ``ConfigError`` for a run that came to no step."""
+    name, own = Path(comparison.script).name, folder / run.folder
+    reports = read_reports(own, run.devices)
+    said = [report for report in reports if report is not None]
+    errors = [report.error for report in said if report.error is not None]
+    whole = len(said) == run.devices and all(report.steps for report in said)
+    if errors and not (whole and any(report.ended for report in said)):
+        given, allowed, remedy = errors[0]
+        raise ConfigError(f"{given} ({run.name})", allowed=allowed, remedy=remedy)
+    if len(said) < run.devices:
+        raise ConfigError(
+            f"{name}: a rank of {run.devices} ended its process before it had taken {comparison.steps} steps",
+            allowed="a script that trains until dpsim ends it",
+            remedy="see what it printed above",
+        )
+    if not whole:
+        raise ConfigError(
+            f"{name} ended on {run.name} without a step of an optimizer after a backward of DistributedDataParallel",
+            allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel and trains it",
+            remedy="wrap the model, call backward() and the step() of an optimizer of torch.optim",
+        )
+    return Observed(run, own, tuple(said))

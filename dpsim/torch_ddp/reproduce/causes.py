@@ -1,0 +1,357 @@
+"""The first step and tensor in which a run differs from the first one by more than rounding, and why.
+
+Loads no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.torch_ddp.reproduce.observation import Observed, RankStep, hashes_differ
+from dpsim.torch_ddp.reproduce.rounding import (
+    ALLOWANCE,
+    EPSILON,
+    LOSS,
+    Rounding,
+    mean_loss,
+    quantities,
+    sent_epsilon,
+    size,
+)
+from dpsim.torch_ddp.reproduce.samples import Samples, compared
+
+REPEATED = "a sampler that repeats"
+PADDED = "a sampler that pads"
+SEEDS = "seeds by rank"
+SHARES = "means of unequal shares"
+SCALE = "a sum in place of a mean"
+BUFFERS = "buffers that are not synchronised"
+OVERWRITTEN = "a bucket written while it is sent"
+MISSING = "a missing gradient"
+APART = "ranks that come apart"
+RANDOM = "random by design"
+OTHER_SAMPLES = "other samples"
+UNKNOWN = "no class of mistake that dpsim knows"
+
+NO_MISTAKE = (RANDOM, OTHER_SAMPLES)
+"""What makes runs incomparable, and is no mistake."""
+
+_SAME_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The first difference of a run that rounding does not explain: its step (from 1), tensor, class and reason.
+
+    ``difference`` and ``rounding`` are parts of the tensor's own size (None where values were not compared).
+    """
+
+    run: str
+    step: int
+    tensor: str
+    kind: str
+    because: str
+    difference: float | None = None
+    rounding: float | None = None
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether something is wrong, rather than not comparable."""
+        return self.kind not in NO_MISTAKE
+
+    @property
+    def sentence(self) -> str:
+        """Where, by how much and why."""
+        text = f"step {self.step} on {self.run}, {self.tensor}"
+        if self.difference is not None:
+            text += f", differs by {self.difference:.2g} of its size"
+        if self.rounding is not None:
+            text += f" where rounding explains {self.rounding:.1g}"
+        return f"{text}, because {self.because} (class: {self.kind})."
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the first run and of another one."""
+
+    first: Observed
+    other: Observed
+    rounding: Rounding
+    number: int
+
+    @property
+    def ours(self) -> tuple[RankStep, ...]:
+        """The ranks of the first run."""
+        return self.first.step(self.number)
+
+    @property
+    def theirs(self) -> tuple[RankStep, ...]:
+        """The ranks of the other run."""
+        return self.other.step(self.number)
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters in the order in which backward reaches them."""
+        known = dict.fromkeys((*self.first.reports[0].parameters, *self.other.reports[0].parameters))
+        return list(known)
+
+    def found(self, tensor: str, kind: str, because: str, **compared: float) -> Finding:
+        """Return a finding in this step."""
+        return Finding(self.other.run.name, self.number + 1, tensor, kind, because, **compared)
+
+
+def first_finding(first: Observed, other: Observed, rounding: Rounding) -> Finding | None:
+    """Return the first difference that rounding does not explain; None without one."""
+    for number in range(min(first.steps, other.steps)):
+        step = Step(first, other, rounding, number)
+        for check in CHECKS:
+            if finding := check(step):
+                return finding
+    return None
+
+
+def _begun(step: Step) -> Finding | None:
+    """Whether ranks began a step with other parameters than each other."""
+    differ = hashes_differ(tuple(rank.begun for rank in step.theirs))
+    if not differ:
+        return None
+    if step.number == 0:
+        return step.found(
+            differ[-1], SEEDS, "ranks begin with different values of it: they are drawn by each rank's own seed"
+        )
+    return step.found(differ[-1], APART, "ranks hold different values of it after their updates")
+
+
+def _buffers_seen(step: Step) -> Finding | None:
+    differ = hashes_differ(tuple(rank.buffers_seen for rank in step.theirs))
+    if not differ:
+        return None
+    return step.found(
+        differ[0],
+        BUFFERS,
+        "the forward passes of the ranks read different values of this buffer: nothing synchronises it",
+    )
+
+
+def _samples(step: Step) -> Finding | None:
+    if step.other.run.same_samples:
+        return None
+    found, ranks = compared(step.first, step.other, step.number), step.other.run.devices
+    tensor = "the samples"
+    if found is Samples.SAME_ON_ALL_RANKS:
+        return step.found(tensor, REPEATED, f"all {ranks} ranks train on the same samples: no sampler divides them")
+    if found is Samples.OVERLAP:
+        return step.found(
+            tensor,
+            SEEDS,
+            "each rank draws from all samples by a seed of its own, so that some train twice and some never",
+        )
+    if found is Samples.PADDED:
+        return step.found(
+            tensor, PADDED, "the sampler repeats samples to give all ranks the same number, and they count twice"
+        )
+    if found is Samples.DROPPED:
+        return step.found(tensor, OTHER_SAMPLES, "the sampler leaves samples out to give all ranks the same number")
+    if found is Samples.OTHER:
+        return step.found(tensor, OTHER_SAMPLES, "they are in another order than in the first run")
+    if found is Samples.UNKNOWN:
+        return step.found(tensor, OTHER_SAMPLES, "the script draws other samples on another number of devices")
+    return None
+
+
+def _ranks_agree(step: Step) -> Finding | None:
+    """Whether the optimizers of all ranks get the same gradients."""
+    ranks = step.theirs
+    differ = hashes_differ(tuple(rank.final_hashes for rank in ranks))
+    ordered = [name for name in step.names if name in differ]
+    for name in ordered:
+        without = [number for number, rank in enumerate(ranks) if name not in rank.final]
+        if without:
+            return step.found(name, MISSING, f"rank {without[0]} has no gradient for it, and others have one")
+        own = [rank.local.get(name, rank.final[name]) for rank in ranks]
+        kept = all(_parallel(mine, rank.final[name]) for mine, rank in zip(own, ranks, strict=True))
+        if kept:
+            reason = "its gradient is not reduced: each rank updates it with that of its own samples"
+            return step.found(name, MISSING, reason)
+        if not hashes_differ(tuple(_keys(rank, name) for rank in ranks)):
+            return step.found(name, APART, "ranks change its gradient differently after it was reduced")
+        return step.found(name, OVERWRITTEN, "ranks get different sums of its gradient")
+    return None
+
+
+def _keys(rank: RankStep, name: str) -> dict[str, int]:
+    values = rank.reduced.get(name)
+    return {name: hash(None if values is None else values.tobytes())}
+
+
+def _parallel(local: NDArray[np.floating], final: NDArray[np.floating]) -> bool:
+    """Whether one array is the other times a number."""
+    scale = float(np.dot(local, final)) / (float(np.dot(local, local)) or 1.0)
+    return size(final - scale * local) <= 1e-5 * size(final)
+
+
+def _sums(step: Step) -> Finding | None:
+    """Whether what ranks got is the mean of what they sent."""
+    ranks, epsilon = step.theirs, sent_epsilon(step.other)
+    if epsilon == 1.0 or len(ranks) == 1:
+        return None
+    for name in step.names:
+        got, sent = ranks[0].reduced.get(name), [rank.local.get(name) for rank in ranks]
+        present = np.array([each for each in sent if each is not None], dtype=np.float64)
+        if got is None or not present.size:
+            continue
+        mean = present.sum(axis=0) / len(ranks)
+        bound = (len(ranks) + 2) * epsilon * np.abs(present).sum(axis=0) / len(ranks) + 1e-30
+        if np.all(np.abs(got - mean) <= bound):
+            continue
+        moved, own = size(got - mean), size(mean) or 1.0
+        factor = float(np.dot(got, mean)) / (float(np.dot(mean, mean)) or 1.0)
+        if size(got - factor * mean) <= 1e-5 * size(got):
+            return step.found(
+                name, SCALE, f"what ranks got is {factor:.4g} times the mean of what they sent", difference=moved / own
+            )
+        wrong = int(np.count_nonzero(np.abs(got - mean) > bound))
+        return step.found(
+            name,
+            OVERWRITTEN,
+            f"{wrong} of {got.size} numbers that ranks got are not the mean of what they sent",
+            difference=moved / own,
+        )
+    return None
+
+
+def _gradients(step: Step) -> Finding | None:
+    """Whether the reduced gradients are those of the first run."""
+    ours, theirs = quantities(step.ours, "reduced"), quantities(step.theirs, "reduced")
+    for name in step.names:
+        mine, their = ours.get(name), theirs.get(name)
+        if mine is None and their is None:
+            continue
+        if mine is None or their is None:
+            return step.found(name, MISSING, f"it has no gradient {_where(step, first=mine is None)}")
+        moved, allowed = size(mine - their), step.rounding.explains("reduced", name, step.number, mine)
+        if moved > ALLOWANCE * allowed:
+            own = size(mine) or 1.0
+            kind, because = _why(step, name)
+            return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
+    return None
+
+
+def _where(step: Step, *, first: bool) -> str:
+    observed = step.first if first else step.other
+    return f"on {observed.run.devices} device{'s' if observed.run.devices > 1 else ''}"
+
+
+def _why(step: Step, name: str) -> tuple[str, str]:
+    """The class and the reason of a gradient that is not the first run's, though it is the mean of the ranks'."""
+    ranks = step.theirs
+    without = [number for number, rank in enumerate(ranks) if name not in rank.local]
+    if weights := _weights(step):
+        count = len(weights)
+        if np.ptp(weights) < _SAME_WEIGHT * np.mean(np.abs(weights)):
+            factor, where = 1 / (float(np.mean(weights)) * count), step.first.run.name
+            return SCALE, (
+                f"every gradient is {factor:.4g} times that on {where}: the loss or the gradient is scaled by another"
+                " number than the global batch"
+            )
+        shares = ", ".join(f"{weight:.3g}" for weight in weights)
+        samples = [rank.samples for rank in ranks]
+        unequal = f" ({', '.join(map(str, samples))} samples)" if len(set(samples)) > 1 else ""
+        return SHARES, (
+            f"the ranks' means are of unequal shares{unequal}: they belong into the mean with weights {shares},"
+            f" and DDP takes 1/{count} of each"
+        )
+    if without and len(without) < len(ranks):
+        return MISSING, f"rank {without[0]} has no gradient for it, and others have one"
+    if any(rank.draws for rank in (*ranks, *step.ours)):
+        return RANDOM, "the script draws random numbers in its step that are not one stream a sample"
+    if finding := _buffers(step):
+        return BUFFERS, f"{finding.because}: {finding.tensor}"
+    return UNKNOWN, "the ranks' gradients are of the same samples and the same parameters, and no mean of them is right"
+
+
+def _weights(step: Step) -> list[float]:
+    """The weights with which the ranks' own gradients add up to the first run's; empty where none do."""
+    ours, ranks = quantities(step.ours, "reduced"), step.theirs
+    names = [name for name in step.names if name in ours and any(name in rank.local for rank in ranks)]
+    wanted = np.concatenate([ours[name] for name in names]).astype(np.float64)
+    columns = np.stack(
+        [
+            np.concatenate([rank.local.get(name, np.zeros_like(ours[name])) for name in names]).astype(np.float64)
+            for rank in ranks
+        ],
+        axis=1,
+    )
+    weights, _, rank_of, _ = np.linalg.lstsq(columns, wanted)
+    left = wanted - columns @ weights
+    allowed = [step.rounding.explains("reduced", name, step.number, ours[name]) for name in names]
+    sizes = [ours[name].size for name in names]
+    total = float(np.sqrt(np.dot(np.square(allowed), sizes) / sum(sizes)))
+    if rank_of < len(ranks) or size(left) > ALLOWANCE * total:
+        return []
+    return [float(weight) for weight in weights]
+
+
+def _loss(step: Step) -> Finding | None:
+    mine, their = mean_loss(step.ours), mean_loss(step.theirs)
+    allowed = step.rounding.explains("loss", LOSS, step.number, np.array([mine]))
+    if abs(mine - their) <= ALLOWANCE * allowed:
+        return None
+    kind, because = UNKNOWN, "the mean of the ranks' losses is another, and the gradients are the same"
+    if any(rank.draws for rank in (*step.ours, *step.theirs)):
+        kind, because = RANDOM, "the script draws random numbers in its step that are not one stream a sample"
+    own = abs(mine) or 1.0
+    return step.found(LOSS, kind, because, difference=abs(mine - their) / own, rounding=allowed / own)
+
+
+def _final(step: Step) -> Finding | None:
+    """Whether the optimizer gets what the first run's got: clipped, unscaled and so on."""
+    ours, theirs = quantities(step.ours, "final"), quantities(step.theirs, "final")
+    for name in step.names:
+        mine, their = ours.get(name), theirs.get(name)
+        if mine is None or their is None:
+            if (mine is None) != (their is None):
+                return step.found(name, MISSING, f"the optimizer gets no gradient {_where(step, first=mine is None)}")
+            continue
+        moved, allowed = size(mine - their), step.rounding.explains("final", name, step.number, mine)
+        if moved > ALLOWANCE * allowed:
+            own, factor = size(mine) or 1.0, float(np.dot(mine, their)) / (float(np.dot(mine, mine)) or 1.0)
+            kind, because = UNKNOWN, "the script changes the gradients differently after they were reduced"
+            if size(their - factor * mine) <= 1e-4 * size(their):
+                kind, because = SCALE, f"the script scales gradients by {factor:.4g} of what it does in the first run"
+            return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
+    return None
+
+
+def _buffers(step: Step) -> Finding | None:
+    """Whether buffers that are no running statistics of batch norm come from all samples."""
+    norms = tuple(f"{name}." if name else "" for name in step.other.reports[0].local_norms)
+    ours, ranks = step.ours[0].buffers, step.theirs
+    for name, mine in ours.items():
+        their = ranks[0].buffers.get(name)
+        if (norms and name.startswith(norms)) or their is None or mine.shape != their.shape:
+            continue
+        moved, own = size(mine - their), size(mine)
+        if moved > ALLOWANCE * 4 * EPSILON * max(own, size(their)) + 1e-12:
+            apart = any(not np.array_equal(their, rank.buffers.get(name, mine)) for rank in ranks[1:])
+            if apart:
+                because = "each rank updates this buffer from its own samples, and nothing adds these up"
+                return step.found(name, BUFFERS, because, difference=moved / (own or 1.0))
+    return None
+
+
+CHECKS: Sequence[Callable[[Step], Finding | None]] = (
+    _begun,
+    _buffers_seen,
+    _samples,
+    _ranks_agree,
+    _sums,
+    _gradients,
+    _loss,
+    _final,
+    _buffers,
+)

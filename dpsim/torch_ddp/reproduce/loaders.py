@@ -1,0 +1,167 @@
+"""Data loaders of a script: batches of the global batch divided by the ranks, and which samples they hold. Loads torch.
+
+The script's own samplers say which samples a rank gets. A loader's batch size is that of the first run times the ranks
+of the first run, divided by the ranks of this one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from dpsim.errors import ConfigError
+from dpsim.torch_ddp.endings import Refused
+from dpsim.torch_ddp.reproduce.observation import Loader, Run, dealt
+from dpsim.torch_ddp.reproduce.streams import root_index
+
+Batch = tuple[int, tuple[int, ...], int]
+"""Epoch, indices and size of the data set."""
+_INDICES = "indices-{}-{}.json"
+
+
+class Loaders:
+    """The data loaders of a rank, in the order of their construction."""
+
+    def __init__(self, run: Run, first: Run, folder: Path, first_folder: Path, rank: int) -> None:
+        self._run, self._first, self._folder, self._first_folder = run, first, folder, first_folder
+        self._rank = rank
+        self._sizes: list[int] = []
+        self._queues: dict[int, deque[Batch]] = {}
+        self._taken: list[tuple[int, ...]] = []
+        self.reports: list[Loader] = []
+        self.last: Batch | None = None
+        self.loaded: Callable[[], None] = lambda: None
+        """Called as the script gets a batch."""
+
+    def size_of(self, own: int) -> int:
+        """Return the batch size of the next loader, whose own is ``own``. Raises ``Refused``."""
+        number = len(self._sizes)
+        if self._run.devices != self._first.devices and not self._run.own_batches:
+            sizes = json.loads((self._first_folder / "batch_sizes.json").read_text())
+            global_batch = (sizes[number] if number < len(sizes) else own) * self._first.devices
+            if global_batch % self._run.devices:
+                raise Refused(
+                    ConfigError(
+                        f"the script's batches are of {global_batch} samples on all devices together",
+                        allowed=f"a multiple of {self._run.devices}, the devices that they are divided among",
+                        remedy="give other --devices, or the script another batch, after --",
+                    )
+                )
+            own = global_batch // self._run.devices
+        self._sizes.append(own)
+        if self._run == self._first and self._rank == 0:
+            (self._folder / "batch_sizes.json").write_text(json.dumps(self._sizes))
+        return own
+
+    def batches(self, loader: Any, sampler: Any) -> Iterator[Any]:
+        """Yield the batches of indices of an epoch, noting the samples of each, or in their place those asked for."""
+        number, epoch = loader.dpsim_number, loader.dpsim_epoch
+        loader.dpsim_epoch += 1
+        queue = self._queues.setdefault(number, deque())
+        forced = self._forced(number, epoch) if self._run.same_samples else None
+        for count, indices in enumerate(sampler):
+            if isinstance(indices, (list, tuple)) and all(isinstance(index, int) for index in indices):
+                if forced is not None and count < len(forced):
+                    indices = list(dealt(tuple(forced[count]), self._rank, self._run.devices))
+                if self._run.permuted:
+                    indices = random.Random(f"{self._run.null_seed},{count}").sample(list(indices), len(indices))
+                known = tuple(root_index(loader.dataset, index)[0] for index in indices)
+                queue.append((epoch, known, len(root_index(loader.dataset, indices[0])[1]) if indices else 0))
+                self._write(number, epoch, tuple(indices))
+            else:
+                queue.append((epoch, (), 0))
+            yield indices
+
+    def _write(self, number: int, epoch: int, indices: tuple[int, ...]) -> None:
+        if self._run == self._first:
+            with open(self._folder / _INDICES.format(number, self._rank), "a", encoding="utf-8") as file:
+                file.write(json.dumps([epoch, indices]) + "\n")
+
+    def _forced(self, number: int, epoch: int) -> list[list[int]]:
+        """The global batches of an epoch of the first run."""
+        ranks = []
+        for rank in range(self._first.devices):
+            path = self._first_folder / _INDICES.format(number, rank)
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            ranks.append([batch for at, batch in map(json.loads, lines) if at == epoch])
+        return [list(itertools.chain(*parts)) for parts in zip(*ranks, strict=False)]
+
+    def got(self, iterator: Any) -> None:
+        """Note that the script has got the next batch of an iterator."""
+        queue = self._queues.get(getattr(iterator._index_sampler, "number", -1))
+        self.last = queue.popleft() if queue else None
+        self.loaded()
+
+
+class _Watched:
+    """What gives a loader its batches of indices, and is asked by nobody but its iterators."""
+
+    def __init__(self, loaders: Loaders, loader: Any, sampler: Any) -> None:
+        self._loaders, self._loader, self._sampler = loaders, loader, sampler
+        self.number = loader.dpsim_number
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loaders.batches(self._loader, self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def install(loaders: Loaders) -> None:
+    """Let every ``DataLoader`` take its batch size from ``loaders`` and tell it its samples."""
+    initialise, following = DataLoader.__init__, _BaseDataLoaderIter.__next__
+    signature = inspect.signature(initialise)
+    index_sampler = DataLoader._index_sampler.fget
+
+    @functools.wraps(initialise)
+    def sized(self: Any, *arguments: Any, **keywords: Any) -> None:
+        bound = signature.bind(self, *arguments, **keywords)
+        given, sampler = bound.arguments, bound.arguments.get("batch_sampler")
+        if sampler is None and given.get("batch_size", 1) is not None:
+            given["batch_size"] = loaders.size_of(int(given.get("batch_size", 1)))
+        elif isinstance(sampler, BatchSampler) and isinstance(vars(sampler).get("batch_size"), int):
+            sampler.batch_size = loaders.size_of(sampler.batch_size)
+        initialise(*bound.args, **bound.kwargs)
+        object.__setattr__(self, "dpsim_number", len(loaders.reports))
+        object.__setattr__(self, "dpsim_epoch", 0)
+        loaders.reports.append(_described(self))
+
+    def watched(self: Any) -> Any:
+        return _Watched(loaders, self, index_sampler(self))
+
+    @functools.wraps(following)
+    def counted(self: Any) -> Any:
+        batch = following(self)
+        loaders.got(self)
+        return batch
+
+    DataLoader.__init__, _BaseDataLoaderIter.__next__ = sized, counted
+    DataLoader._index_sampler = property(watched)
+
+
+def _described(loader: Any) -> Loader:
+    sampler = getattr(loader.batch_sampler, "sampler", None) or loader.sampler
+    size = 0 if isinstance(loader.dataset, IterableDataset) else _length(loader.dataset)
+    return Loader(
+        batch_size=int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0) or 0),
+        data_size=size,
+        sampler_size=_length(sampler),
+        sampler=type(sampler).__name__,
+    )
+
+
+def _length(sized: Sequence[Any]) -> int:
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return 0

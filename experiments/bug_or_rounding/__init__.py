@@ -1,0 +1,1 @@
+"""Whether ``dpsim reproduce --torch-script`` tells a planted mistake from rounding."""

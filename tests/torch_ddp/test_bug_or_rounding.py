@@ -1,0 +1,150 @@
+"""Bug or rounding: what is named for which difference, and a real script with a mistake and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpsim.experiments.bug_or_rounding.scripts import CLEAN, MISTAKES, Case
+from dpsim.harness.reproduce.script import Verdict
+from dpsim.torch_ddp.reproduce import causes
+from dpsim.torch_ddp.reproduce.causes import Finding, first_finding
+from dpsim.torch_ddp.reproduce.observation import (
+    Loader,
+    MicroBatch,
+    Observed,
+    RankReport,
+    RankStep,
+    Run,
+    read_step,
+    write_step,
+)
+from dpsim.torch_ddp.reproduce.rounding import rounding_of
+
+WEIGHT = "head.weight"
+RNG = np.random.default_rng(0)
+OF_SAMPLES = RNG.normal(size=(8, 50))
+"""The gradient of each of eight samples."""
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def rank(samples: tuple[int, ...], reduced: np.ndarray | None = None) -> RankStep:
+    local = OF_SAMPLES[list(samples)].mean(axis=0).astype(np.float32)
+    got = local if reduced is None else reduced.astype(np.float32)
+    batch = MicroBatch(rows=samples, indices=samples, data_size=8)
+    return RankStep(
+        loss=1.0,
+        micro_batches=[batch],
+        begun={WEIGHT: 1},
+        local={WEIGHT: local},
+        reduced={WEIGHT: got},
+        final={WEIGHT: got},
+        final_hashes={WEIGHT: hash(got.tobytes())},
+    )
+
+
+def observed(folder: Path, *ranks: RankStep, null: int = 0) -> Observed:
+    """A run of one step."""
+    folder.mkdir()
+    for number, step in enumerate(ranks):
+        write_step(folder, number, 0, step)
+    loader = Loader(batch_size=8 // len(ranks), data_size=8, sampler_size=8 // len(ranks))
+    report = RankReport(steps=1, parameters=(WEIGHT,), loaders=(loader,))
+    return Observed(Run(folder=folder.name, devices=len(ranks), null_seed=null), folder, (report,) * len(ranks))
+
+
+def mean(*parts: tuple[int, ...]) -> np.ndarray:
+    return np.mean([OF_SAMPLES[list(samples)].mean(axis=0) for samples in parts], axis=0)
+
+
+def finding(tmp_path: Path, *ranks: RankStep) -> Finding | None:
+    first = observed(tmp_path / "first", rank(ORDER))
+    shuffled = rank(ORDER, mean(ORDER) * (1 + 1e-7))
+    rounding = rounding_of(first, [observed(tmp_path / "null", shuffled, null=1)])
+    return first_finding(first, observed(tmp_path / "other", *ranks), rounding)
+
+
+def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
+    step = rank(ORDER)
+    write_step(tmp_path, 1, 3, step)
+    again = read_step(tmp_path, 1, 3)
+    assert again.micro_batches == step.micro_batches and again.samples == 8
+    assert np.array_equal(again.local[WEIGHT], step.local[WEIGHT])
+
+
+HALVES = (0, 1, 2, 3), (4, 5, 6, 7)
+
+
+def test_the_mean_of_halves_differs_by_rounding(tmp_path: Path) -> None:
+    assert finding(tmp_path, *(rank(half, mean(*HALVES)) for half in HALVES)) is None
+
+
+@pytest.mark.parametrize(
+    ("shares", "reduced", "kind"),
+    [
+        (((0, 1, 2, 3), (0, 1, 2, 3)), None, causes.REPEATED),
+        (((0, 1, 2, 3), (2, 5, 6, 7)), None, causes.SEEDS),
+        (((0, 1, 2, 3, 4), (5, 6, 7)), None, causes.SHARES),
+        (HALVES, 2 * mean(*HALVES), causes.SCALE),
+        (HALVES, mean(*HALVES) + np.eye(50)[7], causes.OVERWRITTEN),
+    ],
+)
+def test_the_class_of_a_mistake_is_named(
+    tmp_path: Path, shares: tuple[tuple[int, ...], ...], reduced: np.ndarray | None, kind: str
+) -> None:
+    got = mean(*shares) if reduced is None else reduced
+    found = finding(tmp_path, *(rank(share, got) for share in shares))
+    assert found is not None and found.kind == kind and found.is_mistake and found.step == 1
+
+
+def test_a_gradient_that_is_not_reduced_is_missing(tmp_path: Path) -> None:
+    found = finding(tmp_path, *map(rank, HALVES))
+    assert found is not None and (found.kind, found.tensor) == (causes.MISSING, WEIGHT)
+
+
+def test_ranks_that_begin_apart_have_seeds_of_their_own(tmp_path: Path) -> None:
+    ranks = [rank(half, mean(*HALVES)) for half in HALVES]
+    found = finding(tmp_path, ranks[0], replace(ranks[1], begun={WEIGHT: 2}))
+    assert found is not None and found.kind == causes.SEEDS
+
+
+def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:
+    ranks = [rank(half, mean(*HALVES)) for half in HALVES]
+    for step in ranks:
+        step.draws = True
+        for values in (step.local, step.reduced, step.final):
+            values[WEIGHT] = np.ones(50, np.float32)
+        step.final_hashes = {WEIGHT: 1}
+    found = finding(tmp_path, *ranks)
+    assert found is not None and found.kind == causes.RANDOM and not found.is_mistake
+    assert Verdict(Run(folder="", devices=1), ()).finding is None
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("case", "code", "words"),
+    [
+        (MISTAKES[5], 1, "Not rounding: step 1 on 2 devices, 4.bias, differs by 0.5 of its size"),
+        (CLEAN[0], 0, "The difference is rounding in all 2 steps."),
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else "",
+)
+def test_a_script_is_judged(
+    dpsim: Callable[..., tuple[int, str, str]], tmp_path: Path, case: Case, code: int, words: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(case.script, encoding="utf-8")
+    said = dpsim("reproduce", "--torch-script", script, "--devices", "1,2", "--steps", "2")
+    assert said[0] == code, said
+    assert words in said[1]
+
+
+def test_what_is_of_dpsims_own_training_is_refused(dpsim: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = dpsim("reproduce", "--torch-script", "train.py", "--leaves", "4")
+    assert code == 2 and "--leaves" in err
+    code, _, err = dpsim("reproduce", "--bucket-cap", "0")
+    assert code == 2 and "--torch-script" in err
