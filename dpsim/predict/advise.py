@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import Machine
 from dpsim.plan import Plan
 from dpsim.predict.compare import known_mechanisms
-from dpsim.predict.interval import OWN_MODEL_ERROR, Interval, equally_fast, predict_with_interval, ratio_interval
+from dpsim.predict.interval import Interval, equally_fast, predict_with_interval, ratio_interval, undecided
 from dpsim.predict.memory import Memory, memory
 from dpsim.predict.points import Told, plan_one
 from dpsim.predict.prices import FREE_NETWORK
 from dpsim.predict.step import Prediction, price, scheduled
-from dpsim.predict.uncertainty import Uncertainty
 from dpsim.strategy import STRATEGIES, Strategy
 from dpsim.workload import Workload
 
@@ -114,14 +112,11 @@ class Advice:
     def undecided(self) -> str | None:
         """What is the most uncertain about the difference of the fastest from the one that comes nearest.
 
-        A field of ``Uncertainty``, or ``model``: the model's own error. ``None`` where no other is equally fast.
+        See ``interval.undecided``. ``None`` where no other is equally fast.
         """
         if self.fastest is None or not self.equally_fast:
             return None
-        nearer = np.abs(self.fastest.interval.shifts - self.equally_fast[0].interval.shifts).max(axis=0)
-        if nearer.max() <= math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR):
-            return "model"
-        return Uncertainty._fields[int(nearer.argmax())]
+        return undecided(self.fastest.interval, self.equally_fast[0].interval)
 
 
 def advise(workload: Workload, machine: Machine, devices: int | str, *, every: bool = False, **settings: Any) -> Advice:

@@ -147,6 +147,17 @@ def ratio_interval(
     return ratio * math.exp(-_DEVIATIONS * down), ratio * math.exp(_DEVIATIONS * up)
 
 
+def undecided(one: Interval, other: Interval) -> str:
+    """What is the most uncertain about the difference of two plans of one workload and machine.
+
+    A field of ``Uncertainty``, or ``model``: the model's own error.
+    """
+    apart = np.abs(one.shifts - other.shifts).max(axis=0)
+    if apart.max() <= math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR):
+        return "model"
+    return Uncertainty._fields[int(apart.argmax())]
+
+
 def _shifted_steps(priced: PricedStep, schedule: Schedule, errors: Uncertainty) -> Floats:
     """The step with each uncertainty one standard error up (row 0) and down (row 1)."""
     machine = priced.machine

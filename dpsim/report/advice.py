@@ -19,7 +19,7 @@ from dpsim.workload import Workload
 
 Record = dict[str, Any]
 _OF_COLLECTIVES = "a calibration of collectives on as many devices"
-_MEASUREMENTS = {
+MEASUREMENTS = {
     "speed": ("the machine's speed from one run to the next", "a longer calibration"),
     "compute": ("the layer times", "a profile at the local batches of both"),
     "network": ("the times of collectives", _OF_COLLECTIVES),
@@ -141,7 +141,7 @@ def sentences(advice: Advice, workload: Workload) -> Iterator[str]:
             yield (
                 f"{names} may be as fast: the intervals overlap, by more than what is uncertain about all plans alike."
             )
-            subject, remedy = _MEASUREMENTS.get(advice.undecided or "", ("the times of messages", _OF_COLLECTIVES))
+            subject, remedy = MEASUREMENTS.get(advice.undecided or "", ("the times of messages", _OF_COLLECTIVES))
             yield f"Most of that is {subject}; {remedy} would decide: {measurement(advice, workload)}"
     yield from _unknown_fit(advice)
     yield from map(_refused, advice.refusals)

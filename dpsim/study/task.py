@@ -124,7 +124,7 @@ class ScriptTask(Noun, frozen=True):
     @property
     def sets_local_batch(self) -> bool:
         """Whether the batch of the script's data loaders is that of the setting."""
-        return "local_batch" in self.experiment.axes
+        return len(self.experiment.values("local_batch")) > 1
 
     def request(self, local_batch: int) -> ScriptRequest:
         """Return how the script is profiled at a local batch."""

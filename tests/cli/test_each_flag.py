@@ -27,6 +27,7 @@ EACH = {
     "calibrate": "",
     "predict": f"{FILES} --devices 2,4",
     "advise": f"{FILES} --devices 4",
+    "tune": f"{FILES} --devices 4",
     "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
     " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",
@@ -79,6 +80,7 @@ VALUES = {
     "--output": "out",
     "--batch-norm": "local",
     "--strategy": "data-parallel",
+    "--framework": "horovod",
     "--wire-dtype": "bfloat16",
     "--seeds": "10",
 }
@@ -87,6 +89,8 @@ _GLOBAL, _LOCAL = "64,128,256", "8,16,32"
 OF_COMMAND = {
     "advise --memory": "16GiB",
     "advise --measure": "--model mlp:8",
+    "tune --measure": "--model mlp:8",
+    "tune --local-batch": "64,128",
     "train --trust-coefficient": "1e-3 --optimizer lars",
     "train --checkpoint-every": "5 --checkpoint saved",
     "train --elastic": "--reproducible --checkpoint saved",
@@ -126,6 +130,7 @@ OWN_TESTS = {
     "report --check",
     *(f"estimate --{flag}" for flag in ("model", "dataset", "torch-script", "machine", "rows", "free", "row")),
     *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),
+    *("tune --torch-script", "tune --torch-module"),
     *("profile --torch", "profile --from", "profile --devices", "profile --steps", "profile --script-may-write"),
 }
 """Flags that need files, PyTorch or one another, and have tests of their own."""

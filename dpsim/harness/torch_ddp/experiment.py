@@ -151,7 +151,8 @@ def most_devices(experiment: Experiment) -> int:
 def completed(experiment: Experiment, workload: Workload) -> Experiment:
     """Fill in what the profile of the script decides: its batch, its accumulation, the bucket caps that matter.
 
-    Every cap is measured on every number of devices, by every way to communicate. Raises ``ConfigError``.
+    Every cap is measured on every number of devices, by every way to communicate; where the cases have local batches,
+    they are complete, and nothing else is measured. Raises ``ConfigError``.
     """
     ddp = _predictable(workload)
     if ddp.units:
@@ -170,6 +171,8 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     base["fusion_rule"] = "per-tensor" if ddp.units else "ddp"
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
+    if any(_BATCH in case for case in experiment.cases):
+        return replace(experiment, base=base, question="settings", compared=(_CAP, _BATCH))
     caps: Sequence[float] = experiment.values(_CAP)
     if not batches:
         base[_BATCH] = workload.local_batches[0]

@@ -53,10 +53,12 @@ _FIRST_S, _LONG_BUDGET_S = 10.0, 40.0
 class Known:
     """What is known before the prediction: the profile of the script, and the machine if NCCL communicates.
 
+    ``seen`` is a profile from which nothing is taken but what there is to compare, so that no other one is made.
     Unless ``script_may_write`` the script changes no file of the user's (``dpsim.launch.protection``).
     """
 
     workload: Workload | None = None
+    seen: Workload | None = None
     machine: Machine | None = None
     script_may_write: bool = False
 
@@ -156,23 +158,17 @@ def _predictions(declared: Experiment, known: Known, folder: Path, progress: Pro
 
 def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tuple[Inputs, Experiment]:
     """Profile the script once (to see what there is to compare), then profile and calibrate in turns at each place."""
-    given, devices, script_may_write = known.workload, most_devices(declared), known.script_may_write
-    _check_memory(devices)
+    given, script_may_write = known.workload, known.script_may_write
+    _check_memory(most_devices(declared))
     first_s = min(declared.budget_s / _LONG_BUDGET_S, 1.0) * _FIRST_S
     progress(_at_most(declared, first_s))
-    progress(f"profiling {declared.script} as rank 0 of {devices} in one process")
-    request = ScriptRequest(
-        script=declared.script,
-        arguments=declared.arguments,
-        devices=devices,
-        must_end=True,
-        script_may_write=script_may_write,
-        fully_shard=shards(declared),
-    )
     batches = declared.values("local_batch")
     if given is not None:
         batches = tuple(sorted({*batches[:1], *batches[-1:]}))  # the profiles in between are there already
-    seen = profile_script(request, batches)
+    seen = known.seen
+    if seen is None:
+        progress(f"profiling {declared.script} as rank 0 of {most_devices(declared)} in one process")
+        seen = profile_script(profile_request(declared, script_may_write=script_may_write), batches)
     _check_same_batch(given, seen)
     experiment = completed(declared, given or seen)
     current = environment()
@@ -187,11 +183,26 @@ def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tup
     return replace(inputs, beforehand_until=stamp()), experiment
 
 
+def profile_request(declared: Experiment, *, script_may_write: bool) -> ScriptRequest:
+    """Return how the script of an experiment is profiled before there is anything to compare."""
+    return ScriptRequest(
+        script=declared.script,
+        arguments=declared.arguments,
+        devices=most_devices(declared),
+        must_end=True,
+        script_may_write=script_may_write,
+        fully_shard=shards(declared),
+    )
+
+
 def _at_most(declared: Experiment, first_s: float) -> str:
     """Say what is done at most, before the script has run once."""
-    devices, batches, cases = declared.values("devices"), len(declared.values("local_batch")), len(declared.cases)
+    devices, cases = declared.values("devices"), len({(each["network"], each["runtime"]) for each in declared.cases})
+    batches = len(declared.values("local_batch"))
     caps = len(declared.values("fusion_threshold_bytes")) or (1 if batches else MOST_CAPS)
     settings = cases * max(batches, 1) * (len({*devices} - {1}) * caps + (1 in devices))
+    if any("local_batch" in case for case in declared.cases):
+        settings = len(declared.rows)
     places = f" on each of {cases} places" if cases > 1 else ""
     return (
         f"at most {settings} settings: first {first_s:.2g} to {2 * first_s:.2g} s of profiles and calibrations{places},"

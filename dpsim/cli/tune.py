@@ -1,0 +1,275 @@
+"""``dpsim tune``: which bucket cap, local batch, accumulation and number of devices, and the line to paste."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from dpsim.algorithms import ALGORITHMS
+from dpsim.cli import flags, show
+from dpsim.errors import ConfigError
+from dpsim.frameworks import FRAMEWORKS
+from dpsim.registry import listed
+
+if TYPE_CHECKING:
+    from dpsim.frameworks import Framework
+    from dpsim.harness.torch_ddp.tune import Profiled
+    from dpsim.machine import Machine
+    from dpsim.plan import Plan
+    from dpsim.predict.tune import Tuning
+    from dpsim.progress import Progress
+    from dpsim.records.comparison import Comparison
+    from dpsim.records.sweep import Experiment
+    from dpsim.workload import Workload
+
+EXAMPLES = """\
+Examples:
+  dpsim tune --torch-script train.py --devices 2
+  dpsim tune --torch-script train.py --devices 2 --measure -- --width 1024
+  dpsim tune --torch-script train.py --machine cluster.json --devices 8..64
+  dpsim tune --workload w.json --machine m.json --devices 2,4,8,16
+    --framework horovod"""
+
+
+class SourceFlags(flags.Flags, of="torch_script torch_module workload machine"):
+    """The flags of what is tuned, and where."""
+
+    torch_script: str | None = flags.flag("Your own PyTorch script, which trains with DistributedDataParallel.")
+    torch_module: flags.TorchModule = None
+    workload: Path | None = flags.flag("In place of a script: a workload file from dpsim profile.")
+    machine: Path | None = flags.flag("A machine file (with a script: calibrated here if left out).")
+
+
+class SettingFlags(flags.Flags, of="local_batch... global_batch algorithm overlap strategy"):
+    """The flags of the plans that are compared."""
+
+    framework: str = flags.flag(f"Whose buckets and default: {listed(FRAMEWORKS)}.", default="ddp")
+    local_batch: str | None = flags.flag(
+        "Local batches to compare, of a workload yours first (of a script: also twice and four times its own)."
+    )
+    global_batch: int | None = flags.flag("Samples per step over all devices, in place of local batches.")
+    algorithm: str | None = flags.flag(f"One of {listed(ALGORITHMS)}.")
+
+
+class MeasureFlags(flags.Flags, of="measure budget model dataset network script_may_write seed"):
+    """The flags of measuring what is advised."""
+
+    measure: bool = flags.flag("Also measure the best three and the default, in turns on this machine.", default=False)
+    budget: str | None = flags.flag("Time to measure, like 60s (45s).")
+    model: str | None = flags.flag("With --workload and --measure: the model that was profiled.")
+    network: str | None = flags.flag("With a script: node, or an emulated link such as paced:200us,1gbit (node).")
+    script_may_write: flags.ScriptMayWrite = None
+    output: Path | None = flags.flag("Folder of the records [reports/tune-NAME; of a model reports/tuned].")
+
+
+def tune(
+    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
+    source: SourceFlags,
+    devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8 or 8..1024 (doubling), or layouts: 2x4.")],
+    given: SettingFlags,
+    measured: MeasureFlags,
+    json: flags.Json = False,
+) -> None:
+    """Say which bucket cap, batch, accumulation and devices to use, and the line to paste.
+
+    A script is profiled and calibrated here, as dpsim measure does; or files
+    are given. Each gain over the default has the 90% interval of the difference.
+    """
+    from dpsim import workload as workloads
+    from dpsim.report import tuning as report
+
+    framework, counts = FRAMEWORKS.find(given.framework), flags.counts_or_layouts(devices)
+    scripted = source.torch_script is not None or source.torch_module is not None
+    here = scripted and source.machine is None
+    _check(source, given, measured, arguments, here=here, json=json)
+    with show.progress() as progress:
+        job = _Job.of(source, counts, arguments, given, measured, progress) if scripted else None
+        if job is not None and here:
+            tuning, workload, machine = job.tuned(progress)
+        else:
+            workload = job.profiled.workload if job else workloads.read(source.workload or Path())
+            batches = job.profiled.batches if job else ()
+            tuning, machine = _of_files(workload, source, counts, given, framework, batches)
+    if json:
+        show.print_json("tune", report.records(tuning), report.summary(tuning, framework, workload))
+        return
+    tuned = tuning.advised
+    plan = tuned.default.plan
+    title = f"{workload.name}, {framework.title} on {plan.layout or plan.devices} devices"
+    rows = report.shown(tuned)
+    show.table(report.columns(rows), rows, title=title)
+    show.table(report.growth_columns(), report.growth_records(tuning))
+    decide = "the same command with --measure" * (here and not measured.measure)
+    for sentence in report.sentences(tuning, decide=decide):
+        print(sentence)
+    for sentence in _notes(tuning, workload, machine, job):
+        print(f"Note: {sentence}.")
+    sentence, line = report.answer(tuned, framework, workload)
+    if measured.measure:
+        from dpsim.harness.tuned import MEASURED, measured_regret
+
+        samples = math.inf if job else _samples(measured)
+        options = tuned.to_measure(MEASURED, accumulation=job is None, most_samples=samples)
+        plans = [plan, *(option.plan for option in options)]
+        comparison = job.measured(plans) if job else _measured_model(plans, machine, measured)
+        rows = report.measured_records(comparison, tuned)
+        show.table(report.measured_columns(), rows, title="Measured in turns")
+        print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
+        sentence, line = report.measured_answer(rows, framework, workload)
+    print("\n".join(filter(None, (sentence, line))))
+
+
+def _check(
+    source: SourceFlags,
+    given: SettingFlags,
+    measured: MeasureFlags,
+    arguments: Sequence[str],
+    *,
+    here: bool,
+    json: bool,
+) -> None:
+    """Raise ``ConfigError`` for flags that do not go together; ``here``: a script is calibrated on this machine."""
+    files = source.workload is not None and source.machine is not None
+    scripted = source.torch_script is not None or source.torch_module is not None
+    unused = [flags.flag_of(name) for name in given.values() if name != "local_batch"]
+    wrong = None
+    if scripted and source.workload is not None:
+        wrong = "--workload and a script", "one of the two", ""
+    elif not scripted and not files:
+        allowed = "--torch-script train.py, or --workload w.json --machine m.json"
+        wrong = "neither a script nor both --workload and --machine", allowed, ""
+    elif not scripted and arguments:
+        wrong = f"ARGUMENTS without a script: {' '.join(arguments)}", "", "leave them out"
+    elif here and (unused or given.framework != "ddp"):
+        names = ", ".join(unused or [f"--framework {given.framework}"])
+        remedy = "leave it out, or give --machine with the times of the framework's allreduces"
+        wrong = f"{names} with a script that is calibrated here, where DDP decides it", "DDP by its own library", remedy
+    elif measured.measure and json:
+        wrong = "--measure with --json", "", "leave --json out: the folder of --measure has files for programs"
+    elif measured.measure and scripted and not here:
+        wrong = "--measure with a script and --machine", "this machine, which is calibrated", "leave --machine out"
+    elif measured.measure and not scripted and measured.model is None:
+        wrong = "--measure without --model: a workload file is not what is trained", "", "add --model"
+    if wrong is not None:
+        raise ConfigError(wrong[0], allowed=wrong[1], remedy=wrong[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """A script to tune: what is declared of it, its profile, and the folder of its records."""
+
+    declared: Experiment
+    profiled: Profiled
+    folder: Path
+    script_may_write: bool
+
+    @classmethod
+    def of(
+        cls,
+        source: SourceFlags,
+        counts: Sequence[int | str],
+        arguments: tuple[str, ...],
+        given: SettingFlags,
+        measured: MeasureFlags,
+        progress: Progress,
+    ) -> _Job:
+        """Profile the script that the flags name. Raises ``ConfigError``."""
+        from dpsim.collective import parse_devices
+        from dpsim.harness.torch_ddp.experiment import script_experiment
+        from dpsim.harness.torch_ddp.tune import profiled
+        from dpsim.launch.user_script import is_module
+        from dpsim.machine import NODE, Network
+
+        script = flags.program(source.torch_script, source.torch_module)
+        network = measured.network or NODE
+        declared = script_experiment(
+            script,
+            arguments=arguments,
+            devices=[parse_devices(count)[0] for count in counts],
+            networks=(network,),
+            communication=("mpi" if Network.parse(network).emulated else "gloo",),
+            **{name: value for name, value in measured.values().items() if name == "seed"},
+            **flags.provided(budget_s=flags.budget(measured.budget)),
+        )
+        folder = measured.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
+        flags.writable(folder, folder=True)
+        may_write = bool(measured.script_may_write)
+        batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
+        known = profiled(declared, batches, progress, may_write=may_write)
+        return cls(declared=declared, profiled=known, folder=folder, script_may_write=may_write)
+
+    def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
+        from dpsim.harness.torch_ddp.tune import tune_here
+
+        return tune_here(self.declared, self.profiled, self.folder, progress, may_write=self.script_may_write)
+
+    def measured(self, plans: Sequence[Plan]) -> Comparison:
+        from dpsim.harness.torch_ddp.tune import measure_advised
+
+        with show.progress() as progress:
+            return measure_advised(
+                self.declared, self.profiled, plans, self.folder, progress, may_write=self.script_may_write
+            )
+
+
+def _of_files(
+    workload: Workload,
+    source: SourceFlags,
+    counts: Sequence[int | str],
+    given: SettingFlags,
+    framework: Framework,
+    batches: Sequence[int],
+) -> tuple[Tuning, Machine]:
+    """Tune a workload on the machine of a file, which is returned as it is used. Raises ``ConfigError``."""
+    from dpsim import machine as machines
+    from dpsim.collective import parse_devices
+    from dpsim.predict.defaults import for_prediction
+    from dpsim.predict.tune import tune
+    from dpsim.units import ITEM_BYTES
+
+    assert source.machine is not None
+    machine = for_prediction(workload, machines.read(source.machine), [parse_devices(count)[0] for count in counts])
+    settings = given.values()
+    asked = settings.pop("local_batch", ())
+    batches = asked if "global_batch" in settings else batches or asked
+    rule = framework.rule if workload.ddp is None or framework.name != "ddp" else None
+    numbers = framework.default_numbers
+    default = None if numbers is None else float(numbers * ITEM_BYTES[workload.tensors[0].dtype])
+    tuning = tune(
+        workload, machine, counts, local_batches=batches, default_threshold_bytes=default, rule=rule, **settings
+    )
+    return tuning, machine
+
+
+def _samples(given: MeasureFlags) -> int:
+    """The samples of the data set on which a model is measured."""
+    from dpsim.data import load_dataset
+    from dpsim.records.sweep import Experiment
+
+    values = given.values()
+    return len(load_dataset(values.get("dataset", Experiment().dataset), 0).train_y)
+
+
+def _measured_model(plans: Sequence[Plan], machine: Machine, given: MeasureFlags) -> Comparison:
+    """Measure plans of a model of dpsim's own in turns."""
+    from dpsim.cli.sweep import run
+    from dpsim.harness.sweep.experiment import experiment_of_plans
+
+    waits = machine.emulated_network and plans[0].devices > (machine.cores or math.inf)
+    base = {name: value for name, value in given.values().items() if name in ("model", "dataset")}
+    base |= {"network": machine.network} | ({"compute": "emulated"} if waits else {})
+    return run(experiment_of_plans("tuned", plans, **base), given.output, command="tune")
+
+
+def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | None) -> list[str]:
+    from dpsim.predict.cautions import cautions
+
+    plans = [option.plan for tuned in tuning.tuned for option in tuned.caps]
+    refusal = job.profiled.refusal if job is not None else None
+    notes = [f"no larger local batches were compared: {refusal.given}"] if refusal else []
+    return [*filter(None, [tuning.told.sentence]), *tuning.told.unpriced, *notes, *cautions(machine, plans, workload)]

@@ -1,0 +1,146 @@
+"""``dpsim tune`` of a script: its batches, what is measured beside the default, and scripts that cannot be tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dpsim.ddp_settings import DdpSettings
+from dpsim.errors import ConfigError
+from dpsim.harness.torch_ddp import tune as harness
+from dpsim.harness.torch_ddp.experiment import completed, script_experiment
+from dpsim.records.sweep import Experiment, read_predictions, read_results
+from dpsim.setting import settings_of
+from dpsim.study.task import ScriptTask
+from dpsim.torch_ddp.recorded import joined
+from dpsim.torch_ddp.request import ScriptRequest
+from dpsim.workload import Layer, Tensor, Workload
+
+Dpsim = Callable[..., tuple[int, str, str]]
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+ddp = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(4)]))
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+data = DataLoader(TensorDataset(torch.randn(4096, 32)), batch_size=4)
+while True:
+    for (x,) in data:
+        optimizer.zero_grad()
+        ddp(x).sum().backward()
+        optimizer.step()
+"""
+
+
+def workload(batch: int) -> Workload:
+    layers = tuple(
+        Layer(
+            name=f"{number}",
+            kind="module",
+            forward_s=(1e-4 * batch,),
+            backward_s=(2e-4 * batch,),
+            tensors=(Tensor(name=f"{number}.weight", shape=(32, 32)),),
+        )
+        for number in range(4)
+    )
+    return Workload(name="four", local_batches=(batch,), layers=layers, ddp=DdpSettings(torch="2.13.0", devices=2))
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Experiment:
+    (tmp_path / "four.py").write_text(SCRIPT)
+    return script_experiment(str(tmp_path / "four.py"), communication=("gloo",), budget_s=1.0)
+
+
+def profiling(most: int) -> Callable[..., Workload]:
+    """Profiles of a script with a batch of 4 that can be given batches up to ``most``."""
+
+    def profile_script(request: ScriptRequest, local_batches: Sequence[int] = (4,)) -> Workload:
+        if max(local_batches) > most:
+            raise ConfigError(f"--local-batch {max(local_batches)} is more than the data")
+        return workload(max(local_batches))
+
+    return profile_script
+
+
+@pytest.mark.parametrize(
+    ("most", "asked", "batches", "refused"),
+    [(64, (), (4, 8, 16), False), (8, (), (4, 8), True), (4, (), (4,), True), (64, (2, 4, 32), (4, 2, 32), False)],
+)
+def test_a_script_is_profiled_at_its_own_batch_and_at_larger_ones_as_far_as_it_can(
+    most: int,
+    asked: tuple[int, ...],
+    batches: tuple[int, ...],
+    refused: bool,
+    declared: Experiment,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(harness, "profile_script", profiling(most))
+    found = harness.profiled(declared, asked, print, may_write=False)
+    assert found.batches == batches and found.workload.local_batches == tuple(sorted(batches))
+    assert (found.refusal is not None) == refused
+
+
+def test_a_batch_that_was_asked_for_is_not_left_out_silently(
+    declared: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "profile_script", profiling(8))
+    with pytest.raises(ConfigError, match="more than the data"):
+        harness.profiled(declared, (16,), print, may_write=False)
+
+
+def test_what_is_measured_are_the_given_pairs_of_cap_and_batch(declared: Experiment) -> None:
+    (case,) = declared.cases
+    pairs = [{"local_batch": 4}, {"local_batch": 4, "fusion_threshold_bytes": 4096.0}, {"local_batch": 16}]
+    cases = tuple(case | pair for pair in pairs)
+    experiment = completed(msgspec.structs.replace(declared, cases=cases), joined([workload(4), workload(16)]))
+    plans = [setting.plan for setting in settings_of(experiment.rows)]
+    assert [(plan.local_batch, plan.fusion_threshold_bytes) for plan in plans] == [(4, None), (4, 4096.0), (16, None)]
+    assert experiment.compared == ("fusion_threshold_bytes", "local_batch")
+    task = ScriptTask(experiment=experiment, inputs=None, place=0, meeting="")
+    assert task.sets_local_batch and task.request(16).local_batch == 16
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_script_is_tuned_and_the_best_are_measured_beside_the_default(
+    dpsim: Dpsim, declared: Experiment, tmp_path: Path
+) -> None:
+    flags = ("--devices", "2", "--budget", "1s", "--output", tmp_path / "tuned")
+    code, out, err = dpsim("tune", "--torch-script", declared.script, *flags)
+    assert code == 0, err
+    assert "default: bucket cap 25 MiB, local batch 4" in out and "local batch 16" in out
+    code, out, err = dpsim("tune", "--torch-script", declared.script, *flags, "--measure")
+    assert code == 0, err
+    table, _, rest = out.partition("Measured in turns")[2].partition("The advised cap is ")
+    assert "default: bucket cap 25 MiB, local batch 4" in table
+    *_, last = rest.splitlines()
+    assert last.endswith("leave it.") or last.startswith("DistributedDataParallel(model, bucket_cap_mb=")
+    predictions = read_predictions(tmp_path / "tuned" / "measured" / "predictions.json")
+    results = read_results(tmp_path / "tuned" / "measured" / "results.json")
+    assert predictions.predicted_at <= results.measured_from
+    plans = {point.setting.plan for point in results.points}
+    assert len(plans) == 4 and {plan.local_batch for plan in plans} > {4}
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('nothing to train')", "without training a DistributedDataParallel model"),
+        (SCRIPT.replace("while True", "for _ in range(0)"), "ended"),
+    ],
+    ids=["without DDP", "ends early"],
+)
+def test_a_script_that_cannot_be_tuned_is_explained(text: str, said: str, dpsim: Dpsim, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(text)
+    code, out, err = dpsim("tune", "--torch-script", tmp_path / "bad.py", "--devices", "2")
+    assert (code, out) == (2, "") and said in err and "Traceback" not in err
