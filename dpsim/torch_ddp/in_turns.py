@@ -47,7 +47,7 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
     if setting.runtime == "torch-ddp-mpi" and group.size > 1:
         link = transport(group, Network.parse(setting.network))
         reduction = MpiReduction(link, setting.plan.algorithm, setting.plan.overlap)
-    _become(group.rank, group.size)
+    become(group.rank, group.size)
     timed.connect(
         str(Path(folder) / f"ranks-{number}"), group.rank, group.size, on_gpus=setting.runtime == "torch-ddp-nccl"
     )
@@ -70,7 +70,7 @@ def profile_in_turns(group: MPI.Intracomm, request: ScriptRequest, folder: str, 
     Each is profiled by itself, and communicates with none. Raises ``ConfigError`` where the script cannot be profiled.
     """
     pin(group)
-    _become(0, request.devices)
+    become(0, request.devices)
     process_group.answer_for(request.devices)
     turns = Turns(folder, number)
 
@@ -88,22 +88,32 @@ def profile_in_turns(group: MPI.Intracomm, request: ScriptRequest, folder: str, 
     _run((request.script, request.arguments), turns, recorder)
 
 
-def _become(rank: int, devices: int) -> None:
+def become(rank: int, devices: int) -> None:
+    """Let this process be a rank of so many, as ``torchrun`` would start it."""
     act_as_rank(rank, devices)
     take_over_spawn(rank, devices)
 
 
 def _run(script: Script, turns: Turns, watcher: Any) -> None:
-    if _ends_by_itself(*script):
-        if watcher.ddp is None:
-            raise ConfigError(
-                f"{Path(script[0]).name} ended without training a DistributedDataParallel model, or one of fully_shard",
-                allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel, or shards it by"
-                " fully_shard, and trains it",
-                remedy="wrap the model, and train in training mode with backward()",
-            )
+    if run_script(script, watcher):
         turns.ended()
     turns.close()
+
+
+def run_script(script: Script, watcher: Any) -> bool:
+    """Run the script as ``__main__``; whether it came to its end by itself.
+
+    Raises ``ConfigError`` for what the script raises, and where ``watcher`` saw it train no model.
+    """
+    ended = _ends_by_itself(*script)
+    if ended and watcher.ddp is None:
+        raise ConfigError(
+            f"{Path(script[0]).name} ended without training a DistributedDataParallel model, or one of fully_shard",
+            allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel, or shards it by"
+            " fully_shard, and trains it",
+            remedy="wrap the model, and train in training mode with backward()",
+        )
+    return ended
 
 
 def _ends_by_itself(script: str, arguments: tuple[str, ...]) -> bool:

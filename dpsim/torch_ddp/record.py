@@ -352,8 +352,10 @@ def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def install(recorder: Recorder, *, instead_of_ddp: bool = False) -> None:
+def install(recorder: Any, *, instead_of_ddp: bool = False) -> None:
     """Put ``recorder`` around DDP or FSDP, backward, every optimizer and every data loader of this process.
+
+    It is a ``Recorder``, or has the methods that one has for what these call.
 
     With ``instead_of_ddp`` what the script wraps in DDP is sharded by FSDP.
     """

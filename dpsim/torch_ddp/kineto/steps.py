@@ -43,7 +43,8 @@ class TracedGradient:
 class TracedStep(RecordedStep):
     """One step whose backward communicated: seconds by part, on the device where there is one, else on the host.
 
-    ``step_s`` is without the time at its end in which it waited for allreduces alone. ``bucket_ready_s`` and
+    ``step_s`` is without the time at its end in which it waited for allreduces alone. In the trace's own time the last
+    backward began at ``backward_began_s``, and its allreduces had arrived at ``communicated_s``. ``bucket_ready_s`` and
     ``gradient_ready_s`` are seconds from the beginning of the last backward. ``launch_*`` are the host's seconds for
     the same, 0 where the host computes.
     """
@@ -53,6 +54,8 @@ class TracedStep(RecordedStep):
     bucket_ready_s: tuple[float, ...]
     gradients: tuple[TracedGradient, ...]
     gradient_ready_s: tuple[float, ...]
+    backward_began_s: float = 0.0
+    communicated_s: float = 0.0
     launch_forward_s: float = 0.0
     launch_bucket_s: tuple[float, ...] = ()
     launch_gradient_s: tuple[float, ...] = ()
@@ -206,12 +209,13 @@ def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: HostClock, num
     if not buckets or done_s <= backward_start_s:
         return None
     updates = _within(marks.updates, mark.start_s, mark.end_s)
+    communicated_s = max(_communicated(clock, last, updates), done_s)
     on_host = not isinstance(clock, DeviceClock)
     return TracedStep(
         mode="gradients",
         start_s=0.0,
         synchronised=True,
-        step_s=_length(marks, clock, number) - max(_communicated(clock, last, updates) - done_s, 0.0),
+        step_s=_length(marks, clock, number) - (communicated_s - done_s),
         forward_s=sum(
             clock.done_s(each.forward.end_s) - clock.begun_s(each.forward.start_s, each.forward.end_s)
             for each in micro_batches
@@ -226,6 +230,8 @@ def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: HostClock, num
         bucket_ready_s=tuple(clock.done_s(each.start_s) - backward_start_s for each in buckets),
         gradients=tuple(_traced(function, inner) for function in gradients),
         gradient_ready_s=tuple(clock.done_s(moment_s) - backward_start_s for moment_s in final_s),
+        backward_began_s=backward_start_s,
+        communicated_s=communicated_s,
         launch_forward_s=0.0 if on_host else last.forward.end_s - last.forward.start_s,
         launch_bucket_s=() if on_host else tuple(each.start_s - last.start_s for each in buckets),
         launch_gradient_s=() if on_host else tuple(moment_s - last.start_s for moment_s in final_s),

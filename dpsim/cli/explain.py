@@ -1,0 +1,175 @@
+"""``dpsim explain``: where the time of a training step goes, and what would make it shorter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from dpsim.cli import flags, show
+from dpsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dpsim.machine import Machine
+    from dpsim.predict.estimate import MeasuredStep
+    from dpsim.predict.explanation import Explanation
+    from dpsim.workload import Workload
+
+EXAMPLES = """\
+Examples:
+  dpsim explain --torch-script train.py --devices 2 -- --batch-size 32
+  dpsim explain --trace rank0.pt.trace.json.gz,rank1.pt.trace.json.gz
+  dpsim explain --parameters 125000000 --measured 1:0.40s,16:0.61s
+  dpsim explain --parameters 638000000 --local-batch 24
+    --measured 1x8:240/s,2x8:160/s
+  dpsim explain --workload w.json --network-log all_reduce_perf.txt
+    --measured 1:0.40s,16:0.61s"""
+
+
+class ScriptFlags(flags.Flags, of="torch_script torch_module network"):
+    """The flags of a script whose ranks are observed."""
+
+    torch_script: str | None = flags.flag("Your own PyTorch script, which trains with DistributedDataParallel.")
+    torch_module: flags.TorchModule = None
+    trace: str | None = flags.flag("Traces that PyTorch's profiler made of the ranks of a DDP training: FILE,FILE.")
+    devices: int | None = flags.flag("With a script: ranks, all on this machine (2).")
+    steps: int | None = flags.flag("With a script: training steps to observe; then it is ended (40).")
+    network: str | None = flags.flag(
+        "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
+    )
+    script_may_write: flags.ScriptMayWrite = None
+
+
+class StepFlags(flags.Flags, of="local_batch global_batch accumulate strategy wire_dtype fusion_threshold_bytes"):
+    """The flags of steps that somebody measured."""
+
+    measured: str | None = flags.flag(
+        "Steps on two numbers of devices or more: 1:0.40s,16:0.61s, or of all samples a second: 1x8:240/s,2x8:160/s."
+    )
+    workload: Path | None = flags.flag("With --measured: a workload file of the model.")
+    parameters: str | None = flags.flag("With --measured, in place of --workload: how many numbers a gradient has.")
+    machine: Path | None = flags.flag("With --measured: a machine file that says what collectives cost.")
+    network_log: str | None = flags.flag(
+        "With --measured, in place of --machine: logs of nccl-tests, OSU or IMB: FILE,FILE."
+    )
+    local_batch: int | None = flags.flag("Samples of a step on each device, the same on all numbers of devices (1).")
+    global_batch: int | None = flags.flag("Samples of a step on all devices, the same on all numbers of devices.")
+    json: flags.Json = False
+
+
+def explain(
+    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
+    script: ScriptFlags,
+    of: StepFlags,
+) -> None:
+    """Say where each millisecond of a training step goes, its cause first, and what each remedy would gain.
+
+    The parts add up to the measured step. What nothing explains is one of
+    them.
+    """
+    from dpsim import codec
+    from dpsim.report import explain as report
+
+    sources = flags.provided(
+        torch_script=script.torch_script, torch_module=script.torch_module, trace=script.trace, measured=of.measured
+    )
+    if len(sources) != 1:
+        given = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
+        allowed = "one of --torch-script, --torch-module, --trace and --measured"
+        raise ConfigError(given or "nothing to explain", allowed=allowed)
+    if of.measured is not None:
+        explained = _steps(of, of.measured)
+    elif script.trace is not None:
+        explained = _traces(script.trace)
+    else:
+        explained = _script(script, arguments)
+    if of.json:
+        points = [codec.to_builtins(part) for part in explained.parts]
+        show.print_json("explain", points, codec.to_builtins(report.summary(explained)))
+        return
+    print(report.cause(explained))
+    title = f"{explained.name} on {explained.devices}, by {explained.method}"
+    show.table(report.columns(explained), explained.parts, title=title)
+    for line in [*report.details(explained), *report.remedies(explained)]:
+        print(line)
+    for note in explained.notes:
+        print(f"Note: {note}.")
+
+
+def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
+    from dpsim.harness.explain.script import ScriptToExplain, explain_script
+
+    given = flags.provided(devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write)
+    program = flags.program(of.torch_script, of.torch_module)
+    with show.progress() as progress:
+        return explain_script(ScriptToExplain(script=program, arguments=arguments, **given), progress)
+
+
+def _traces(traces: str) -> Explanation:
+    from dpsim.harness.explain.traces import explain_traces
+
+    return explain_traces(flags.listed("--trace", traces, Path) or ())
+
+
+def _steps(of: StepFlags, measured: str) -> Explanation:
+    from dpsim.predict.two_steps import explain_steps, unknown_link
+
+    machine = _machine(of)
+    rows = _rows(of, measured, machine or unknown_link())
+    return explain_steps(_workload(of), machine, rows)
+
+
+def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
+    """Return the steps of ``--measured``. Raises ``ConfigError``."""
+    from dpsim.imports.steps import measured_steps
+
+    given = flags.provided(local_batch=of.local_batch, global_batch=of.global_batch)
+    batch = given or {"local_batch": 1}
+    if len(given) > 1:
+        raise ConfigError("--local-batch with --global-batch", allowed="one of the two")
+    rows = []
+    for part in flags.listed("--measured", measured, str) or ():
+        devices, colon, value = part.partition(":")
+        rate = value.removesuffix("/s")
+        if not (devices and colon and value):
+            raise ConfigError(
+                f"--measured is {part!r}",
+                allowed="devices and a step, 16:0.61s, or devices and samples a second, 2x8:160/s",
+                remedy="write --measured 1:0.40s,16:0.61s",
+            )
+        if rate != value and not given:
+            raise ConfigError(
+                f"--measured {part} without a batch",
+                allowed="--local-batch or --global-batch with samples a second",
+                remedy="give the samples of a step: --local-batch 32",
+            )
+        step = {"images_per_s": rate} if rate != value else {"step_s": value}
+        rows.append((f"--measured {part}", {"devices": devices} | batch | step))
+    others = {name: value for name, value in of.values().items() if name not in ("local_batch", "global_batch")}
+    return measured_steps(rows, machine, **({"fusion_rule": "ddp"} | others))
+
+
+def _machine(of: StepFlags) -> Machine | None:
+    from dpsim import machine as machines
+    from dpsim.imports import ImportConfig, import_machine
+
+    if of.machine is not None and of.network_log is not None:
+        raise ConfigError("--machine with --network-log", allowed="one of the two")
+    if of.network_log is not None:
+        return import_machine(ImportConfig(files=flags.listed("--network-log", of.network_log, str) or ()))[0]
+    return None if of.machine is None else machines.read(of.machine)
+
+
+def _workload(of: StepFlags) -> Workload:
+    from dpsim import workload as workloads
+    from dpsim.predict.two_steps import layers_of
+    from dpsim.units import ITEM_BYTES
+
+    if (of.workload is None) == (of.parameters is None):
+        given = "neither --workload nor --parameters" if of.workload is None else "--workload with --parameters"
+        raise ConfigError(given, allowed="one of the two", remedy="--parameters 125000000 is enough")
+    if of.workload is not None:
+        return workloads.read(of.workload)
+    parameters = flags.whole("--parameters")(of.parameters or "")
+    return layers_of(parameters * ITEM_BYTES["float32"])

@@ -1,0 +1,242 @@
+"""``explain_script``: trains a user's DDP script on real ranks, observes it, and says where its steps' time goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from dpsim import codec
+from dpsim.errors import ConfigError
+from dpsim.launch.jobs import check_launcher, on_ranks
+from dpsim.launch.protection import script_protection
+from dpsim.launch.scratch import scratch
+from dpsim.launch.user_script import check_program, is_module
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
+from dpsim.plan import Plan
+from dpsim.predict.explanation import Explanation, Part, Remedy, summed, without_parts
+from dpsim.predict.observed import Observed, Steps, joined, observed_parts
+from dpsim.predict.points import plan_one
+from dpsim.predict.remedies import remedies
+from dpsim.predict.step import price, scheduled
+from dpsim.progress import Progress, no_progress
+from dpsim.study.observe_task import ObserveTask
+from dpsim.torch_ddp.profile_script import check_torch, profile_script
+from dpsim.torch_ddp.request import ScriptRequest
+from dpsim.units import format_duration, format_size
+from dpsim.workload import Workload
+
+_ALGORITHM = "mpi"
+_DEFAULT_CAP_BYTES = 25 * 2.0**20
+_LARGER_BATCH, _PROFILED_STEPS = 2, 9
+_MANY = 2.0
+"""Times as many buckets as the default cap would make at most, from which the script is observed with that cap too."""
+_TURNS = 2
+_DEVIATIONS = 1.645
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptToExplain:
+    """A script, how its ranks communicate (``node``: by gloo), and how many of its steps are observed."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    devices: int = 2
+    steps: int = 40
+    network: str = "node"
+    script_may_write: bool = False
+
+    def __post_init__(self) -> None:
+        if self.devices < 2:
+            raise ConfigError(f"--devices is {self.devices}", allowed="2 or more: one rank waits for nobody")
+        if self.steps < 20:
+            raise ConfigError(f"--steps is {self.steps}", allowed="20 or more")
+
+
+def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
+    """Observe the script on its ranks, profile it alone, and return where the time of its mean step goes.
+
+    Where it has many more buckets than DDP's default makes, it is observed with that default too: small buckets cost
+    what the step is then shorter by. The profile at a second batch says what of the computation no batch changes.
+    Raises ``ConfigError``.
+    """
+    check_torch()
+    check_launcher()
+    if not is_module(of.script):
+        check_program(of.script)
+    runs = _observed_runs(of, progress)
+    observed, notes = runs[0], list[str]()
+    steps, base = Steps(observed), Steps(runs[-1])
+    parts = observed_parts(base)
+    if len(runs) > 1:
+        small = _small_buckets(observed, steps, runs[1], base)
+        parts, base = ([*parts, small], base) if small.low_s > 0 else (observed_parts(steps), steps)
+    workload = _profile(of, observed, notes, progress)
+    found: tuple[Remedy, ...] = ()
+    if workload is not None:
+        try:
+            found = remedies(workload, *_predicted(of, observed, workload, parts))
+        except ConfigError as error:
+            notes.append(f"Remedies are not predicted: {error.given}")
+        parts = _split(parts, workload, observed)
+    return summed(
+        Path(of.script).name,
+        f"{of.devices} ranks",
+        float(steps.step_s.mean()),
+        parts,
+        f"{len(steps.step_s)} steps of real ranks" + ("" if of.network == "node" else f" over {of.network}"),
+        remedies=(*without_parts(parts), *found),
+        notes=tuple(notes),
+    )
+
+
+def observe(of: ScriptToExplain, cap_bytes: float | None = None, progress: Progress = no_progress) -> Observed:
+    """Train the script on its ranks and return what they observed. Raises ``ConfigError``."""
+    with scratch("explain") as meeting:
+        task = ObserveTask(
+            script=of.script if is_module(of.script) else str(Path(of.script).absolute()),
+            arguments=of.arguments,
+            steps=of.steps,
+            meeting=str(meeting),
+            network=of.network,
+            bucket_cap_bytes=cap_bytes,
+        )
+        protection = None if of.script_may_write else script_protection(of.script, of.arguments, str(meeting))
+        plain = on_ranks(
+            "dpsim.study.runners.observed:observe_on_ranks",
+            dict(codec.to_builtins(task)),
+            devices=of.devices,
+            progress=progress,
+            protection=protection,
+        )
+    return codec.decode(plain, Observed, "observed")
+
+
+def _observed_runs(of: ScriptToExplain, progress: Progress) -> list[Observed]:
+    """The script observed as it is, and where it has many buckets with DDP's default too.
+
+    The two then take turns, so that a machine that changes its speed changes both.
+    """
+    first = observe(of, None, progress)
+    sizes = first.ranks[0].bucket_bytes
+    if len(sizes) <= _MANY * (2 + sum(sizes) // _DEFAULT_CAP_BYTES):
+        return [first]
+    runs: dict[float | None, list[Observed]] = {None: [first], _DEFAULT_CAP_BYTES: []}
+    for number in range(_TURNS):
+        progress(f"{len(sizes)} buckets: in turns with DDP's default of 25 MiB, {number + 1} of {_TURNS}")
+        for cap_bytes in (_DEFAULT_CAP_BYTES, None)[: 2 if number < _TURNS - 1 else 1]:
+            runs[cap_bytes].append(observe(of, cap_bytes, progress))
+    return [joined(each) for each in runs.values()]
+
+
+def _small_buckets(observed: Observed, steps: Steps, larger: Observed, base: Steps) -> Part:
+    """The part that the script's buckets cost: its step less that with DDP's default cap, as both were observed."""
+    sizes = observed.ranks[0].bucket_bytes
+    lost_s = float(steps.step_s.mean() - base.step_s.mean())
+    error_s = _DEVIATIONS * float(np.hypot(*(s.step_s.std(ddof=1) / len(s.step_s) ** 0.5 for s in (steps, base))))
+    return Part(
+        kind="small buckets",
+        seconds=lost_s,
+        low_s=lost_s - error_s,
+        high_s=lost_s + error_s,
+        text=f"{len(sizes)} buckets of {format_size(min(sizes))} to {format_size(max(sizes))}, against"
+        f" {len(larger.ranks[0].bucket_bytes)} with bucket_cap_mb=25, with which the step was observed to take"
+        f" {format_duration(float(base.step_s.mean()))}",
+    )
+
+
+def _profile(of: ScriptToExplain, observed: Observed, notes: list[str], progress: Progress) -> Workload | None:
+    """The script's profile in one process, at a larger batch too where its loaders take one."""
+    batch = observed.ranks[0].local_batch
+    request = ScriptRequest(
+        script=of.script,
+        arguments=of.arguments,
+        devices=of.devices,
+        steps=_PROFILED_STEPS,
+        script_may_write=of.script_may_write,
+    )
+    try:
+        progress(f"profiling one process on batches of {batch} and {_LARGER_BATCH * batch}")
+        return profile_script(request, (batch, _LARGER_BATCH * batch))
+    except ConfigError as error:
+        notes.append(f"What of the computation no batch changes is not known: {error.given}")
+    try:
+        progress("profiling one process")
+        return profile_script(request)
+    except ConfigError as error:
+        notes.append(f"Remedies are not predicted: {error.given}")
+    return None
+
+
+def _computed_s(workload: Workload, batch: int, accumulate: int) -> float:
+    """Seconds that a step computes alone: layers, update, and what the profile has beside them."""
+    times = workload.times(batch)
+    return accumulate * float(times.forward_s.sum() + times.backward_s.sum()) + workload.update_s
+
+
+def _split(parts: list[Part], workload: Workload, observed: Observed) -> list[Part]:
+    """The parts with the computation in two, where the workload has two batches: what grows with it, and what does not.
+
+    On the line through the two batches a step of no samples takes the second.
+    """
+    if len(workload.local_batches) < 2:
+        return parts
+    rank = observed.ranks[0]
+    now_s, more_s = (_computed_s(workload, batch, rank.accumulate) for batch in workload.local_batches[:2])
+    small, large = workload.local_batches[:2]
+    fixed_s = now_s - (more_s - now_s) * small / (large - small)
+    share = float(np.clip(fixed_s / now_s, 0.0, 1.0))
+    split = []
+    for part in parts:
+        if part.kind != "computation":
+            split.append(part)
+            continue
+        text = f"computation that a batch of {small} samples does not fill: {share:.0%} of it would be the same with"
+        fixed = msgspec.structs.replace(_times(part, share), kind="small batch", text=f"{text} one sample")
+        split += [_times(part, 1 - share), fixed]
+    return split
+
+
+def _times(part: Part, factor: float) -> Part:
+    ends = {name: getattr(part, name) * factor for name in ("seconds", "low_s", "high_s")}
+    return msgspec.structs.replace(part, **ends)
+
+
+def _predicted(of: ScriptToExplain, observed: Observed, workload: Workload, parts: list[Part]) -> tuple[Machine, Plan]:
+    """A machine that takes as long as was observed for computation and communication, and the script's plan.
+
+    Its allreduces are those timed on the ranks, and its contention is such that as much of them is exposed.
+    """
+    rank = observed.ranks[0]
+    seconds = {part.kind: part.seconds for part in parts}
+    alone_s = _computed_s(workload, rank.local_batch, rank.accumulate)
+    factor = max(seconds["computation"] / alone_s, 0.5)
+
+    def machine(contention: float) -> Machine:
+        order = np.argsort(observed.sizes_bytes)
+        return Machine(
+            name="the ranks",
+            allreduce=(
+                AllreduceCost(
+                    algorithm=_ALGORITHM,
+                    devices=of.devices,
+                    sizes_bytes=tuple(observed.sizes_bytes[i] for i in order),
+                    time_s=tuple(observed.time_s[i] for i in order),
+                ),
+            ),
+            compute_slowdown=(ComputeSlowdown(devices=of.devices, factor=factor),),
+            contention=contention,
+        )
+
+    plan, _ = plan_one(
+        workload, machine(1.0), of.devices, (), local_batch=rank.local_batch, algorithm=_ALGORITHM, overlap="thread"
+    )
+    exposed_s = seconds["communication"] + seconds.get("small buckets", 0.0)
+    low, high = 1.0, 20.0
+    for _ in range(12):
+        middle = (low * high) ** 0.5
+        priced = price(scheduled(workload, machine(middle), plan), machine(middle)).prediction
+        low, high = (middle, high) if priced.exposed_communication_s < exposed_s else (low, middle)
+    return machine(low), plan
