@@ -1,0 +1,82 @@
+"""``dpsim watch``: a job of one's own, started as it is, and what some of its steps say."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from dpsim.cli import show
+from dpsim.errors import ConfigError, DpsimError
+
+if TYPE_CHECKING:
+    from dpsim.predict.watch import Watched
+
+EXAMPLES = """\
+Examples:
+  dpsim watch -- torchrun --nproc-per-node 2 train.py --batch-size 64
+  dpsim watch --steps 50 -- python train.py
+  dpsim watch -- accelerate launch --num_processes 2 train.py"""
+_LEAST_STEPS = 5
+_NICE = 10
+
+
+def watch(
+    *command: Annotated[str, Parameter(name="COMMAND", help="The job's own command, after --.")],
+    steps: Annotated[int, Parameter(help="Steps to watch, after the first ones.")] = 30,
+) -> int:
+    """Start a job with DistributedDataParallel, and say where its steps' time goes.
+
+    The job itself trains on, as it would without dpsim. Its exit code is that
+    of the command. What is said goes to stderr.
+    """
+    from dpsim.launch import watched_job
+    from dpsim.launch.scratch import scratch
+
+    watched_job.check_command(command)
+    if steps < _LEAST_STEPS:
+        raise ConfigError(f"--steps is {steps}", allowed=f"{_LEAST_STEPS} or more")
+    if watched_job.is_watched():
+        print("dpsim: this job is already being watched; it is started as it is", file=sys.stderr)
+        os.execvp(command[0], command)
+    with scratch("watch") as folder, watched_job.started(command, watched_job.environment(folder, steps)) as job:
+        os.nice(_NICE)
+        print(_answer(job, folder), file=sys.stderr, flush=True)
+        return watched_job.exit_code(job)
+
+
+def _answer(job: subprocess.Popen[bytes], folder: Path) -> str:
+    """Return what there is to say of the job, once its ranks have written their records."""
+    from dpsim import codec
+    from dpsim.launch import watched_job
+    from dpsim.predict.watch import watched
+    from dpsim.torch_ddp.watched import WatchedRank
+
+    try:
+        records = [codec.decode(each, WatchedRank, "record") for each in watched_job.records(job, folder)]
+        if not records:
+            raise ConfigError(
+                "nothing was learned of the job: no rank of it has trained with DistributedDataParallel to its end",
+                allowed="a job whose ranks are processes of this machine, and read PYTHONPATH (not python -I or -E)",
+            )
+        return _text(watched(records))
+    except DpsimError as error:
+        return f"dpsim: {error}"
+
+
+def _text(seen: Watched) -> str:
+    from dpsim.report import explain as report
+    from dpsim.report import watch as own
+
+    of = seen.explained
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        show.table(report.columns(of), of.parts, title=own.headline(seen))
+        lines = [report.cause(of), *report.details(of), *report.remedies(of), *(f"Note: {each}." for each in of.notes)]
+        print("\n".join([*lines, *own.advice(seen)]))
+    return text.getvalue().rstrip()

@@ -1,0 +1,46 @@
+"""How ``watch`` says what it saw of a job: where a step's time goes, the bucket cap, and the line to paste."""
+
+from __future__ import annotations
+
+from dpsim.frameworks import FRAMEWORKS
+from dpsim.predict.watch import CapGain, Watched
+from dpsim.units import ITEM_BYTES, format_duration, format_size
+
+_FROM_THE_JOB = "by the job's own gradients and communication; its first latency is not seen, so a range of it is tried"
+
+
+def advice(seen: Watched) -> list[str]:
+    """Return the sentence of the bucket cap and the line to paste, if there is one."""
+    sizes = seen.ranks[0].bucket_bytes
+    buckets = f"{len(sizes)} bucket{'s' * (len(sizes) != 1)}"
+    if not seen.caps:
+        why = seen.untuned or "its allreduces end with backward"
+        return [f"No bucket cap is advised for its {buckets}: {why}."]
+    best = seen.advised
+    if best is None:
+        first = seen.caps[0]
+        return [
+            f"Leave the bucket cap ({buckets}): the best other one, {format_size(first.cap_bytes)}, gains"
+            f" {_range(first)}, {_FROM_THE_JOB}."
+        ]
+    item_bytes = ITEM_BYTES.get(seen.ranks[0].parameters[0].dtype, 4)
+    return [
+        f"Set the bucket cap to {format_size(best.cap_bytes)} ({best.buckets} buckets in place of {len(sizes)}): the"
+        f" step gains {_range(best)}, {_FROM_THE_JOB}.",
+        FRAMEWORKS.find("ddp").line(best.cap_bytes, item_bytes),
+    ]
+
+
+def _range(gain: CapGain) -> str:
+    low, high = (f"{each - 1:.1%}" for each in (gain.low, gain.high))
+    return low if low == high else f"{low} to {high}"
+
+
+def headline(seen: Watched) -> str:
+    """Return the title: the job, its ranks, its step."""
+    of = seen.explained
+    first = seen.ranks[0]
+    return (
+        f"dpsim watch: {of.name} on {of.devices} ({first.backend}, {first.device}), {of.method},"
+        f" {format_duration(of.step_s)} each"
+    )
