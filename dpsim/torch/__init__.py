@@ -1,0 +1,16 @@
+"""What a PyTorch script of one's own takes from dpsim. Loads torch, so nothing else of dpsim imports this room."""
+
+from __future__ import annotations
+
+from dpsim.errors import ConfigError
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        "dpsim.torch without PyTorch, which is not installed",
+        allowed="PyTorch 2.4 or newer; its CPU build is enough on processors",
+        remedy="pip install 'dpsim[torch]'",
+    ) from error
+
+from dpsim.torch.hook import allreduce_hook as allreduce_hook
