@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from dpsim.errors import ConfigError
 
 try:
@@ -14,3 +16,15 @@ except ModuleNotFoundError as error:
     ) from error
 
 from dpsim.torch.hook import allreduce_hook as allreduce_hook
+
+if TYPE_CHECKING:
+    from dpsim.torch.loop import ModuleTrainer as ModuleTrainer
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs MPI when it is first used: to load MPI starts it."""
+    if name != "ModuleTrainer":
+        raise AttributeError(f"module 'dpsim.torch' has no attribute {name!r}")
+    from dpsim.torch.loop import ModuleTrainer
+
+    return ModuleTrainer

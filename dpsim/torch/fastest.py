@@ -10,7 +10,7 @@ from dpsim.torch.node import Ranks
 
 _SETTLING_STEPS = 4
 """Steps before the first turn: in these DDP makes its buckets anew, and memory is prepared."""
-_TURNS = 5
+_TURNS = 3
 _STEPS_A_TURN = 3
 """The first step of a turn is not counted: it ends what the way before has begun."""
 _GAIN = 0.98
