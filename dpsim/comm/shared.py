@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from typing import Any, Protocol
 
 
-def shared_memory(node: MPI.Intracomm, size_bytes: int, name: str) -> mmap.mmap | None:
+class Node(Protocol):
+    """The processes of one machine, which can tell each other Python's values: a communicator of MPI's is one."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def bcast(self, value: Any, /) -> Any:
+        """The value of rank 0."""
+
+    def allgather(self, value: Any, /) -> list[Any]:
+        """The values of all ranks."""
+
+
+def shared_memory(node: Node, size_bytes: int, name: str) -> mmap.mmap | None:
     """Zeroed memory that all ranks of a node share; None on all of them where the system refuses it. Collective.
 
     ``name`` is shown in ``/proc``.

@@ -26,7 +26,7 @@ from dpsim.torch_replica.state import Tensor, computing_in, move_state, on_host,
 from dpsim.user_code import place_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(scores [b, classes], labels [b]) -> the sum of the loss over the samples."""
+"""(scores [b, classes, ...], labels [b, ...]) -> the sum of the loss over the samples."""
 _TORCH = str(Path(torch.__file__).parent)
 _EXAMPLE_SAMPLES = 2
 """Samples of zeros that a module is traced and compiled with: batch norms need more than one."""
@@ -38,9 +38,10 @@ class TorchReplica:
 
     ``build`` is a function that returns the module; it is called with PyTorch's random generator seeded, so that a seed
     gives the same parameters in every training and on every rank. Given a module itself, its parameters start as they
-    are, whatever the seed. The module is called with a batch [b, *input_shape] in its own dtype and returns scores
-    [b, classes]. ``loss`` makes the sum over the samples of them and the labels [b] (cross-entropy if left out). Layers
-    are the modules with trainable parameters of their own; see ``dpsim.torch_replica.layers`` for their order, which a
+    are, whatever the seed. The module is called with a batch [b, *input_shape], of ``input_dtype`` or in its own dtype,
+    and returns scores [b, classes, *label_shape]. ``loss`` makes the sum over the samples of them and the labels
+    [b, *label_shape] (cross-entropy if left out). Layers are the modules with trainable parameters of their own; see
+    ``dpsim.torch_replica.layers`` for their order, which a
     step on zeros tells. Buffers and frozen parameters are state, which starts as it is built with seed 0.
 
     Its parameters and their gradients share the memory that the runtime binds: nothing is copied. PyTorch's random
@@ -48,7 +49,13 @@ class TorchReplica:
     """
 
     def __init__(
-        self, build: Callable[[], torch.nn.Module], input_shape: Sequence[int], loss: Loss | None = None
+        self,
+        build: Callable[[], torch.nn.Module],
+        input_shape: Sequence[int],
+        loss: Loss | None = None,
+        *,
+        input_dtype: str | None = None,
+        label_shape: Sequence[int] = (),
     ) -> None:
         self._build = build
         module = _built(build, 0)
@@ -58,8 +65,9 @@ class TorchReplica:
         self._memory, self._device = HOST, torch.device("cpu")
         self._state = move_state(module, HOST)
         self._dtype = self._trained.parameters[0].parameter.dtype
-        zeros = np.zeros((_EXAMPLE_SAMPLES, *input_shape), str(self._dtype).removeprefix("torch."))
-        self._example = Batch(x=zeros, labels=np.zeros(len(zeros), np.int64), leaves=(0, len(zeros)))
+        zeros = np.zeros((_EXAMPLE_SAMPLES, *input_shape), input_dtype or str(self._dtype).removeprefix("torch."))
+        labels = np.zeros((len(zeros), *label_shape), np.int64)
+        self._example = Batch(x=zeros, labels=labels, leaves=(0, len(zeros)))
         with unchanged(self._state.arrays), torch.random.fork_rng(devices=[]):
             with self._trained.untouched():
                 self._layers = layers_of(module, self._trace)
@@ -186,8 +194,9 @@ class TorchReplica:
             inputs = inputs.to(self._dtype)
         targets = uploaded(self._memory, "labels", labels)
         scores = self.module(inputs)
-        if not isinstance(scores, torch.Tensor) or scores.dim() != 2 or len(scores) != len(labels):
-            raise _unfit("the module returned", scores, f"scores of shape [{len(labels)}, classes]")
+        if not isinstance(scores, torch.Tensor) or (scores.shape[:1] + scores.shape[2:]) != targets.shape:
+            shape = ", ".join(map(str, (len(labels), "classes", *labels.shape[1:])))
+            raise _unfit("the module returned", scores, f"scores of shape [{shape}]")
         forward_over()
         loss = self.loss(scores, targets)
         if not isinstance(loss, torch.Tensor) or loss.dim():

@@ -38,14 +38,23 @@ class SharedGroup:
 
     ``control`` is zeroed memory of ``control_bytes(size)`` that all of them see; ``oversubscribed``: there are more
     ranks than cores, so waiting ranks yield theirs. All ranks must run the same reductions in the same order, one at a
-    time.
+    time. ``on_long_wait`` is called again and again by a blocking call whose wait takes longer than some milliseconds:
+    then a rank that is awaited has no core, or has ended.
 
     Staging memory is double, and reductions that use it take the two halves in turn: a rank begins the reduction after
     the next only when all ranks have ended the next one, and so have read what it overwrites.
     """
 
-    def __init__(self, rank: int, size: int, control: NDArray[np.uint8], *, oversubscribed: bool) -> None:
-        self.rank, self.size, self.oversubscribed = rank, size, oversubscribed
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        control: NDArray[np.uint8],
+        *,
+        oversubscribed: bool,
+        on_long_wait: Callable[[], object] = os.sched_yield,
+    ) -> None:
+        self.rank, self.size, self.oversubscribed, self.on_long_wait = rank, size, oversubscribed, on_long_wait
         self._control = control
         self._base = control.ctypes.data
         self.counters = np.zeros(2, np.int64)
@@ -96,7 +105,7 @@ class Reduction:
 
         def run(_alive: Reduction = self) -> None:
             while function(address):
-                os.sched_yield()  # a wait this long is for a rank that has no core
+                group.on_long_wait()
 
         self.run: Callable[[], None] = run  # a plain function: a method call would cost as much as the call into C
 
