@@ -116,6 +116,10 @@ def tune(
         samples = math.inf if job else _samples(measured)
         options = tuned.to_measure(MEASURED, accumulation=job is None, most_samples=samples)
         plans = [plan, *(option.plan for option in options)]
+        if len(plans) == 1:
+            raise ConfigError(
+                "nothing to measure: no other cap or batch than the default's", remedy="leave --measure out"
+            )
         comparison = job.measured(plans) if job else _measured_model(plans, machine, measured)
         rows = report.measured_records(comparison, tuned)
         show.table(report.measured_columns(), rows, title="Measured in turns")
