@@ -7,6 +7,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -146,8 +147,7 @@ class _Kept(NamedTuple):
 
 def _refuse_join() -> None:
     """Raise ``ConfigError`` where DDP asks for a bucket of zeros, as a rank does that has ended early."""
-    frame = sys._getframe(4)
-    if frame.f_code.co_name == "_match_all_reduce_for_bwd_pass":
+    if any(frame.f_code.co_name == "_match_all_reduce_for_bwd_pass" for frame, _ in traceback.walk_stack(None)):
         raise ConfigError(
             "a rank that has trained fewer batches than others, in join() of DistributedDataParallel",
             allowed="as many batches on every rank",

@@ -149,6 +149,16 @@ def killed() -> dict[str, Any]:
     return {}
 
 
+def joined() -> dict[str, Any]:
+    """Rank 1 has a batch less than rank 0."""
+    ddp = DistributedDataParallel(nn.Linear(3, 2))
+    ddp.register_comm_hook(None, dpsim.torch.allreduce_hook(overlap="inline"))
+    with ddp.join():
+        for _ in range(4 - distributed.get_rank()):
+            ddp(torch.randn(5, 3)).sum().backward()
+    return {}
+
+
 def sparse() -> dict[str, Any]:
     """An embedding's sparse gradients beside dense ones."""
     found = []

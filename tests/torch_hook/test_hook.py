@@ -79,6 +79,12 @@ def test_a_rank_that_has_ended_is_named_by_those_that_wait_for_it(tmp_path: Path
     assert not [name for each in (waiting, ended) for name in Path("/dev/shm").glob(f"torch_{each.pid}_*")]
 
 
+def test_a_rank_that_joins_early_is_refused(tmp_path: Path) -> None:
+    output = [process.communicate(timeout=TIMEOUT_S)[0] for process in reversed(started(2, "joined", tmp_path))]
+    assert "a rank that has trained fewer batches than others" in output[0]
+    assert "rank 1 has ended while rank 0 waits for its gradients" in output[1]
+
+
 def test_what_a_hook_cannot_do_is_refused() -> None:
     import dpsim.torch
     from dpsim.errors import ConfigError
