@@ -41,6 +41,8 @@ NO_MISTAKE = (RANDOM, OTHER_SAMPLES)
 """What makes runs incomparable, and is no mistake."""
 
 _SAME_WEIGHT = 1e-3
+_LEAST_NORMAL_HALF = 2.0**-14
+"""Below it numbers of float16 are at equal distances."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ def _parallel(local: NDArray[np.floating], final: NDArray[np.floating]) -> bool:
 def _sums(step: Step) -> Finding | None:
     """Whether what ranks got is the mean of what they sent."""
     ranks, epsilon = step.theirs, sent_epsilon(step.other)
+    least = _LEAST_NORMAL_HALF if epsilon > EPSILON else 1e-30
     if epsilon == 1.0 or len(ranks) == 1:
         return None
     for name in step.names:
@@ -205,7 +208,7 @@ def _sums(step: Step) -> Finding | None:
         if got is None or not present.size:
             continue
         mean = present.sum(axis=0) / len(ranks)
-        bound = (len(ranks) + 2) * epsilon * np.abs(present).sum(axis=0) / len(ranks) + 1e-30
+        bound = (len(ranks) + 2) * epsilon * (np.abs(present).sum(axis=0) / len(ranks) + least)
         if np.all(np.abs(got - mean) <= bound):
             continue
         moved, own = size(got - mean), size(mean) or 1.0
