@@ -17,6 +17,7 @@ from dpsim.lowering.ddp import final_buckets
 from dpsim.predict.observed import ObservedRank, ObservedStep
 from dpsim.torch_ddp import record
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
+from dpsim.torch_ddp.fsdp import ShardedModel
 from dpsim.torch_ddp.logged import options_of, parameters_of
 from dpsim.torch_ddp.record import Training, leading_extent, second_model
 from dpsim.torch_ddp.timed import bucket_bytes, cap_in_mib
@@ -144,6 +145,14 @@ class Observer:
         if not self._training.forward(ddp):
             yield
             return
+        if isinstance(ddp, ShardedModel):
+            raise Refused(
+                ConfigError(
+                    "the script shards its model with fully_shard",
+                    allowed="a script that wraps its model in DistributedDataParallel",
+                    remedy="measure it: dpsim measure --torch-script predicts and times FSDP",
+                )
+            )
         if self.ddp is None:
             self.ddp = ddp
             self._hook()
