@@ -28,6 +28,7 @@ EACH = {
     "predict": f"{FILES} --devices 2,4",
     "advise": f"{FILES} --devices 4",
     "tune": f"{FILES} --devices 4",
+    "watch": "-- true",
     "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
     " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",
