@@ -62,8 +62,8 @@ def _answer(job: subprocess.Popen[bytes], folder: Path) -> str:
         records = [codec.decode(each, WatchedRank, "record") for each in watched_job.records(job, folder)]
         if not records:
             raise ConfigError(
-                "nothing was learned of the job: no rank of it has trained with DistributedDataParallel to its end",
-                allowed="a job whose ranks are processes of this machine, and read PYTHONPATH (not python -I or -E)",
+                "nothing was learned of the job: none of its processes left a record of DistributedDataParallel",
+                allowed="a job whose ranks are processes of this machine that read PYTHONPATH (not python -I or -E)",
             )
         return _text(watched(records))
     except DpsimError as error:

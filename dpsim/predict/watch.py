@@ -22,7 +22,7 @@ from dpsim.units import format_duration
 from dpsim.workload import Workload
 
 _ALGORITHM, _OVERLAP = "mpi", "thread"
-_SIZES_BYTES = tuple(4.0**power for power in range(1, 20))
+_SIZES_BYTES = tuple(4**power for power in range(1, 20))
 LATENCIES_S = {"nccl": (10e-6, 30e-6, 100e-6), "gloo": (20e-6, 80e-6, 300e-6)}
 """What an allreduce of nothing may take, by PyTorch's backend; of others as of gloo.
 

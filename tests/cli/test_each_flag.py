@@ -29,6 +29,7 @@ EACH = {
     "advise": f"{FILES} --devices 4",
     "tune": f"{FILES} --devices 4",
     "explain": "--measured 1:0.4s,16:0.6s --parameters 100000000",
+    "watch": "-- true",
     "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
     " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",

@@ -18,6 +18,8 @@ from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _AWAITED = "torch.nn.parallel.distributed"
+_NEVER_COMPILED = "<frozen importlib>"
+"""How the names of files begin that TorchDynamo skips (PyTorch, torch/_dynamo/trace_rules.py, SKIP_DIRS)."""
 
 
 class _Awaiting(MetaPathFinder):
@@ -41,11 +43,16 @@ class _Awaiting(MetaPathFinder):
 
 
 def _watch(module: ModuleType) -> None:
-    spec = importlib.util.spec_from_file_location("_dpsim_watched", os.path.join(_FOLDER, "watched.py"))
-    assert spec is not None and spec.loader is not None
-    watched = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = watched
-    spec.loader.exec_module(watched)
+    """Load ``watched.py`` and let it await a model of DDP.
+
+    Its code bears the name of a file that ``torch.compile`` never looks into, or it would compile what watches too.
+    """
+    path = os.path.join(_FOLDER, "watched.py")
+    with open(path, encoding="utf-8") as file:
+        code = compile(file.read(), f"{_NEVER_COMPILED} {path}", "exec")
+    watched = ModuleType("_dpsim_watched")
+    sys.modules[watched.__name__] = watched
+    exec(code, vars(watched))
     watched.await_model(module.DistributedDataParallel)
 
 

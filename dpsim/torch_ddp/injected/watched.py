@@ -219,10 +219,13 @@ class Watcher:
             self._end("")
 
     def _step_ends(self, began: Any, ended: Any, ended_s: float, delayed_s: float) -> None:
-        """Note a step; DDP's own log says when the last of its gradients was ready, and when each was."""
+        """Note a step; DDP's own log says when the last of its gradients was ready, and when each was.
+
+        The time without a core is read at the end of the step: as much of it as of the step counts until then.
+        """
 
         def moment_s(mark: Any) -> float:
-            return ended_s - mark.elapsed_time(ended) * 1e-3 if self._on_gpu else mark
+            return float(ended_s - mark.elapsed_time(ended) * 1e-3 if self._on_gpu else mark)
 
         self._ddp.logger.set_runtime_stats_and_log()
         logged = self._ddp._get_ddp_logging_data()
@@ -238,7 +241,7 @@ class Watcher:
         self._steps.append(
             seconds
             | {"input_s": self._input_s, "began_s": self._began_s, "computed_s": computed_s, "ended_s": ended_s}
-            | {"delayed_s": min(delayed_s, computed_s - self._began_s)}
+            | {"delayed_s": delayed_s * (computed_s - self._began_s) / (ended_s - self._began_s)}
         )
 
     # What is left of it.
@@ -264,7 +267,7 @@ class Watcher:
         return {
             "rank": int(logged["rank"]),
             "ranks": int(logged["world_size"]),
-            "ranks_here": int(os.environ.get("LOCAL_WORLD_SIZE", logged["world_size"])),
+            "ranks_here": int(os.environ.get("LOCAL_WORLD_SIZE") or logged["world_size"]),
             "reason": reason,
             "script": os.path.basename(getattr(sys.modules.get("__main__"), "__file__", None) or ""),
             "model": type(ddp.module).__name__,
