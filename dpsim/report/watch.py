@@ -6,7 +6,7 @@ from dpsim.frameworks import FRAMEWORKS
 from dpsim.predict.watch import CapGain, Watched
 from dpsim.units import ITEM_BYTES, format_duration, format_size
 
-_FROM_THE_JOB = "by the job's own gradients and communication; its first latency is not seen, so a range of it is tried"
+_FROM_THE_JOB = "as predicted from the job's own gradients and allreduces, over all latencies that these may have"
 
 
 def advice(seen: Watched) -> list[str]:

@@ -29,7 +29,6 @@ EACH = {
     "advise": f"{FILES} --devices 4",
     "tune": f"{FILES} --devices 4",
     "explain": "--measured 1:0.4s,16:0.6s --parameters 100000000",
-    "watch": "-- true",
     "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
     " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",
@@ -50,7 +49,7 @@ EACH = {
     "sweep batch-norm": "",
 }
 """What a command needs besides the flag."""
-LEFT_OUT = ("doctor", "launch local", "measure")
+LEFT_OUT = ("doctor", "launch local", "measure", "watch")
 """Commands that run what they check or start, or need PyTorch: they have tests of their own."""
 VALUES = {
     "--model": "cnn",

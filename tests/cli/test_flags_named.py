@@ -23,6 +23,7 @@ OTHERS = frozenset(
         "--library",
         "--lr",
         "--no-deps",
+        "--nproc-per-node",
         "--oversubscribe",
         "--parsable",
         "--pid",
