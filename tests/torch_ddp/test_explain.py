@@ -119,7 +119,7 @@ def test_a_script_that_cannot_be_explained_gives_one_message(
         ("--trace t.json --local-batch 3", "--local-batch with --trace"),
         ("--torch-script absent.py --parameters 5", "--parameters with --torch-script"),
         ("--trace absent.json", "absent.json"),
-        ("--torch-script absent.py", "absent.py"),
+        pytest.param("--torch-script absent.py", "absent.py", marks=pytest.mark.torch),
         ("--torch-script absent.py --devices 1", "--devices is 1"),
         ("--torch-script absent.py --steps 3", "--steps is 3"),
     ],
