@@ -1,8 +1,8 @@
 """``python -m dpsim.experiments.advice`` compares the ranking of ``advise`` with measured steps, case by case.
 
 Each case is profiled and calibrated, ``advise`` ranks the strategies, and then the best plan of each one that is said
-to fit is trained in turns with the others. A case holds where the plan that is advised is the fastest of them or at most
-3 % slower, and where none that is said to fit allocates more memory than there is.
+to fit is trained in turns with the others. A case holds where the plan that is ranked first is the fastest of them or
+at most 3 % slower, and where none that is said to fit allocates more memory than there is.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Ranked(Noun, frozen=True):
 
 
 class Outcome(Noun, frozen=True):
-    """What came of a case: the plans that are said to fit, the advised one first."""
+    """What came of a case: the plans that are said to fit, best first."""
 
     case: Case
     ranked: tuple[Ranked, ...]
 
     @property
     def cost(self) -> float:
-        """How much longer the advised one's step is than the fastest one's, over that."""
+        """How much longer the first one's step is than the fastest one's, over that."""
         return self.ranked[0].median_s / min(each.median_s for each in self.ranked) - 1
 
     @property
@@ -124,8 +124,7 @@ def outcome(case: Case, progress: Progress) -> Outcome:
     if case.memory_bytes:
         machine = msgspec.structs.replace(machine, memory_bytes=case.memory_bytes)
     advice = advise(workload, machine, case.devices, global_batch=case.global_batch)
-    choices = sorted(advice.choices, key=lambda each: each is not advice.advised)
-    fitting = [each.candidate for each in choices if each.candidate.memory.fits is not False]
+    fitting = [each.candidate for each in advice.choices if each.candidate.memory.fits is not False]
     base = {"model": case.model, "network": case.network, "compute": case.compute}
     experiment = experiment_of_plans("advice", [each.plan for each in fitting], **base)
     experiment = msgspec.structs.replace(experiment, budget_s=_SECONDS)
@@ -143,7 +142,7 @@ def outcome(case: Case, progress: Progress) -> Outcome:
 def lines(of_case: Outcome) -> list[str]:
     """Return a line for a case, and one for each of its plans."""
     verdict = "holds" if of_case.holds else "does not hold"
-    shown = [f"{of_case.case.title}: the advised one is {of_case.cost:.1%} slower than the fastest; {verdict}"]
+    shown = [f"{of_case.case.title}: the first is {of_case.cost:.1%} slower than the fastest; {verdict}"]
     for each in of_case.ranked:
         shown.append(
             f"  {each.strategy}, {each.accumulate} micro-batches: predicted {1e3 * each.predicted_s:.2f} ms, measured"

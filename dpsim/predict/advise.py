@@ -109,13 +109,6 @@ class Advice:
         return ratio, *ratio_interval(self.plain.predicted, self.fastest.predicted)
 
     @property
-    def advised(self) -> Choice | None:
-        """The fastest choice; plain data parallelism where that may fit and no gain over it is certain."""
-        if self.over_plain is not None and self.over_plain[1] <= 1 and self.plain.candidate.memory.fits is not False:
-            return self.plain
-        return self.fastest
-
-    @property
     def undecided(self) -> str | None:
         """What is the most uncertain about the difference of the fastest from the one that comes nearest.
 

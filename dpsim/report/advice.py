@@ -104,7 +104,6 @@ def summary(advice: Advice, workload: Workload) -> Record:
     fastest, over = advice.fastest, advice.over_plain
     return {
         "fastest": fastest and typed(fastest.candidate.plan),
-        "advised": advice.advised and typed(advice.advised.candidate.plan),
         "speedup_over_data_parallel": over and over[0],
         "speedup_low": over and over[1],
         "speedup_high": over and over[2],
@@ -165,8 +164,8 @@ def _over_plain(advice: Advice) -> Iterator[str]:
         )
     elif over is not None and advice.fastest is not advice.plain:
         ratio, low, high = over
-        certain, kept = ("", "") if advice.advised is advice.fastest else (", no certain gain", " Keep the latter.")
-        yield f"It is {ratio:.2f} times as fast as plain data parallelism ({low:.2f} to {high:.2f}{certain}).{kept}"
+        certain = "" if low > 1 else ", no certain gain"
+        yield f"It is {ratio:.2f} times as fast as plain data parallelism ({low:.2f} to {high:.2f}{certain})."
 
 
 def _unknown_fit(advice: Advice) -> Iterator[str]:
