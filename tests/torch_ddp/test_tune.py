@@ -12,7 +12,7 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp import tune as harness
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment
-from dpsim.records.sweep import Experiment, read_predictions, read_results
+from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
 from dpsim.study.task import ScriptTask
 from dpsim.torch_ddp.recorded import joined
@@ -110,23 +110,12 @@ def test_what_is_measured_are_the_given_pairs_of_cap_and_batch(declared: Experim
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_script_is_tuned_and_the_best_are_measured_beside_the_default(
-    dpsim: Dpsim, declared: Experiment, tmp_path: Path
-) -> None:
-    flags = ("--devices", "2", "--local-batch", "16", "--budget", "1s", "--output", tmp_path / "tuned", "--measure")
+@pytest.mark.timeout(400)
+def test_a_script_is_tuned(dpsim: Dpsim, declared: Experiment) -> None:
+    flags = ("--devices", "2", "--local-batch", "16")
     code, out, err = dpsim("tune", "--torch-script", declared.script, *flags)
     assert code == 0, err
     assert "default: bucket cap 25 MiB, local batch 4" in out and "local batch 16" in out
-    table, _, rest = out.partition("Measured in turns")[2].partition("The advised cap is ")
-    assert "default: bucket cap 25 MiB, local batch 4" in table
-    *_, last = rest.splitlines()
-    assert last.endswith("leave it.") or last.startswith("DistributedDataParallel(model, bucket_cap_mb=")
-    predictions = read_predictions(tmp_path / "tuned" / "measured" / "predictions.json")
-    results = read_results(tmp_path / "tuned" / "measured" / "results.json")
-    assert predictions.predicted_at <= results.measured_from
-    plans = {point.setting.plan for point in results.points}
-    assert len(plans) == 4 and {plan.local_batch for plan in plans} > {4}
 
 
 @pytest.mark.torch
