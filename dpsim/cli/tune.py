@@ -236,8 +236,9 @@ def _of_files(
     from dpsim.predict.tune import tune
     from dpsim.units import ITEM_BYTES
 
-    assert source.machine is not None
-    machine = for_prediction(workload, machines.read(source.machine), [parse_devices(count)[0] for count in counts])
+    machine = for_prediction(
+        workload, machines.read(source.machine or ""), [parse_devices(count)[0] for count in counts]
+    )
     settings = given.values()
     asked = settings.pop("local_batch", ())
     batches = asked if "global_batch" in settings else batches or asked

@@ -144,6 +144,12 @@ class Tuning:
         return paying[-1] if paying else self.tuned[0]
 
 
+def caps_up_to_all(workload: Workload, least_bytes: float) -> list[float]:
+    """Caps in bytes, each twice the one before, from a power of two to the first that holds all gradients."""
+    last = math.ceil(math.log2(max(workload.gradient_bytes, least_bytes)))
+    return [2.0**power for power in range(int(math.log2(least_bytes)), last + 1)]
+
+
 def tune(
     workload: Workload,
     machine: Machine,
@@ -215,10 +221,8 @@ class _Search:
 
     def _caps(self) -> list[float | None]:
         """The caps that make different buckets, the default's first."""
-        total = max(self._workload.gradient_bytes, LEAST_CAP_BYTES)
-        powers = range(int(math.log2(LEAST_CAP_BYTES)), math.ceil(math.log2(total)) + 1)
         caps: dict[Any, float | None] = {}
-        for cap in (self._default.fusion_threshold_bytes, 0.0, *(2.0**power for power in powers)):
+        for cap in (self._default.fusion_threshold_bytes, 0.0, *caps_up_to_all(self._workload, LEAST_CAP_BYTES)):
             plan = msgspec.structs.replace(self._default, fusion_threshold_bytes=cap)
             schedule = scheduled(self._workload, self._machine, plan)
             buckets = tuple(schedule.bucket_size_bytes.tolist())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,12 @@ import numpy as np
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import AllreduceCost, Machine
-from dpsim.plan import Plan
 from dpsim.predict.explanation import Explanation, summed, without_parts
 from dpsim.predict.observed import LEAST_STEPS, Steps, observed_parts
 from dpsim.predict.points import plan_one
-from dpsim.predict.step import Prediction, price, scheduled
+from dpsim.predict.step import price, scheduled
+from dpsim.predict.tune import caps_up_to_all
+from dpsim.schedule import Schedule
 from dpsim.torch_ddp.watched import WatchedRank, observed, watched_workload
 from dpsim.units import format_duration
 from dpsim.workload import Workload
@@ -121,9 +121,10 @@ def _priced(workload: Workload, rank: WatchedRank, exposed_s: float, step_s: flo
     Where the ranks compute on all cores, an allreduce during backward may also save nothing: then a cap only changes
     how many latencies a step has.
     """
+    free = _machine(rank, 0.0, _FAST)
     plan, told = plan_one(
         workload,
-        _machine(rank, 0.0, _FAST),
+        free,
         rank.ranks,
         (),
         local_batch=rank.local_batch,
@@ -132,31 +133,25 @@ def _priced(workload: Workload, rank: WatchedRank, exposed_s: float, step_s: flo
     )
     if told.unpriced or FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is None:
         raise ConfigError("; ".join(told.unpriced) or f"buckets by rule {plan.fusion_rule!r} have no cap")
+    own, *others = (
+        scheduled(workload, free, msgspec.structs.replace(plan, fusion_threshold_bytes=cap))
+        for cap in (plan.fusion_threshold_bytes, *caps_up_to_all(workload, _LEAST_CAP_BYTES))
+    )
     gains: dict[float, list[float]] = {}
-    buckets: dict[float, int] = {}
     for latency_s in LATENCIES_S.get(rank.backend, LATENCIES_S["gloo"]):
-        machine = _as_seen(workload, rank, plan, latency_s, exposed_s)
+        machine = _as_seen(own, rank, latency_s, exposed_s)
         if machine is None:
             continue
-        now = _predicted(workload, machine, plan)
-        for cap in _caps(workload):
-            then = _predicted(workload, machine, msgspec.structs.replace(plan, fusion_threshold_bytes=cap))
-            buckets[cap] = then.buckets
-            each = gains.setdefault(cap, [])
+        now = price(own, machine).prediction
+        for other in others:
+            then = price(other, machine).prediction
+            each = gains.setdefault(other.plan.threshold_bytes, [])
             each.append(step_s / (step_s - now.step_s + then.step_s))
             if rank.computes_on_every_core:
                 each.append(step_s / max(step_s + latency_s * (then.buckets - now.buckets), step_s - exposed_s))
-    found = [CapGain(cap_bytes=cap, buckets=buckets[cap], low=min(of), high=max(of)) for cap, of in gains.items()]
-    return tuple(sorted(found, key=lambda each: -each.low))
-
-
-def _caps(workload: Workload) -> list[float]:
-    last = math.ceil(math.log2(max(workload.gradient_bytes, _LEAST_CAP_BYTES)))
-    return [2.0**power for power in range(int(math.log2(_LEAST_CAP_BYTES)), last + 1)]
-
-
-def _predicted(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
-    return price(scheduled(workload, machine, plan), machine).prediction
+    buckets = {other.plan.threshold_bytes: other.buckets for other in others}
+    priced = [CapGain(cap_bytes=cap, buckets=buckets[cap], low=min(of), high=max(of)) for cap, of in gains.items()]
+    return tuple(sorted(priced, key=lambda each: -each.low))
 
 
 def _machine(rank: WatchedRank, latency_s: float, bytes_per_s: float) -> Machine:
@@ -165,11 +160,11 @@ def _machine(rank: WatchedRank, latency_s: float, bytes_per_s: float) -> Machine
     return Machine(name="the job's own communication", allreduce=(cost,))
 
 
-def _as_seen(workload: Workload, rank: WatchedRank, plan: Plan, latency_s: float, exposed_s: float) -> Machine | None:
+def _as_seen(schedule: Schedule, rank: WatchedRank, latency_s: float, exposed_s: float) -> Machine | None:
     """A machine on which as much communication is exposed as was; None where the latency alone exposes more."""
 
     def exposed(bytes_per_s: float) -> float:
-        return _predicted(workload, _machine(rank, latency_s, bytes_per_s), plan).exposed_communication_s
+        return price(schedule, _machine(rank, latency_s, bytes_per_s)).prediction.exposed_communication_s
 
     low, high = np.log([_SLOW, _FAST])
     if exposed(_FAST) > exposed_s:
