@@ -34,7 +34,18 @@ def main() -> int:
     options.add_argument(
         "--output", type=Path, default=Path(), metavar="FOLDER", help="where the JSON file goes [here]"
     )
-    folder: Path = options.parse_args().output
+    most_s = int(parts.TOTAL_S)
+    options.add_argument(
+        "--seconds",
+        type=int,
+        default=most_s,
+        metavar="N",
+        help=f"how long it may take, {parts.LEAST_S:.0f} to {most_s} [{most_s}]: less time measures fewer sizes",
+    )
+    given = options.parse_args()
+    if not parts.LEAST_S <= given.seconds <= most_s:
+        options.error(f"--seconds {given.seconds}: {parts.LEAST_S:.0f} to {most_s} are allowed")
+    folder: Path = given.output
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # small launches are meant
     job = rank_info.job()
     if job is not None and job.rank != 0:
@@ -44,13 +55,13 @@ def main() -> int:
         if driver.problem:
             tell(f"gpu-check: there is no GPU to check here: {driver.problem}")
             return 2
-        return ended("gpu-check", lambda: _check(folder, driver))
+        return ended("gpu-check", lambda: _check(folder, driver, given.seconds / parts.TOTAL_S))
     finally:
         if job is not None:
             rank_process.release()
 
 
-def _check(folder: Path, driver: Driver) -> int:
+def _check(folder: Path, driver: Driver, share: float) -> int:
     begin_s, taken_at = time.monotonic(), stamp()
     with scratch.scratch("gpucheck") as parts_folder:
         journal = Journal(
@@ -60,6 +71,7 @@ def _check(folder: Path, driver: Driver) -> int:
             begin_s=begin_s,
             environment=without_paths(environment()),
             gpus=gpus(driver),
+            share=share,
         )
         with journal.part("probes"):
             tell(f"kernel driver {kernel_driver()}; the record is written to {journal.path} from now on")

@@ -52,7 +52,10 @@ def kept_in(path: Path, kind: type[Kept]) -> tuple[Kept, ...]:
 
 @dataclass(kw_only=True)
 class Journal:
-    """A run. Its record goes into ``folder``, its parts leave samples in ``parts``; ``begin_s``: ``time.monotonic``."""
+    """A run. Its record goes into ``folder``, its parts leave samples in ``parts``; ``begin_s``: ``time.monotonic``.
+
+    ``share``: of the time that each part takes where nobody is in a hurry.
+    """
 
     folder: Path
     parts: Path
@@ -60,6 +63,7 @@ class Journal:
     begin_s: float
     environment: Environment
     gpus: Gpus
+    share: float = 1.0
     probes: list[Probe] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)

@@ -33,7 +33,10 @@ from dpsim.study.environment import cores
 
 TOTAL_S, LOGICAL_S, TRAINING_S, BETWEEN_END_S = 510.0, 120.0, 180.0, 390.0
 """In seconds: all of a run; the logical devices; training on one GPU; and the moment of the run by which everything
-between processes is to be done. With what a run needs to start and to end it stays below nine minutes."""
+between processes is to be done. With what a run needs to start and to end it stays below nine minutes. A run that was
+given less time takes as much less for each (``Journal.share``)."""
+LEAST_S = 240.0
+"""A run that was given less would measure almost nothing."""
 
 _LEAST_JOB_S, _START_S, _POLL_S = 30.0, 25.0, 1.0
 _FIGURE_S = 75.0
@@ -128,7 +131,7 @@ def run_between(journal: Journal, driver: Driver) -> None:
         if driver.exclusive and rank_info.job() is None and devices > len(driver.gpus):
             journal.left_out.append(f"{devices} processes on one GPU: it is in the compute mode EXCLUSIVE_PROCESS")
             continue
-        if journal.elapsed_s > BETWEEN_END_S:
+        if journal.elapsed_s > journal.share * BETWEEN_END_S:
             journal.left_out.append(f"{devices} processes: no time left")
             continue
         jobs_left = 2 * (len(counts) - number)
@@ -151,7 +154,7 @@ def device_counts(gpus: int, job: rank_info.MpiJob | None) -> list[int]:
 
 def _on_ranks(journal: Journal, task: str, devices: int, jobs_left: int) -> dict[str, Any]:
     """Run a task of ``between`` in processes of its own; its result, empty if it failed."""
-    seconds = max(_LEAST_JOB_S, (BETWEEN_END_S - journal.elapsed_s) / jobs_left - _START_S)
+    seconds = max(_LEAST_JOB_S, (journal.share * BETWEEN_END_S - journal.elapsed_s) / jobs_left - _START_S)
     simulated = journal.gpus.simulated
     argument = {
         "sizes_bytes": list(logical.SIMULATOR.sizes_bytes if simulated else _BETWEEN_BYTES),
@@ -222,7 +225,7 @@ def run_tests(journal: Journal, driver: Driver) -> None:
         processes = max(1, min(_MOST_TEST_PROCESSES, cores() // 2))
         command += ["-n", str(processes), "--dist", "loadgroup"]  # kernels compile on one core each
     with journal.part("tests"):
-        seconds = max(_LEAST_JOB_S, TOTAL_S - journal.elapsed_s)
+        seconds = max(_LEAST_JOB_S, journal.share * TOTAL_S - journal.elapsed_s)
         journal.tests = tested(journal, [*command, *map(str, files)], seconds)
 
 
@@ -293,8 +296,8 @@ class Part(NamedTuple):
 
 _DEVICES = (*NUMBA_STEPS, "CuPy")
 PARTS = (
-    Part("logical devices", _DEVICES, lambda journal, driver: run_logical(journal, LOGICAL_S)),
-    Part("training", (*_DEVICES, "cuBLAS"), lambda journal, driver: run_training(journal, TRAINING_S)),
+    Part("logical devices", _DEVICES, lambda journal, driver: run_logical(journal, journal.share * LOGICAL_S)),
+    Part("training", (*_DEVICES, "cuBLAS"), lambda journal, driver: run_training(journal, journal.share * TRAINING_S)),
     Part("between processes", (*_DEVICES, "MPI"), run_between),
     Part("tests", (*NUMBA_STEPS, "pytest"), run_tests),
 )

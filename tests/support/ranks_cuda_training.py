@@ -131,6 +131,8 @@ def produced_where_it_is_reduced(trainer: Trainer) -> bool:
     transport = trainer.transport
     if not isinstance(transport, CudaTransport) or transport.peer_allreduce is None:
         return False
+    if not isinstance(trainer.runner.memory, DeviceMemory):  # the host's gradients are copied to the device
+        return False
     address = transport.memory.address
     return all(
         address(slot) == address(transport.peer_allreduce.own(number))
