@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -157,6 +158,14 @@ def test_contributed_files_are_contributions_under_their_own_name() -> None:
         actual = r.read(path)
         r.check_contribution(actual)
         assert path.name == r.file_name(actual)
+
+
+def test_the_documentation_quotes_a_record() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    quoted = [line for line in page.splitlines() if line.startswith(("met ", "MISSED "))]
+    (named,) = set(re.findall(r"reports/contributed/([\w-]+\.json)", page))
+    lines = r.table(r.read(ROOT / "reports" / "contributed" / named)).splitlines()
+    assert len(quoted) == 10 and set(quoted) <= set(lines)
 
 
 def test_no_path_of_a_machine_is_kept() -> None:
