@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from dpsim import codec
 from dpsim.collective import node_counts
@@ -102,6 +103,17 @@ class CollectiveTable:
         """Return the seconds that this rank took, by quantity and size."""
         raise NotImplementedError
 
+    def _between(self, times_s: Sequence[tuple[float, float]], *, together: bool = True) -> NDArray[np.float64]:
+        """Return the seconds from starts to ends; ``together``: of what begins when all ranks are there. Collective.
+
+        Ranks that share cores wake one after another, up to a millisecond apart, which is no part of a collective.
+        """
+        starts, ends = np.array(times_s).T
+        if together and self.link.nap_s:
+            starts = np.max(self.group.allgather(starts), axis=0)
+        seconds: NDArray[np.float64] = ends - starts
+        return seconds
+
     def close(self) -> None:
         """End what was started. Collective."""
 
@@ -131,8 +143,7 @@ class IdleTable(CollectiveTable):
         return prepare(self.link, buffer, collective.algorithm, self.compression, kind=collective.kind).run
 
     def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
-        seconds: dict[int, list[float]] = {size: [] for size in order}
-        messages = 2 if self.subject.collective.kind == "send" else 1
+        times_s: dict[int, list[tuple[float, float]]] = {size: [] for size in order}
         for _ in range(_IDLE_SAMPLES):
             for size in order:
                 buffer, run = self._prepared[size]
@@ -141,8 +152,11 @@ class IdleTable(CollectiveTable):
                     self._computation.run()
                 start_s = _start(self.group, self.link)
                 run()
-                seconds[size].append((now() - start_s) / messages)
-        return {TIME_S: seconds}
+                times_s[size].append((start_s, now()))
+        kind = self.subject.collective.kind
+        together, messages = kind != "copy", 2 if kind == "send" else 1
+        seconds = {size: self._between(times, together=together) / messages for size, times in times_s.items()}
+        return {TIME_S: {size: values.tolist() for size, values in seconds.items()}}
 
 
 class _Computation:
@@ -223,7 +237,7 @@ class LoadedTable(CollectiveTable):
             self.load.run(self._units[size], self._mechanism.poll)
             loaded_s = now() - start_s
             self._mechanism.finish()
-            times[size] = [sum(end - begin for begin, end in self._intervals_s) / count]
+            times[size] = [float(self._between(self._intervals_s).sum()) / count]
             losses[size] = [(loaded_s - plain_s) / count]
         return {TIME_S: times, LOSS_S: losses}
 
@@ -325,9 +339,11 @@ def _load(config: CalibrateConfig) -> Load:
 
 
 def _start(group: MPI.Intracomm, link: Transport) -> float:
+    """Let all ranks begin at once; the moment at which this one does."""
     if link.nap_s:
-        return quiet_start(group)
-    group.Barrier()
+        quiet_start(group)
+    else:
+        group.Barrier()
     return now()
 
 
