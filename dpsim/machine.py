@@ -327,7 +327,8 @@ class Machine(Noun, frozen=True, dict=True):
     (``dpsim.predict.defaults``), and ``interval_widths`` is what past studies on the machine say of predicted intervals
     (``dpsim.predict.past``). ``network_adapters`` are those of a node, and ``wiring`` joins its devices (``None``: not
     known). ``slow_devices`` are the factors by which some devices compute more slowly than the others (a throttled or
-    an older GPU), one entry for each; they are among those of every plan of several devices.
+    an older GPU), one entry for each; they are among those of every plan of several devices. ``wake_s`` is how late the
+    slowest of ranks wakes that sleep instead of computing: it delays what they stop for, besides the tables.
     """
 
     name: str
@@ -359,6 +360,7 @@ class Machine(Noun, frozen=True, dict=True):
     slow_devices: tuple[float, ...] = ()
     nodes_per_rack: int | None = None
     link_between_racks: Link | None = None
+    wake_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):

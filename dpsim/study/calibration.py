@@ -33,8 +33,10 @@ from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
 MECHANISMS = ("poll", "thread")
-TIME_S, LOSS_S = "time_s", "compute_loss_s"
-"""Quantities of a calibrated collective, by its bytes: what it takes, and the compute time that it takes away."""
+TIME_S, LOSS_S, WAKE_S = "time_s", "compute_loss_s", "wake_s"
+"""Quantities of a calibrated collective, by its bytes: what it takes, the compute time that it takes away, and how late
+the slowest rank of those that sleep woke up before it.
+"""
 ALONE_S, TOGETHER_S = "alone_s", "together_s"
 """Quantities of a load: what it takes on one device, and on the slowest of several at once."""
 
@@ -208,11 +210,18 @@ def calibrated_machine(
         compute_slowdown=tuple(load_slowdown(load, rows) for load in loads),
         selection=tuple(selection),
         relative_uncertainty=later_error(visits) if loads else None,
+        wake_s=_wake_s(subjects, rows),
         memory_bytes=measured_in.memory_bytes / ranks,
         cores=measured_in.cores,
         calibrated_on=f"{measured_in.processor}, {network}, {at}",
         source="dpsim calibrate",
     )
+
+
+def _wake_s(subjects: Sequence[CalibratedCollective], rows: Rows) -> float:
+    """Return how late the slowest of ranks that sleep wakes up, at the median; 0 where none sleeps."""
+    late_s = [rows.values(subject, WAKE_S, size) for subject in subjects for size in rows.parts(subject, WAKE_S)]
+    return float(np.median(np.concatenate(late_s))) if late_s else 0.0
 
 
 def load_slowdown(load: CalibratedLoad, rows: Rows) -> ComputeSlowdown:

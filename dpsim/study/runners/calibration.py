@@ -30,7 +30,7 @@ from dpsim.progress import Progress
 from dpsim.replica import Array
 from dpsim.runtime.micro_batches import plan_partial_sums
 from dpsim.study import measure
-from dpsim.study.calibration import ALONE_S, LOSS_S, TIME_S, TOGETHER_S, CalibrateConfig, load_slowdown
+from dpsim.study.calibration import ALONE_S, LOSS_S, TIME_S, TOGETHER_S, WAKE_S, CalibrateConfig, load_slowdown
 from dpsim.study.loop import StopRule, rounds
 from dpsim.study.profile import AT_S, narrow
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows
@@ -44,7 +44,9 @@ _IDLE_SAMPLES = 3
 """Allreduces of each size in a visit of an idle table."""
 _MOST_SUMMED_BYTES = 2**16
 """Statistics of batch norm are small; larger ordered sums are extrapolated."""
-_BEHIND_COMPUTATION = ("ordered-sum", "send", "copy")
+_STOPS = ("ordered-sum", "send")
+"""What a rank stops computing for."""
+_BEHIND_COMPUTATION = (*_STOPS, "copy")
 _OWN_CACHES_BYTES = 2**21
 _GLOBAL_BATCH = 64
 """The global batch for which float16 messages are scaled; the times do not depend on it."""
@@ -94,7 +96,7 @@ class CollectiveTable:
             for size, values in times.items():
                 gathered = self.group.gather(values)
                 if gathered is not None:
-                    kept = np.max(gathered, axis=0) if quantity == TIME_S else np.mean(gathered, axis=0)
+                    kept = np.mean(gathered, axis=0) if quantity == LOSS_S else np.max(gathered, axis=0)
                     self.rows.add(self.subject, quantity, self._visits, kept, size)
         self._visits += 1
         return True
@@ -106,7 +108,7 @@ class CollectiveTable:
     def _between(self, times_s: Sequence[tuple[float, float]], *, together: bool = True) -> NDArray[np.float64]:
         """Return the seconds from starts to ends; ``together``: of what begins when all ranks are there. Collective.
 
-        Ranks that share cores wake one after another, up to a millisecond apart, which is no part of a collective.
+        Ranks that share cores wake one after another, up to a millisecond apart: no part of a collective in a queue.
         """
         starts, ends = np.array(times_s).T
         if together and self.link.nap_s:
@@ -122,7 +124,9 @@ class IdleTable(CollectiveTable):
     """How long one collective takes with nothing else running; its buffer is rewritten before, as backward does.
 
     Computation stands between that and what is not done in shared memory in one call, whose cost is that of code and
-    arrays which are not in the caches any more. Ranks that wait instead of computing keep them there.
+    arrays which are not in the caches any more. Ranks that wait instead of computing keep them there; but where such a
+    rank stops for a sum or a message it has just slept, and how late it wakes counts. Of collectives in a queue, which
+    follow one another, it is taken apart.
     """
 
     def _prepare(self) -> None:
@@ -144,19 +148,22 @@ class IdleTable(CollectiveTable):
 
     def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
         times_s: dict[int, list[tuple[float, float]]] = {size: [] for size in order}
+        late_s: dict[int, list[float]] = {size: [] for size in order}
+        kind = self.subject.collective.kind
+        stops, messages = kind in _STOPS, 2 if kind == "send" else 1
         for _ in range(_IDLE_SAMPLES):
             for size in order:
                 buffer, run = self._prepared[size]
                 buffer[...] = 1.0
                 if self._computation is not None:
                     self._computation.run()
-                start_s = _start(self.group, self.link)
+                start_s, begin_s = _start(self.group, self.link), now()
                 run()
-                times_s[size].append((start_s, now()))
-        kind = self.subject.collective.kind
-        together, messages = kind != "copy", 2 if kind == "send" else 1
-        seconds = {size: self._between(times, together=together) / messages for size, times in times_s.items()}
-        return {TIME_S: {size: values.tolist() for size, values in seconds.items()}}
+                times_s[size].append((start_s if stops else begin_s, now()))
+                late_s[size].append(begin_s - start_s)
+        seconds = {size: self._between(times, together=kind != "copy") / messages for size, times in times_s.items()}
+        taken = {TIME_S: {size: values.tolist() for size, values in seconds.items()}}
+        return taken | ({WAKE_S: late_s} if self.link.nap_s and kind == "allreduce" else {})
 
 
 class _Computation:
@@ -231,7 +238,8 @@ class LoadedTable(CollectiveTable):
             _start(self.group, self.link)
             plain_s = self.load.run(self._units[size], nothing)
             self._intervals_s.clear()
-            start_s = _start(self.group, self.link)
+            _start(self.group, self.link)
+            start_s = now()
             for collective in self._collectives[size]:
                 self._mechanism.submit(0, collective)
             self.load.run(self._units[size], self._mechanism.poll)
@@ -339,11 +347,10 @@ def _load(config: CalibrateConfig) -> Load:
 
 
 def _start(group: MPI.Intracomm, link: Transport) -> float:
-    """Let all ranks begin at once; the moment at which this one does."""
+    """Let all ranks begin at once; the moment at which they were to."""
     if link.nap_s:
-        quiet_start(group)
-    else:
-        group.Barrier()
+        return quiet_start(group)
+    group.Barrier()
     return now()
 
 
