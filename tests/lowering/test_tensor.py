@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -210,3 +211,11 @@ def test_a_sum_costs_what_the_allreduce_of_the_parts_does() -> None:
 def layers_of(schedule: Schedule, rank_class: int, kind: int) -> list[int]:
     layers: list[int] = schedule.layer[(schedule.rank_class == rank_class) & (schedule.kind == kind)].tolist()
     return layers
+
+
+@pytest.mark.parametrize(("strategy", "joins"), [("tensor", 4), ("zero1", 0)])
+def test_how_late_ranks_wake_delays_each_sum_over_the_parts_of_a_stage_and_no_queue(strategy: str, joins: int) -> None:
+    known = Machine(name="link", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
+    late = msgspec.structs.replace(known, wake_s=1e-3)
+    prompt_s, late_s = (price(scheduled(workload(), on, plan(strategy, 2)), on).step_s for on in (known, late))
+    assert late_s - prompt_s == pytest.approx(joins * 1e-3)
