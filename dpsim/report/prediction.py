@@ -13,7 +13,7 @@ from dpsim.units import format_duration, format_size
 
 _NEARLY = 0.9
 """The share of the most samples per second from which a batch is large enough."""
-SETTING = ("fusion_rule", "algorithm", "batch_norm")
+SETTING = ("fusion_rule", "algorithm", "batch_norm", "accumulate")
 """What tells the settings of one batch apart."""
 Point = dict[str, Any]
 

@@ -113,7 +113,8 @@ def accumulate(micro_batches: int) -> None:
     state = Accumulation(micro_batches)
     forward, backward = DistributedDataParallel.forward, torch.autograd.backward
     parameters = inspect.signature(backward)
-    make_step, scaled_step = Optimizer.profile_hook_step, GradScaler.step
+    initialise, scaled_step = Optimizer.__init__, GradScaler.step
+    optimizers: set[type] = set()
 
     @functools.wraps(forward)
     def forward_of_micro_batch(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -124,15 +125,20 @@ def accumulate(micro_batches: int) -> None:
     def backward_of_micro_batch(*arguments: Any, **keywords: Any) -> Any:
         return state.backward(backward, parameters.bind(*arguments, **keywords))
 
-    def make_step_of_last(original: Any) -> Any:
-        step = make_step(original)
+    @functools.wraps(initialise)
+    def initialise_optimizer(self: Any, *arguments: Any, **keywords: Any) -> None:
+        initialise(self, *arguments, **keywords)
+        if type(self) not in optimizers:
+            optimizers.add(type(self))
+            type(self).step = step_of_last(type(self).step)
 
+    def step_of_last(step: Any) -> Any:
         @functools.wraps(step)
-        def step_of_last(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        def if_last(self: Any, *arguments: Any, **keywords: Any) -> Any:
             state.update_asked_for(keywords.get("closure", next(iter(arguments), None)))
             return None if state.within_step else step(self, *arguments, **keywords)
 
-        return step_of_last
+        return if_last
 
     @functools.wraps(scaled_step)
     def step_without_scale(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -142,7 +148,7 @@ def accumulate(micro_batches: int) -> None:
 
     DistributedDataParallel.forward = forward_of_micro_batch
     replace_everywhere(backward, backward_of_micro_batch)
-    Optimizer.profile_hook_step, GradScaler.step = staticmethod(make_step_of_last), step_without_scale
+    Optimizer.__init__, GradScaler.step = initialise_optimizer, step_without_scale
     for owner in (Optimizer, torch.nn.Module):
         owner.zero_grad = _of_last(owner.zero_grad, state)
     for clip in _CLIPPING:
