@@ -173,7 +173,7 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         raise ConfigError(
             f"SyncBatchNorm by {' and '.join(ways)}, where PyTorch has it for GPUs alone",
             allowed="--communication nccl, on a machine with a GPU for each rank",
-            remedy="leave convert_sync_batchnorm out on processors",
+            remedy="leave convert_sync_batchnorm out, and dpsim predict --batch-norm local,global says what it costs",
         )
     batches = tuple(map(int, experiment.values(_BATCH)))
     _check_batches(batches, workload)
