@@ -155,7 +155,12 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         names = ("step_s", "low_s", "high_s", "exposed_communication_s")
         rows.append(
             {"devices": plan.devices, "network": point.setting.network, "runtime": point.setting.runtime}
-            | {"local_batch": plan.local_batch, "accumulate": plan.accumulate, "buckets": point.buckets, "extrapolated": point.extrapolated}
+            | {
+                "local_batch": plan.local_batch,
+                "accumulate": plan.accumulate,
+                "buckets": point.buckets,
+                "extrapolated": point.extrapolated,
+            }
             | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
             | {"predicted_samples_per_s": plan.global_batch / point.step_s}
             | {f"predicted_{name}": getattr(point, name) for name in names}

@@ -181,7 +181,7 @@ def test_prices_of_other_sizes_are_wrong_apart_and_those_of_the_same_sizes_alike
     assert (one[1].sizes_bytes != other[1].sizes_bytes) == apart
     shifts = [float(ends.shifts[0, interval.Uncertainty._fields.index("network")]) for _, ends in (one, other)]
     assert min(shifts) > 0.02
-    low, high = interval.ratio_interval(one, other)
+    _, high = interval.ratio_interval(one, other)
     expected = shifts if apart else [shifts[0] - shifts[1]]
     above = DEVIATIONS * math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR, *expected)
     assert math.log(high * other[0].step_s / one[0].step_s) == pytest.approx(above, rel=0.01)

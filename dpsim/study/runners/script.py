@@ -37,6 +37,7 @@ from dpsim.study.profile import (
     BACKWARD_S,
     FORWARD_S,
     INPUT_S,
+    LOSS_S,
     OVERHEAD_S,
     STEP_S,
     UPDATE_S,
@@ -296,6 +297,7 @@ class Profiler:
             add(BACKWARD_S, values=layer.backward_s, part=number)
         add(UPDATE_S, values=[profiled.update_s])
         add(OVERHEAD_S, values=[profiled.overhead_s])
+        add(LOSS_S, values=profiled.loss_s)
         add(INPUT_S, values=[profiled.input_s_per_sample])
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""A rank that trains twice from the same parameters: accumulating by hand, then one batch an update under ``accumulate``.
+"""A rank that trains from the same parameters by accumulating by hand, and with one batch an update, ``accumulate``d.
 
 ``python accumulating.py STORE RANK RANKS MICRO_BATCHES`` prints whether the parameters are equal to rounding.
 """
