@@ -42,7 +42,8 @@ class RecordedStep:
 
     ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
     ``loss_s`` lies between forward and backward. ``module_s`` has the forward seconds from the start of one module to
-    the start of the next, and ``ready_s`` the seconds from the start of that backward until the gradient of each parameter (by position) was final.
+    the start of the next, and ``ready_s`` the seconds from the start of that backward until the gradient of each
+    parameter (by position) was final.
     """
 
     mode: Mode | None

@@ -54,9 +54,9 @@ def script_experiment(
     different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace the batch size of the
     script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step is made to have
     (``dpsim.torch_ddp.accumulated``); none: the script's own. ``communication`` says how DDP reduces: by ``gloo``, only
-    on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for each rank, only
-    on ``node``. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by gloo.
-    ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
+    on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for
+    each rank, only on ``node``. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP
+    instead, by gloo. ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """
     check_program(script)
