@@ -177,7 +177,8 @@ def undecided(one: Interval, other: Interval) -> str:
 
     A field of ``Uncertainty``, or ``model``: the model's own error.
     """
-    apart = np.abs(sum(_apart(one, other))).max(axis=0)
+    shared, own = _apart(one, other)
+    apart = (np.abs(shared) + own).max(axis=0)
     if apart.max() <= math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR):
         return "model"
     return Uncertainty._fields[int(apart.argmax())]

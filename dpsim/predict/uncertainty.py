@@ -108,9 +108,10 @@ def of_each_size(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
     if plan.data_devices == 1:
         return ()
     collective = machine.priced(plan.collective)
-    known = table_for(tables_of(machine, collective.kind), collective)
-    beside = _overlap_table(machine, collective, plan.overlap)
-    tables = {"network": known, "overlapped": beside}
+    tables: dict[str, AllreduceCost | OverlapCost | None] = {
+        "network": table_for(tables_of(machine, collective.kind), collective),
+        "overlapped": _overlap_table(machine, collective, plan.overlap),
+    }
     if _doublings_outside(machine, collective, schedule) > 0:
         return ()
     return tuple(name for name, table in tables.items() if table is not None and table.relative_uncertainty is not None)
@@ -216,5 +217,8 @@ def _overlap(machine: Machine, collective: Collective, overlap: str) -> tuple[fl
 def _overlap_table(machine: Machine, collective: Collective, overlap: str) -> OverlapCost | None:
     """The nearest table of an overlap mechanism; ``None`` without one."""
     tables = [t for t in machine.overlap if t.overlap == overlap and t.algorithm == collective.algorithm]
-    nearness = lambda t: (t.kind != collective.kind, abs(math.log2(t.devices / collective.devices)))  # noqa: E731
-    return min(tables, key=nearness, default=None)
+    return min(
+        tables,
+        key=lambda t: (t.kind != collective.kind, abs(math.log2(t.devices / collective.devices))),
+        default=None,
+    )

@@ -47,9 +47,9 @@ class Model(torch.nn.Linear):
 def trained(state: Accumulation, model: Model) -> bool:
     """One forward and backward of a model under ``Accumulation``; whether DDP was to synchronise."""
     state.before_forward(model)
-    given = SimpleNamespace(arguments={"tensors": model(torch.ones(3, 2)).sum()}, args=(), kwargs={})
+    given: Any = SimpleNamespace(arguments={"tensors": model(torch.ones(3, 2)).sum()}, args=(), kwargs={})
     state.backward(lambda: given.arguments["tensors"].backward(*given.arguments.get("grad_tensors", ())), given)
-    return model.require_backward_grad_sync
+    return bool(model.require_backward_grad_sync)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3])
