@@ -18,6 +18,7 @@ Examples:
   dpsim measure --torch-script train.py --devices 2 -- --batch-size 32
   dpsim measure --torch-script train.py --workload train.json --predict-only
   dpsim measure --torch-script train.py --local-batch 8,16,32 --devices 1,2
+  dpsim measure --torch-script train.py --accumulate 1,2,4
   dpsim measure --torch-script train.py --strategy zero3 --devices 1,2
   dpsim measure --torch-script train.py --communication mpi
     --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf
@@ -27,8 +28,8 @@ Examples:
 
 class ScriptFlags(
     flags.Flags,
-    of="torch_script torch_module workload machine ranks strategy bucket_cap local_batch... communication network..."
-    " runtime predict_only script_may_write budget seed",
+    of="torch_script torch_module workload machine ranks strategy bucket_cap local_batch... accumulate..."
+    " communication network... runtime predict_only script_may_write budget seed",
 ):
     """The flags of a script that is measured."""
 
@@ -46,6 +47,9 @@ class ScriptFlags(
         "List of sizes for DDP's bucket_cap_mb: 0,1MiB,25MiB,inf (up to seven that matter)."
     )
     local_batch: str | None = flags.flag("List of batch sizes for the script's data loaders: 8,16,32 (its own).")
+    accumulate: str | None = flags.flag(
+        "List of micro-batches a step that the script is made to have: 1,2,4 (its own). Each is one pass of its loop."
+    )
     communication: str | None = flags.flag(
         "How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both (default); or "
         "nccl (a GPU a rank)."
@@ -63,7 +67,7 @@ class ScriptFlags(
     json: flags.Json = False
 
 
-_LISTS = {"local_batch": "local_batches", "network": "networks"}
+_LISTS = {"local_batch": "local_batches", "accumulate": "accumulates", "network": "networks"}
 """What ``script_experiment`` calls several values of a setting's field."""
 
 
@@ -151,7 +155,12 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         names = ("step_s", "low_s", "high_s", "exposed_communication_s")
         rows.append(
             {"devices": plan.devices, "network": point.setting.network, "runtime": point.setting.runtime}
-            | {"local_batch": plan.local_batch, "buckets": point.buckets, "extrapolated": point.extrapolated}
+            | {
+                "local_batch": plan.local_batch,
+                "accumulate": plan.accumulate,
+                "buckets": point.buckets,
+                "extrapolated": point.extrapolated,
+            }
             | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
             | {"predicted_samples_per_s": plan.global_batch / point.step_s}
             | {f"predicted_{name}": getattr(point, name) for name in names}
@@ -168,12 +177,14 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         summary["best"] = [each | {"where": where} for where, of_place in best.items() for each in of_place]
         show.print_json("measure", rows, summary)
         return
+    accumulates = len({row["accumulate"] for row in rows}) > 1
     show.table(
         (
             Column(head="network", cell=lambda row: row["network"], left=True),
             Column(head="runtime", cell=lambda row: row["runtime"], left=True),
             Column(head="devices", cell=lambda row: str(row["devices"])),
             Column(head="local batch", cell=lambda row: f"{row['local_batch']:g}"),
+            *([Column(head="micro-batches", cell=lambda row: str(row["accumulate"]))] if accumulates else []),
             Column(
                 head="bucket cap",
                 cell=lambda row: "" if (size := row["fusion_threshold_bytes"]) is None else format_size(size),

@@ -15,7 +15,7 @@ from dpsim.plan import Plan
 from dpsim.predict.prices import FREE_NETWORK, Factors
 from dpsim.predict.residuals import LEVEL, width_of
 from dpsim.predict.step import Prediction, PricedStep, price, scheduled
-from dpsim.predict.uncertainty import Uncertainty, uncertainty
+from dpsim.predict.uncertainty import Uncertainty, of_each_size, uncertainty
 from dpsim.schedule import Schedule
 from dpsim.uncertainty import IntervalWidth
 from dpsim.workload import Workload
@@ -42,12 +42,16 @@ class Interval:
     ``shifts`` (2, parts): by how much the logarithm of the step changes where the machine's speed, the layer times,
     the collectives, and the two costs of overlap are one standard error longer (row 0) or shorter (row 1). ``width`` is
     how many times as wide as these and the model's own error call for it was made, and by how many past studies.
+    ``of_each_size`` are the columns of which every size of a collective has an error of its own, and ``sizes_bytes``
+    the different sizes that the plan has (none: it communicates nothing).
     """
 
     low_s: float
     high_s: float
     shifts: Floats
     width: IntervalWidth
+    of_each_size: tuple[int, ...] = ()
+    sizes_bytes: tuple[float, ...] = ()
 
 
 def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
@@ -93,7 +97,28 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
     up = math.hypot(model, *np.maximum(shifts, 0).max(axis=0).tolist())
     down = math.hypot(model, *np.maximum(-shifts, 0).max(axis=0).tolist())
     deviations = width.factor * _DEVIATIONS
-    return Interval(step_s * math.exp(-deviations * down), step_s * math.exp(deviations * up), shifts, width)
+    return Interval(
+        step_s * math.exp(-deviations * down),
+        step_s * math.exp(deviations * up),
+        shifts,
+        width,
+        of_each_size=tuple(map(Uncertainty._fields.index, of_each_size(schedule, priced.machine))),
+        sizes_bytes=tuple(np.unique(schedule.bucket_size_bytes).tolist()),
+    )
+
+
+def _apart(one: Interval, other: Interval) -> tuple[Floats, Floats]:
+    """By how much the logarithm of one step over the other changes with each uncertainty (2, parts).
+
+    First what shifts both plans, of which the difference remains, with its sign; then what each has for itself, of
+    which both remain: the sampling errors of collectives of other sizes, which say nothing of each other.
+    """
+    shared, own = one.shifts - other.shifts, np.zeros_like(one.shifts)
+    if one.sizes_bytes and other.sizes_bytes and one.sizes_bytes != other.sizes_bytes:
+        columns = [column for column in one.of_each_size if column in other.of_each_size]
+        own[:, columns] = np.hypot(one.shifts, other.shifts)[:, columns]
+        shared[:, columns] = 0.0
+    return shared, own
 
 
 def _model_errors(schedule: Schedule) -> tuple[float, float]:
@@ -107,13 +132,14 @@ def equally_fast(slower: tuple[Prediction, Interval], faster: tuple[Prediction, 
     """Whether a plan that is predicted to be slower may well be as fast as another one, at the same level.
 
     Both rest on one workload and machine, so what is uncertain about these shifts both: only what brings the two nearer
-    to each other counts, with the model's own error in each.
+    to each other counts, with what each has for itself: the model's own error, and those of the sizes that it sends.
     """
     (slow, of_slow), (fast, of_fast) = slower, faster
     if not fast.step_s > 0:
         return slow.step_s <= fast.step_s
-    nearer = np.maximum(of_fast.shifts - of_slow.shifts, 0).max(axis=0)
-    error = math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR, *nearer.tolist())
+    shared, own = _apart(of_fast, of_slow)
+    nearer = np.maximum(shared, 0).max(axis=0)
+    error = math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR, *nearer.tolist(), *own.max(axis=0).tolist())
     return math.log(slow.step_s / fast.step_s) <= _DEVIATIONS * error
 
 
@@ -122,23 +148,22 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """The interval of a step over another one of the same workload, at the same level.
 
-    What is uncertain about both shifts both. Of two machines that is the layer times alone. On one machine ``under`` is
-    of as many devices or more, whose layer times are the more uncertain by what they slow each other down. The width is
-    the model's own: past studies do not tell how far off ratios were.
+    What is uncertain about both shifts both, but for sampling errors of collectives where the two send other sizes:
+    prices of neighbouring bucket caps are measured apart. Of two machines it is the layer times alone. On one machine
+    ``under`` is of as many devices or more, whose layer times are the more uncertain by what they slow each other down.
+    The width is the model's own: past studies do not tell how far off ratios were.
     """
     (top, of_top), (bottom, of_bottom) = over, under
     if not (top.step_s > 0 and bottom.step_s > 0):
         return 1.0, 1.0
     first, second = of_top.shifts, of_bottom.shifts
     compute = Uncertainty._fields.index("compute")
-    common = np.zeros_like(first)
-    columns = [compute] if of_two_machines else slice(None)
-    common[:, columns] = (first - second)[:, columns]
-    alone = np.zeros_like(first)
     if of_two_machines:
-        alone = np.hypot(first, second)
+        common, alone = np.zeros_like(first), np.hypot(first, second)
+        common[:, compute] = (first - second)[:, compute]
         alone[:, compute] = 0.0
     else:
+        common, alone = _apart(of_top, of_bottom)
         alone[:, compute] = np.sqrt(np.maximum(np.square(second) - np.square(first), 0.0)[:, compute])
     model = math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR, *alone.max(axis=0).tolist())
     up = math.hypot(model, *np.maximum(common, 0).max(axis=0).tolist())
@@ -152,7 +177,8 @@ def undecided(one: Interval, other: Interval) -> str:
 
     A field of ``Uncertainty``, or ``model``: the model's own error.
     """
-    apart = np.abs(one.shifts - other.shifts).max(axis=0)
+    shared, own = _apart(one, other)
+    apart = (np.abs(shared) + own).max(axis=0)
     if apart.max() <= math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR):
         return "model"
     return Uncertainty._fields[int(apart.argmax())]

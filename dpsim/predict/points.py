@@ -176,16 +176,16 @@ def _summed_up(
 
 
 def best_of_plans(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[Record]:
-    """Return the best of these plans for each number of devices and local batch, as ``predict_points`` has them.
+    """Return the best of these plans for each number of devices, micro-batches and local batch, as ``predict_points``.
 
-    Plans of one number of devices and local batch differ in nothing but the threshold.
+    Plans with the same of these differ in nothing but the threshold.
     """
-    groups: dict[tuple[str, float], list[tuple[Record, _Predicted]]] = {}
+    groups: dict[tuple[str, int, float], list[tuple[Record, _Predicted]]] = {}
     for plan in plans:
         alone = plan.on_one_device(global_batch=plan.global_batch // plan.data_devices)
         single, predicted = (predict_with_interval(workload, machine, each) for each in (alone, plan))
         point = _point(workload, machine, plan, single, predicted)
-        groups.setdefault((point["layout"], point["local_batch"]), []).append((point, predicted))
+        groups.setdefault((point["layout"], plan.accumulate, plan.local_batch), []).append((point, predicted))
     return [_best(rows) for rows in groups.values()]
 
 

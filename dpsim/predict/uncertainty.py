@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from dpsim.collective import Collective, neighbours
-from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, OverlapCost
 from dpsim.memo import remember
 from dpsim.predict.cost import (
     SEND_ALGORITHM,
@@ -98,6 +98,25 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     return Uncertainty(speed, compute, network, overlapped, loss, overhead)
 
 
+def of_each_size(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
+    """Return the fields of ``Uncertainty`` that are sampling errors of a table: each of its sizes has one of its own.
+
+    What is assumed, fitted, scaled or extrapolated is wrong alike at all sizes, and so is the compute time lost, whose
+    error is that of all sizes together.
+    """
+    plan = schedule.plan
+    if plan.data_devices == 1:
+        return ()
+    collective = machine.priced(plan.collective)
+    tables: dict[str, AllreduceCost | OverlapCost | None] = {
+        "network": table_for(tables_of(machine, collective.kind), collective),
+        "overlapped": _overlap_table(machine, collective, plan.overlap),
+    }
+    if _doublings_outside(machine, collective, schedule) > 0:
+        return ()
+    return tuple(name for name, table in tables.items() if table is not None and table.relative_uncertainty is not None)
+
+
 def _compute(workload: Workload, local_batch: float) -> float:
     """Of layer times at a local batch; more for every doubling (or halving) outside the profile."""
     stated = workload.relative_uncertainty
@@ -182,15 +201,24 @@ def _doublings_outside(machine: Machine, collective: Collective, schedule: Sched
 @remember
 def _overlap(machine: Machine, collective: Collective, overlap: str) -> tuple[float, float]:
     """(of the times beside computation, of the compute time lost), by the nearest table of the mechanism."""
-    tables = [t for t in machine.overlap if t.overlap == overlap and t.algorithm == collective.algorithm]
-    if not tables:
+    nearest = _overlap_table(machine, collective, overlap)
+    if nearest is None:
         stated = machine.contention_uncertainty
         return ASSUMED_OVERLAP if stated is None else stated, ASSUMED_LOSS
-    nearest = min(tables, key=lambda t: (t.kind != collective.kind, abs(math.log2(t.devices / collective.devices))))
     away = DEVICES_STEP * abs(math.log2(nearest.devices / collective.devices))
     away += ASSUMED_TABLE if nearest.kind != collective.kind else 0.0
     overlapped, loss = nearest.relative_uncertainty, nearest.loss_relative_uncertainty
     return (
         (ASSUMED_OVERLAP if overlapped is None else overlapped) + away,
         (ASSUMED_LOSS if loss is None else loss) + away,
+    )
+
+
+def _overlap_table(machine: Machine, collective: Collective, overlap: str) -> OverlapCost | None:
+    """The nearest table of an overlap mechanism; ``None`` without one."""
+    tables = [t for t in machine.overlap if t.overlap == overlap and t.algorithm == collective.algorithm]
+    return min(
+        tables,
+        key=lambda t: (t.kind != collective.kind, abs(math.log2(t.devices / collective.devices))),
+        default=None,
     )

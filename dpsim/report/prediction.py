@@ -13,7 +13,7 @@ from dpsim.units import format_duration, format_size
 
 _NEARLY = 0.9
 """The share of the most samples per second from which a batch is large enough."""
-SETTING = ("fusion_rule", "algorithm", "batch_norm")
+SETTING = ("fusion_rule", "algorithm", "batch_norm", "accumulate")
 """What tells the settings of one batch apart."""
 Point = dict[str, Any]
 
@@ -105,7 +105,8 @@ def faster_with_fewer(best: Point, others: list[Point], batch: str) -> Point | N
 def _devices_and_batch(best: Point, *, weak: bool) -> str:
     """``8 devices (2x4), local batch 16 (128 in all)``, or under strong scaling ``global batch 128``."""
     layout = "" if best["layout"] == str(best["devices"]) else f" ({best['layout']})"
-    batch = f"local batch {best['local_batch']:g} ({best['global_batch']} in all)"
+    each = f" x {best['accumulate']} micro-batches" if best["accumulate"] > 1 else ""
+    batch = f"local batch {best['local_batch']:g}{each} ({best['global_batch']} in all)"
     batch = batch if weak else f"global batch {best['global_batch']}"
     return f"{devices_name(best['devices'])}{layout}, {batch}"
 
@@ -146,7 +147,7 @@ def verdicts(summary: Point, *, weak: bool) -> Iterator[str]:
 
     def groups(*keys: str) -> Iterator[list[Point]]:
         """The best points of more than one device that differ in nothing but what is not among the keys."""
-        names = (*keys, "machine", "layout", "fusion_rule", "algorithm")
+        names = (*keys, "machine", "layout", "fusion_rule", "algorithm", "accumulate")
         several = (best for best in summary["best"] if best["devices"] > 1)
         by_key = grouped(several, lambda best: tuple(map(best.get, names)))
         yield from (group for group in by_key.values() if len(group) > 1)

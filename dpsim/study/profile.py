@@ -260,7 +260,7 @@ def computed_s(workload: Workload) -> float:
     times = workload.times(workload.local_batches[0])
     accumulate = 1 if workload.ddp is None else workload.ddp.accumulate
     passes_s = float(times.forward_s.sum() + times.backward_s.sum())
-    return accumulate * passes_s + workload.update_s + times.overhead_s
+    return accumulate * (passes_s + times.loss_s) + workload.update_s + times.overhead_s
 
 
 def script_workload(config: ProfileConfig, bare: Workload, rows: Rows, profile: int) -> Workload:
@@ -291,6 +291,7 @@ def _at(local_batch: int, bare: Workload, rows: Rows, profile: int) -> Workload:
         update_s=median(UPDATE_S),
         overhead_s=median(OVERHEAD_S),
         overhead_per_sample_s=0.0,
+        loss_s=(median(LOSS_S),) if bare.loss_s else (),
         input_s_per_sample=load_s,
         input_workers=bare.input_workers if load_s else 1,
         input_prefetch=bare.input_prefetch and load_s > 0,

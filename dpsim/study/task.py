@@ -126,6 +126,11 @@ class ScriptTask(Noun, frozen=True):
         """Whether the batch of the script's data loaders is that of the setting."""
         return len(self.experiment.values("local_batch")) > 1
 
+    @property
+    def sets_accumulation(self) -> bool:
+        """Whether the script accumulates over as many micro-batches as the setting has."""
+        return len(self.experiment.values("accumulate")) > 1
+
     def request(self, local_batch: int) -> ScriptRequest:
         """Return how the script is profiled at a local batch."""
         experiment = self.experiment

@@ -97,6 +97,7 @@ class Recorder:
         self._synchronises = False
         self._forward_since_backward = False
         self._depth = 0
+        self._forward_ended_s = 0.0
         self._backward_began_s = 0.0
         self._update_began_s = 0.0
         self._modules_began: list[tuple[str, float]] = []
@@ -167,6 +168,7 @@ class Recorder:
         yield
         ended_s = self.now()
         step.forward_s += ended_s - began_s
+        self._forward_ended_s = ended_s
         self._count_modules(step, began_s, ended_s)
         self._unhook()
         self._forward_since_backward = True
@@ -183,6 +185,7 @@ class Recorder:
                     done = functools.partial(self._gradient_is_ready, index)
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(done))
             self._backward_began_s = self.now()
+            self._step.loss_s += self._backward_began_s - self._forward_ended_s
         try:
             yield
         finally:

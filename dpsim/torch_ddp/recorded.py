@@ -41,8 +41,9 @@ class RecordedStep:
     """One synchronising step: seconds by part, summed over its micro-batches.
 
     ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
-    ``module_s`` has the forward seconds from the start of one module to the start of the next, and ``ready_s`` the
-    seconds from the start of that backward until the gradient of each parameter (by position) was final.
+    ``loss_s`` lies between forward and backward. ``module_s`` has the forward seconds from the start of one module to
+    the start of the next, and ``ready_s`` the seconds from the start of that backward until the gradient of each
+    parameter (by position) was final.
     """
 
     mode: Mode | None
@@ -51,6 +52,7 @@ class RecordedStep:
     forward_s: float = 0.0
     backward_s: float = 0.0
     last_backward_s: float = 0.0
+    loss_s: float = 0.0
     update_s: float = 0.0
     input_s: float = 0.0
     micro_batches: int = 0
@@ -106,7 +108,8 @@ def workload_of(recorded: Recorded) -> Workload:
     growing_s = update_s if recorded.shard_update_s is None else min(recorded.shard_update_s, update_s)
     groups = _groups(recorded, _ready(recorded, steps, backward_s))
     layers = _layers(recorded, groups, _module_times(recorded, steps, forward_s))
-    computed_s = accumulate * sum(layer.forward_s[0] + layer.backward_s[0] for layer in layers)
+    loss_s = _median(whole, lambda step: step.loss_s) / accumulate
+    computed_s = accumulate * (loss_s + sum(layer.forward_s[0] + layer.backward_s[0] for layer in layers))
     load_s, workers = input_s / (local_batch * accumulate), 1
     if recorded.input_workers:
         load_s, workers = recorded.load_s_per_sample, recorded.input_workers
@@ -118,6 +121,7 @@ def workload_of(recorded: Recorded) -> Workload:
         layers=layers,
         update_s=growing_s * recorded.shards,
         overhead_s=max(_median(whole, lambda step: step.step_s) - computed_s - growing_s - waited_s, 0.0),
+        loss_s=(loss_s,) if loss_s else (),
         state_bytes=recorded.state_bytes,
         optimizer_slots=recorded.optimizer_slots,
         relative_uncertainty=_relative_error([step.forward_s + step.backward_s for step in whole]),
@@ -245,6 +249,7 @@ def joined(workloads: Sequence[Workload]) -> Workload:
         update_s=statistics.median(workload.update_s for workload in ordered),
         overhead_s=overhead_s,
         overhead_per_sample_s=per_sample_s,
+        loss_s=tuple(workload.loss_s[0] for workload in ordered) if all(each.loss_s for each in ordered) else (),
         relative_uncertainty=max(errors, default=None),
         input_s_per_sample=load_s,
         input_workers=first.input_workers if load_s else 1,

@@ -20,7 +20,8 @@ class ScriptRequest(Noun, frozen=True):
     ``function``, named as ``package.module:build_model``, which gives a ``torch.nn.Module`` to train.
     ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
     With ``must_end`` a script is refused that trains on after dpsim has ended it, which no rank of a measurement may.
-    ``fully_shard``: what the script wraps in DistributedDataParallel is sharded instead.
+    ``fully_shard``: what the script wraps in DistributedDataParallel is sharded instead. With ``accumulates`` a script
+    is refused that could not accumulate gradients as it is (``dpsim.torch_ddp.accumulated``).
     Unless ``script_may_write`` no file of the user's changes (``dpsim.launch.protection``).
     """
 
@@ -33,6 +34,7 @@ class ScriptRequest(Noun, frozen=True):
     must_end: bool = False
     script_may_write: bool = False
     fully_shard: bool = False
+    accumulates: bool = False
 
     @property
     def name(self) -> str:

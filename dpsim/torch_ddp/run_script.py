@@ -22,6 +22,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.launch.user_script import module_name, run_as_main
 from dpsim.torch_ddp import process_group, train_function
+from dpsim.torch_ddp.accumulated import accumulate
 from dpsim.torch_ddp.batches import check_local_batch, check_one_batch, replace_batch_size
 from dpsim.torch_ddp.endings import Ending, EnoughSteps, Refused, check_ranks
 from dpsim.torch_ddp.logged import recorded_of
@@ -61,6 +62,8 @@ def run(request: ScriptRequest, outcome_path: Path) -> Workload:
     take_over_spawn(0, request.devices)
     recorder = Recorder(request.steps)
     install(recorder, instead_of_ddp=request.fully_shard)
+    if request.accumulates:
+        accumulate(1)
     too_few = set() if request.local_batch is None else replace_batch_size(request.local_batch)
     Ending.begun = _end_hard(os.getpid(), outcome_path, lambda: _recorded_workload(recorder, request, too_few), request)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored until here
@@ -203,7 +206,8 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
         return ConfigError(
             f"{place}: a model with SyncBatchNorm on the processor, where PyTorch has it for GPUs alone",
             allowed="SyncBatchNorm on CUDA GPUs, one for each rank; BatchNorm on processors",
-            remedy="leave convert_sync_batchnorm out, or profile on a machine with a GPU",
+            remedy="leave convert_sync_batchnorm out, and dpsim predict --batch-norm local,global says what it costs;"
+            " or profile on a machine with a GPU",
         )
     if any(words in text for words in _GRAPH_WORDS):
         return ConfigError(

@@ -164,6 +164,39 @@ def test_thresholds_whose_difference_is_uncertain_are_named_and_others_are_not()
     assert rough["equally_fast_bytes"] == [0.0, 100.0] and rough["any_threshold"]
 
 
+@pytest.mark.parametrize(
+    ("others", "apart"),
+    [({"fusion_threshold_bytes": math.inf}, True), ({"global_batch": 16, "accumulate": 2}, False)],
+    ids=["another cap", "more micro-batches"],
+)
+def test_prices_of_other_sizes_are_wrong_apart_and_those_of_the_same_sizes_alike(
+    others: dict[str, Any], apart: bool
+) -> None:
+    trained, known = certain(table=0.2)
+    table = msgspec.structs.replace(known.allreduce[0], sizes_bytes=(100, 800), time_s=(2.0, 9.0))
+    known = msgspec.structs.replace(known, allreduce=(table,))
+    rule = {"fusion_rule": "tarantella", "fusion_threshold_bytes": 0.0, "algorithm": "mpi"}
+    plans = [plan(overlap="off", **rule | changes) for changes in ({}, others)]
+    one, other = (interval.predict_with_interval(trained, known, each) for each in plans)
+    assert (one[1].sizes_bytes != other[1].sizes_bytes) == apart
+    shifts = [float(ends.shifts[0, interval.Uncertainty._fields.index("network")]) for _, ends in (one, other)]
+    assert min(shifts) > 0.02
+    _, high = interval.ratio_interval(one, other)
+    expected = shifts if apart else [shifts[0] - shifts[1]]
+    above = DEVIATIONS * math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR, *expected)
+    assert math.log(high * other[0].step_s / one[0].step_s) == pytest.approx(above, rel=0.01)
+
+
+def test_a_link_that_is_not_known_well_is_wrong_alike_at_all_sizes() -> None:
+    link = Link(latency_s=1e-9, bandwidth_bytes_per_s=100.0, relative_uncertainty=0.3)
+    known = certain(allreduce=(), link=link)
+    of_rule = {"fusion_rule": "tarantella", "algorithm": "ring", "overlap": "off"}
+    plans = [plan(fusion_threshold_bytes=each, **of_rule) for each in (0.0, math.inf)]
+    low, high = interval.ratio_interval(*(interval.predict_with_interval(*known, each) for each in plans))
+    floor = DEVIATIONS * math.hypot(OWN_MODEL_ERROR, OWN_MODEL_ERROR)
+    assert math.log(high / low) / 2 == pytest.approx(floor, rel=0.05)
+
+
 def test_what_makes_one_device_as_uncertain_does_not_widen_the_interval_of_a_speedup() -> None:
     """Where communication takes no time, all of both steps scales with the layer times and the speed."""
 

@@ -247,6 +247,42 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_micro_batches_are_predicted_and_measured_of_a_script_that_has_one(dpsim: Dpsim, tmp_path: Path) -> None:
+    script, output = a_script(tmp_path, "train()"), tmp_path / "report"
+    flags = ("--accumulate", "1,3", "--communication", "gloo")
+    code, out, err = measured(dpsim, script, output, *flags, "--predict-only")
+    assert code == 0 and "micro-batches" in out and "local batch 4 x 3 micro-batches (24 in all)" in out, err
+    code, out, err = measured(dpsim, script, output, *flags, "--json")
+    assert code == 0, err
+    points = json.loads(out)["points"]
+    batches = [(point["accumulate"], point["global_batch"]) for point in points]
+    assert sorted(batches) == [(1, 8), (3, 24)] and len({point["group"] for point in points}) == 1
+    assert {point["buckets"] for point in points} == {1}
+
+
+def test_micro_batches_are_compared_with_the_script_s_own_bucket_cap() -> None:
+    config = script_experiment(script=__file__, accumulates=(1, 2, 4), communication=("gloo",))
+    whole = completed(config, profiled())
+    plans = [setting.plan for setting in settings_of(whole.rows)]
+    assert [(plan.accumulate, plan.global_batch, plan.threshold_bytes) for plan in plans] == [
+        (count, 8 * count, 25 * 2**20) for count in (1, 2, 4)
+    ]
+    assert compared(whole) == ("accumulate",) and whole.question == "settings"
+    both = completed(script_experiment(script=__file__, accumulates=(1, 2), caps_bytes=(0.0, math.inf)), profiled())
+    assert {*compared(both)} == {"accumulate", "fusion_threshold_bytes"}
+
+
+def test_a_script_that_accumulates_already_is_not_made_to() -> None:
+    ddp = DdpSettings(torch="2.13.0", devices=2, accumulate=4)
+    with pytest.raises(ConfigError, match="the script has 4 micro-batches a step"):
+        completed(script_experiment(script=__file__, accumulates=(1, 2)), profiled(ddp=ddp))
+    with pytest.raises(ConfigError, match="--accumulate where FSDP trains"):
+        script_experiment(script=__file__, accumulates=(1, 2), strategy="zero3")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_path: Path) -> None:
     folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
@@ -374,6 +410,8 @@ def test_without_torch_the_message_says_what_to_install(
         (("--bucket-cap", "1MiB,1MiB"), "caps_bytes"),
         (("--local-batch", "16"), "--local-batch 16, with which there is nothing to compare"),
         (("--local-batch", "8,8"), "local_batches"),
+        (("--accumulate", "2"), "--accumulate 2, with which there is nothing to compare"),
+        (("--accumulate", "1,1"), "accumulates"),
         (("--runtime", "dpsim", "--network", "paced:1ms,100mbit"), "without DDP itself"),
         (("--runtime", "torch-ddp,dpsim"), "--runtime dpsim with gloo and mpi on node"),
         (("--runtime", "torch-ddp,horovod"), "'horovod'"),

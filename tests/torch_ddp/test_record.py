@@ -41,6 +41,7 @@ def test_every_size_of_batch_is_recorded_in_every_mode() -> None:
     modes = {size: [step.mode for step in recorder.steps if step.local_batch == size] for size in (4, 2)}
     assert modes[4] == ["whole", "forward", "gradients"] * 2 + ["whole", "forward"]
     assert modes[2] == ["whole", "forward", "gradients", "whole"]
+    assert all(0 < step.loss_s < step.step_s for step in recorder.steps)
 
 
 class QueuedGpu:

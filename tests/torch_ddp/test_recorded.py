@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from dpsim.ddp_settings import DdpSettings
 from dpsim.lowering import lower
 from dpsim.plan import Plan
-from dpsim.torch_ddp.recorded import Mode, Recorded, RecordedParameter, RecordedStep, workload_of
+from dpsim.torch_ddp.recorded import Mode, Recorded, RecordedParameter, RecordedStep, joined, workload_of
 
 
 def parameter(name: str, *shape: int, dtype: str = "float32") -> RecordedParameter:
@@ -78,6 +79,17 @@ def test_micro_batches_share_a_steps_forward_time() -> None:
     assert [layer.forward_s[0] for layer in workload.layers] == pytest.approx([2.0, 0.0, 0.0])
     assert workload.overhead_s == pytest.approx(15.0 - 2 * (2.0 + 4.0) - 1.0 - 1.0)
     assert workload.input_s_per_sample == pytest.approx(1.0 / 64)
+
+
+def test_the_loss_is_that_of_each_micro_batch_and_no_overhead() -> None:
+    of_two = step("whole", loss_s=0.5)
+    of_two.micro_batches = 2
+    alone, together = (workload_of(recorded(steps=(each,))) for each in (step("whole", loss_s=0.5), of_two))
+    assert (alone.loss_s, together.loss_s) == ((0.5,), (0.25,))
+    without = workload_of(recorded(steps=(step("whole"),)))
+    assert without.loss_s == () and alone.overhead_s == pytest.approx(without.overhead_s - 0.5)
+    both = joined([alone, msgspec.structs.replace(together, local_batches=(64,))])
+    assert both.loss_s == (0.5, 0.25)
 
 
 def test_workers_load_beside_the_training() -> None:

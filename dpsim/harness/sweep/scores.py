@@ -110,11 +110,12 @@ def nulls_of(
     """Return step time and exposed communication of a point of a group, as the nulls have it.
 
     ``constant`` is the strongest fair constant: the median over the group of what was measured, only known with
-    hindsight; where both the local and the global batches differ, it is the median time of a sample, times the batch.
+    hindsight; where both the samples of a device and of all differ, it is the median time of a sample, times the batch.
     The others are in the prediction; raises ``FileFormatError`` where one is missing.
     """
     plans = [m.setting.plan for m in members]
-    fixed = len({plan.local_batch for plan in plans}) == 1 or len({plan.global_batch for plan in plans}) == 1
+    of_a_device = {plan.local_batch * plan.accumulate for plan in plans}
+    fixed = len(of_a_device) == 1 or len({plan.global_batch for plan in plans}) == 1
     batches = [1 if fixed else plan.global_batch for plan in plans]
     batch = 1 if fixed else member.setting.plan.global_batch
     step = {HINDSIGHT: batch * _median_over(members, batches, Pair.samples)}

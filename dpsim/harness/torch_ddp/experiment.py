@@ -28,7 +28,9 @@ _DDP, _OWN_RUNTIME = "torch-ddp", "dpsim"
 """What --runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
 _RUNTIMES = (_DDP, _OWN_RUNTIME)
 _OWN_DATA = "its own data"
-_CAP, _BATCH = "fusion_threshold_bytes", "local_batch"
+_CAP, _BATCH, _ACCUMULATE = "fusion_threshold_bytes", "local_batch", "accumulate"
+_LISTS = {_CAP: "caps_bytes", _BATCH: "local_batches", _ACCUMULATE: "accumulates"}
+"""What ``script_experiment`` calls several values of a setting's field."""
 MOST_CAPS = 7
 """How many bucket caps are measured where none are given."""
 
@@ -39,6 +41,7 @@ def script_experiment(
     devices: Sequence[int] = (2,),
     caps_bytes: Sequence[float] = (),
     local_batches: Sequence[int] = (),
+    accumulates: Sequence[int] = (),
     communication: Sequence[str] = ON_PROCESSORS,
     networks: Sequence[str] = (NODE,),
     runtimes: Sequence[str] = (_DDP,),
@@ -49,10 +52,11 @@ def script_experiment(
 
     ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; none: ``completed`` finds up to seven that give
     different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace the batch size of the
-    script's data loaders; none: its own. ``communication`` says how DDP reduces: by ``gloo``, only on the network
-    ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for each rank, only
-    on ``node``. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by gloo.
-    ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
+    script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step is made to have
+    (``dpsim.torch_ddp.accumulated``); none: the script's own. ``communication`` says how DDP reduces: by ``gloo``, only
+    on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for
+    each rank, only on ``node``. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP
+    instead, by gloo. ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """
     check_program(script)
@@ -62,14 +66,21 @@ def script_experiment(
                 raise unknown(what, name, known)
     lists: dict[str, Sequence[Any]] = {"communication": communication, "networks": networks, "runtimes": runtimes}
     lists |= {"devices": devices}
-    lists |= {name: values for name, values in ((_BATCH, local_batches), (_CAP, caps_bytes)) if values}
+    axes = {_BATCH: local_batches, _ACCUMULATE: accumulates, _CAP: caps_bytes}
+    lists |= {name: values for name, values in axes.items() if values}
     for name, values in lists.items():
-        check_distinct({_BATCH: "local_batches", _CAP: "caps_bytes"}.get(name, name), values)
+        check_distinct(_LISTS.get(name, name), values)
     if len(local_batches) == 1:
         raise ConfigError(
             f"--local-batch {local_batches[0]}, with which there is nothing to compare",
             allowed="two or more local batches, such as 8,16,32",
             remedy="give more, or give the batch to the script itself, after --",
+        )
+    if len(accumulates) == 1:
+        raise ConfigError(
+            f"--accumulate {accumulates[0]}, with which there is nothing to compare",
+            allowed="two or more numbers of micro-batches, such as 1,2,4",
+            remedy="add 1, which is the script as it is",
         )
     if max(devices, default=1) < 2 or min(devices) < 1:
         raise ConfigError(
@@ -95,7 +106,7 @@ def script_experiment(
     experiment = Experiment(
         name="ddp",
         dataset=_OWN_DATA,
-        axes={name: tuple(sorted(values)) for name, values in lists.items() if name in ("devices", _BATCH, _CAP)},
+        axes={name: tuple(sorted(values)) for name, values in lists.items() if name in ("devices", *_LISTS)},
         cases=tuple(cases),
         script=script,
         other_runtimes=tuple(name for name in runtimes if name != _DDP),
@@ -162,12 +173,20 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         raise ConfigError(
             f"SyncBatchNorm by {' and '.join(ways)}, where PyTorch has it for GPUs alone",
             allowed="--communication nccl, on a machine with a GPU for each rank",
-            remedy="leave convert_sync_batchnorm out on processors",
+            remedy="leave convert_sync_batchnorm out, and dpsim predict --batch-norm local,global says what it costs",
         )
     batches = tuple(map(int, experiment.values(_BATCH)))
     _check_batches(batches, workload)
-    model = Path(experiment.script).name
-    base: dict[str, Any] = {"model": model, "accumulate": ddp.accumulate}
+    accumulates = experiment.values(_ACCUMULATE)
+    if accumulates and ddp.accumulate > 1:
+        raise ConfigError(
+            f"--accumulate {','.join(map(str, accumulates))}, and the script has {ddp.accumulate} micro-batches a step",
+            allowed="a script that updates after every backward()",
+            remedy="leave --accumulate out, or tell the script not to accumulate, after --",
+        )
+    base: dict[str, Any] = {"model": Path(experiment.script).name}
+    if not accumulates:
+        base[_ACCUMULATE] = ddp.accumulate
     base["fusion_rule"] = "per-tensor" if ddp.units else "ddp"
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
@@ -176,19 +195,22 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     caps: Sequence[float] = experiment.values(_CAP)
     if not batches:
         base[_BATCH] = workload.local_batches[0]
+    one_cap = bool(batches or accumulates)
+    if not one_cap:
         caps = () if ddp.units else caps or telling_caps(workload)
     elif ddp.bucket_cap_bytes is not None:
         caps = caps or (ddp.bucket_cap_bytes,)
     axes = {name: values for name, values in experiment.axes.items() if name != _CAP}
-    if len(caps) > 1 or not (batches or ddp.units):
+    if len(caps) > 1 or not (one_cap or ddp.units):
         axes[_CAP] = tuple(map(float, caps))
     elif caps:
         base[_CAP] = float(caps[0])
     question, compared = "fusion-threshold", tuple[str, ...]()
-    if batches and len(experiment.values(_CAP)) < 2:
+    several = tuple(name for name in _LISTS if len(experiment.values(name)) > 1)
+    if one_cap and several == (_BATCH,):
         question = "local-batch"
-    elif batches:
-        question, compared = "settings", (_CAP, _BATCH)
+    elif one_cap:
+        question, compared = "settings", several
     elif ddp.units:
         question, compared = "settings", ("devices",)
     if experiment.other_runtimes:
@@ -201,7 +223,9 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
 def _sharded(experiment: Experiment) -> Experiment:
     """The experiment where FSDP trains: by gloo on the node alone. Raises ``ConfigError``."""
     given, allowed = "", ""
-    if experiment.values(_CAP):
+    if experiment.values(_ACCUMULATE):
+        given, allowed = "--accumulate", "the script's own micro-batches"
+    elif experiment.values(_CAP):
         given, allowed = "--bucket-cap", "no cap: the modules that fully_shard is given are the buckets"
     elif experiment.other_runtimes:
         given, allowed = "--runtime dpsim", "--runtime torch-ddp, PyTorch alone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,15 +193,16 @@ def profile_request(declared: Experiment, *, script_may_write: bool) -> ScriptRe
         must_end=True,
         script_may_write=script_may_write,
         fully_shard=shards(declared),
+        accumulates=bool(declared.values("accumulate")),
     )
 
 
 def _at_most(declared: Experiment, first_s: float) -> str:
     """Say what is done at most, before the script has run once."""
     devices, cases = declared.values("devices"), len({(each["network"], each["runtime"]) for each in declared.cases})
-    batches = len(declared.values("local_batch"))
-    caps = len(declared.values("fusion_threshold_bytes")) or (1 if batches else MOST_CAPS)
-    settings = cases * max(batches, 1) * (len({*devices} - {1}) * caps + (1 in devices))
+    several = [len(declared.values(name)) for name in ("local_batch", "accumulate")]
+    caps = len(declared.values("fusion_threshold_bytes")) or (1 if any(several) else MOST_CAPS)
+    settings = cases * math.prod(max(count, 1) for count in several) * (len({*devices} - {1}) * caps + (1 in devices))
     if any("local_batch" in case for case in declared.cases):
         settings = len(declared.rows)
     places = f" on each of {cases} places" if cases > 1 else ""

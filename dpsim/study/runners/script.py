@@ -37,6 +37,7 @@ from dpsim.study.profile import (
     BACKWARD_S,
     FORWARD_S,
     INPUT_S,
+    LOSS_S,
     OVERHEAD_S,
     STEP_S,
     UPDATE_S,
@@ -92,11 +93,14 @@ def _take_part(task: ScriptTask, subject: Setting | int | CalibrateConfig, group
         workload = emulated_workload(task.workload, task.machine, subject.plan)
         wait_in_turns(group, subject, workload, experiment.seed, task.meeting, number)
     elif isinstance(subject, Setting):
+        from dpsim.torch_ddp.accumulated import accumulate
         from dpsim.torch_ddp.batches import replace_batch_size
         from dpsim.torch_ddp.in_turns import train_in_turns
 
         if task.sets_local_batch:
             replace_batch_size(int(subject.plan.local_batch))
+        if task.sets_accumulation:
+            accumulate(subject.plan.accumulate)
         train_in_turns(group, subject, (experiment.script, experiment.arguments), task.meeting, number)
     elif isinstance(subject, int):
         from dpsim.torch_ddp.in_turns import profile_in_turns
@@ -293,6 +297,7 @@ class Profiler:
             add(BACKWARD_S, values=layer.backward_s, part=number)
         add(UPDATE_S, values=[profiled.update_s])
         add(OVERHEAD_S, values=[profiled.overhead_s])
+        add(LOSS_S, values=profiled.loss_s)
         add(INPUT_S, values=[profiled.input_s_per_sample])
 
     def check(self) -> None:
