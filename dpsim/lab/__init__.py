@@ -1,7 +1,7 @@
 """The lab: notebooks for a class, each with its solutions beside it. They are read and run without Jupyter.
 
-A notebook is a JSON file (nbformat 4). Its metadata say, under ``dpsim``, which lesson of the class it is, in a sentence
-what it shows, and how many seconds it runs.
+A notebook is a JSON file (nbformat 4). Its metadata say, under ``dpsim``, which lesson of the class it is, what
+it shows in a sentence, and how many seconds it runs.
 """
 
 from __future__ import annotations
