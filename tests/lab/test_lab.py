@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from python_path import extended_path
 
 from dpsim import lab
+from dpsim.launch import child_process
 
 Dpsim = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
@@ -25,16 +25,8 @@ def run(cells: Iterable[str], folder: Path, timeout_s: float) -> str:
     """Run the cells in one namespace, in a process of its own in ``folder``, and return what they print."""
     program = folder / "cells.py"
     program.write_text("\n".join(cells), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, program.name],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": extended_path(ROOT), "MPLBACKEND": "agg"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    env = os.environ | {"PYTHONPATH": extended_path(ROOT)}
+    done = child_process.run([sys.executable, program.name], env=env, cwd=folder, timeout_s=timeout_s)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
