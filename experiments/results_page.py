@@ -1,4 +1,4 @@
-"""``python -m dpsim.experiments.results_page`` writes the tables of ``docs/results.md``, ``grid.md`` and ``glossary.md``.
+"""``python -m dpsim.experiments.results_page`` writes tables of ``docs``: ``results.md``, ``grid.md``, ``glossary.md``.
 
 The descriptions of columns come from ``dpsim.records.columns``, impossible combinations from ``dpsim.constraints``,
 terms from ``dpsim.report.glossary``, and the example from the committed report, ``reports/example``.
