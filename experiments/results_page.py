@@ -1,7 +1,7 @@
-"""``python -m dpsim.experiments.results_page`` writes the tables of ``docs/results.md`` and of ``docs/grid.md``.
+"""``python -m dpsim.experiments.results_page`` writes tables of ``docs``: ``results.md``, ``grid.md``, ``glossary.md``.
 
-The descriptions of columns come from ``dpsim.records.columns``, impossible combinations from ``dpsim.constraints``, and
-the example from the committed report, ``reports/example``.
+The descriptions of columns come from ``dpsim.records.columns``, impossible combinations from ``dpsim.constraints``,
+terms from ``dpsim.report.glossary``, and the example from the committed report, ``reports/example``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dpsim.constraints import ALL_CONSTRAINTS
 from dpsim.experiments.command import ROOT, rewrite, with_parts
 from dpsim.harness.load import load
 from dpsim.records.columns import FRAMES
+from dpsim.report.glossary import terms
 
 PAGE = ROOT / "docs" / "results.md"
 BEGIN = "<!-- {part}: made by python -m dpsim.experiments.results_page -->\n"
@@ -79,10 +80,31 @@ def impossible() -> str:
     return "".join(rows)
 
 
-PARTS: dict[str, Callable[[], str]] = {"example": example, "units": units, "columns": columns, "impossible": impossible}
+def glossary() -> str:
+    """Every term with an anchor, the other words for it, its sentence and its formula."""
+    lines = []
+    for term in terms():
+        anchor = re.sub(r"[^a-z0-9]+", "-", term.name.lower()).strip("-")
+        also = f" ({', '.join(term.also)})" if term.also else ""
+        formula = f" `{term.formula}`" if term.formula else ""
+        lines.append(f'- <a id="{anchor}"></a>**{term.name}**{also}: {term.text}{formula}\n')
+    return "".join(lines)
 
 
-PAGES = {PAGE: ("example", "units", "columns"), ROOT / "docs" / "grid.md": ("impossible",)}
+PARTS: dict[str, Callable[[], str]] = {
+    "example": example,
+    "units": units,
+    "columns": columns,
+    "impossible": impossible,
+    "terms": glossary,
+}
+
+
+PAGES = {
+    PAGE: ("example", "units", "columns"),
+    ROOT / "docs" / "grid.md": ("impossible",),
+    ROOT / "docs" / "glossary.md": ("terms",),
+}
 
 
 def page(path: Path, text: str) -> str:

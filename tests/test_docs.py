@@ -7,6 +7,7 @@ they are spent on has tests of its own.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from dpsim.report.glossary import terms
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -114,3 +117,16 @@ def test_links_between_pages_lead_to_files(page: Path) -> None:
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in index] == []
+
+
+def test_every_module_that_computes_a_formula_exists() -> None:
+    modules = set(re.findall(r"`(dpsim\.[\w.]+)`", (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")))
+    assert len(modules) > 10
+    assert not [name for name in modules if importlib.util.find_spec(name) is None]
+
+
+def test_a_formula_of_the_glossary_is_on_the_page_of_formulas() -> None:
+    """Letter for letter but for spaces, so that there is none of which nobody knows what computes it."""
+    page = "".join((ROOT / "docs" / "formulas.md").read_text(encoding="utf-8").split())
+    missing = {term.name for term in terms() if term.formula and "".join(term.formula.split()) not in page}
+    assert not missing

@@ -21,7 +21,7 @@ LEVELS = (
     {"kernels"},
     {"comm", "launch", "nn", "torch_replica", "data", "lowering"},
     {"runtime", "predict", "report", "torch_ddp", "torch"},
-    {"harness", "imports", "study", "validation"},
+    {"harness", "imports", "lab", "study", "validation"},
     {"cli", "experiments"},
 )
 """The rooms from the bottom up. A room may import those below it and those beside it."""
@@ -29,7 +29,7 @@ LEVELS = (
 COMMON = {"records"}
 """Rooms that everyone may import, as the modules at the top level of dpsim; they import no other room."""
 
-ADMINISTRATION = {"study", "harness", "records", "imports", "report", "cli", "experiments"}
+ADMINISTRATION = {"study", "harness", "records", "imports", "report", "cli", "experiments", "lab"}
 MOST_ADMINISTRATION = 0.88
 
 MOST_RECORD_BYTES = 4_995_000

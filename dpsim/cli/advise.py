@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from dpsim.machine import Machine
     from dpsim.predict.advise import Advice
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 Examples:
   dpsim advise --workload w.json --machine m.json --devices 8
   dpsim advise --workload w.json --machine m.json --devices 8
     --global-batch 256 --optimizer adamw --memory 16GiB
   dpsim advise --workload w.json --machine m.json --devices 2x4 --all
   dpsim advise --workload w.json --machine m.json --devices 2
-    --measure --model mlp:64x20"""
+    --measure --model mlp:64x20{flags.WORDS}"""
 MEASURED = 3
 """How many of the best strategies are measured, beside plain data parallelism."""
 

@@ -34,7 +34,7 @@ def build() -> App:
         help="Data-parallel training, predicted and measured in the same run.",
         version=installation.VERSION,
         help_format="plaintext",
-        help_epilogue=_EXAMPLES,
+        help_epilogue=_EXAMPLES + flags.WORDS,
         suppress_keyboard_interrupt=False,
     )
     for name, module in commands.modules().items():

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from dpsim.predict.estimate import Estimated, FreeNumber
     from dpsim.workload import Workload
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 Examples:
   dpsim estimate --workload resnet50.toml --rows published.csv
   dpsim estimate --model cnn --row devices=1,local_batch=32,step_s=20ms
     --row devices=8,local_batch=32,images_per_s=9000
   dpsim estimate --workload w.json --machine nccl.json
-    --rows log.csv --free compute,contention,loss --output fitted"""
+    --rows log.csv --free compute,contention,loss --output fitted{flags.WORDS}"""
 _ASSUMED_LATENCY_S = 20e-6
 
 

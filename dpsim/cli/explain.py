@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpsim.predict.explanation import Explanation
     from dpsim.workload import Workload
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 Examples:
   dpsim explain --torch-script train.py --devices 2 -- --batch-size 32
   dpsim explain --trace rank0.pt.trace.json.gz,rank1.pt.trace.json.gz
@@ -24,7 +24,7 @@ Examples:
   dpsim explain --parameters 638000000 --local-batch 24
     --measured 1x8:240/s,2x8:160/s
   dpsim explain --workload w.json --network-log all_reduce_perf.txt
-    --measured 1:0.40s,16:0.61s"""
+    --measured 1:0.40s,16:0.61s{flags.WORDS}"""
 
 
 class ScriptFlags(flags.Flags, of="torch_script torch_module network"):

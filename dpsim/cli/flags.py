@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MOST_DIGITS = 18
 _SEVERAL = "..."
+WORDS = "\n\nWords and formulas: docs/glossary.md and docs/formulas.md of dpsim."
+"""How the help of ``dpsim``, and of commands that predict, ends."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dpsim.cli import flags, show
 if TYPE_CHECKING:
     from dpsim.records.sweep import Predictions
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 Examples:
   dpsim measure --torch-script train.py --devices 2 -- --batch-size 32
   dpsim measure --torch-script train.py --workload train.json --predict-only
@@ -23,7 +23,7 @@ Examples:
   dpsim measure --torch-script train.py --communication mpi
     --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf
   dpsim measure --torch-script train.py --network paced:200us,1gbit
-    --communication mpi --runtime torch-ddp,dpsim"""
+    --communication mpi --runtime torch-ddp,dpsim{flags.WORDS}"""
 
 
 class ScriptFlags(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dpsim.records.convergence import Convergence
     from dpsim.workload import Workload
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 Examples:
   dpsim predict --workload w.json --machine m.json --devices 2,4,8
     --global-batch 64 --fusion-threshold 0,32KiB,1MiB,inf
@@ -27,7 +27,7 @@ Examples:
   dpsim predict --workload w.json --machine 10gbe --devices 8
     --find bandwidth --efficiency 90%
   dpsim predict --workload w.json --machine m.json --devices 4x8
-    --fusion-rule ddp,horovod,mg-wfbp --overlap thread"""
+    --fusion-rule ddp,horovod,mg-wfbp --overlap thread{flags.WORDS}"""
 
 
 class PlanFlags(

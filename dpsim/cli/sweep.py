@@ -59,7 +59,7 @@ Scaling = Annotated[
 
 def group() -> App:
     """``dpsim sweep`` with its commands."""
-    app = flags.group("sweep", "Predict, then measure, then compare over a range of settings.", EXAMPLES)
+    app = flags.group("sweep", "Predict, then measure, then compare over a range of settings.", EXAMPLES + flags.WORDS)
     app.usage = "Usage: dpsim sweep COMMAND\n       dpsim sweep FILE [OPTIONS]"
     flags.command(app, fusion_threshold, _THRESHOLD_EXAMPLES)
     flags.command(app, devices, _DEVICES_EXAMPLES)

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from dpsim.records.sweep import Experiment
     from dpsim.workload import Workload
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 Examples:
   dpsim tune --torch-script train.py --devices 2
   dpsim tune --torch-script train.py --devices 2 --measure -- --width 1024
   dpsim tune --torch-script train.py --machine cluster.json --devices 8..64
   dpsim tune --workload w.json --machine m.json --devices 2,4,8,16
-    --framework horovod"""
+    --framework horovod{flags.WORDS}"""
 
 
 class SourceFlags(flags.Flags, of="torch_script torch_module workload machine"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from dpsim.errors import printable
 from dpsim.report.content import Content, ReportFigure
+from dpsim.report.glossary import occurring
 from dpsim.report.palette import variables
 from dpsim.report.table import narrowed
 
@@ -51,9 +52,19 @@ def page(content: Content, figures: Sequence[DrawnFigure], links: Sequence[tuple
             folded_tables=tables[short:],
             colours=variables(),
             links=links,
+            terms=occurring(_texts(content, figures)),
             figures=[(each.title, Markup(wide), Markup(narrow), each.caption) for each, wide, narrow in figures],
         )
     )
+
+
+def _texts(content: Content, figures: Sequence[DrawnFigure]) -> Iterator[str]:
+    """Yield the texts whose terms a reader may look up: verdicts, labels, and the heads of tables and figures."""
+    yield from (content.question, *content.answers)
+    yield from (tile.label for card in content.cards for tile in card.tiles)
+    for table in content.tables:
+        yield from (table.title, *(column.head for column in table.columns))
+    yield from (figure.title for figure, _, _ in figures)
 
 
 def markdown(content: Content, figures: Sequence[ReportFigure] = ()) -> str:

@@ -36,6 +36,7 @@ EACH = {
     "validate": f"--sets {EXAMPLE_SETS}",
     "trace": f"{EXAMPLE}",
     "bench allreduce": "--peers none --max 4KiB",
+    "lab": "gradient-descent",
     "machine list": "",
     "machine show": f"{MACHINES}/k80_10gbe.toml",
     "machine compare": f"{MACHINES}/k80_10gbe.toml {MACHINES}/k80_10gbe.toml",
