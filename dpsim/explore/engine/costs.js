@@ -1,0 +1,370 @@
+// What a collective costs on a machine, as dpsim/predict/cost.py, formulas.py and scaling.py: by its tables, by the
+// nearest tables, scaled, or by the link's formula. A curve is {sizes, rows, first, last, scaled}: rows of seconds
+// against sizes in bytes; sizes from `first` to `last` count as known.
+
+const NOTHING = {first: Infinity, last: -1};
+
+/** The place of a size among ascending sizes: [column, weight]; below the first size 0, above 1 beyond the last. */
+function segment(sizes, size) {
+  let low = 0;
+  let high = sizes.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (sizes[middle] <= size) low = middle;
+    else high = middle;
+  }
+  return [low, Math.max(0, (size - sizes[low]) / (sizes[high] - sizes[low]))];
+}
+
+/** A row of a curve at a size; nothing is sent for nothing. */
+function at({sizes, rows}, row, size) {
+  if (size <= 0) return 0;
+  const [low, weight] = segment(sizes, size);
+  return rows[row][low] + weight * (rows[row][low + 1] - rows[row][low]);
+}
+
+/** x >= 0 nearest to alpha + beta M = seconds, by the relative error. */
+function fittedLine(sizes, times) {
+  const kept = range(0, sizes.length).filter((i) => times[i] > 0 && sizes[i] > 0);
+  if (!kept.length) return [0, 0];
+  if (kept.length === 1) return [0, times[kept[0]] / sizes[kept[0]]];
+  const a = kept.map((i) => 1 / times[i]);
+  const b = kept.map((i) => sizes[i] / times[i]);
+  const [scaleA, scaleB] = [Math.max(...a), Math.max(...b)];
+  let [aa, ab, bb, a1, b1] = [0, 0, 0, 0, 0];
+  kept.forEach((_, i) => {
+    const [x, y] = [a[i] / scaleA, b[i] / scaleB];
+    aa += x * x; ab += x * y; bb += y * y; a1 += x; b1 += y;
+  });
+  const determinant = aa * bb - ab * ab;
+  const both = [(a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant];
+  const error = ([x, y]) => aa * x * x + 2 * ab * x * y + bb * y * y - 2 * (a1 * x + b1 * y);
+  const alone = [[Math.max(a1 / aa, 0), 0], [0, Math.max(b1 / bb, 0)]];
+  const [x, y] = both.every((value) => value >= 0) ? both : error(alone[0]) < error(alone[1]) ? alone[0] : alone[1];
+  return [x / scaleA, y / scaleB];
+}
+
+/** A table's sizes and rows, one more point at size 0 and one at twice the last size. */
+function continued(sizes, rows) {
+  const count = sizes.length;
+  const last = sizes[count - 1];
+  let slopes;
+  if (count === 1) slopes = rows.map((row) => (last > 0 ? row[0] / last : 0));
+  else {
+    const upTo = sizes.filter((size) => size <= last / 2).length;
+    const base = Math.min(Math.max(upTo - 1, 0), count - 2);
+    slopes = rows.map((row) => Math.max((row[count - 1] - row[base]) / (last - sizes[base]), 0));
+  }
+  const step = Math.max(last, 1);
+  const beyond = rows.map((row, i) => [...row, row[count - 1] + slopes[i] * step]);
+  if (sizes[0] === 0) return {sizes: [...sizes, last + step], rows: beyond};
+  const first = rows[0][0];
+  const share = first > 0 ? Math.min(fittedLine(sizes, rows[0])[0] / first, 1) : 1;
+  return {sizes: [0, ...sizes, last + step], rows: beyond.map((row) => [row[0] * share, ...row])};
+}
+
+const tablesOf = (machine, kind) => (kind === "allreduce" ? machine.allreduce : machine.halves);
+const whole = (collective) => ({...collective, kind: "allreduce"});
+
+/** The table of this kind, algorithm, device count and layout; for flat devices also that of one node, or of nodes. */
+function tableFor(tables, {kind, algorithm, devices, layout}) {
+  const alike = tables.filter((each) => each.kind === kind && each.algorithm === algorithm && each.devices === devices);
+  let fitting = alike.filter((each) => each.layout === layout);
+  if (!fitting.length && !layout) {
+    fitting = alike.filter((each) => nodeCounts(each.layout, devices).includes(1));
+    if (unique(fitting.map((each) => each.layout)).length !== 1) fitting = [];
+  }
+  return fitting.find((each) => each.wire_dtype === "float32") ?? fitting[0];
+}
+
+/** A table's sizes for gradients sent as float32. */
+function sizesOnTheWire(machine, table) {
+  const share = machine.algorithms[table.algorithm].sixteen_bit_messages ? table.wire_share : 1;
+  return table.sizes_bytes.map((size) => size * share);
+}
+const known = (table) => table.wire_dtype === "float32"
+  ? {first: table.sizes_bytes[0], last: table.sizes_bytes.at(-1)} : NOTHING;
+const tableCurve = (machine, table) => continued(sizesOnTheWire(machine, table), [table.time_s]);
+
+/** The cost curve of a collective with nothing else running. Throws where the machine does not say it. */
+const idleCurve = remembered((machine, collective) => {
+  if (collective.devices === 1) return {sizes: [0, 1], rows: [[0, 0]], first: 0, last: Infinity};
+  const tables = tablesOf(machine, collective.kind);
+  const table = tableFor(tables, collective);
+  if (table) return {...tableCurve(machine, table), ...known(table)};
+  const near = nearestTables(machine, tables, collective);
+  if (near) return {...scaledPoints(machine, near, collective), ...NOTHING, scaled: near};
+  if (collective.kind !== "allreduce" && hasTables(machine, whole(collective))) {
+    return {...halved(idleCurve(machine, whole(collective))), ...NOTHING};
+  }
+  if (!machine.link) {
+    throw new Error(`this machine does not say what ${collective.kind} by ${collective.algorithm} costs on ` +
+      `${collective.layout || collective.devices} devices`);
+  }
+  if (nodeCounts(collective.layout, 1)[0] > 1 && machine.of_one_node) {
+    throw new Error(`this machine was calibrated on one node, and says nothing of ${collective.layout} devices`);
+  }
+  return {...linkPoints(machine, collective), ...NOTHING};
+});
+
+const halved = ({sizes, rows}) => ({sizes, rows: rows.map((row) => row.map((seconds) => seconds / 2))});
+const hasTables = (machine, collective) => {
+  const tables = tablesOf(machine, collective.kind);
+  return Boolean(tableFor(tables, collective) ?? nearestTables(machine, tables, collective));
+};
+
+/** The cost curve of the sums that computation stops for. */
+function sumsCurve(machine, collective) {
+  const sums = {...collective, kind: "ordered-sum", algorithm: "direct"};
+  return idleCurve(machine, tableFor(machine.halves, sums) ? sums : collective);
+}
+
+/** The curve of a copy inside each device's memory, by the table of the nearest device count, if there is one. */
+function copyCurve(machine, {devices}) {
+  const tables = machine.halves.filter((table) => table.kind === "copy");
+  const table = least(tables, (each) => Math.abs(each.devices - devices));
+  return table && tableCurve(machine, table);
+}
+
+/** [curve with seconds beside backward and compute seconds lost, seconds of one poll]. */
+function overlappedCurve(machine, collective, overlap) {
+  const ofMechanism = machine.overlap.filter((table) => table.overlap === overlap);
+  const ofAnyKind = ofMechanism.filter((table) => table.algorithm === collective.algorithm);
+  const ofAlgorithm = ofAnyKind.filter((table) => table.kind === collective.kind);
+  if (ofAnyKind.length && !ofAlgorithm.length && collective.kind !== "allreduce") {
+    const [curve, pollS] = overlappedCurve(machine, whole(collective), overlap);
+    return [{...halved(curve), ...NOTHING}, pollS];
+  }
+  const table = tableFor(ofAlgorithm, collective);
+  if (table) {
+    const curve = continued(sizesOnTheWire(machine, table), [table.time_s, table.compute_loss_s]);
+    return [{...curve, first: 0, last: known(table).last}, table.poll_s];
+  }
+  const idle = idleCurve(machine, collective);
+  if (!ofAlgorithm.length) {
+    const factor = machine.contention ?? 1;
+    const rows = [idle.rows[0].map((seconds) => factor * seconds), idle.sizes.map(() => 0)];
+    return [{sizes: idle.sizes, rows, ...(ofMechanism.length ? NOTHING : {first: 0, last: Infinity})}, 0];
+  }
+  const nearest = least(ofAlgorithm, (each) => Math.abs(each.devices - collective.devices),
+    (each) => each.layout, (each) => each.wire_dtype !== "float32");
+  const {algorithm, devices, layout, kind} = nearest;
+  const alone = idleCurve(machine, {algorithm, devices, layout, kind});
+  const sizes = sizesOnTheWire(machine, nearest);
+  const longer = nearest.time_s.map((seconds, i) => {
+    const before = at(alone, 0, nearest.sizes_bytes[i]);
+    return at(idle, 0, sizes[i]) * (before > 0 ? seconds / before : 1);
+  });
+  return [{...continued(sizes, [longer, nearest.compute_loss_s]), ...NOTHING}, nearest.poll_s];
+}
+
+/** [alpha, beta] of the line nearest to a collective's cost. */
+function nearestLine(machine, collective) {
+  if (collective.devices === 1) return [0, 0];
+  const table = tableFor(tablesOf(machine, collective.kind), collective);
+  if (table) return fittedLine(sizesOnTheWire(machine, table), table.time_s);
+  if (collective.kind !== "allreduce" && !hasTables(machine, collective) && hasTables(machine, whole(collective))) {
+    return nearestLine(machine, whole(collective)).map((each) => each / 2);
+  }
+  const {sizes, rows: [times], scaled} = idleCurve(machine, collective);
+  if (scaled) return fittedLine(sizes, times);
+  const count = sizes.length;
+  return [times[0], (times[count - 1] - times[count - 2]) / (sizes[count - 1] - sizes[count - 2])];
+}
+
+// The link's formula.
+
+const messageS = (link) => link.latency_s + link.message_overhead_s;
+
+/** The link between so many nodes: in each field the slower of those within and between racks. */
+function linkBetween({link, link_between_racks: beyond, nodes_per_rack}, nodes) {
+  if (!link || !beyond || nodes <= nodes_per_rack) return link;
+  const slower = {...beyond, bandwidth_bytes_per_s: Math.min(link.bandwidth_bytes_per_s, beyond.bandwidth_bytes_per_s)};
+  for (const name of ["latency_s", "reduce_s_per_byte", "message_overhead_s", "bucket_overhead_s"]) {
+    slower[name] = Math.max(link[name], beyond[name]);
+  }
+  return slower;
+}
+
+/** The lowest of a collective's lines at each size, by the machine's link. */
+function linkPoints(machine, collective) {
+  const [nodes, ofANode] = nodeCounts(collective.layout, collective.devices);
+  const inNode = machine.link_in_node ?? machine.link;
+  const across = nodes === 1 ? inNode : linkBetween(machine, nodes) ?? machine.link;
+  return lowest(linesOf(collective, nodes, ofANode).map((each) => {
+    const senders = machine.emulated_network ? 1 : each.senders;
+    const base = each.alpha * messageS(across) + each.alpha_in_node * messageS(inNode) +
+      (each.alpha ? across.bucket_overhead_s : inNode.bucket_overhead_s);
+    const slope = each.beta * senders / across.bandwidth_bytes_per_s + each.gamma * across.reduce_s_per_byte +
+      each.beta_in_node / inNode.bandwidth_bytes_per_s + each.gamma_in_node * inNode.reduce_s_per_byte;
+    return [base, slope];
+  }));
+}
+
+/** The lower envelope of lines (value at 0, slope). */
+function lowest(lines) {
+  const crossings = new Set([0]);
+  lines.forEach(([base, slope], i) => lines.slice(i + 1).forEach(([otherBase, otherSlope]) => {
+    const crossing = (otherBase - base) / (slope - otherSlope);
+    if (slope !== otherSlope && crossing >= 1) crossings.add(crossing);
+  }));
+  const sizes = [...crossings].sort((a, b) => a - b);
+  sizes.push(2 * Math.max(sizes.at(-1), MIB));
+  return {sizes, rows: [sizes.map((size) => Math.min(...lines.map(([base, slope]) => base + slope * size)))]};
+}
+
+// The nearest tables, scaled.
+
+/** Whether devices are inside one node or across several: "inside", "across" or "unknown". */
+function levelOf(machine, layout) {
+  if (layout) return nodeCounts(layout, 1)[0] === 1 ? "inside" : "across";
+  return machine.emulated_network ? "across" : machine.cores ? "inside" : "unknown";
+}
+
+const STANDS_IN = {
+  inside: ["inside", "unknown"], across: ["across", "unknown"], unknown: ["unknown", "across", "inside"],
+};
+const stated = (machine, table) => table.relative_uncertainty ?? machine.constants.ASSUMED_TABLE;
+
+/** The tables that stand for a collective without its own, and the standard error of scaling them. */
+function nearestTables(machine, tables, collective) {
+  const {constants} = machine;
+  const asked = levelOf(machine, collective.layout);
+  let alike = tables.filter((each) =>
+    each.devices > 1 && each.kind === collective.kind && each.algorithm === collective.algorithm);
+  const levels = new Set(alike.map((each) => levelOf(machine, each.layout)));
+  const taken = STANDS_IN[asked].find((each) => levels.has(each));
+  if (!taken) return undefined;
+  alike = alike.filter((each) => levelOf(machine, each.layout) === taken);
+  if (taken !== "inside") {
+    const [, ofANode] = nodeCounts(collective.layout, 1);
+    const away = (each) => Math.abs(Math.log2(nodeCounts(each.layout, 1)[1] / ofANode));
+    const nearest = Math.min(...alike.map(away));
+    alike = alike.filter((each) => away(each) === nearest);
+  }
+  const sameDtype = alike.filter((each) => each.wire_dtype === "float32");
+  alike = sameDtype.length ? sameDtype : alike;
+  const below = least(alike.filter((each) => each.devices <= collective.devices), (each) => -each.devices);
+  const above = least(alike.filter((each) => each.devices >= collective.devices), (each) => each.devices);
+  const sides = [below, above].filter(Boolean);
+  const chosen = sides[0].devices !== sides.at(-1).devices ? sides : sides.slice(0, 1);
+  const errors = chosen.map((each) =>
+    Math.hypot(stated(machine, each), constants.SCALED_STEP * Math.log2(each.devices / collective.devices)));
+  const [, openShare] = sharing(machine, chosen[0].layout, collective);
+  const others = racks(machine, chosen[0], collective).some((factor) => factor !== 1);
+  const error = Math.hypot(Math.min(...errors), layoutError(machine, asked, levels), openShare,
+    others ? constants.ASSUMED_LINK : 0);
+  return {tables: chosen, error};
+}
+
+function layoutError({constants}, asked, levels) {
+  const bothKnown = levels.has("inside") && levels.has("across");
+  const told = asked === "inside" ? levels.has("inside") : asked === "across" || !bothKnown;
+  return told ? 0 : constants.UNMEASURED_LAYOUT;
+}
+
+/** The points of the nearest tables, scaled by the rounds and bytes that the algorithm counts here and there. */
+function scaledPoints(machine, {tables}, collective) {
+  const inside = [collective, ...tables].some(({layout}) => levelOf(machine, layout) === "inside");
+  const here = counts(machine, collective, inside);
+  const there = tables.map((table) => counts(machine, table, inside));
+  const curves = tables.map((table) => tableCurve(machine, table));
+  const sizes = unique(curves.flatMap((curve) => curve.sizes)).sort((a, b) => a - b);
+  const along = curves.map((curve) => sizes.map((size) => alongPoints(curve, size)));
+  const scaled = tables.map((table, i) => {
+    const [share] = sharing(machine, table.layout, collective);
+    const [ofMessage, ofByte] = racks(machine, table, collective);
+    const rounds = ofMessage * here.rounds / there[i].rounds;
+    const bytes = ofByte * share * here.bytes / there[i].bytes;
+    return along[i].map((seconds) => {
+      const alpha = Math.min(along[i][0], seconds);
+      return alpha * rounds + (seconds - alpha) * bytes;
+    });
+  });
+  let times = scaled[0];
+  if (tables.length > 1) {
+    const [few, many] = tables.map((table) => Math.log2(table.devices));
+    const weight = (Math.log2(collective.devices) - few) / (many - few);
+    const between = (count, ...ends) => Math.min(...ends) <= count && count <= Math.max(...ends);
+    const within = between(here.rounds, there[0].rounds, there[1].rounds) &&
+      between(here.bytes, there[0].bytes, there[1].bytes);
+    times = times.map((seconds, i) => {
+      const mean = seconds ** (1 - weight) * scaled[1][i] ** weight;
+      if (!within) return mean;
+      return Math.min(Math.max(mean, Math.min(along[0][i], along[1][i])), Math.max(along[0][i], along[1][i]));
+    });
+  }
+  let highest = -Infinity;
+  return {sizes, rows: [times.map((seconds) => (highest = Math.max(highest, seconds)))]};
+}
+
+/** Seconds at a size along points, which go on beyond the last as between the last two. */
+function alongPoints({sizes, rows: [times]}, size) {
+  const [low, weight] = segment(sizes, size);
+  return times[low] + weight * (times[low + 1] - times[low]);
+}
+
+/** Rounds and bytes of a collective on its slowest link. */
+function counts(machine, collective, inside) {
+  const {layout, devices} = collective;
+  const [nodes, ofANode] = inside ? [1, devices] : nodeCounts(layout, devices);
+  const lines = linesOf(collective, nodes, ofANode);
+  const smallest = (count) => Math.min(...lines.map(count));
+  if (nodes === 1) {
+    return {rounds: smallest((each) => each.alpha + each.alpha_in_node), bytes: smallest((each) => each.beta + each.beta_in_node)};
+  }
+  const senders = (each) => (machine.emulated_network ? 1 : each.senders);
+  return {rounds: smallest((each) => each.alpha), bytes: smallest((each) => each.beta * senders(each))};
+}
+
+/** [factor on the bytes' time for another number of devices of a node, standard error of it]. */
+function sharing(machine, layout, collective) {
+  const ofALibrary = ["library", "elsewhere"].includes(machine.algorithms[collective.algorithm].place);
+  if (machine.emulated_network || !ofALibrary) return [1, 0];
+  const [before, after] = [layout, collective.layout].map((each) => nodeCounts(each, 1)[1]);
+  const level = levelOf(machine, collective.layout);
+  if (level === "inside") {
+    return [machine.wiring === "mesh" && Math.min(before, after) > 1 ? (before - 1) / (after - 1) : 1, 0];
+  }
+  if (level !== "across") return [1, 0];
+  const adapters = machine.network_adapters;
+  if (adapters !== null) return [Math.min(adapters, before) / Math.min(adapters, after), 0];
+  const ratio = before / after;
+  return [Math.sqrt(ratio), Math.abs(Math.log(ratio)) / 2 / machine.constants.DEVIATIONS];
+}
+
+/** [factor on a message's time, on a byte's] between the links that two collectives cross. */
+function racks(machine, before, after) {
+  const crossed = ({layout, devices}) => {
+    const [nodes] = nodeCounts(layout, devices);
+    return machine.link_between_racks && nodes > machine.nodes_per_rack ? "racks" : "nodes";
+  };
+  if (!machine.link || crossed(before) === crossed(after)) return [1, 1];
+  const [first, second] = [before, after].map(({layout, devices}) => linkBetween(machine, nodeCounts(layout, devices)[0]));
+  const ofMessage = messageS(first) > 0 ? messageS(second) / messageS(first) : 1;
+  return [ofMessage, first.bandwidth_bytes_per_s / second.bandwidth_bytes_per_s];
+}
+
+/** The first of the values for which the keys, compared one after another, are the least; undefined without any. */
+function least(values, ...keys) {
+  const before = (a, b) => {
+    for (const key of keys) {
+      const [first, second] = [key(a), key(b)];
+      if (first !== second) return first < second;
+    }
+    return false;
+  };
+  return values.reduce((best, each) => (best === undefined || before(each, best) ? each : best), undefined);
+}
+
+/** A function of a machine and a collective that is computed once for each. */
+function remembered(compute) {
+  const known = new WeakMap();
+  return (machine, collective) => {
+    if (!known.has(machine)) known.set(machine, new Map());
+    const results = known.get(machine);
+    const key = [collective.kind, collective.algorithm, collective.devices, collective.layout].join();
+    if (!results.has(key)) results.set(key, compute(machine, collective));
+    return results.get(key);
+  };
+}
