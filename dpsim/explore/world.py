@@ -139,7 +139,9 @@ def _machine(workload: Workload, machine: Machine) -> dict[str, Any]:
         "link_in_node": _link(machine.link_in_node),
         "link_between_racks": _link(machine.link_between_racks),
         "compute_slowdown": [] if assumed else slowdowns,
-        "assumed_slowdown": {key: value for key, value in slowdowns[0].items() if key != "devices"} if assumed else None,
+        "assumed_slowdown": {key: value for key, value in slowdowns[0].items() if key != "devices"}
+        if assumed
+        else None,
         "allreduce": _tables(machine.allreduce),
         "halves": _tables(machine.halves),
         "overlap": _tables(machine.overlap),
@@ -164,9 +166,7 @@ def _link(link: Link | None) -> dict[str, Any] | None:
 def _tables(tables: Sequence[AllreduceCost | OverlapCost]) -> list[dict[str, Any]]:
     """Tables without their quantiles, each with the share of its bytes on the wire over those of float32."""
     return [
-        {
-            name: value for name, value in msgspec.structs.asdict(table).items() if name not in ("p10_s", "p90_s")
-        }
+        {name: value for name, value in msgspec.structs.asdict(table).items() if name not in ("p10_s", "p90_s")}
         | {"wire_share": wire_share(table.wire_dtype)}
         for table in tables
     ]
