@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -35,6 +37,9 @@ from dpsim.predict.interval import (
 from dpsim.predict.residuals import LEVEL, width_of
 from dpsim.workload import Workload
 
+_MACHINES = Path(str(resources.files("dpsim.experiments") / "machines"))
+EXAMPLE_WORKLOAD, EXAMPLE_MACHINE = _MACHINES / "googlenet_k80.toml", "10gbe"
+"""What a page shows where nothing is named: published layer times, on a link whose latency and bandwidth may move."""
 MOST_LAYERS = 3000
 """The layers that a page holds: a change is drawn within a second, and the page stays below 1 MB."""
 _SEVERAL = 2
