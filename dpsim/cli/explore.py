@@ -47,7 +47,10 @@ def explore(
     flags.writable(output, inputs=tuple(path for path in (workload, machine and Path(machine)) if path))
     if study is None:
         file, name = workload or EXAMPLE_WORKLOAD, machine or EXAMPLE_MACHINE
-        known, begin = (workloads.read(file), machines.read(name)), flags.provided(devices=devices and flags.devices_or_layout(devices))
+        known, begin = (
+            (workloads.read(file), machines.read(name)),
+            flags.provided(devices=devices and flags.devices_or_layout(devices)),
+        )
         written = page(*known, f"--workload {file} --machine {name}", **begin)
     elif workload is None and machine is None and devices is None:
         written = studied(study)

@@ -26,8 +26,8 @@ def writable(
 ) -> None:
     """Raises ``ConfigError`` for a path that is not writable, and for one whose content would be lost.
 
-    A file may only replace a file of its kind (PNG, SVG, HTML, CSV or Parquet by its name, otherwise JSON) that is not one of
-    ``inputs``, and a report only a report. Devices and pipes are allowed. None, for a flag that was left out, is
+    A file may only replace a file of its kind (PNG, SVG, HTML, CSV or Parquet by its name, otherwise JSON) that is not
+    one of ``inputs``, and a report only a report. Devices and pipes are allowed. None, for a flag that was left out, is
     allowed.
     """
     if path is None:

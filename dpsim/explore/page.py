@@ -73,7 +73,9 @@ def page_of_plan(
         "strategies": {text: setting_of_strategy(text) for text in strategies},
         "setting": begun,
         "files": files,
-        "level": f"{LEVEL:.0%} interval" if any(width.studies for width in machine.interval_widths) else "assumed interval",
+        "level": f"{LEVEL:.0%} interval"
+        if any(width.studies for width in machine.interval_widths)
+        else "assumed interval",
         "measured": measured,
     }
     notes = [*filter(None, [told]), *_left_out(workload, machine, plan), *cautions(machine, [plan], workload)]
@@ -122,7 +124,7 @@ def _left_out(workload: Workload, machine: Machine, plan: Plan) -> list[str]:
         sentences.append("Left out: latency and bandwidth, for this machine has tables and states no [link]")
     elif machine.allreduce or machine.halves or machine.overlap:
         sentences.append(
-            "Moving latency or bandwidth prices collectives by the formula of the machine's link, in place of its tables"
+            "Moving latency or bandwidth prices collectives by the formula of the machine's link, in place of tables"
         )
     if plan.leaves:
         sentences.append("The study trained in leaves; this page computes whole batches")

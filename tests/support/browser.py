@@ -23,19 +23,22 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def evaluated(folder: Path, script: str) -> str:
-    """Return the text that a script, the body of a function, returns in a page of its own; errors are returned too."""
+def evaluated(folder: Path, script: str, body: str = "") -> str:
+    """Return the text that a script, the body of a function, returns when a page with a body has loaded, or its error.
+
+    Frames may show files of the folder.
+    """
+    show = """
+    addEventListener("load", () => {
+      let text;
+      try { text = (function () { %s })(); } catch (error) { text = "failed: " + error.stack; }
+      document.body.replaceChildren(Object.assign(document.createElement("pre"), {id: "result", textContent: text}));
+    });"""
     page = folder / "page.html"
-    run_and_show = """
-    let text;
-    try { text = (function () { %s })(); } catch (error) { text = "failed: " + error.stack; }
-    const shown = document.createElement("pre");
-    shown.id = "result";
-    shown.textContent = text;
-    document.body.append(shown);"""
-    body = f"<!doctype html><meta charset=utf-8><body><script>{run_and_show % script}</script>"
-    page.write_text(body, encoding="utf-8")
-    dumped = run(folder, "--dump-dom", page.as_uri())
+    page.write_text(
+        f"<!doctype html><meta charset=utf-8><body>{body}<script>{show % script}</script>", encoding="utf-8"
+    )
+    dumped = run(folder, "--allow-file-access-from-files", "--dump-dom", page.as_uri())
     found = re.search(r'<pre id="result">(.*?)</pre>', dumped, re.DOTALL)
     assert found, dumped[-2000:]
     return html.unescape(found[1])

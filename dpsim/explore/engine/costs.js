@@ -3,6 +3,7 @@
 // against sizes in bytes; sizes from `first` to `last` count as known.
 
 const NOTHING = {first: Infinity, last: -1};
+const MOST_REMEMBERED = 500;
 
 /** The place of a size among ascending sizes: [column, weight]; below the first size 0, above 1 beyond the last. */
 function segment(sizes, size) {
@@ -87,7 +88,7 @@ const known = (table) => table.wire_dtype === "float32"
 const tableCurve = (machine, table) => continued(sizesOnTheWire(machine, table), [table.time_s]);
 
 /** The cost curve of a collective with nothing else running. Throws where the machine does not say it. */
-const idleCurve = remembered((machine, collective) => {
+const idleCurve = remembered(({kind, algorithm, devices, layout}) => `${kind},${algorithm},${devices},${layout}`, (machine, collective) => {
   if (collective.devices === 1) return {sizes: [0, 1], rows: [[0, 0]], first: 0, last: Infinity};
   const tables = tablesOf(machine, collective.kind);
   const table = tableFor(tables, collective);
@@ -184,14 +185,17 @@ function least(values, ...keys) {
   return values.reduce((best, each) => (best === undefined || before(each, best) ? each : best), undefined);
 }
 
-/** A function of a machine and a collective that is computed once for each. */
-function remembered(compute) {
+/** A pure function of an object and of others, which `key` tells apart, that is computed once for each. */
+function remembered(key, compute) {
   const known = new WeakMap();
-  return (machine, collective) => {
-    if (!known.has(machine)) known.set(machine, new Map());
-    const results = known.get(machine);
-    const key = [collective.kind, collective.algorithm, collective.devices, collective.layout].join();
-    if (!results.has(key)) results.set(key, compute(machine, collective));
-    return results.get(key);
+  return (owner, ...others) => {
+    if (!known.has(owner)) known.set(owner, new Map());
+    const results = known.get(owner);
+    const name = key(...others);
+    if (!results.has(name)) {
+      if (results.size >= MOST_REMEMBERED) results.clear();
+      results.set(name, compute(owner, ...others));
+    }
+    return results.get(name);
   };
 }

@@ -48,7 +48,7 @@ function readyTimes(workload, localBatch) {
 }
 
 /** The operations of all micro-batches; the last backward of each layer, and of each tensor's layer in ready order. */
-function computation(workload, plan) {
+const computation = remembered(({accumulate, batch_norm, devices}) => `${accumulate},${batch_norm},${devices > 1}`, (workload, plan) => {
   const operations = [];
   const synchronised = plan.batch_norm === "global" && plan.devices > 1;
   const add = (kind, layer, micro_batch, after, sumBytes = 0) => {
@@ -79,7 +79,7 @@ function computation(workload, plan) {
     begin = operations.length - 1;
   }
   return {operations, backward, final: workload.ready_order.map(({layer}) => backward[layer])};
-}
+});
 
 /**
  * Data parallelism: the computation, an allreduce of each bucket after the backwards of its tensors, the update.
@@ -89,7 +89,8 @@ function computation(workload, plan) {
  * `decided_by`, and a `held` one starts only when something waits for it.
  */
 function dataParallel(workload, plan, buckets, {sharded = false, decided = !plan.rule.while_running} = {}) {
-  const {operations, backward, final} = computation(workload, plan);
+  const {operations: computed, backward, final} = computation(workload, plan);
+  const operations = [...computed];
   const before = operations.length;
   const micro_batch = plan.accumulate - 1;
   const add = (kind, after, bucket = -1, size_bytes = 0, held = false) =>

@@ -29,7 +29,8 @@ function stepS(world, setting) {
 }
 
 /** The world with the link and the contention that a setting states, and with what is assumed at its device count. */
-function variedWorld(world, setting) {
+const variedWorld = remembered(({devices, devices_a_node, latency_s, bandwidth_bytes_per_s, contention}) =>
+  [devices, devices_a_node, latency_s, bandwidth_bytes_per_s, contention].join(), (world, setting) => {
   const {constants} = world;
   const machine = {...world.machine, constants};
   if (setting.latency_s !== null || setting.bandwidth_bytes_per_s !== null) {
@@ -47,7 +48,7 @@ function variedWorld(world, setting) {
     machine.compute_slowdown = [{devices: setting.devices, ...machine.assumed_slowdown}];
   }
   return {...world, machine};
-}
+});
 
 /** The plan of a setting: its layout, its rule and threshold, and the collective that adds up its gradients. */
 function planOf({rules, machine}, setting) {

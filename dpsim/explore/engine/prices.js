@@ -13,7 +13,7 @@ function atBatch(batches, values, batch) {
 }
 
 /** Seconds of each layer at a local batch, of the loss, and of a step beside those. */
-function layerTimes(workload, batch) {
+const layerTimes = remembered(String, (workload, batch) => {
   const of = (values) => Math.max(atBatch(workload.local_batches, values, batch), 0);
   const {layers} = workload;
   const backward_s = layers.map((layer) => of(layer.backward_s));
@@ -24,7 +24,7 @@ function layerTimes(workload, batch) {
     overhead_s: workload.overhead_s + batch * workload.overhead_per_sample_s,
     loss_s: workload.loss_s.length ? of(workload.loss_s) : 0,
   };
-}
+});
 
 /** Linear between known device counts, beyond them the last one's; one device has `alone` unless it is given. */
 function byDevices(slowdowns, name, alone, devices) {

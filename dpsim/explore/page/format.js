@@ -27,4 +27,4 @@ function bandwidth(bytesPerS) {
 }
 
 const count = (value) => value.toLocaleString("en");
-const percent = (share) => `${Math.round(100 * share)} %`;
+const percent = (share) => `${digits(100 * share)} %`;

@@ -68,7 +68,7 @@ function draw() {
   find("band").textContent = span(it.low_s, it.high_s);
   find("level").textContent = world.level;
   find("exposed").textContent = duration(it.exposed_s);
-  find("rate").textContent = digits(it.samples_per_s);
+  find("rate").textContent = count(Number(digits(it.samples_per_s)));
   find("speedup").textContent = digits(speedup);
   find("efficiency").textContent = percent(speedup / setting.devices);
   find("buckets").textContent = count(it.buckets.length);
@@ -85,6 +85,7 @@ function drawSpeedups(one, speedup) {
   const measuredOne = world.measured.find((each) => each.devices === 1 && each.local_batch === setting.local_batch);
   const measured = measuredOne ? measuredHere(["devices"]).map((each) =>
     ({name: "measured", x: each.devices, y: each.devices * measuredOne.step_s / each.step_s})) : [];
+  find("measured-speedup").hidden = !measured.length;
   drawSpeedup(find("speedups"), curve.filter(([, value]) => value > 0), {x: setting.devices, y: speedup}, measured);
 }
 
@@ -98,6 +99,7 @@ function drawSteps() {
   const measured = measuredHere(["fusion_threshold_bytes"]).map((each) =>
     ({name: "measured", x: placeOf(each.fusion_threshold_bytes), y: each.step_s, low: each.low_s, high: each.high_s}));
   const now = {x: place, y: shown.step_s, low: shown.low_s, high: shown.high_s};
+  find("measured-step").hidden = !measured.length;
   drawThresholds(find("steps"), THRESHOLDS, points, now, {x: i, y: best}, measured);
   find("best-threshold").textContent = `${size(THRESHOLDS[i])} is fastest with this rule: ${duration(best)}`;
 }
