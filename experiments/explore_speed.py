@@ -20,7 +20,7 @@ from dpsim.explore.world import EXAMPLE_MACHINE, EXAMPLE_WORKLOAD
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MOVES = 60
-_MOVE = """<script>
+_MOVE = """<script>{
 const times = [];
 for (let move = 0; move < %d; move++) {
   const slider = document.getElementById(["local_batch", "fusion_threshold_bytes", "latency_s"][move %% 3]);
@@ -33,7 +33,7 @@ for (let move = 0; move < %d; move++) {
 times.sort((a, b) => a - b);
 const [median, slowest] = [times[times.length >> 1], times.at(-1)].map((each) => each.toFixed(1));
 document.title = `median ${median} ms, slowest ${slowest} ms of ${times.length} moves`;
-</script>"""
+}</script>"""
 
 
 def main() -> None:

@@ -78,7 +78,8 @@ function linesOf({algorithm, kind}, nodes, ofANode) {
   const lines = ALGORITHMS[algorithm].lines(nodes, ofANode);
   if (!half) return lines;
   const halved = (value, name) => name === "senders" ? value : value / 2;
-  return lines.map((each) => Object.fromEntries(Object.entries(each).map(([name, value]) => [name, halved(value, name)])));
+  return lines.map((each) =>
+    Object.fromEntries(Object.entries(each).map(([name, value]) => [name, halved(value, name)])));
 }
 
 /** Rounds of messages that follow one another, each of which ends when a rank polls. */

@@ -88,7 +88,7 @@ const known = (table) => table.wire_dtype === "float32"
 const tableCurve = (machine, table) => continued(sizesOnTheWire(machine, table), [table.time_s]);
 
 /** The cost curve of a collective with nothing else running. Throws where the machine does not say it. */
-const idleCurve = remembered(({kind, algorithm, devices, layout}) => `${kind},${algorithm},${devices},${layout}`, (machine, collective) => {
+const idleCurve = remembered(nameOf, (machine, collective) => {
   if (collective.devices === 1) return {sizes: [0, 1], rows: [[0, 0]], first: 0, last: Infinity};
   const tables = tablesOf(machine, collective.kind);
   const table = tableFor(tables, collective);
@@ -107,6 +107,10 @@ const idleCurve = remembered(({kind, algorithm, devices, layout}) => `${kind},${
   }
   return {...linkPoints(machine, collective), ...NOTHING};
 });
+
+function nameOf({kind, algorithm, devices, layout}) {
+  return `${kind},${algorithm},${devices},${layout}`;
+}
 
 const halved = ({sizes, rows}) => ({sizes, rows: rows.map((row) => row.map((seconds) => seconds / 2))});
 const hasTables = (machine, collective) => {

@@ -48,7 +48,7 @@ function readyTimes(workload, localBatch) {
 }
 
 /** The operations of all micro-batches; the last backward of each layer, and of each tensor's layer in ready order. */
-const computation = remembered(({accumulate, batch_norm, devices}) => `${accumulate},${batch_norm},${devices > 1}`, (workload, plan) => {
+const computation = remembered(whatIsComputed, (workload, plan) => {
   const operations = [];
   const synchronised = plan.batch_norm === "global" && plan.devices > 1;
   const add = (kind, layer, micro_batch, after, sumBytes = 0) => {
@@ -80,6 +80,10 @@ const computation = remembered(({accumulate, batch_norm, devices}) => `${accumul
   }
   return {operations, backward, final: workload.ready_order.map(({layer}) => backward[layer])};
 });
+
+function whatIsComputed({accumulate, batch_norm, devices}) {
+  return `${accumulate},${batch_norm},${devices > 1}`;
+}
 
 /**
  * Data parallelism: the computation, an allreduce of each bucket after the backwards of its tensors, the update.

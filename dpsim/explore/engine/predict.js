@@ -2,7 +2,8 @@
 // dpsim.Plan; its `latency_s`, `bandwidth_bytes_per_s` and `contention` are null where the machine's own hold.
 
 /**
- * {step_s, low_s, high_s, exposed_s, cost_s, extrapolated, buckets, samples_per_s, operations, start, end, ready, plan}.
+ * {step_s, low_s, high_s, exposed_s, cost_s, extrapolated, buckets, samples_per_s, operations, start, end, ready,
+ * plan}.
  * Throws an Error with a sentence for a setting that is impossible, or that the machine does not price.
  */
 function predict(world, setting) {
@@ -54,7 +55,8 @@ const variedWorld = remembered(({devices, devices_a_node, latency_s, bandwidth_b
 function planOf({rules, machine}, setting) {
   const rule = rules[setting.fusion_rule];
   const nodes = setting.devices / setting.devices_a_node;
-  const layout = setting.devices_a_node ? (nodes >= 1 ? `${nodes}x${setting.devices_a_node}` : `1x${setting.devices}`) : "";
+  const inNodes = nodes >= 1 ? `${nodes}x${setting.devices_a_node}` : `1x${setting.devices}`;
+  const layout = setting.devices_a_node ? inNodes : "";
   const kind = SHARDED.has(setting.strategy.name) ? "reduce-scatter" : "allreduce";
   const takesThreshold = rule.default_threshold_bytes !== null;
   const plan = {
@@ -71,7 +73,8 @@ function planOf({rules, machine}, setting) {
 }
 
 /** Why a plan is impossible, as dpsim/constraints.py says it; empty if it is not. */
-function refused(machine, {devices, devices_a_node, rule, strategy, algorithm, layout, batch_norm, overlap, accumulate}) {
+function refused(machine, plan) {
+  const {devices, devices_a_node, rule, strategy, algorithm, layout, batch_norm, overlap, accumulate} = plan;
   const sharded = SHARDED.has(strategy.name);
   if (devices_a_node && devices > devices_a_node && devices % devices_a_node) {
     return `${devices} devices do not fill nodes of ${devices_a_node}`;

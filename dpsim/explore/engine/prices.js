@@ -52,7 +52,8 @@ function waitingFactor(machine, {slowest}, devices) {
   if (devices === 1 || !slowest) return 1;
   const calibrated = Math.min(devices, Math.max(1, ...machine.compute_slowdown.map((each) => each.devices)));
   const {expected, growth} = slowest;
-  const ofSlowest = (n) => expected[Math.min(n, expected.length) - 1] + growth * Math.log(Math.max(1, n / expected.length));
+  const most = expected.length;
+  const ofSlowest = (n) => expected[Math.min(n, most) - 1] + growth * Math.log(Math.max(1, n / most));
   return devices === calibrated ? 1 : Math.max(1, ofSlowest(devices) / ofSlowest(calibrated));
 }
 
@@ -106,7 +107,7 @@ function pricesOf(world, plan, schedule, factors) {
   const {gradient_slots, parameter_slots} = schedule;
   const [network, overlap] = [[factors.network], [factors.overlapped, factors.loss]];
   const addedS = byDevices(machine.compute_slowdown, "added_s", 0, devices);
-  const curves = plan.strategy.name === "zero3" && sharded ? [idle, overlapped, gather, overlappedGather] : [idle, overlapped, gather];
+  const curves = [idle, overlapped, gather, ...(plan.strategy.name === "zero3" && sharded ? [overlappedGather] : [])];
   return {
     layers,
     overhead_s: (times.overhead_s * slowdown + addedS * factors.compute) * waits,

@@ -1,5 +1,5 @@
-// Prices on devices without a table, as dpsim/predict/scaling.py: the nearest tables, scaled by the rounds and bytes that
-// the algorithm counts.
+// Prices on devices without a table, as dpsim/predict/scaling.py: the nearest tables, scaled by the rounds and bytes
+// that the algorithm counts.
 
 /** Whether devices are inside one node or across several: "inside", "across" or "unknown". */
 function levelOf(machine, layout) {
@@ -97,7 +97,10 @@ function counts(machine, collective, inside) {
   const lines = linesOf(collective, nodes, ofANode);
   const smallest = (count) => Math.min(...lines.map(count));
   if (nodes === 1) {
-    return {rounds: smallest((each) => each.alpha + each.alpha_in_node), bytes: smallest((each) => each.beta + each.beta_in_node)};
+    return {
+      rounds: smallest((each) => each.alpha + each.alpha_in_node),
+      bytes: smallest((each) => each.beta + each.beta_in_node),
+    };
   }
   const senders = (each) => (machine.emulated_network ? 1 : each.senders);
   return {rounds: smallest((each) => each.alpha), bytes: smallest((each) => each.beta * senders(each))};
@@ -126,7 +129,8 @@ function racks(machine, before, after) {
     return machine.link_between_racks && nodes > machine.nodes_per_rack ? "racks" : "nodes";
   };
   if (!machine.link || crossed(before) === crossed(after)) return [1, 1];
-  const [first, second] = [before, after].map(({layout, devices}) => linkBetween(machine, nodeCounts(layout, devices)[0]));
+  const [first, second] = [before, after].map(({layout, devices}) =>
+    linkBetween(machine, nodeCounts(layout, devices)[0]));
   const ofMessage = messageS(first) > 0 ? messageS(second) / messageS(first) : 1;
   return [ofMessage, first.bandwidth_bytes_per_s / second.bandwidth_bytes_per_s];
 }

@@ -20,7 +20,8 @@ function uncertainty({workload, machine, constants}, plan, schedule) {
       [overlapped, loss] = [Math.max(overlapped, beside[0]), Math.max(loss, beside[1])];
     }
   }
-  const overhead = machine.collective_overhead_s ? machine.collective_overhead_uncertainty ?? constants.ASSUMED_OVERHEAD : 0;
+  const ofOverhead = machine.collective_overhead_uncertainty ?? constants.ASSUMED_OVERHEAD;
+  const overhead = machine.collective_overhead_s ? ofOverhead : 0;
   return {speed, compute, network, overlapped, loss, overhead};
 }
 
@@ -35,7 +36,8 @@ function ofSlowdown(machine, constants, plan, emulated) {
   const nearest = least(machine.compute_slowdown, (each) => Math.abs(Math.log2(each.devices / plan.devices)));
   if (emulated) return nearest ? nearest.half_width / constants.NORMAL_95 : 0;
   if (!nearest) {
-    return constants.ASSUMED_SLOWDOWN + constants.DEVICES_STEP * Math.log2(Math.max(1, computeSlowdown(machine, plan)[0]));
+    const [factor] = computeSlowdown(machine, plan);
+    return constants.ASSUMED_SLOWDOWN + constants.DEVICES_STEP * Math.log2(Math.max(1, factor));
   }
   const own = nearest.half_width > 0 ? nearest.half_width / constants.NORMAL_95 : constants.ASSUMED_SLOWDOWN;
   return own + constants.DEVICES_STEP * Math.abs(Math.log2(plan.devices / nearest.devices));
@@ -47,7 +49,9 @@ function ofNetwork(machine, constants, collective) {
   if (table) return stated(machine, table) + (table.wire_dtype !== "float32" ? constants.SIZE_STEP : 0);
   const {scaled} = idleCurve(machine, collective);
   if (scaled) return scaled.error;
-  if (collective.kind !== "allreduce") return constants.ASSUMED_TABLE + ofNetwork(machine, constants, whole(collective));
+  if (collective.kind !== "allreduce") {
+    return constants.ASSUMED_TABLE + ofNetwork(machine, constants, whole(collective));
+  }
   const {link} = machine;
   if (link && link.relative_uncertainty !== null) return link.relative_uncertainty;
   if (!link?.fitted) return constants.ASSUMED_LINK;
@@ -83,7 +87,8 @@ function ofOverlap(machine, constants, collective, overlap) {
   if (!tables.length) return [machine.contention_uncertainty ?? constants.ASSUMED_OVERLAP, constants.ASSUMED_LOSS];
   const doublings = (table) => Math.abs(Math.log2(table.devices / collective.devices));
   const nearest = least(tables, (table) => table.kind !== collective.kind, doublings);
-  const away = constants.DEVICES_STEP * doublings(nearest) + (nearest.kind !== collective.kind ? constants.ASSUMED_TABLE : 0);
+  const otherKind = nearest.kind !== collective.kind ? constants.ASSUMED_TABLE : 0;
+  const away = constants.DEVICES_STEP * doublings(nearest) + otherKind;
   return [(nearest.relative_uncertainty ?? constants.ASSUMED_OVERLAP) + away,
     (nearest.loss_relative_uncertainty ?? constants.ASSUMED_LOSS) + away];
 }

@@ -162,7 +162,8 @@ function walk(operations, prices, mode) {
 
 /** Seconds of a collective of a bucket alone, beside computation, and of the computation lost then. */
 function collectiveCosts({kind, size_bytes}, prices) {
-  const [idle, overlapped] = kind === "all-gather" ? [prices.gather, prices.overlapped_gather] : [prices.idle, prices.overlapped];
+  const gathers = kind === "all-gather";
+  const [idle, overlapped] = gathers ? [prices.gather, prices.overlapped_gather] : [prices.idle, prices.overlapped];
   const beside = overlapped.rows.length > 1;
   return {
     idle_s: at(idle, 0, size_bytes),
@@ -173,7 +174,8 @@ function collectiveCosts({kind, size_bytes}, prices) {
 
 /** The time of the communication lane outside the compute lane; `blocking`: all of it interrupts computation. */
 function exposedS(operations, start, end, blocking) {
-  const sent = range(0, operations.length).filter((i) => QUEUED.has(operations[i].kind) || operations[i].kind === "synchronise");
+  const communicates = ({kind}) => QUEUED.has(kind) || kind === "synchronise";
+  const sent = range(0, operations.length).filter((i) => communicates(operations[i]));
   sent.sort((a, b) => start[a] - start[b]);
   const busy = [];
   let total = 0;
@@ -187,8 +189,8 @@ function exposedS(operations, start, end, blocking) {
   if (blocking) return Math.max(0, total);
   let hidden = 0;
   let first = 0;
-  operations.forEach(({kind}, i) => {
-    if (QUEUED.has(kind) || kind === "synchronise") return;
+  operations.forEach((operation, i) => {
+    if (communicates(operation)) return;
     while (first < busy.length && busy[first][1] <= start[i]) first++;
     for (let k = first; k < busy.length && busy[k][0] < end[i]; k++) {
       hidden += Math.max(0, Math.min(end[i], busy[k][1]) - Math.max(start[i], busy[k][0]));

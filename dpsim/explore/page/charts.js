@@ -12,7 +12,8 @@ function svg(name, attributes = {}, ...children) {
 
 function replaceChart(place, height, title, ...children) {
   const width = place.clientWidth;
-  place.replaceChildren(svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title}, ...children));
+  const attributes = {width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title};
+  place.replaceChildren(svg("svg", attributes, ...children));
 }
 
 const text = (x, y, label, anchor = "middle") => svg("text", {x, y, "text-anchor": anchor}, label);
@@ -48,9 +49,11 @@ function boxes(it, layers) {
   const made = [];
   it.operations.forEach(({kind, layer, bucket, size_bytes}, i) => {
     const sent = QUEUED.has(kind) || kind === "synchronise";
-    const name = bucket >= 0 ? `${kind} of bucket ${bucket + 1}, ${size(size_bytes)}` : `${kind}${layer >= 0 ? ` of ${layers[layer].name}` : ""}`;
+    const ofLayer = layer >= 0 ? ` of ${layers[layer].name}` : "";
+    const name = bucket >= 0 ? `${kind} of bucket ${bucket + 1}, ${size(size_bytes)}` : kind + ofLayer;
     const colour = sent ? "exposed" : LANE_OF[kind] ?? "other";
-    const paused = sent || it.plan.overlap !== "inline" ? [] : queued.filter((k) => it.start[k] >= it.start[i] && it.end[k] <= it.end[i]);
+    const within = (k) => it.start[k] >= it.start[i] && it.end[k] <= it.end[i];
+    const paused = sent || it.plan.overlap !== "inline" ? [] : queued.filter(within);
     const edges = [it.start[i], ...paused.flatMap((k) => [it.start[k], it.end[k]]), it.end[i]];
     for (let e = 0; e < edges.length; e += 2) {
       if (edges[e + 1] > edges[e]) made.push({sent, colour, begin: edges[e], end: edges[e + 1], name, bucket, kind});
@@ -64,8 +67,8 @@ function joined(lane, x) {
   const shown = [];
   for (const box of lane) {
     const last = shown.at(-1);
-    const narrow = last && last.colour === box.colour && x(last.end) - x(last.begin) < 2 && x(box.begin) - x(last.end) < 0.5;
-    if (narrow) last.end = box.end;
+    const alike = last && last.colour === box.colour;
+    if (alike && x(last.end) - x(last.begin) < 2 && x(box.begin) - x(last.end) < 0.5) last.end = box.end;
     else shown.push({...box});
   }
   return shown;
@@ -83,8 +86,10 @@ function drawTimeline(place, it, layers) {
     const label = box.bucket >= 0 && sent ? String(box.bucket + 1) : "";
     const rect = svg("rect", {x: x(box.begin), y, width: Math.max(wide, 0.75), height: lane, class: box.colour},
       svg("title", {}, `${box.name}: ${duration(box.end - box.begin)}`));
-    const fits = label && wide > wideAs(label) + 4;
-    return fits ? svg("g", {}, rect, svg("text", {x: x(box.begin) + wide / 2, y: y + lane / 2 + 4, "text-anchor": "middle", class: "inside"}, label)) : rect;
+    if (!label || wide < wideAs(label) + 4) return rect;
+    const inside = text(x(box.begin) + wide / 2, y + lane / 2 + 4, label);
+    inside.setAttribute("class", "inside");
+    return svg("g", {}, rect, inside);
   });
   const leaving = [];
   let before = -Infinity;
@@ -96,7 +101,8 @@ function drawTimeline(place, it, layers) {
     leaving.push(svg("path", {d: `M${x(ready)},${top + lane} L${x(it.start[i])},${below}`, class: "leaving"}));
   });
   const [scale, unit] = it.step_s >= 1 ? [1, "s"] : it.step_s >= 1e-3 ? [1e-3, "ms"] : [1e-6, "us"];
-  const marks = ticks(it.step_s / scale, width / 80).map((value) => ({x: x(value * scale), label: `${digits(value)} ${unit}`}));
+  const marks = ticks(it.step_s / scale, width / 80)
+    .map((value) => ({x: x(value * scale), label: `${digits(value)} ${unit}`}));
   const inside = apart(marks.filter((mark) => mark.x + wideAs(mark.label) / 2 < width))
     .map((mark, i) => (i === 0 ? {...mark, x: side, anchor: "start"} : mark));
   replaceChart(place, bottom + foot, `Timeline of a step of ${duration(it.step_s)}`,
@@ -123,8 +129,8 @@ function moveCursor(place, share) {
 const FRAME = {left: 64, right: 14, top: 14, foot: 46};
 
 /**
- * A chart of `lines` [{name, points: [[x, y]]}] and `marks` [{name, x, y, low, high}]. `xs` are labelled values of x, in
- * order; x and y are given as shares of the axes by the functions `across` and `up`.
+ * A chart of `lines` [{name, points: [[x, y]]}] and `marks` [{name, x, y, low, high}]. `xs` are labelled values of x,
+ * in order; x and y are given as shares of the axes by the functions `across` and `up`.
  */
 function drawLines(place, {title, xs, ys, across, up, xTitle, lines, marks}) {
   const {left, right, top, foot} = FRAME;
@@ -132,23 +138,26 @@ function drawLines(place, {title, xs, ys, across, up, xTitle, lines, marks}) {
   const x = (value) => left + (width - left - right) * across(value);
   const y = (value) => height - foot - (height - foot - top) * Math.min(Math.max(up(value), 0), 1);
   const labels = apart(xs.map(({value, label}) => ({x: x(value), label})));
-  const path = (points) => points.filter(([, value]) => Number.isFinite(value)).map(([at, value], i) => `${i ? "L" : "M"}${x(at)},${y(value)}`).join("");
+  const path = (points) => points.filter(([, value]) => Number.isFinite(value))
+    .map(([at, value], i) => `${i ? "L" : "M"}${x(at)},${y(value)}`).join("");
+  const band = ({name, x: at, low, high}) =>
+    svg("line", {x1: x(at), x2: x(at), y1: y(low), y2: y(high), class: `band ${name}`});
   replaceChart(place, height, title,
     ...ys.map(({value}) => svg("line", {x1: left, x2: width - right, y1: y(value), y2: y(value), class: "guide"})),
     ...ys.map(({value, label}) => text(left - 8, y(value) + 4, label, "end")),
     ...labels.map((label) => text(label.x, height - foot + 18, label.label)),
     text((left + width - right) / 2, height - 6, xTitle),
     ...lines.map(({name, points}) => svg("path", {d: path(points), class: `line ${name}`})),
-    ...marks.flatMap(({name, x: at, y: value, low, high}) => [
-      ...(low === undefined ? [] : [svg("line", {x1: x(at), x2: x(at), y1: y(low), y2: y(high), class: `band ${name}`})]),
-      svg("circle", {cx: x(at), cy: y(value), r: name === "measured" ? 4 : 5.5, class: name}),
-    ]));
+    ...marks.filter(({low}) => low !== undefined).map(band),
+    ...marks.map(({name, x: at, y: value}) =>
+      svg("circle", {cx: x(at), cy: y(value), r: name === "measured" ? 4 : 5.5, class: name})));
 }
 
 /** Speedup against devices, both logarithmic, with the line of perfect scaling. */
 function drawSpeedup(place, points, now, measured) {
   const most = points.at(-1)[0];
   const highest = Math.max(2, ...points.map(([, value]) => value), ...measured.map(({y}) => y)) * 1.25;
+  const corner = Math.min(most, highest);
   const powers = range(0, Math.floor(Math.log2(most)) + 1).map((power) => 2 ** power);
   const heights = range(0, Math.floor(Math.log2(highest)) + 1).map((power) => 2 ** power);
   const every = Math.ceil(heights.length / 9);
@@ -160,7 +169,7 @@ function drawSpeedup(place, points, now, measured) {
     across: (value) => Math.log2(value) / Math.max(Math.log2(most), 1),
     up: (value) => Math.log2(value / lowest) / Math.log2(highest / lowest),
     xTitle: "devices",
-    lines: [{name: "ideal", points: [[1, 1], [Math.min(most, highest), Math.min(most, highest)]]}, {name: "predicted", points}],
+    lines: [{name: "ideal", points: [[1, 1], [corner, corner]]}, {name: "predicted", points}],
     marks: [...measured, {name: "predicted", ...now}],
   });
 }

@@ -1,7 +1,9 @@
 // The controls of a setting, and its text in the address of the page.
 
 const POWERS = (first, last) => range(first, last + 1).map((power) => 2 ** power);
-const ONE_TWO_FIVE = (first, last) => range(first, last + 1).flatMap((power) => [1, 2, 5].map((each) => Number(`${each}e${power}`)));
+const ONE_TWO_FIVE = (first, last) =>
+  range(first, last + 1).flatMap((power) => [1, 2, 5].map((each) => Number(`${each}e${power}`)));
+const BANDWIDTHS = ONE_TWO_FIVE(7, 12).map((bits) => bits / 8);
 const THRESHOLDS = [0, ...POWERS(10, 30), Infinity];
 
 /**
@@ -13,23 +15,33 @@ function slidersOf(world) {
   const tables = machine.allreduce.length + machine.halves.length > 0;
   const own = (value, show, inTables = tables) => (inTables ? "as the tables say" : `the machine's: ${show(value)}`);
   const most = 8 * workload.local_batches.at(-1);
-  const batches = unique([...POWERS(0, 20).filter((each) => each <= most), ...workload.local_batches]).sort((a, b) => a - b);
+  const batches = unique([...POWERS(0, 20).filter((each) => each <= most), ...workload.local_batches]);
+  batches.sort((a, b) => a - b);
+  const rulesOwn = ({fusion_rule}) => `the rule's: ${size(world.rules[fusion_rule].default_threshold_bytes)}`;
+  const byLink = (setting) => !tables || setting.latency_s !== null || setting.bandwidth_bytes_per_s !== null;
   const linked = machine.link !== null;
-  return [
+  const sliders = [
     {name: "devices", label: "Devices", stops: DEVICES, show: count},
     {name: "local_batch", label: "Samples on each device", stops: batches, show: count},
     {name: "accumulate", label: "Micro-batches a step", stops: range(1, 17), show: String},
     {name: "fusion_threshold_bytes", label: "Fusion threshold", stops: [null, ...THRESHOLDS],
-      show: (value, setting) => (value === null ? `the rule's: ${size(world.rules[setting.fusion_rule].default_threshold_bytes)}` : size(value)),
+      show: (value, setting) => (value === null ? rulesOwn(setting) : size(value)),
       holds: (setting) => world.rules[setting.fusion_rule].default_threshold_bytes !== null},
     {name: "latency_s", label: "Latency of the link", stops: [null, 0, ...ONE_TWO_FIVE(-7, -3)],
       show: (value) => (value === null ? own(machine.link.latency_s, duration) : duration(value)), holds: () => linked},
-    {name: "bandwidth_bytes_per_s", label: "Bandwidth of the link", stops: [null, ...ONE_TWO_FIVE(7, 12).map((bits) => bits / 8)],
-      show: (value) => (value === null ? own(machine.link.bandwidth_bytes_per_s, bandwidth) : bandwidth(value)), holds: () => linked},
+    {name: "bandwidth_bytes_per_s", label: "Bandwidth of the link", stops: [null, ...BANDWIDTHS],
+      show: (value) => (value === null ? own(machine.link.bandwidth_bytes_per_s, bandwidth) : bandwidth(value)),
+      holds: () => linked},
     {name: "contention", label: "Contention beside backward", stops: [null, ...range(10, 41).map((each) => each / 10)],
-      show: (value) => (value === null ? own(machine.contention ?? 1, (factor) => `${digits(factor)} times`, false) : `${digits(value)} times as long`),
-      holds: (setting) => setting.overlap === "thread" && (!machine.overlap.length || setting.latency_s !== null || setting.bandwidth_bytes_per_s !== null)},
+      show: (value) => (value === null ? own(machine.contention ?? 1, times, false) : times(value)),
+      holds: (setting) => setting.overlap === "thread" && (!machine.overlap.length || byLink(setting))},
   ];
+  return sliders.map((slider) => ({...slider, stops: withValue(slider.stops, world.setting[slider.name])}));
+}
+
+/** Stops with the value that the page begins with; null stands first. */
+function withValue(stops, value) {
+  return stops.includes(value) ? stops : [...stops, value].sort((a, b) => (a ?? -1) - (b ?? -1));
 }
 
 const DEVICES = unique([...POWERS(0, 16), 3, 6, 12, 24, 48, 96, 100, 1000, 10000, 100000]).sort((a, b) => a - b);
@@ -37,7 +49,11 @@ const DEVICES = unique([...POWERS(0, 16), 3, 6, 12, 24, 48, 96, 100, 1000, 10000
 /** The choices: the field, its label, and {value: words}. */
 function choicesOf(world) {
   const {machine, rules, workload} = world;
-  const named = (entries, priced) => Object.fromEntries(Object.keys(entries).filter(priced).map((name) => [name, name]));
+  const named = (entries, priced) =>
+    Object.fromEntries(Object.keys(entries).filter(priced).map((name) => [name, name]));
+  const own = world.setting.devices_a_node;
+  const nodes = {1: "1", 2: "2", 4: "4", 8: "8", 16: "16", [own]: String(own), 0: "not known (flat)"};
+  const norms = {local: "of each device", global: "of all devices"};
   const normalises = workload.layers.some((layer) => layer.statistics_bytes[0] > 0);
   return [
     {name: "strategy", label: "Strategy", values: named(world.strategies, () => true)},
@@ -45,8 +61,8 @@ function choicesOf(world) {
       off: "off", inline: "inline: computation waits", poll: "poll at each layer", thread: "thread beside it"}},
     {name: "fusion_rule", label: "Fusion rule", values: named(rules, isPricedRule)},
     {name: "algorithm", label: "Algorithm", values: named(machine.algorithms, (name) => name in ALGORITHMS)},
-    {name: "devices_a_node", label: "Devices of a node", values: {0: "not known (flat)", 1: "1", 2: "2", 4: "4", 8: "8", 16: "16"}},
-    ...(normalises ? [{name: "batch_norm", label: "Batch norm", values: {local: "of each device", global: "of all devices"}}] : []),
+    {name: "devices_a_node", label: "Devices of a node", values: nodes},
+    ...(normalises ? [{name: "batch_norm", label: "Batch norm", values: norms}] : []),
   ];
 }
 

@@ -2,8 +2,10 @@
 
 const digits = (value) => String(Number(value.toPrecision(3)));
 
+const UNITS = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
+
 function duration(seconds) {
-  const [scale, unit] = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]].find(([each]) => seconds >= each) ?? [1, "s"];
+  const [scale, unit] = UNITS.find(([each]) => seconds >= each) ?? UNITS[0];
   return `${digits(seconds / scale)} ${unit}`;
 }
 
@@ -11,7 +13,7 @@ function duration(seconds) {
 function span(low, high) {
   if (!Number.isFinite(high)) return `at least ${duration(low)}`;
   const [number, unit] = duration(high).split(" ");
-  const scale = {s: 1, ms: 1e-3, us: 1e-6, ns: 1e-9}[unit];
+  const [scale] = UNITS.find(([, name]) => name === unit);
   return `${digits(low / scale)} to ${number} ${unit}`;
 }
 
@@ -26,5 +28,6 @@ function bandwidth(bytesPerS) {
   return bits >= 1e9 ? `${digits(bits / 1e9)} Gbit/s` : `${digits(bits / 1e6)} Mbit/s`;
 }
 
+const times = (factor) => `${digits(factor)} times as long`;
 const count = (value) => value.toLocaleString("en");
 const percent = (share) => `${digits(100 * share)} %`;

@@ -7,7 +7,8 @@ let setting = readSetting(location.hash.slice(1), byDefault, world);
 let shown = null; // the prediction that is drawn
 
 const sliders = slidersOf(world).map((slider) => {
-  const input = Object.assign(document.createElement("input"), {type: "range", id: slider.name, min: 0, max: slider.stops.length - 1, step: 1});
+  const ends = {min: 0, max: slider.stops.length - 1, step: 1};
+  const input = Object.assign(document.createElement("input"), {type: "range", id: slider.name, ...ends});
   const value = Object.assign(document.createElement("output"), {htmlFor: slider.name});
   input.addEventListener("input", () => change({[slider.name]: slider.stops[input.value]}));
   return {...slider, input, value, row: controlRow(slider, input, value)};
@@ -15,7 +16,8 @@ const sliders = slidersOf(world).map((slider) => {
 const choices = choicesOf(world).map((choice) => {
   const input = Object.assign(document.createElement("select"), {id: choice.name});
   for (const [value, words] of Object.entries(choice.values)) input.append(new Option(words, value));
-  input.addEventListener("change", () => change({[choice.name]: choice.name === "devices_a_node" ? Number(input.value) : input.value}));
+  const chosen = () => (choice.name === "devices_a_node" ? Number(input.value) : input.value);
+  input.addEventListener("change", () => change({[choice.name]: chosen()}));
   return {...choice, input, row: controlRow(choice, input)};
 });
 find("sliders").append(...sliders.map((each) => each.row));
@@ -93,7 +95,8 @@ function drawSteps() {
   const takes = world.rules[setting.fusion_rule].default_threshold_bytes !== null && setting.devices > 1;
   find("thresholds").hidden = !takes;
   if (!takes) return;
-  const points = THRESHOLDS.map((threshold, i) => [i, stepOrNever(world, {...setting, fusion_threshold_bytes: threshold})]);
+  const points = THRESHOLDS.map((fusion_threshold_bytes, i) =>
+    [i, stepOrNever(world, {...setting, fusion_threshold_bytes})]);
   const [i, best] = points.reduce((a, b) => (b[1] < a[1] ? b : a));
   const place = placeOf(shown.plan.threshold_bytes);
   const measured = measuredHere(["fusion_threshold_bytes"]).map((each) =>
@@ -113,11 +116,14 @@ function placeOf(bytes) {
   return above - 1 + Math.min(Math.log2(bytes / low) / Math.log2(high / low), 1);
 }
 
+const MEASURED_FIELDS = ["devices", "local_batch", "accumulate", "strategy", "overlap", "fusion_rule", "algorithm",
+  "batch_norm", "fusion_threshold_bytes"];
+
 /** The measured points of this setting, but for some fields. */
 function measuredHere(open) {
-  const names = ["devices", "local_batch", "accumulate", "strategy", "overlap", "fusion_rule", "algorithm", "batch_norm", "fusion_threshold_bytes"];
   const own = {...setting, fusion_threshold_bytes: shown.plan.threshold_bytes};
-  return world.measured.filter((each) => names.every((name) => open.includes(name) || each[name] === own[name] || each.devices === 1 && open.includes("devices")));
+  const fixed = MEASURED_FIELDS.filter((name) => !open.includes(name));
+  return world.measured.filter((each) => fixed.every((name) => each[name] === own[name]));
 }
 
 // What follows when the setting stays as it is for a moment: the address, what a screen reader says, the best setting.
@@ -132,7 +138,8 @@ function settle() {
   const address = written(setting, byDefault);
   history.replaceState(null, "", address ? `#${address}` : location.pathname + location.search);
   const refusal = find("refusal").textContent;
-  find("status").textContent = refusal || `Predicted step ${find("step").textContent}, ${find("band").textContent}; speedup ${find("speedup").textContent}.`;
+  const [step, band, speedup] = ["step", "band", "speedup"].map((id) => find(id).textContent);
+  find("status").textContent = refusal || `Predicted step ${step}, ${band}; speedup ${speedup}.`;
   find("command").textContent = command();
   if (!refusal) search(candidates(world, setting), setting, {best: setting, step: shown.step_s});
 }
@@ -151,10 +158,10 @@ function search(left, asked, found) {
 }
 
 function showBest({best, step}) {
+  const bytes = best.fusion_threshold_bytes ?? world.rules[best.fusion_rule].default_threshold_bytes;
+  const named = `${best.strategy}, ${best.fusion_rule}${bytes === null ? "" : `, threshold ${size(bytes)}`}`;
   const words = best === setting ? "No other strategy, fusion rule or threshold is faster here."
-    : `Fastest here: ${best.strategy}, ${best.fusion_rule}` +
-      (world.rules[best.fusion_rule].default_threshold_bytes === null ? "" : `, threshold ${best.fusion_threshold_bytes === null ? "the rule's" : size(best.fusion_threshold_bytes)}`) +
-      `: ${duration(step)}, ${digits(shown.step_s / step)} times as fast.`;
+    : `Fastest here: ${named}: ${duration(step)}, ${digits(shown.step_s / step)} times as fast.`;
   const within = step > shown.low_s && best !== setting ? " The difference lies within the interval." : "";
   find("best").textContent = words + within;
   find("use").hidden = best === setting;
@@ -167,14 +174,17 @@ function showBest({best, step}) {
 /** The same prediction on the command line. */
 function command() {
   const layout = shown.plan.layout;
-  const flags = {devices: layout || setting.devices, "local-batch": setting.local_batch, "fusion-rule": setting.fusion_rule,
-    algorithm: setting.algorithm, overlap: setting.overlap, strategy: setting.strategy};
+  const {algorithm, overlap, strategy, fusion_threshold_bytes: threshold} = setting;
+  const flags = {devices: layout || setting.devices, "local-batch": setting.local_batch,
+    "fusion-rule": setting.fusion_rule, algorithm, overlap, strategy};
   if (setting.accumulate > 1) flags.accumulate = setting.accumulate;
-  if (shown.plan.fusion_threshold_bytes !== null) flags["fusion-threshold"] = size(setting.fusion_threshold_bytes).replace(" ", "");
+  if (shown.plan.fusion_threshold_bytes !== null) flags["fusion-threshold"] = size(threshold).replace(" ", "");
   if (setting.batch_norm !== "local") flags["batch-norm"] = setting.batch_norm;
   if (setting.contention !== null) flags.contention = setting.contention;
-  const link = setting.latency_s !== null || setting.bandwidth_bytes_per_s !== null ? "  # with [link] of the machine file changed" : "";
-  return `dpsim predict ${world.files || "--workload w.json --machine m.json"} ${Object.entries(flags).map(([name, value]) => `--${name} ${value}`).join(" ")}${link}`;
+  const moved = setting.latency_s !== null || setting.bandwidth_bytes_per_s !== null;
+  const files = world.files || "--workload w.json --machine m.json";
+  const given = Object.entries(flags).map(([name, value]) => `--${name} ${value}`).join(" ");
+  return `dpsim predict ${files} ${given}${moved ? "  # with [link] of the machine file changed" : ""}`;
 }
 
 // Play: the step, six seconds long.
