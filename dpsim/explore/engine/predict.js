@@ -72,9 +72,17 @@ function planOf({rules, machine}, setting) {
   return plan;
 }
 
+/** Those of some fusion rules and algorithms that the engine does not have: plug-ins. */
+function unknownTo(rules, algorithms) {
+  return [...rules.filter((name) => !(name in FUSION_RULES) && name !== "horovod"),
+    ...algorithms.filter((name) => !(name in ALGORITHMS))];
+}
+
 /** Why a plan is impossible, as dpsim/constraints.py says it; empty if it is not. */
 function refused(machine, plan) {
   const {devices, devices_a_node, rule, strategy, algorithm, layout, batch_norm, overlap, accumulate} = plan;
+  const [unknown] = unknownTo([plan.fusion_rule], [algorithm]);
+  if (unknown) return `${unknown} is not among what this page computes`;
   const sharded = SHARDED.has(strategy.name);
   if (devices_a_node && devices > devices_a_node && devices % devices_a_node) {
     return `${devices} devices do not fill nodes of ${devices_a_node}`;

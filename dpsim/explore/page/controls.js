@@ -60,13 +60,13 @@ function choicesOf(world) {
     {name: "overlap", label: "Overlap with backward", values: {
       off: "off", inline: "inline: computation waits", poll: "poll at each layer", thread: "thread beside it"}},
     {name: "fusion_rule", label: "Fusion rule", values: named(rules, isPricedRule)},
-    {name: "algorithm", label: "Algorithm", values: named(machine.algorithms, (name) => name in ALGORITHMS)},
+    {name: "algorithm", label: "Algorithm", values: named(machine.algorithms, (name) => !unknownTo([], [name]).length)},
     {name: "devices_a_node", label: "Devices of a node", values: nodes},
     ...(normalises ? [{name: "batch_norm", label: "Batch norm", values: norms}] : []),
   ];
 }
 
-const isPricedRule = (name) => name in FUSION_RULES || name === "horovod";
+const isPricedRule = (name) => !unknownTo([name], []).length;
 
 /** A setting as the part of the address after #: what differs from the default. */
 function written(setting, byDefault) {

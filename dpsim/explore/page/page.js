@@ -23,6 +23,12 @@ const choices = choicesOf(world).map((choice) => {
 find("sliders").append(...sliders.map((each) => each.row));
 find("choices").append(...choices.map((each) => each.row));
 
+const unknown = unknownTo(Object.keys(world.rules), Object.keys(world.machine.algorithms));
+if (unknown.length) {
+  const words = `Left out, for this page does not compute them: ${unknown.join(", ")}.`;
+  find("notes").append(Object.assign(document.createElement("li"), {textContent: words}));
+}
+
 function controlRow({name, label}, input, ...others) {
   const row = document.createElement("div");
   row.className = "control";
