@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpsim.report.charts import Chart
 
 _PAGES = ("index.html", "report.md")
-_HEADS = {".png": (b"\x89PNG",), ".svg": (b"<",), ".parquet": (b"PAR1",)}
+_HEADS = {".png": (b"\x89PNG",), ".svg": (b"<",), ".html": (b"<!doctype html>",), ".parquet": (b"PAR1",)}
 _PLOTS = (".png", ".svg")
 _BINARY = (".png", ".parquet")
 _JSON_HEADS = (b"{", b"[")
@@ -26,8 +26,8 @@ def writable(
 ) -> None:
     """Raises ``ConfigError`` for a path that is not writable, and for one whose content would be lost.
 
-    A file may only replace a file of its kind (PNG, SVG, CSV or Parquet by its name, otherwise JSON) that is not one of
-    ``inputs``, and a report only a report. Devices and pipes are allowed. None, for a flag that was left out, is
+    A file may only replace a file of its kind (PNG, SVG, HTML, CSV or Parquet by its name, otherwise JSON) that is not
+    one of ``inputs``, and a report only a report. Devices and pipes are allowed. None, for a flag that was left out, is
     allowed.
     """
     if path is None:

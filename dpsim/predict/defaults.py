@@ -91,7 +91,7 @@ with 1 us or less, for tables and data sheets hold most of it.
 """
 
 
-_CERTAIN = 1e-9
+CERTAIN = 1e-9
 """The doubt of what somebody states; 0 would be a doubt that is not known."""
 
 
@@ -100,7 +100,7 @@ def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], fi
 
     Raises ``ConfigError`` where machine or workload say it themselves, or for a value that a machine cannot have.
     """
-    stated = Default(field=field, text="", value=value, doubt=_CERTAIN)
+    stated = Default(field=field, text="", value=value, doubt=CERTAIN)
     if said := stated.stated(workload, machine):
         raise ConfigError(
             f"it is stated already, by {said} (machine {machine.name!r}, workload {workload.name!r})",

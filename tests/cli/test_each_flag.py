@@ -28,6 +28,7 @@ EACH = {
     "predict": f"{FILES} --devices 2,4",
     "advise": f"{FILES} --devices 4",
     "tune": f"{FILES} --devices 4",
+    "explore": f"{FILES} --devices 4",
     "explain": "--measured 1:0.4s,16:0.6s --parameters 100000000",
     "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
     " --row devices=2,local_batch=64,step_s=450ms,overlap=off",

@@ -1,0 +1,1 @@
+"""The what-if page: the model's own arithmetic in a browser, held equal to ``dpsim.predict`` by a test."""

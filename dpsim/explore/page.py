@@ -1,0 +1,140 @@
+"""Writes the what-if page: world, engine and charts in one HTML file that needs no server and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+import msgspec
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from dpsim import codec
+from dpsim.collective import parse_devices
+from dpsim.explore.world import world
+from dpsim.machine import Machine
+from dpsim.plan import Plan
+from dpsim.predict.cautions import cautions
+from dpsim.predict.defaults import for_prediction
+from dpsim.predict.points import plan_one
+from dpsim.predict.residuals import LEVEL
+from dpsim.report.palette import variables
+from dpsim.strategy import STRATEGIES, parse_strategy
+from dpsim.workload import Workload
+
+Record = dict[str, Any]
+ENGINE = (
+    *("fusion", "lowering", "algorithms", "costs", "link", "scaling", "uncertainty", "prices", "walk", "predict"),
+)
+"""The files of the engine; each may call functions of any other one."""
+_CHARTS = ("format", "charts", "controls", "search", "page")
+EXPLORED = ("data-parallel", "zero1", "zero2", "zero3", "zero3:prefetch=2", "zero3:reshard=no")
+"""The strategies of a page: those whose lowering the engine has."""
+DEVICES = 8
+"""The devices with which a page begins, where nobody says how many."""
+
+
+def engine() -> str:
+    """Return the engine: plain JavaScript whose ``predict(world, setting)`` is ``dpsim.predict`` of that setting."""
+    return _scripts("engine", ENGINE)
+
+
+def page(workload: Workload, machine: Machine, files: str, devices: int | str = DEVICES) -> str:
+    """Return the page of a workload on a machine, which begins with the defaults of ``dpsim predict``.
+
+    ``files`` are the flags that name both on the command line. Raises ``ConfigError`` for what a page cannot hold, and
+    where the machine does not price a collective.
+    """
+    known = for_prediction(workload, machine, [parse_devices(devices)[0]])
+    plan, told = plan_one(workload, known, devices, [])
+    return page_of_plan(workload, known, plan, files, told=told.sentence)
+
+
+def page_of_plan(
+    workload: Workload,
+    machine: Machine,
+    plan: Plan,
+    files: str = "",
+    *,
+    told: str = "",
+    measured: Sequence[Record] = (),
+) -> str:
+    """Return the page of a workload on a machine, which begins with a plan.
+
+    ``told`` says what of it a script told, and ``measured`` are settings of the page with their ``step_s``. Raises
+    ``ConfigError`` for what a page cannot hold.
+    """
+    strategies = _strategies(workload)
+    begun = setting_of(plan)
+    if begun["strategy"] not in strategies:
+        begun["strategy"] = EXPLORED[0]
+    of_page = world(workload, machine) | {
+        "strategies": {text: setting_of_strategy(text) for text in strategies},
+        "setting": begun,
+        "files": files,
+        "level": f"{LEVEL:.0%} interval"
+        if any(width.studies for width in machine.interval_widths)
+        else "assumed interval",
+        "measured": measured,
+    }
+    notes = [*filter(None, [told]), *_left_out(workload, machine, plan), *cautions(machine, [plan], workload)]
+    data = codec.to_json(of_page, indent=None).replace("<", "\\u003c")
+    script = Markup(f"{engine()}\n{_scripts('page', _CHARTS)}")
+    loader = ChoiceLoader([PackageLoader("dpsim.explore", "page"), PackageLoader("dpsim.report")])
+    template = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    ).get_template("page.html.j2")
+    return template.render(world=of_page, colours=variables(), notes=notes, data=Markup(data), script=script)
+
+
+def setting_of(plan: Plan) -> Record:
+    """Return a plan as a setting of the page; the strategy as it is written."""
+    names = "devices accumulate fusion_rule fusion_threshold_bytes cycle_s algorithm overlap batch_norm strategy"
+    return {name: getattr(plan, name) for name in names.split()} | {
+        "local_batch": round(plan.local_batch),
+        "devices_a_node": plan.devices_a_node if plan.layout else 0,
+        "latency_s": None,
+        "bandwidth_bytes_per_s": None,
+        "contention": None,
+    }
+
+
+def setting_of_strategy(text: str) -> Record:
+    """Return a strategy as the engine takes it: its name and its settings."""
+    strategy = parse_strategy(text)
+    return {"name": strategy.name} | msgspec.structs.asdict(strategy)
+
+
+def _strategies(workload: Workload) -> Sequence[str]:
+    """The strategies of a page; a script's own units of ``fully_shard`` have no lowering in the engine."""
+    units = workload.ddp is not None and bool(workload.ddp.units)
+    return [text for text in EXPLORED if not (units and text.startswith("zero3"))]
+
+
+def _left_out(workload: Workload, machine: Machine, plan: Plan) -> list[str]:
+    """What a page leaves out, in sentences."""
+    names = {parse_strategy(text).name for text in EXPLORED}
+    others = [name for name in STRATEGIES if name not in names]
+    sentences = [
+        f"Left out: the strategies {', '.join(others)} (dpsim advise compares them), reproducible training in leaves,"
+        " gradients sent in 16 bits, and memory",
+    ]
+    if machine.link is None:
+        sentences.append("Left out: latency and bandwidth, for this machine has tables and states no [link]")
+    elif machine.allreduce or machine.halves or machine.overlap:
+        sentences.append(
+            "Moving latency or bandwidth prices collectives by the formula of the machine's link, in place of tables"
+        )
+    if plan.leaves:
+        sentences.append("The study trained in leaves; this page computes whole batches")
+    if plan.wire_dtype is not None:
+        sentences.append(f"The script sends gradients as {plan.wire_dtype}; this page sends them as they are")
+    if workload.ddp is not None and workload.ddp.units:
+        sentences.append("Left out: ZeRO-3, whose units the script's fully_shard decides (dpsim predict has them)")
+    return sentences
+
+
+def _scripts(folder: str, names: Sequence[str]) -> str:
+    files = (resources.files("dpsim.explore") / folder / f"{name}.js" for name in names)
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)

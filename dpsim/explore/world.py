@@ -1,0 +1,183 @@
+"""The world of a what-if page: what its engine (``engine/*.js``) computes predictions from, as one JSON object.
+
+The engine has the arithmetic, and no number of its own but the formulas' own: layers, tables, links, and what is
+assumed of them come from here, under the names that they have in Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import msgspec
+
+from dpsim import uncertainty
+from dpsim.algorithms import ALGORITHMS
+from dpsim.errors import ConfigError
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.lowering import lower
+from dpsim.lowering.computation import global_statistics_bytes, inputs_of
+from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
+from dpsim.plan import Plan
+from dpsim.predict import scaling, slowest
+from dpsim.predict import uncertainty as of_prices
+from dpsim.predict.defaults import CERTAIN, for_prediction
+from dpsim.predict.formulas import wire_share
+from dpsim.predict.interval import (
+    COMMON_MODEL_ERROR,
+    EMULATED_LINK_SHARE,
+    EMULATED_MODEL_ERROR,
+    EMULATED_OWN_ERROR,
+    OWN_MODEL_ERROR,
+)
+from dpsim.predict.residuals import LEVEL, width_of
+from dpsim.workload import Workload
+
+_MACHINES = Path(str(resources.files("dpsim.experiments") / "machines"))
+EXAMPLE_WORKLOAD, EXAMPLE_MACHINE = _MACHINES / "googlenet_k80.toml", "10gbe"
+"""What a page shows where nothing is named: published layer times, on a link whose latency and bandwidth may move."""
+MOST_LAYERS = 3000
+"""The layers that a page holds: a change is drawn within a second, and the page stays below 1 MB."""
+_SEVERAL = 2
+_CONSTANTS = {
+    **{name: value for name, value in vars(uncertainty).items() if name.startswith("ASSUMED_")},
+    **{name: getattr(of_prices, name) for name in ("BATCH_STEP", "SIZE_STEP", "DEVICES_STEP", "NORMAL_95")},
+    **{name: getattr(scaling, name) for name in ("SCALED_STEP", "UNMEASURED_LAYOUT")},
+    "COMMON_MODEL_ERROR": COMMON_MODEL_ERROR,
+    "OWN_MODEL_ERROR": OWN_MODEL_ERROR,
+    "EMULATED_MODEL_ERROR": EMULATED_MODEL_ERROR,
+    "EMULATED_OWN_ERROR": EMULATED_OWN_ERROR,
+    "EMULATED_LINK_SHARE": EMULATED_LINK_SHARE,
+    "CERTAIN": CERTAIN,
+    "DEVIATIONS": NormalDist().inv_cdf((1 + LEVEL) / 2),
+}
+
+
+def world(workload: Workload, machine: Machine) -> dict[str, Any]:
+    """Return what the engine needs of a workload and a machine, which may be that of a file.
+
+    What is assumed of a machine that nobody calibrated is filled in (``dpsim.predict.defaults``). Raises
+    ``ConfigError`` for what a page cannot hold: more than ``MOST_LAYERS`` layers, and slow devices.
+    """
+    if len(workload.layers) > MOST_LAYERS:
+        raise ConfigError(
+            f"a page of workload {workload.name!r} with {len(workload.layers)} layers",
+            allowed=f"up to {MOST_LAYERS}, which a browser prices while a slider moves",
+            remedy="join layers in the workload file, or ask dpsim predict",
+        )
+    if machine.slow_devices:
+        raise ConfigError(
+            f"a page of machine {machine.name!r}, some of whose devices are slow",
+            allowed="equal devices",
+            remedy="take slow_devices out of the machine file, or ask dpsim predict",
+        )
+    known = for_prediction(workload, machine, [_SEVERAL])
+    return {
+        "workload": _workload(workload),
+        "machine": _machine(workload, known),
+        "rules": {
+            name: {
+                field: getattr(rule, field)
+                for field in ("summary", "default_threshold_bytes", "needs_costs", "while_running")
+            }
+            for name, rule in FUSION_RULES.items()
+        },
+        "constants": _CONSTANTS,
+    }
+
+
+def _workload(workload: Workload) -> dict[str, Any]:
+    order = workload.ready_order
+    columns = (order.layer.tolist(), order.size_bytes.tolist(), order.dtype_code.tolist())
+    fields = (
+        "name local_batches update_s overhead_s overhead_per_sample_s loss_s accumulation_factor emulated_compute"
+        " relative_uncertainty input_s_per_sample input_workers input_prefetch"
+    )
+    return {name: getattr(workload, name) for name in fields.split()} | {
+        "layers": [
+            {
+                "name": layer.name,
+                "forward_s": layer.forward_s,
+                "backward_s": layer.backward_s,
+                "gradient_ready_s": layer.gradient_ready_s,
+                "launch_s": layer.launch_s,
+                "launch_backward_s": layer.launched_backward_s,
+                "inputs": inputs,
+                "tensors": len(layer.tensors),
+                "statistics_bytes": global_statistics_bytes(layer),
+            }
+            for layer, inputs in zip(workload.layers, inputs_of(workload), strict=True)
+        ],
+        "ready_order": [
+            {"layer": layer, "size_bytes": size, "dtype": code} for layer, size, code in zip(*columns, strict=True)
+        ],
+        "slowest": _slowest(workload),
+    }
+
+
+def _slowest(workload: Workload) -> dict[str, Any] | None:
+    """What n devices wait for the slowest: E[max] for n = 1 to 8, and its growth with ln(n / 8) beyond."""
+    if not workload.step_spread:
+        return None
+    most = slowest.EXACT_DEVICES
+    expected = [
+        slowest.expected_slowest(workload.step_spread, n, correlation=workload.step_correlation)
+        for n in range(1, most + 1)
+    ]
+    return {"expected": expected, "growth": (expected[-1] - expected[most // 2 - 1]) / math.log(2)}
+
+
+def _machine(workload: Workload, machine: Machine) -> dict[str, Any]:
+    """A machine for the engine; a slowdown that is assumed holds at any number of devices."""
+    fields = (
+        "name network emulated_network cores relative_uncertainty contention contention_uncertainty network_adapters"
+        " wiring collective_overhead_s collective_overhead_uncertainty fixed_share nodes_per_rack of_one_node assumed"
+    )
+    slowdowns = [msgspec.structs.asdict(slowdown) for slowdown in machine.compute_slowdown]
+    assumed = "compute_slowdown" in machine.assumed
+    return {name: getattr(machine, name) for name in fields.split()} | {
+        "link": _link(machine.link),
+        "link_in_node": _link(machine.link_in_node),
+        "link_between_racks": _link(machine.link_between_racks),
+        "compute_slowdown": [] if assumed else slowdowns,
+        "assumed_slowdown": {key: value for key, value in slowdowns[0].items() if key != "devices"}
+        if assumed
+        else None,
+        "allreduce": _tables(machine.allreduce),
+        "halves": _tables(machine.halves),
+        "overlap": _tables(machine.overlap),
+        "interval_factor": {"one": _factor(workload, machine, 1), "several": _factor(workload, machine, _SEVERAL)},
+        "algorithms": {
+            name: {
+                field: getattr(algorithm, field)
+                for field in ("summary", "place", "sixteen_bit_messages", "has_reduce_scatter")
+            }
+            for name, algorithm in ALGORITHMS.items()
+        },
+    }
+
+
+def _link(link: Link | None) -> dict[str, Any] | None:
+    if link is None:
+        return None
+    fields = msgspec.structs.asdict(link)
+    return fields | {"fitted": bool(fields.pop("fitted_to"))}
+
+
+def _tables(tables: Sequence[AllreduceCost | OverlapCost]) -> list[dict[str, Any]]:
+    """Tables without their quantiles, each with the share of its bytes on the wire over those of float32."""
+    return [
+        {name: value for name, value in msgspec.structs.asdict(table).items() if name not in ("p10_s", "p90_s")}
+        | {"wire_share": wire_share(table.wire_dtype)}
+        for table in tables
+    ]
+
+
+def _factor(workload: Workload, machine: Machine, devices: int) -> float:
+    """How many times as wide as the model's own intervals on so many devices are."""
+    plan = Plan(devices=devices, global_batch=devices, fusion_rule="one")
+    return width_of(machine, lower(workload, plan)).factor

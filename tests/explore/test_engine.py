@@ -1,0 +1,259 @@
+"""The engine of the what-if page against ``dpsim.predict``, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from browser import evaluated, needs_browser
+
+from dpsim import codec, machine, workload
+from dpsim.algorithms import ALGORITHMS
+from dpsim.errors import ConfigError
+from dpsim.explore.page import engine
+from dpsim.explore.world import world
+from dpsim.fusion_rules import FUSION_RULES, threshold_rules
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, OverlapCost
+from dpsim.plan import OVERLAPS, Plan
+from dpsim.predict.defaults import CERTAIN, for_prediction
+from dpsim.predict.interval import predict
+from dpsim.predict.step import Prediction
+from dpsim.records.sweep import read_predictions
+from dpsim.workload import Layer, Tensor, Workload
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "dpsim" / "experiments" / "machines"
+STRATEGIES = (
+    "data-parallel",
+    "zero1",
+    "zero2",
+    "zero2:buckets=4",
+    "zero3",
+    "zero3:prefetch=2,reshard=no",
+    "zero3:prefetch=0",
+)
+SETTINGS = 200
+
+
+def setting_of(plan: Plan, local_batch: int, **varied: float | None) -> dict[str, Any]:
+    """A setting as the page has it."""
+    strategy = {"name": plan.parallelism.name} | msgspec.structs.asdict(plan.parallelism)
+    names = "devices accumulate fusion_rule fusion_threshold_bytes cycle_s algorithm overlap batch_norm"
+    return {name: getattr(plan, name) for name in names.split()} | {
+        "local_batch": local_batch,
+        "devices_a_node": plan.devices_a_node if plan.layout else 0,
+        "strategy": strategy,
+        "latency_s": None,
+        "bandwidth_bytes_per_s": None,
+        "contention": None,
+        **varied,
+    }
+
+
+def varied_machine(known: Machine, layout: str, varied: dict[str, float | None]) -> Machine:
+    """The machine with the link and the contention of a setting: as with another machine file, or --contention."""
+    changes = {name: value for name, value in varied.items() if name != "contention" and value is not None}
+    if changes:
+        field = "link_in_node" if layout.startswith("1x") and known.link_in_node else "link"
+        link = msgspec.structs.replace(getattr(known, field), **changes)
+        known = msgspec.structs.replace(known, allreduce=(), halves=(), overlap=(), **{field: link})
+    if varied["contention"] is not None:
+        known = msgspec.structs.replace(known, contention=varied["contention"], contention_uncertainty=CERTAIN)
+    return known
+
+
+def random_case(draw: random.Random, layers: Workload, known: Machine) -> tuple[dict[str, Any], Prediction] | None:
+    """A setting of the page, and what Python predicts of it; None for one that is impossible."""
+    devices = draw.choice([1, 2, 2, 3, 4, 4, 6, 8, 8, 12, 16, 24, 64, 100, 1000, 100_000])
+    of_a_node = draw.choice([0, 0, 0, 1, 2, 4, 8])
+    nodes, rest = divmod(devices, of_a_node) if of_a_node else (0, 0)
+    layout = "" if not of_a_node else f"1x{devices}" if nodes == 0 else "" if rest else f"{nodes}x{of_a_node}"
+    local_batch = draw.choice([1, 2, 7, 16, 64, 100, 256])
+    rule, accumulate = draw.choice([*FUSION_RULES, "horovod"]), draw.choice([1, 1, 1, 2, 4])
+    threshold = draw.choice([None, 0.0, 1000.0, 32768.0, 1e6, 25e6, float("inf")])
+    varied: dict[str, float | None] = {"latency_s": None, "bandwidth_bytes_per_s": None, "contention": None}
+    if known.link is not None and draw.random() < 0.5:
+        varied["latency_s"] = draw.choice([None, 0.0, 1e-6, 5e-5])
+        varied["bandwidth_bytes_per_s"] = draw.choice([None, 1e8, 1.25e9, 5e10])
+    if draw.random() < 0.3:
+        varied["contention"] = draw.choice([1.0, 2.5])
+    table = draw.choice([each.algorithm for each in known.allreduce] or ["ring"])
+    try:
+        plan = Plan(
+            devices=devices,
+            layout=layout,
+            global_batch=local_batch * accumulate * devices,
+            accumulate=accumulate,
+            fusion_rule=rule,
+            fusion_threshold_bytes=threshold if rule in threshold_rules() else None,
+            cycle_s=draw.choice([1e-3, 5e-3]),
+            algorithm=draw.choice([table, *ALGORITHMS]),
+            overlap=draw.choice(OVERLAPS),
+            batch_norm=draw.choice(["local", "local", "local", "global"]),
+            strategy="data-parallel" if rule == "horovod" else draw.choice(STRATEGIES),
+        )
+        of_setting = varied_machine(for_prediction(layers, known, [devices]), layout, varied)
+        predicted = predict(layers, of_setting, plan)
+    except (ConfigError, OverflowError):
+        return None
+    return setting_of(plan, local_batch, **varied), predicted
+
+
+def studied(name: str) -> list[tuple[Workload, Machine]]:
+    """What a committed study profiled and calibrated: tables of all overlaps, and of halves of allreduces."""
+    known = read_predictions(ROOT / "reports" / name / "blind.json")
+    return [(known.workloads[point.workload], known.machines[point.machine]) for point in known.points[-1:]]
+
+
+def random_workload(draw: random.Random) -> Workload:
+    """A few layers of a graph, with launches, early gradients, several dtypes, batches and batch norms."""
+    batches = draw.choice([(8,), (4, 16), (2, 8, 64)])
+
+    def seconds(most: float) -> tuple[float, ...]:
+        return tuple(sorted(draw.uniform(0, most) for _ in batches))
+
+    layers = []
+    for i in range(draw.randint(1, 9)):
+        backward = seconds(1e-2)
+        tensors = tuple(
+            Tensor(
+                name=f"t{i}.{j}", shape=(draw.randint(0, 300_000),), dtype=draw.choice(["float32"] * 5 + ["float64"])
+            )
+            for j in range(draw.randint(0, 3))
+        )
+        layers.append(
+            Layer(
+                name=f"layer{i}",
+                forward_s=seconds(5e-3),
+                backward_s=backward,
+                gradient_ready_s=draw.choice([None, tuple(draw.random() * each for each in backward)]),
+                tensors=tensors,
+                depends_on=draw.choice([None, None, tuple({f"layer{draw.randrange(i)}", f"layer{i - 1}"})])
+                if i
+                else None,
+                launch_s=draw.choice([0.0, 0.0, 2e-3]),
+                launch_backward_s=draw.choice([None, 1e-3]),
+                batch_norm_channels=draw.choice([0, 64]) if tensors else 0,
+            )
+        )
+    return Workload(
+        name="random",
+        local_batches=batches,
+        layers=tuple(layers),
+        update_s=draw.uniform(0, 1e-3),
+        overhead_s=draw.uniform(0, 1e-3),
+        overhead_per_sample_s=draw.choice([0.0, 1e-6]),
+        loss_s=draw.choice([(), seconds(1e-3)]),
+        step_spread=draw.choice([(), (0.9, 1.0, 1.3)]),
+        step_correlation=draw.choice([0.0, 0.3, 1.0]),
+        accumulation_factor=draw.choice([1.0, 1.1]),
+        relative_uncertainty=draw.choice([None, 0.01]),
+        input_s_per_sample=draw.choice([0.0, 1e-3]),
+        emulated_compute=draw.random() < 0.2,
+    )
+
+
+def random_machine(draw: random.Random) -> Machine:
+    """Tables of some device counts, layouts and collectives, and links."""
+    sizes = tuple(sorted({draw.randint(0, 10 ** draw.randint(1, 7)) for _ in range(draw.randint(1, 6))}))
+
+    def column() -> tuple[float, ...]:
+        return tuple(sorted(draw.uniform(1e-5, 1e-2) for _ in sizes))
+
+    def table(**fields: Any) -> dict[str, Any]:
+        uncertain = draw.choice([None, 0.05])
+        return {"sizes_bytes": sizes, "time_s": column(), "relative_uncertainty": uncertain} | fields
+
+    def link() -> Link:
+        return Link(
+            latency_s=draw.uniform(0, 1e-4),
+            bandwidth_bytes_per_s=10 ** draw.uniform(7, 11),
+            reduce_s_per_byte=draw.choice([0.0, 1e-10]),
+            message_overhead_s=draw.choice([0.0, 1e-5]),
+            bucket_overhead_s=draw.choice([0.0, 1e-5]),
+            fitted_to=draw.choice(["", "mpi on 2"]),
+            median_residual=draw.choice([0.0, 0.3]),
+            relative_uncertainty=draw.choice([None, 0.1]),
+        )
+
+    algorithms = draw.sample(["auto", "mpi", "ring", "nccl", "direct", "hierarchical"], 3)
+    places = draw.sample([(2, ""), (4, ""), (8, ""), (4, "1x4"), (8, "2x4"), (16, "4x4"), (4, "4x1")], 3)
+    places = [place for place in places if place[1] or "hierarchical" not in algorithms]
+    every = [{"algorithm": name, "devices": n, "layout": layout} for name in algorithms for n, layout in places]
+    halves = [
+        each | {"kind": kind} for each in every for kind in ("reduce-scatter", "all-gather", "copy", "ordered-sum")
+    ]
+    mechanisms = draw.choice([(), ("thread",), ("poll", "thread")])
+    racks = draw.random() < 0.3
+    return Machine(
+        name="random",
+        allreduce=tuple(AllreduceCost(**table(**each)) for each in every),
+        halves=tuple(AllreduceCost(**table(**each)) for each in halves if draw.random() < 0.3),
+        overlap=tuple(
+            OverlapCost(**table(overlap=name, compute_loss_s=column(), poll_s=draw.choice([0.0, 1e-5]), **each))
+            for name in mechanisms
+            for each in every
+            if draw.random() < 0.7
+        ),
+        compute_slowdown=draw.choice([(), (ComputeSlowdown(devices=4, factor=1.2, half_width=0.1, added_s=1e-3),)]),
+        link=link(),
+        link_in_node=draw.choice([None, link()]),
+        link_between_racks=link() if racks else None,
+        nodes_per_rack=4 if racks else None,
+        cores=draw.choice([0, 0, 4]),
+        emulated_network=draw.random() < 0.2,
+        wiring=draw.choice([None, "mesh"]),
+        network_adapters=draw.choice([None, 2]),
+        contention=draw.choice([None, 1.5]),
+        collective_overhead_s=draw.choice([None, 2e-5]),
+        relative_uncertainty=draw.choice([None, 0.02]),
+    )
+
+
+def pairs(draw: random.Random) -> list[tuple[Workload, Machine]]:
+    """Published workloads and machines, those of studies of this repository, and random ones."""
+    googlenet = workload.read(FILES / "googlenet_k80.toml")
+    resnet = workload.read(ROOT / "dpsim" / "validation" / "workloads" / "resnet50.toml")
+    return [
+        (googlenet, machine.read(FILES / "k80_10gbe.toml")),
+        (googlenet, machine.read("10gbe")),
+        (resnet, machine.read("nvlink3-8gpu+hdr-ib")),
+        *studied("strategies"),
+        *studied("example"),
+        *studied("emulated-speedup"),
+        *((random_workload(draw), random_machine(draw)) for _ in range(20)),
+    ]
+
+
+@needs_browser
+def test_random_settings_are_predicted_as_by_python(tmp_path: Path) -> None:
+    draw = random.Random(31)
+    worlds = pairs(draw)
+    cases: list[dict[str, Any]] = []
+    expected: list[Prediction] = []
+    while len(cases) < SETTINGS:
+        which = draw.randrange(len(worlds))
+        case = random_case(draw, *worlds[which])
+        if case is not None:
+            cases.append({"world": which, "setting": case[0]})
+            expected.append(case[1])
+    given = codec.to_json({"worlds": [world(*each) for each in worlds], "cases": cases}, indent=None)
+    script = f"""
+    {engine()}
+    const {{worlds, cases}} = JSON.parse({json.dumps(given)}, revived);
+    return JSON.stringify(cases.map(({{world, setting}}) => {{
+      const it = predict(worlds[world], setting);
+      return [it.step_s, it.low_s, it.high_s, it.exposed_s, it.cost_s, it.buckets.length, it.extrapolated];
+    }}));"""
+    answers = json.loads(evaluated(tmp_path, script))
+    assert len(answers) == SETTINGS
+    for case, answer, right in zip(cases, answers, expected, strict=True):
+        *seconds, buckets, extrapolated = answer
+        assert [buckets, extrapolated] == [right.buckets, right.extrapolated], case
+        assert seconds[:3] == pytest.approx([right.step_s, right.low_s, right.high_s], rel=1e-6), case
+        beside = right.exposed_communication_s, right.communication_cost_s
+        assert seconds[3:] == pytest.approx(beside, rel=1e-6, abs=1e-9 * right.step_s), case
