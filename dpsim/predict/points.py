@@ -123,7 +123,7 @@ def predict_on_machines(
 def _upgrade(name: str, before: tuple[Record, _Predicted], after: tuple[Record, _Predicted]) -> Record:
     """Return how many times as fast the best step of another machine is as that of the first."""
     low, high = ratio_interval(before[1], after[1], of_two_machines=True)
-    keys = ("devices", "layout", "global_batch", "local_batch", "fusion_rule", "batch_norm")
+    keys = ("devices", "layout", "global_batch", "local_batch", "accumulate", "fusion_rule", "batch_norm")
     step_s, before_s = after[0]["predicted_step_s"], before[0]["predicted_step_s"]
     return {key: after[0][key] for key in keys} | {
         "machine": name,

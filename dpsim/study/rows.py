@@ -106,10 +106,11 @@ class Rows:
         self.join(series)
 
     def add(self, subject: Subject, quantity: str, visit: int, values: Iterable[float], part: int = 0) -> None:
-        """Keep the values that a visit took of a quantity."""
-        visits, kept = self._series.setdefault((subject, quantity, part), ([], []))
-        kept += (ticks := rounded(values))
-        visits += [visit] * len(ticks)
+        """Keep the values that a visit took of a quantity, if there are any."""
+        if ticks := rounded(values):
+            visits, kept = self._series.setdefault((subject, quantity, part), ([], []))
+            kept += ticks
+            visits += [visit] * len(ticks)
 
     def join(self, series: Iterable[Series]) -> None:
         """Keep the values that others took."""

@@ -28,7 +28,8 @@ _DDP, _OWN_RUNTIME = "torch-ddp", "dpsim"
 """What --runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
 _RUNTIMES = (_DDP, _OWN_RUNTIME)
 _OWN_DATA = "its own data"
-_CAP, _BATCH, _ACCUMULATE = "fusion_threshold_bytes", "local_batch", "accumulate"
+_CAP, _BATCH = "fusion_threshold_bytes", "local_batch"
+_ACCUMULATE = "accumulate"
 _LISTS = {_CAP: "caps_bytes", _BATCH: "local_batches", _ACCUMULATE: "accumulates"}
 """What ``script_experiment`` calls several values of a setting's field."""
 MOST_CAPS = 7
