@@ -111,8 +111,8 @@ def test_what_is_measured_are_the_given_pairs_of_cap_and_batch(declared: Experim
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_script_is_tuned(dpsim: Dpsim, declared: Experiment) -> None:
-    flags = ("--devices", "2", "--local-batch", "16")
+def test_a_script_is_tuned(dpsim: Dpsim, declared: Experiment, tmp_path: Path) -> None:
+    flags = ("--devices", "2", "--local-batch", "16", "--output", tmp_path / "tuned")
     code, out, err = dpsim("tune", "--torch-script", declared.script, *flags)
     assert code == 0, err
     assert "default: bucket cap 25 MiB, local batch 4" in out and "local batch 16" in out
