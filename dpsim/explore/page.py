@@ -24,9 +24,7 @@ from dpsim.strategy import STRATEGIES, parse_strategy
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
-ENGINE = (
-    *("fusion", "lowering", "algorithms", "costs", "link", "scaling", "uncertainty", "prices", "walk", "predict"),
-)
+ENGINE = ("fusion", "lowering", "algorithms", "costs", "link", "scaling", "uncertainty", "prices", "walk", "predict")
 """The files of the engine; each may call functions of any other one."""
 _CHARTS = ("format", "charts", "controls", "search", "page")
 EXPLORED = ("data-parallel", "zero1", "zero2", "zero3", "zero3:prefetch=2", "zero3:reshard=no")

@@ -153,12 +153,12 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     for number, slots in enumerate(copied):
         if slots:
             points[number] = _with_copies(points[number], copy_curve(machine, collective), data_devices)
+    if machine.wake_s:  # the parts of a stage stop for their sums, and may have slept before
+        points[-1] = _later(points[-1], machine.wake_s)
     if factors is not EXACT:
         network, overlap = (1.0, factors.network), (1.0, factors.overlapped, factors.loss)
         scales = network, overlap, network, overlap, network, network, network
         points = list(map(_scaled, points, scales))
-    if machine.wake_s:
-        points[-1] = _later(points[-1], machine.wake_s)
     if overhead_of_each := (machine.collective_overhead_s or 0.0) * factors.overhead * (plan.devices > 1):
         points = [_later(each, overhead_of_each) for each in points]
     messages = messages_of(machine, schedule) if strategy.stages > 1 else NO_MESSAGES

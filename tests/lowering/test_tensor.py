@@ -17,6 +17,7 @@ from dpsim.errors import ConfigError
 from dpsim.lowering import lower
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
+from dpsim.predict.prices import FREE_NETWORK
 from dpsim.predict.step import price, scheduled
 from dpsim.schedule import (
     ALLREDUCE_EVENT,
@@ -219,3 +220,6 @@ def test_how_late_ranks_wake_delays_each_sum_over_the_parts_of_a_stage_and_no_qu
     late = msgspec.structs.replace(known, wake_s=1e-3)
     prompt_s, late_s = (price(scheduled(workload(), on, plan(strategy, 2)), on).step_s for on in (known, late))
     assert late_s - prompt_s == pytest.approx(joins * 1e-3)
+    schedule = scheduled(workload(), late, plan(strategy, 2))
+    free, free_and_late = (price(schedule, on, FREE_NETWORK).step_s for on in (known, late))
+    assert free == free_and_late  # it is part of what a collective costs
