@@ -1,7 +1,7 @@
 """``python -m dpsim.experiments.advice`` compares the ranking of ``advise`` with measured steps, case by case.
 
 Each case is profiled and calibrated, ``advise`` ranks the strategies, and then the best plan of each one that is said
-to fit is trained in turns with the others. A case holds where the plan that is ranked first is the fastest of them or
+to fit is trained in turns with the others. A case holds where the plan that is advised is the fastest of them or
 at most 3 % slower, and where none that is said to fit allocates more memory than there is.
 """
 
@@ -85,7 +85,7 @@ class Outcome(Noun, frozen=True):
 
     @property
     def cost(self) -> float:
-        """How much longer the first one's step is than the fastest one's, over that."""
+        """How much longer the advised one's step is than the fastest one's, over that."""
         return self.ranked[0].median_s / min(each.median_s for each in self.ranked) - 1
 
     @property
@@ -142,7 +142,7 @@ def outcome(case: Case, progress: Progress) -> Outcome:
 def lines(of_case: Outcome) -> list[str]:
     """Return a line for a case, and one for each of its plans."""
     verdict = "holds" if of_case.holds else "does not hold"
-    shown = [f"{of_case.case.title}: the first is {of_case.cost:.1%} slower than the fastest; {verdict}"]
+    shown = [f"{of_case.case.title}: the advised one is {of_case.cost:.1%} slower than the fastest; {verdict}"]
     for each in of_case.ranked:
         shown.append(
             f"  {each.strategy}, {each.accumulate} micro-batches: predicted {1e3 * each.predicted_s:.2f} ms, measured"

@@ -30,6 +30,9 @@ THRESHOLD_SHARES = (32, 8)
 """Parts of the gradients that fusion thresholds are: beside these the rule's own threshold and one bucket a step."""
 MICRO_BATCHES_A_STAGE = 4
 """The most micro-batches of a pipeline over its stages: its bubble is then a fifth of the step or less."""
+SMALL_GAIN = 0.02
+"""Plain data parallelism is advised before a strategy that is predicted to be faster by this share or less: predictions
+err by more, and it asks the least of whoever trains."""
 MOST_DIVISIONS = 4
 """How many times as many micro-batches as the plan's a strategy without stages has where it does not fit otherwise."""
 
@@ -73,9 +76,9 @@ class Choice:
 class Advice:
     """What is advised for one workload, machine, number of devices and global batch.
 
-    ``choices``: the best candidate of each strategy, in the order of ``Candidate.rank``. ``candidates``: all that were
-    priced, in the same order. ``plain``: the best one of plain data parallelism. ``told`` is what the workload's script
-    told DDP.
+    ``choices``: the best candidate of each strategy, first the advised one, then in the order of ``Candidate.rank``.
+    ``candidates``: all that were priced, in that order. ``plain``: the best one of plain data parallelism. ``told`` is
+    what the workload's script told DDP.
     """
 
     machine: Machine
@@ -86,37 +89,37 @@ class Advice:
     told: Told
 
     @property
-    def fastest(self) -> Choice | None:
-        """The fastest choice that may fit; ``None`` where nothing fits."""
+    def advised(self) -> Choice | None:
+        """The fastest choice that may fit, or plain data parallelism (``SMALL_GAIN``); ``None`` where nothing fits."""
         first = self.choices[0]
         return None if first.candidate.memory.fits is False else first
 
     @property
     def equally_fast(self) -> tuple[Choice, ...]:
-        """The other choices that may fit whose step cannot be told apart from the fastest one's (``interval``)."""
-        fastest = self.fastest
-        if fastest is None:
+        """The other choices that may fit whose step cannot be told apart from the advised one's (``interval``)."""
+        advised = self.advised
+        if advised is None:
             return ()
         others = (each for each in self.choices[1:] if each.candidate.memory.fits is not False)
-        return tuple(each for each in others if equally_fast(each.predicted, fastest.predicted))
+        return tuple(each for each in others if equally_fast(each.predicted, advised.predicted))
 
     @property
     def over_plain(self) -> tuple[float, float, float] | None:
         """(times as fast as plain data parallelism, the ends of its interval); ``None`` where nothing fits."""
-        if self.fastest is None:
+        if self.advised is None:
             return None
-        ratio = self.plain.prediction.step_s / self.fastest.prediction.step_s if self.fastest.prediction.step_s else 1.0
-        return ratio, *ratio_interval(self.plain.predicted, self.fastest.predicted)
+        ratio = self.plain.prediction.step_s / self.advised.prediction.step_s if self.advised.prediction.step_s else 1.0
+        return ratio, *ratio_interval(self.plain.predicted, self.advised.predicted)
 
     @property
     def undecided(self) -> str | None:
-        """What is the most uncertain about the difference of the fastest from the one that comes nearest.
+        """What is the most uncertain about the difference of the advised one from the one that comes nearest.
 
         See ``interval.undecided``. ``None`` where no other is equally fast.
         """
-        if self.fastest is None or not self.equally_fast:
+        if self.advised is None or not self.equally_fast:
             return None
-        return undecided(self.fastest.interval, self.equally_fast[0].interval)
+        return undecided(self.advised.interval, self.equally_fast[0].interval)
 
 
 def advise(workload: Workload, machine: Machine, devices: int | str, *, every: bool = False, **settings: Any) -> Advice:
@@ -140,15 +143,26 @@ def advise(workload: Workload, machine: Machine, devices: int | str, *, every: b
     for kind in STRATEGIES.values():
         search.of(kind)
     bests = [min(of_kind, key=lambda each: each.rank) for of_kind in search.candidates.values() if of_kind]
-    choices = [Choice(candidate=each, **search.predicted(each.plan)) for each in bests]
+    plain, *others = (Choice(candidate=each, **search.predicted(each.plan)) for each in bests)
     return Advice(
         machine=machine,
-        choices=tuple(sorted(choices, key=lambda choice: choice.candidate.rank)),
+        choices=_in_order(plain, others),
         candidates=tuple(sorted((each for kind in search.candidates.values() for each in kind), key=lambda c: c.rank)),
         refusals=search.refusals,
-        plain=choices[0],
+        plain=plain,
         told=told,
     )
+
+
+def _in_order(plain: Choice, others: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Return choices in the order of their rank, plain data parallelism first where others gain little."""
+
+    def rank(choice: Choice) -> tuple[bool, float]:
+        misfit, cost = choice.candidate.rank
+        return misfit, cost / (1 + SMALL_GAIN) if choice is plain and not misfit else cost
+
+    first, *rest = sorted((plain, *others), key=rank)
+    return (first, *sorted(rest, key=lambda choice: choice.candidate.rank))
 
 
 class _Timed(NamedTuple):

@@ -13,7 +13,7 @@ from dpsim.plan import Plan
 from dpsim.predict.advise import Advice, Candidate, Choice, Refusal
 from dpsim.report.prediction import band
 from dpsim.report.table import Column
-from dpsim.report.words import enumerated, interval_name, listed
+from dpsim.report.words import enumerated, interval_name, listed, percent
 from dpsim.units import format_duration, format_size
 from dpsim.workload import Workload
 
@@ -43,7 +43,7 @@ def typed(plan: Plan) -> str:
 
 def columns(advice: Advice) -> tuple[Column[Record], ...]:
     """Return the columns of the table, whose rows are ``records``."""
-    level = advice.fastest.prediction.interval_level if advice.fastest else None
+    level = advice.advised.prediction.interval_level if advice.advised else None
     return (
         Column(head="step", cell=lambda row: format_duration(row["predicted_step_s"])),
         Column(
@@ -100,10 +100,10 @@ def _record(candidate: Candidate, choice: Choice | None) -> Record:
 
 
 def summary(advice: Advice, workload: Workload) -> Record:
-    """Return what holds for all candidates: the fastest, those that may be as fast, and what was refused."""
-    fastest, over = advice.fastest, advice.over_plain
+    """Return what holds for all candidates: the advised one, those that may be as fast, and what was refused."""
+    advised, over = advice.advised, advice.over_plain
     return {
-        "fastest": fastest and typed(fastest.candidate.plan),
+        "advised": advised and typed(advised.candidate.plan),
         "speedup_over_data_parallel": over and over[0],
         "speedup_low": over and over[1],
         "speedup_high": over and over[2],
@@ -122,7 +122,7 @@ def summary(advice: Advice, workload: Workload) -> Record:
 
 def nothing_fits(advice: Advice) -> str:
     """Return what is said first where nothing fits, with the least memory that any plan needs; else nothing."""
-    if advice.fastest is not None:
+    if advice.advised is not None:
         return ""
     least = min((each for each in advice.candidates), key=lambda each: each.memory.total)
     return (
@@ -133,8 +133,8 @@ def nothing_fits(advice: Advice) -> str:
 
 def sentences(advice: Advice, workload: Workload) -> Iterator[str]:
     """Yield what follows from the table, as whole sentences."""
-    if advice.fastest is not None:
-        yield _fastest(advice)
+    if advice.advised is not None:
+        yield _advised(advice)
         yield from _over_plain(advice)
         if others := advice.equally_fast:
             names = enumerated(choice.candidate.plan.strategy for choice in others)
@@ -147,12 +147,20 @@ def sentences(advice: Advice, workload: Workload) -> Iterator[str]:
     yield from map(_refused, advice.refusals)
 
 
-def _fastest(advice: Advice) -> str:
-    assert advice.fastest is not None
-    plan, predicted = advice.fastest.candidate.plan, advice.fastest.prediction
-    of_those = " of the plans that fit" if advice.fastest.candidate.memory.fits else ""
-    name = "plain data parallelism" if advice.fastest is advice.plain else plan.strategy
-    return f"The fastest{of_those} is {name}, with {format_duration(predicted.step_s)} a step: {typed(plan)}."
+def _advised(advice: Advice) -> str:
+    assert advice.advised is not None
+    plan, predicted = advice.advised.candidate.plan, advice.advised.prediction
+    nearly = min(advice.choices, key=lambda choice: choice.candidate.rank)
+    name = "plain data parallelism" if advice.advised is advice.plain else plan.strategy
+    what = f"with {format_duration(predicted.step_s)} a step: {typed(plan)}"
+    if nearly is not advice.advised:
+        gain = predicted.step_s / nearly.prediction.step_s - 1
+        return (
+            f"The advice is {name}, {what}. The fastest is {nearly.candidate.plan.strategy}, by {percent(gain)}, which is"
+            " less than predictions err by."
+        )
+    of_those = " of the plans that fit" if advice.advised.candidate.memory.fits else ""
+    return f"The fastest{of_those} is {name}, {what}."
 
 
 def _over_plain(advice: Advice) -> Iterator[str]:
@@ -162,7 +170,7 @@ def _over_plain(advice: Advice) -> Iterator[str]:
             f"Plain data parallelism does not fit: it needs at least {format_size(needed.total)} a device, which has"
             f" {format_size(advice.machine.memory_bytes)}."
         )
-    elif over is not None and advice.fastest is not advice.plain:
+    elif over is not None and advice.advised is not advice.plain:
         ratio, low, high = over
         certain = "" if low > 1 else ", no certain gain"
         yield f"It is {ratio:.2f} times as fast as plain data parallelism ({low:.2f} to {high:.2f}{certain})."
@@ -186,10 +194,10 @@ def _refused(refusal: Refusal) -> str:
 
 
 def measurement(advice: Advice, workload: Workload) -> str | None:
-    """Return the command that measures what would decide between the fastest plan and the one that comes nearest."""
-    if advice.fastest is None or advice.undecided is None:
+    """Return the command that measures what would decide between the advised plan and the one that comes nearest."""
+    if advice.advised is None or advice.undecided is None:
         return None
-    plans = advice.fastest.candidate.plan, advice.equally_fast[0].candidate.plan
+    plans = advice.advised.candidate.plan, advice.equally_fast[0].candidate.plan
     own = workload.source.startswith("dpsim profile: ")
     model = f"--model {workload.name}" if own else "--torch-script train.py"
     if advice.undecided == "compute":

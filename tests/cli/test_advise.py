@@ -55,14 +55,15 @@ def test_json_has_the_best_of_each_strategy_or_all(dpsim: Dpsim, stated: str) ->
     strategies = [point["strategy"].partition(":")[0] for point in shown["points"]]
     assert sorted(strategies) == ["data-parallel", "pipeline", "zero1", "zero2", "zero3"]
     steps = [point["predicted_step_s"] for point in shown["points"]]
-    assert steps == sorted(steps) and shown["summary"]["fastest"] == shown["points"][0]["flags"]
+    assert steps[1:] == sorted(steps[1:]) and steps[0] <= 1.02 * min(steps)
+    assert shown["summary"]["advised"] == shown["points"][0]["flags"]
     assert all(point["predicted_low_s"] < point["predicted_step_s"] for point in shown["points"])
     assert {(point["optimizer"], point["layout"], point["global_batch"]) for point in shown["points"]} == {
         ("adamw", "2x2", 256)
     }
     every = _shown(dpsim, *files, "--optimizer", "adamw", "--all")
     assert len(every["points"]) > len(shown["points"])
-    assert every["summary"]["fastest"] == shown["summary"]["fastest"]
+    assert every["summary"]["advised"] == shown["summary"]["advised"]
     assert {point["flags"] for point in shown["points"]} <= {point["flags"] for point in every["points"]}
 
 
