@@ -108,6 +108,9 @@ class LayerKernels(Protocol):
     def both_gradients(self, grad: Array, y: Array, copy: Array) -> None:
         """grad = copy = grad where y > 0, else 0."""
 
+    def tree_sum(self, parts: Sequence[Array], out: Array) -> None:
+        """out = the sum of the parts along the tree (``dpsim.kernels.allreduce.tree.leaf_tree``)."""
+
     @property
     def size_bytes(self) -> int:
         """Bytes of the memory that it has taken so far."""

@@ -1,6 +1,7 @@
-"""The rectifier of a sum and its backward pass in the memory of a GPU: each array read or written once.
+"""Sums along a tree, and the rectifier of a sum with its backward pass, in the memory of a GPU.
 
-A kernel takes (addresses that it reads, addresses that it writes, (elements,)). Importing this loads numba-cuda.
+Each array is read or written once. A kernel takes (addresses that it reads, addresses that it writes, (elements,)).
+Importing this loads numba-cuda.
 """
 
 from __future__ import annotations
@@ -38,6 +39,38 @@ def both_gradients(lanes: int) -> Any:
         store(writes[1] + at, grad)
 
     return elementwise(work, lanes)
+
+
+@functools.cache
+def tree_sum(count: int, lanes: int) -> Any:
+    """kernel(``count`` arrays, (out,), (elements,)): out = their sum along the tree (``allreduce.tree.leaf_tree``)."""
+    read, store = _subtree(0, count, lanes), memory.store("float32", lanes)
+
+    @threadless
+    def work(reads, writes, at):  # type: ignore[no-untyped-def]
+        store(writes[0] + at, read(reads, at))
+
+    return elementwise(work, lanes)
+
+
+def _subtree(first: int, count: int, lanes: int) -> Any:
+    """read(reads, at): the sum of ``count`` arrays from the first on; a power of two of them stands on the left."""
+    if count == 1:
+        load = memory.load("float32", lanes)
+
+        @threadless
+        def one(reads, at):  # type: ignore[no-untyped-def]
+            return load(reads[first] + at)
+
+        return one
+    half = 1 << (count - 1).bit_length() - 1
+    left, right, add = _subtree(first, half, lanes), _subtree(first + half, count - half, lanes), registers.add
+
+    @threadless
+    def both(reads, at):  # type: ignore[no-untyped-def]
+        return add(left(reads, at), right(reads, at))
+
+    return both
 
 
 def _of(lanes: int) -> tuple[Any, Any, Any, Any]:

@@ -126,6 +126,11 @@ class LayerKernels:
         grid = (_blocks(y.size // lanes), 1)
         self.launch(elementwise_cuda.both_gradients(lanes), grid, (grad, y), (grad, copy), (y.size,))
 
+    def tree_sum(self, parts: Sequence[Any], out: Any) -> None:
+        lanes = lanes_of(out.size, self._aligned(*parts, out))
+        grid = (_blocks(out.size // lanes), 1)
+        self.launch(elementwise_cuda.tree_sum(len(parts), lanes), grid, parts, (out,), (out.size,))
+
     def launch(
         self,
         kernel: Any,

@@ -71,6 +71,9 @@ class ArrayOps:
         zeros: Array = self.xp.zeros(shape, dtype)
         return zeros
 
+    def pooled(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
+        return None
+
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         tolerant: AbstractContextManager[Any] = self.xp.errstate(over="ignore", invalid="ignore", divide="ignore")
         return tolerant

@@ -64,7 +64,7 @@ class BatchNorm(Layer):
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         gamma, beta = self.parameters["gamma"], self.parameters["beta"]
-        y = self.buffers.take("y", x.shape)
+        y = self.buffers.lend("y", x.shape)
         if not training:
             scale = gamma * (self.running_var + self.epsilon) ** -0.5
             self._normalise(x, self.running_mean, scale, beta, y)

@@ -93,7 +93,7 @@ class BlockStart(Layer):
         total = pair.summed(self.ops, pair.waiting)
         if pair.add is None:
             return total
-        dx = self.buffers.take("dx", total.shape)
+        dx = self.buffers.lend("dx", total.shape)
         dx[...] = total
         return dx
 
@@ -115,7 +115,7 @@ class BlockSum(Layer):
         total = pair.summed(self.ops, [*pair.waiting, x])
         if not self.tensors and pair.add is None:
             return total
-        y = self.buffers.take("y", total.shape)
+        y = self.buffers.lend("y", total.shape)
         if self.tensors:
             self.ops.channel_add(total, self.parameters["bias"], out=y)
         else:

@@ -8,13 +8,16 @@ functions of the array module: in float64, in bfloat16 a convolution, and on Num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import operator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.memory import LayerKernels, Memory
 from dpsim.nn.array_ops import ArrayOps, Side, grouped
 from dpsim.nn.ops import Ops, Workspace
@@ -22,6 +25,10 @@ from dpsim.replica import Array, BatchSums, DeferredSums, Leaves
 
 _ALIGNMENT_BYTES = 256
 """cuBLAS chooses its code by how operands are aligned, up to this many bytes."""
+
+_MOST_AT_ONCE = 8
+_MOST_SUMMED_BYTES = 512 << 20
+"""Leaves whose gradients of one weight are added at once, and bytes of these: their memory is free again afterwards."""
 
 
 class DeviceOps(ArrayOps):
@@ -35,6 +42,11 @@ class DeviceOps(ArrayOps):
 
     def layer_kernels(self, dtype: DTypeLike) -> LayerKernels | None:
         return self._kernels if dtype == np.float32 else None
+
+    def pooled(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
+        """CuPy keeps what is given back, and gives it to the next one that asks in the same stream."""
+        array: Array = self.xp.empty(shape, dtype)
+        return array
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         """A device warns of nothing; NumPy in its place would."""
@@ -154,6 +166,36 @@ class DeviceLeafOps(DeviceOps):
         super().matmul(a, b, target)
         if target is not out:
             out[...] = target
+
+    def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
+        """In float32 the transpose is copied: cuBLAS takes longer for leaves of few rows where it lies otherwise."""
+        turned = weight.T if self._coded is not None and self.compute_dtype != "float32" else weight.T.copy()
+        self.product(grad, turned, leaves, out)
+
+    def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
+        of_a_leaf = x.shape[-1] * grad.shape[-1] * x.dtype.itemsize
+        most = max(1, _MOST_SUMMED_BYTES // max(of_a_leaf, 1))
+        return int(min(_MOST_AT_ONCE, 1 << most.bit_length() - 1))
+
+    def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
+        product = super().transposed_product
+        self._tree_sum(leaves, out, lambda leaf, of_leaf: product(x, grad, leaf, of_leaf))
+
+    def leaf_sums(self, x_bC: Array, leaves: Leaves, out_C: Array) -> None:
+        leaf_sums = super().leaf_sums
+        self._tree_sum(leaves, out_C, lambda leaf, of_leaf: leaf_sums(x_bC, leaf, of_leaf))
+
+    def _tree_sum(self, leaves: Leaves, out: Array, write: Callable[[Leaves, Array], None]) -> None:
+        """Add what ``write`` computes of each leaf, along their tree: all are read once, and the sum written once."""
+        if len(leaves) == 2:
+            return write(leaves, out)
+        parts = [self.xp.empty(out.shape, out.dtype) for _ in leaves[1:]]
+        for leaf, part in zip(itertools.pairwise(leaves), parts, strict=True):
+            write(leaf, part)
+        if (kernels := self.layer_kernels(out.dtype)) is not None:
+            kernels.tree_sum(parts, out)
+        else:
+            out[...] = fold(leaf_tree(len(parts)), parts.__getitem__, operator.add)
 
     def _is_aligned(self, array: Array) -> bool:
         return self.memory.address(array) % _ALIGNMENT_BYTES == 0

@@ -68,9 +68,17 @@ class Buffers:
             flat = self._flat[name] = self._ops.zeros((size,), self._dtype if dtype is None else dtype)
         return flat[:size].reshape(shape)
 
+    def lend(self, name: str, shape: Shape) -> Array:
+        """An array of any values for a result, which somebody holds while it is needed.
+
+        On a device its memory then serves other results; elsewhere it is that of ``take``.
+        """
+        pooled = self._ops.pooled(shape, self._dtype)
+        return self.take(name, shape) if pooled is None else pooled
+
     @property
     def size_bytes(self) -> int:
-        """Bytes of all arrays."""
+        """Bytes of all arrays kept by name."""
         return sum(int(flat.nbytes) for flat in self._flat.values())
 
 

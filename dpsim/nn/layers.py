@@ -59,7 +59,7 @@ class Dense(Layer):
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         self._x = x
-        y = self.buffers.take("y", (len(x), *self.output_shape))
+        y = self.buffers.lend("y", (len(x), *self.output_shape))
         self.ops.product(x, self.parameters["weight"], leaves, out=y)
         if self._has_bias:
             self.ops.channel_add(y, self.parameters["bias"], out=y)
@@ -73,7 +73,7 @@ class Dense(Layer):
             self.leaf_sum("bias", leaves, lambda part, out: ops.leaf_sums(grad, part, out), at_once)
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        dx = self.buffers.take("dx", (len(grad), *self.input_shape))
+        dx = self.buffers.lend("dx", (len(grad), *self.input_shape))
         self.ops.product_with_transposed(grad, self.parameters["weight"], leaves, out=dx)
         return dx
 
@@ -119,7 +119,7 @@ class Conv2D(Layer):
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         self._x = x
-        y = self.buffers.take("y", (len(x), *self.output_shape))
+        y = self.buffers.lend("y", (len(x), *self.output_shape))
         self.ops.conv2d(x, self.parameters["weight"], self.stride, leaves, y, self.buffers)
         return y
 
@@ -133,7 +133,7 @@ class Conv2D(Layer):
         )
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        dx = self.buffers.take("dx", (len(grad), *self.input_shape))
+        dx = self.buffers.lend("dx", (len(grad), *self.input_shape))
         self.ops.conv2d_input_gradient(grad, self.parameters["weight"], self.stride, leaves, dx, self.buffers)
         return dx
 
@@ -154,7 +154,7 @@ class ReLU(Layer):
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
         if self.done_before:
             return x
-        y = self.buffers.take("y", x.shape)
+        y = self.buffers.lend("y", x.shape)
         self._mask = self.buffers.take("mask", x.shape, bool)
         self.ops.relu(x, out=y, mask=self._mask)
         return y
@@ -181,16 +181,16 @@ class MaxPool2D(Layer):
         self.activation_bytes_per_sample = math.prod(self._row_shape) + math.prod(output_shape)
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        y = self.buffers.take("y", (len(x), *self.output_shape))
-        rows = self.buffers.take("rows", (len(x), *self._row_shape))
+        y = self.buffers.lend("y", (len(x), *self.output_shape))
+        rows = self.buffers.lend("rows", (len(x), *self._row_shape))
         self._pick_left = self.buffers.take("pick left", rows.shape, bool)
         self._pick_upper = self.buffers.take("pick upper", y.shape, bool)
         self.ops.max_pool(x, rows, self._pick_left, self._pick_upper, out=y)
         return y
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        dx = self.buffers.take("dx", (len(grad), *self.input_shape))
-        rows = self.buffers.take("rows", (len(grad), *self._row_shape))
+        dx = self.buffers.lend("dx", (len(grad), *self.input_shape))
+        rows = self.buffers.lend("rows", (len(grad), *self._row_shape))
         self.ops.max_pool_backward(grad, self._pick_left, self._pick_upper, rows, out=dx)
         return dx
 
@@ -204,12 +204,12 @@ class GlobalAveragePool(Layer):
         super().__init__(name, ops, input_shape, input_shape[-1:], dtype)
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        y = self.buffers.take("y", (len(x), *self.output_shape))
+        y = self.buffers.lend("y", (len(x), *self.output_shape))
         self.ops.spatial_mean(x, out_bC=y)
         return y
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        dx = self.buffers.take("dx", (len(grad), *self.input_shape))
+        dx = self.buffers.lend("dx", (len(grad), *self.input_shape))
         self.ops.spatial_mean_backward(grad, out_bHWC=dx)
         return dx
 
@@ -271,7 +271,7 @@ class Dropout(Layer):
         self.ops.random_mask(f"dropout {name}", self._seed, self._step, self._first_sample, self._dropped, out=mask)
         if mask is not self._mask:
             self._mask[...] = mask[..., columns]
-        y = self.buffers.take("y", x.shape)
+        y = self.buffers.lend("y", x.shape)
         self.ops.scale_where(x, self._mask, self._scale, out=y)
         return y
 
@@ -318,7 +318,7 @@ class Augment(Layer):
         bits = rng.sample_bits(
             f"augment {self.name}", self._seed, (len(x), 3), stream=self._step, first_sample=self._first_sample
         ).astype(int)
-        y = self.buffers.take("y", x.shape)
+        y = self.buffers.lend("y", x.shape)
         self.ops.move_pictures(
             x, self.crop, bits[:, :2] * (2 * self.crop + 1) // _LEVELS, bits[:, 2] < self._flipped, y, self.buffers
         )

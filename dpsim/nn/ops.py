@@ -48,6 +48,9 @@ class Ops(Protocol):
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 
+    def pooled(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
+        """An array of any values whose memory is free again when nobody holds it; None where that is slow to get."""
+
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         """While it is open, infinities and NaN raise no warning (the caller checks the loss)."""
 

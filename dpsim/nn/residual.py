@@ -61,6 +61,7 @@ class Fork(_Marker):
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
         self.ops.add(grad, self.branch.waiting, out=grad)
+        del self.branch.waiting
         return grad
 
 
@@ -90,7 +91,7 @@ class Join(_Marker):
     rectifies = False
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        y = self._y = self.buffers.take("y", x.shape)
+        y = self._y = self.buffers.lend("y", x.shape)
         kernels = self.ops.layer_kernels(self.dtype)
         if self.rectifies and kernels is not None:
             kernels.rectified_sum(x, self.branch.waiting, y)
@@ -99,7 +100,7 @@ class Join(_Marker):
         return y
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        self.branch.waiting = self.buffers.take("copy", grad.shape)
+        self.branch.waiting = self.buffers.lend("copy", grad.shape)
         kernels = self.ops.layer_kernels(self.dtype)
         if self.rectifies and kernels is not None:
             kernels.both_gradients(grad, self._y, self.branch.waiting)
@@ -161,11 +162,11 @@ class Subsample(Layer):
         self.stride = stride
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        y = self.buffers.take("y", (len(x), *self.output_shape))
+        y = self.buffers.lend("y", (len(x), *self.output_shape))
         self.ops.subsample(x, self.stride, out=y)
         return y
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
-        dx = self.buffers.take("dx", (len(grad), *self.input_shape))
+        dx = self.buffers.lend("dx", (len(grad), *self.input_shape))
         self.ops.subsample_backward(grad, self.stride, out=dx)
         return dx

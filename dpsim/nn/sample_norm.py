@@ -49,7 +49,7 @@ class GroupNorm(Layer):
         return unit_scale(*self.tensors)
 
     def forward(self, x: Array, leaves: Leaves, *, training: bool) -> Array:
-        y, self._normalised = self.buffers.take("y", x.shape), self.buffers.take("normalised", x.shape)
+        y, self._normalised = self.buffers.lend("y", x.shape), self.buffers.lend("normalised", x.shape)
         self._inverse_std = self.buffers.take("inverse std", (len(x) * self._rows_per_sample, self.groups))
         self.ops.normalise(self._rows(x), self.epsilon, out=self._rows(self._normalised), inverse_std=self._inverse_std)
         self.ops.channel_multiply(self._normalised, self.parameters["gamma"], out=y)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -112,10 +113,11 @@ def timeline(
     reached_s = [-math.inf] * len(steps[0])
     for number, ranks in enumerate(steps):
         for rank, marks in enumerate(ranks):
-            for event in sorted(_events(marks.settle(), names, reached_s[rank]), key=lambda event: event[:2]):
-                code = codes.setdefault(event.operation, len(codes))
-                times_s = (event.start_s - origin_s, event.end_s - origin_s)
-                rows.append((number, rank, event.lane, code, *times_s, event.size_bytes, event.asked_s - origin_s))
+            events = sorted(_events(marks.settle(), names, reached_s[rank]), key=operator.itemgetter(0, 1))
+            for start_s, end_s, lane, operation, size, asked_s in events:
+                code = codes.setdefault(operation, len(codes))
+                times_s = (start_s - origin_s, end_s - origin_s)
+                rows.append((number, rank, lane, code, *times_s, size, asked_s - origin_s))
             reached_s[rank] = marks.compute[-1][1]
     step, rank_column, lane_column, operation_column, start, end, size_bytes, asked = zip(*rows, strict=True)
     return Timeline(
@@ -134,13 +136,8 @@ def timeline(
     )
 
 
-class _Event(NamedTuple):
-    start_s: float
-    end_s: float
-    lane: int
-    operation: str
-    size_bytes: int
-    asked_s: float
+_Event = tuple[float, float, int, str, int, float]
+"""Start and end in seconds, lane, operation, bytes, and when the host asked for it."""
 
 
 def _events(marks: StepMarks, names: Sequence[str], earliest_s: float) -> Iterator[_Event]:
@@ -156,15 +153,15 @@ def _events(marks: StepMarks, names: Sequence[str], earliest_s: float) -> Iterat
     pauses = [pause for pause, _ in waits]
     for (operation, end_s), asked_s in zip(marks.compute, of_compute, strict=True):
         for low_s, high_s in _outside(start_s, end_s, pauses):
-            yield _Event(low_s, high_s, COMPUTE_LANE, names[operation], 0, asked_s)
+            yield low_s, high_s, COMPUTE_LANE, names[operation], 0, asked_s
         start_s = end_s
     for (kind, bucket, size, low_s, high_s), asked_s in zip(marks.collectives, of_collectives, strict=True):
         name = f"{KINDS[kind]} {bucket}" if bucket >= 0 else KINDS[kind]
-        yield _Event(low_s, high_s, COMMUNICATION_LANE, name, size, asked_s)
+        yield low_s, high_s, COMMUNICATION_LANE, name, size, asked_s
     sent = sorted((low_s, high_s) for *_, low_s, high_s in marks.collectives)
     for pause, asked_s in waits:
         for low_s, high_s in _outside(*pause, sent):
-            yield _Event(low_s, high_s, COMMUNICATION_LANE, KINDS[WAIT_EVENT], 0, asked_s)
+            yield low_s, high_s, COMMUNICATION_LANE, KINDS[WAIT_EVENT], 0, asked_s
 
 
 def _outside(start_s: float, end_s: float, intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -31,11 +31,11 @@ from dpsim.experiments.gpu_check.journal import keep
 from dpsim.experiments.gpu_check.layers import check_layers
 from dpsim.experiments.gpu_check.probes import why_no_pytorch
 from dpsim.machine import Network
-from dpsim.nn import build_model
+from dpsim.nn import build_model, network
 from dpsim.optimizer import Sgd
 from dpsim.plan import Plan
 from dpsim.processor import layers_by_kernels
-from dpsim.replica import Array, Replica, SizedReplica
+from dpsim.replica import Array, Replica
 from dpsim.runtime.arena import Arena
 from dpsim.runtime.recorder import seconds_per_event, timeline
 from dpsim.runtime.trainer import Trainer
@@ -202,13 +202,15 @@ def _activation_bytes(effort: Effort, peer: MakePeer) -> r.Training:
     with contextlib.closing(peer(*effort.pictures, "float32")) as other:
         other_bytes = other.activation_bytes()
     with _training(*effort.pictures) as trainer:
-        # where CuPy takes the results of expressions from; the simulator has none
+        # where CuPy takes all arrays of layers from, and the results of expressions; the simulator has none
         pool: Any = getattr(trainer.transport.memory.xp, "get_default_memory_pool", lambda: None)()
         if pool is not None:
             pool.free_all_blocks()
         _steps(trainer)(2)
-        assert isinstance(trainer.replica, SizedReplica)
-        own_bytes = trainer.replica.work_bytes + (pool.total_bytes() if pool is not None else 0)
+        assert isinstance(trainer.replica, network.Network)
+        own_bytes = trainer.replica.work_bytes
+        if pool is not None:
+            own_bytes = trainer.replica.ops.work_bytes + pool.total_bytes()
     return _bytes(r.ACTIVATION_BYTES, _setting(effort.pictures), own_bytes, other_bytes)
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_kernels_of_layers_in_the_simulator_have_the_bits_of_the_reference(python: Callable[..., Any]) -> None:
     results = simulated(python, "simulate_cuda_layers.py", timeout_s=200)
-    assert results == {"cases": 9 * 2 + 6 * 2 * 2 + 3 * 2, "wrong": []}
+    assert results == {"cases": 9 * 2 + 6 * 2 * 2 + 3 * 2 + 4 * 2 * 2, "wrong": []}
 
 
 def test_threads_of_a_block_that_ask_at_the_same_time_get_one_shared_array() -> None:
@@ -102,6 +102,8 @@ def kernels() -> dict[str, tuple[Any, tuple[Any, ...]]]:
             every[f"backward {rectified} {lanes}"] = (norm.backward(rectified, lanes), given(6 + rectified, 1, 2))
         every[f"rectified sum {lanes}"] = (elementwise_cuda.rectified_sum(lanes), given(2, 1, 1))
         every[f"both gradients {lanes}"] = (elementwise_cuda.both_gradients(lanes), given(2, 2, 1))
+        for count in (7, 8):
+            every[f"tree sum of {count} {lanes}"] = (elementwise_cuda.tree_sum(count, lanes), given(count, 1, 1))
     return every
 
 
@@ -112,6 +114,7 @@ NAMES = [
         for lanes in (1, 4)
         for name in (
             *("weight gradient", "sums forward", "sums backward", "sums rectified", "rectified sum", "both gradients"),
+            *("tree sum of 7", "tree sum of 8"),
             *(f"{kind} {rectified}" for kind in ("normalise", "backward") for rectified in (False, True)),
         )
     ),
@@ -147,5 +150,5 @@ def test_the_real_numba_launches_every_kernel_of_layers_in_the_stream_of_the_mem
     done = python(str(here / "launch_layers_on_stub.py"), "4096", env=variables, timeout_s=100)
     assert done.returncode == 0, done.stderr
     launches = [line.split() for line in (tmp_path / "launches").read_text().splitlines()]
-    assert len(launches) == 2 + 2 + 2 * 2 + 1 + 2 * 2 + 1 + 2  # sums of blocks or parts are added in a second kernel
+    assert len(launches) == 2 + 2 + 2 * 2 + 1 + 2 * 2 + 1 + 3  # sums of blocks or parts are added in a second kernel
     assert {(kind, threads, stream) for kind, _, _, threads, stream, *_ in launches} == {("plain", "512", "4096")}

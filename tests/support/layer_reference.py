@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dpsim.kernels import batch_norm_cuda, column_sums_cuda
 from dpsim.kernels.allreduce.cuda.simulated import fused
+from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.kernels.conv_cuda import lanes_of, parts_of
 from dpsim.memory import HostMemory
 
@@ -163,6 +166,9 @@ class ReferenceKernels:
 
     def both_gradients(self, grad: Array, y: Array, copy: Array) -> None:
         copy[...] = grad[...] = np.where(y > 0, grad, np.float32(0))
+
+    def tree_sum(self, parts: Sequence[Array], out: Array) -> None:
+        out[...] = fold(leaf_tree(len(parts)), parts.__getitem__, operator.add)
 
 
 class TwinMemory(HostMemory):

@@ -111,6 +111,15 @@ def wrong_sum(size: int, shift: int, memory: Any) -> str | None:
     return f"arrays {arrays.differ()} of {size} elements from {shift}" if arrays.differ() else None
 
 
+def wrong_tree_sum(count: int, size: int, shift: int, memory: Any) -> str | None:
+    """What differs, if anything, in the sum of ``count`` arrays."""
+    arrays = Arrays(memory, (count, size), shift)
+    *parts, out = (arrays(size) for _ in range(count + 1))
+    for place, kernels in enumerate(both(memory)):
+        kernels.tree_sum([part[place] for part in parts], out[place])
+    return f"arrays {arrays.differ()} of {count} times {size} elements from {shift}" if arrays.differ() else None
+
+
 def checks(memory: Any) -> Iterator[Callable[[], str | None]]:
     """Every case, to be called."""
     for case, shift in itertools.product(CONVOLUTIONS, (0, 1)):
@@ -119,6 +128,8 @@ def checks(memory: Any) -> Iterator[Callable[[], str | None]]:
         yield lambda norm=norm, rectified=rectified, shift=shift: wrong_norm(norm, rectified, shift, memory)
     for size, shift in itertools.product((1, 8, 35), (0, 1)):
         yield lambda size=size, shift=shift: wrong_sum(size, shift, memory)
+    for count, size, shift in itertools.product((2, 3, 5, 8), (8, 35), (0, 1)):
+        yield lambda count=count, size=size, shift=shift: wrong_tree_sum(count, size, shift, memory)
 
 
 if __name__ == "__main__":

@@ -37,11 +37,15 @@ def _dotted(number: int) -> str:
 
 
 class GpuEvent:
-    """A CUDA event."""
+    """A CUDA event, a ``spare`` one of its stream where there is any: to make one takes as long as to record it."""
 
-    def __init__(self, stream: Any) -> None:
-        self.event = cupy.cuda.Event()
+    def __init__(self, stream: Any, spare: list[Any]) -> None:
+        self._spare = spare
+        self.event = spare.pop() if spare else cupy.cuda.Event()
         self.event.record(stream)
+
+    def __del__(self) -> None:
+        self._spare.append(self.event)
 
     def done(self) -> bool:
         """CuPy's own ``done`` takes a fault of the GPU for an event that is not complete yet; waiting raises it."""
@@ -66,12 +70,13 @@ class GpuStream:
     def __init__(self) -> None:
         self.cupy = cupy.cuda.Stream(non_blocking=True)
         self.launch: Any = cuda.external_stream(self.cupy.ptr)
+        self._spare_events: list[Any] = []
 
     def use(self) -> None:
         self.cupy.use()
 
     def record(self) -> GpuEvent:
-        return GpuEvent(self.cupy)
+        return GpuEvent(self.cupy, self._spare_events)
 
     def follow(self, event: Any) -> None:
         self.cupy.wait_event(event.event)
