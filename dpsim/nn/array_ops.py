@@ -21,6 +21,7 @@ from dpsim.dtypes import ComputeDtype
 from dpsim.kernels.allreduce.reference import from_bfloat16, round_to_bfloat16, rounded
 from dpsim.memory import HOST, LayerKernels, Memory
 from dpsim.nn.ops import Ops, Workspace
+from dpsim.nn.results import Results
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
 Side = Literal["left", "right"]
@@ -59,6 +60,7 @@ class ArrayOps:
     """See ``Ops`` for what each operation computes. ``xp`` is an array module with NumPy's functions."""
 
     memory: Memory = HOST
+    results: Results | None = None
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
@@ -70,9 +72,6 @@ class ArrayOps:
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         zeros: Array = self.xp.zeros(shape, dtype)
         return zeros
-
-    def pooled(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
-        return None
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         tolerant: AbstractContextManager[Any] = self.xp.errstate(over="ignore", invalid="ignore", divide="ignore")

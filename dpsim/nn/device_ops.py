@@ -21,6 +21,7 @@ from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.memory import LayerKernels, Memory
 from dpsim.nn.array_ops import ArrayOps, Side, grouped
 from dpsim.nn.ops import Ops, Workspace
+from dpsim.nn.results import Results
 from dpsim.replica import Array, BatchSums, DeferredSums, Leaves
 
 _ALIGNMENT_BYTES = 256
@@ -34,32 +35,28 @@ _MOST_SUMMED_BYTES = 512 << 20
 class DeviceOps(ArrayOps):
     """See ``Ops`` for what each operation computes. Nothing waits for the device."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, results: Results | None = None) -> None:
         super().__init__(memory.xp)
         self.memory = memory
+        self.results = Results(self.zeros) if results is None else results
         self._coded = memory.coded_products()
         self._kernels = memory.layer_kernels()
 
     def layer_kernels(self, dtype: DTypeLike) -> LayerKernels | None:
         return self._kernels if dtype == np.float32 else None
 
-    def pooled(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
-        """CuPy keeps what is given back, and gives it to the next one that asks in the same stream."""
-        array: Array = self.xp.empty(shape, dtype)
-        return array
-
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         """A device warns of nothing; NumPy in its place would."""
         return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
     def in_leaves(self) -> Ops:
-        ops = DeviceLeafOps(self.memory)
+        ops = DeviceLeafOps(self.memory, self.results)
         ops.multiply_in(self.compute_dtype)
         return ops
 
     @property
     def work_bytes(self) -> int:
-        return sum(held.size_bytes for held in (self._coded, self._kernels) if held is not None)
+        return sum(held.size_bytes for held in (self._coded, self._kernels, self.results) if held is not None)
 
     def operand(self, side: Side, x: Array) -> Any:
         if self._coded is None or self.compute_dtype == "float32":
@@ -189,7 +186,7 @@ class DeviceLeafOps(DeviceOps):
         """Add what ``write`` computes of each leaf, along their tree: all are read once, and the sum written once."""
         if len(leaves) == 2:
             return write(leaves, out)
-        parts = [self.xp.empty(out.shape, out.dtype) for _ in leaves[1:]]
+        parts = [self.results.lend(("leaf", number), out.shape, out.dtype) for number in range(len(leaves) - 1)]
         for leaf, part in zip(itertools.pairwise(leaves), parts, strict=True):
             write(leaf, part)
         if (kernels := self.layer_kernels(out.dtype)) is not None:

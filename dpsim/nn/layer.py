@@ -69,12 +69,10 @@ class Buffers:
         return flat[:size].reshape(shape)
 
     def lend(self, name: str, shape: Shape) -> Array:
-        """An array of any values for a result, which somebody holds while it is needed.
-
-        On a device its memory then serves other results; elsewhere it is that of ``take``.
-        """
-        pooled = self._ops.pooled(shape, self._dtype)
-        return self.take(name, shape) if pooled is None else pooled
+        """An array of any values for a result, which somebody holds while it is needed: where results share memory
+        (``Ops.results``) it serves others then; elsewhere this is ``take``."""
+        results = self._ops.results
+        return self.take(name, shape) if results is None else results.lend((id(self), name), shape, self._dtype)
 
     @property
     def size_bytes(self) -> int:

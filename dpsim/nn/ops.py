@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from dpsim.choices import Choices
 from dpsim.dtypes import ComputeDtype
 from dpsim.memory import LayerKernels, Memory
+from dpsim.nn.results import Results
 from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rounding
 
 
@@ -48,8 +49,9 @@ class Ops(Protocol):
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 
-    def pooled(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
-        """An array of any values whose memory is free again when nobody holds it; None where that is slow to get."""
+    @property
+    def results(self) -> Results | None:
+        """The memory that results of layers share; None where each has its own."""
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
         """While it is open, infinities and NaN raise no warning (the caller checks the loss)."""

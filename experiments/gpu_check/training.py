@@ -202,15 +202,15 @@ def _activation_bytes(effort: Effort, peer: MakePeer) -> r.Training:
     with contextlib.closing(peer(*effort.pictures, "float32")) as other:
         other_bytes = other.activation_bytes()
     with _training(*effort.pictures) as trainer:
-        # where CuPy takes all arrays of layers from, and the results of expressions; the simulator has none
+        # where CuPy takes arrays of layers from, and the results of expressions; the simulator has none
         pool: Any = getattr(trainer.transport.memory.xp, "get_default_memory_pool", lambda: None)()
         if pool is not None:
             pool.free_all_blocks()
         _steps(trainer)(2)
         assert isinstance(trainer.replica, network.Network)
-        own_bytes = trainer.replica.work_bytes
-        if pool is not None:
-            own_bytes = trainer.replica.ops.work_bytes + pool.total_bytes()
+        own_bytes, ops = trainer.replica.work_bytes, trainer.replica.ops
+        if pool is not None and ops.results is not None:
+            own_bytes = pool.total_bytes() + ops.work_bytes - ops.results.size_bytes
     return _bytes(r.ACTIVATION_BYTES, _setting(effort.pictures), own_bytes, other_bytes)
 
 

@@ -98,6 +98,11 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, settings: Any) -> Any:
         return _called(function, args, settings)
 
+    @property
+    def base(self) -> Any:
+        """What every view of it refers to as well."""
+        return self._host if self._host.base is None else self._host.base
+
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("an implicit conversion to a host array")
 
