@@ -163,7 +163,10 @@ def _reproducible(effort: Effort, peer: MakePeer) -> r.Training:
 
 
 def _timelines(effort: Effort, peer: MakePeer) -> r.Training:
-    """Time steps whose Timelines are made, and what recording their events cost added; and steps alone."""
+    """Time steps of which each has a Timeline, made after the last one as a study does, and steps alone.
+
+    What recording their events cost is added, since steps alone record them too.
+    """
     with _training(*effort.pictures) as trainer:
         marks = trainer.step().marks.settle()
         begin_s = now()
@@ -173,8 +176,7 @@ def _timelines(effort: Effort, peer: MakePeer) -> r.Training:
         _settle(trainer)
 
         def recorded(count: int) -> None:
-            for _ in range(count):
-                step = trainer.step().marks
+            for step in [trainer.step().marks for _ in range(count)]:
                 timeline([[step]], trainer.runner.program.names, emulated_network=False)
             _settle(trainer)
 
