@@ -41,6 +41,7 @@ class DdpSettings(Noun, frozen=True):
     step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as DDP itself reports them.
     ``sync_batch_norm``: batch norm takes its statistics from all ranks (``SyncBatchNorm``).
     ``whole_buckets``: the workload has a tensor for each of these buckets, as what is in them is not known.
+    ``own_collectives`` are those that the script asks for itself in most steps, outside of backward.
     ``units``: the script calls ``fully_shard`` in place of DDP; each unit is a layer of the workload, in their order.
     """
 
@@ -57,6 +58,7 @@ class DdpSettings(Noun, frozen=True):
     whole_buckets: bool = False
     sync_batch_norm: bool = False
     units: tuple[ShardedUnit, ...] = ()
+    own_collectives: int = 0
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate"):
@@ -104,4 +106,7 @@ class DdpSettings(Noun, frozen=True):
             sentences.append("bucket_cap_mb_list gives each bucket a size of its own, which rule ddp does not")
         if self.sync_batch_norm and not batch_norm:
             sentences.append("the script's SyncBatchNorm sends statistics of every batch norm, which are not predicted")
+        if self.own_collectives:
+            what = "a collective" if self.own_collectives == 1 else f"{self.own_collectives} collectives"
+            sentences.append(f"the script asks for {what} of its own in each step, which no prediction contains")
         return tuple(sentences)

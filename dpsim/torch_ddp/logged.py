@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,7 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         communication_hook=logged.get("comm_hook", ""),
         initial_bucket_bytes=_numbers(logged["bucket_sizes"]),
         bucket_bytes=tuple(sum(sizes[index] for index in bucket) for bucket in buckets),
+        own_collectives=statistics.median_low(step.own_collectives for step in recorder.steps),
     )
     parameters = tuple(_described(ddp, *named) for named in reduced_parameters(ddp))
     return _recorded(recorder, request, settings, parameters, buckets)

@@ -24,6 +24,8 @@ class Clock:
     """Seconds of computation: it stands still inside the collectives, whose times are the model's to predict."""
 
     def __init__(self) -> None:
+        self.collectives = 0
+        """How many have been asked for, but for broadcasts."""
         self._stopped_s = 0.0
         self._on_gpu: list[tuple[Any, Any]] = []
 
@@ -216,6 +218,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
 @contextmanager
 def _collective(value: Any) -> Iterator[None]:
     """Around a collective whose results are in the tensors of ``value``."""
+    CLOCK.collectives += 1
     on_gpu = any(tensor.device.type == "cuda" for tensor in _tensors(value))
     with CLOCK.stopped_on_gpu() if on_gpu else CLOCK.stopped(), torch.no_grad():
         yield

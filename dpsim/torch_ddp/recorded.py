@@ -43,7 +43,7 @@ class RecordedStep:
     ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
     ``loss_s`` lies between forward and backward. ``module_s`` has the forward seconds from the start of one module to
     the start of the next, and ``ready_s`` the seconds from the start of that backward until the gradient of each
-    parameter (by position) was final.
+    parameter (by position) was final. ``own_collectives`` are those that the script asks for outside of backward.
     """
 
     mode: Mode | None
@@ -58,6 +58,7 @@ class RecordedStep:
     micro_batches: int = 0
     local_batch: int = 1
     synchronised: bool = False
+    own_collectives: int = 0
     module_s: dict[str, float] = field(default_factory=dict)
     ready_s: dict[int, float] = field(default_factory=dict)
 

@@ -102,6 +102,31 @@ def test_forward_and_backward_in_the_closure_of_an_optimizer_are_no_update(dpsim
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(("every", "own"), [(1, 2), (1000, 0)])
+def test_collectives_of_the_scripts_own_are_counted_and_named_as_not_predicted(
+    dpsim: Dpsim, tmp_path: Path, every: int, own: int
+) -> None:
+    """Those of DDP, and what the script asks for in a few steps alone, are not."""
+    text = f"""
+    dist.init_process_group("gloo")
+    ddp = DDP(torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.BatchNorm1d(3)))
+    for step in range(1000):
+        loss = ddp(torch.randn(4, 8)).sum()
+        if step % {every} == 0:
+            dist.all_reduce(loss.detach())
+        loss.backward()
+        if step % {every} == 0:
+            dist.all_gather([torch.zeros(5) for _ in range(2)], torch.zeros(5))
+    """
+    workload = profiled(dpsim, tmp_path, written(tmp_path / "train.py", text))
+    assert workload.ddp is not None and workload.ddp.own_collectives == own
+    code, *told = dpsim("predict", "--workload", tmp_path / "w.json", "--machine", MACHINE, "--devices", "2")
+    assert code == 0
+    said = "the script asks for 2 collectives of its own in each step, which no prediction contains"
+    assert (said in "".join(told)) == bool(own)
+
+
+@pytest.mark.torch
 def test_spawn_runs_its_function_in_this_process_as_rank_0(dpsim: Dpsim, tmp_path: Path) -> None:
     text = """
     def run(rank, size):
