@@ -325,6 +325,20 @@ class TunableReplica(Replica, Protocol):
 
 
 @runtime_checkable
+class AddingReplica(Replica, Protocol):
+    """A replica that can add the gradients of a pass to those that are in the bound arrays already.
+
+    So the runtime adds leaves and micro-batches along their tree without an array and a sum of its own for each.
+    """
+
+    def add_gradients(self) -> None:
+        """Let the next pass add its gradients, each element by one addition, also where they are 0.
+
+        It holds until the next ``bind``, after which they are written.
+        """
+
+
+@runtime_checkable
 class LeafReplica(Replica, Protocol):
     """A replica that computes several leaves in one pass, so that gradients become final layer by layer.
 
@@ -430,6 +444,7 @@ class Capabilities:
     sized: SizedReplica | None
     emulated: EmulatedCompute | None
     tunable: TunableReplica | None
+    adding: AddingReplica | None
     leaf: LeafReplica | None
     staged: StagedReplica | None
     batch_norm: BatchNormReplica | None
@@ -446,6 +461,7 @@ class Capabilities:
             sized=replica if isinstance(replica, SizedReplica) else None,
             emulated=replica if isinstance(replica, EmulatedCompute) else None,
             tunable=replica if isinstance(replica, TunableReplica) else None,
+            adding=replica if isinstance(replica, AddingReplica) else None,
             leaf=replica if isinstance(replica, LeafReplica) else None,
             staged=replica if isinstance(replica, StagedReplica) else None,
             batch_norm=replica if isinstance(replica, BatchNormReplica) else None,

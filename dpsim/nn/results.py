@@ -1,4 +1,4 @@
-"""``Results``: the memory in which the results of layers lie on a device, shared by those that are not needed at once."""
+"""``Results``: the memory of the results of layers on a device, shared by those that are not needed at once."""
 
 from __future__ import annotations
 

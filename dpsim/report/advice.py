@@ -156,8 +156,8 @@ def _advised(advice: Advice) -> str:
     if nearly is not advice.advised:
         gain = predicted.step_s / nearly.prediction.step_s - 1
         return (
-            f"The advice is {name}, {what}. The fastest is {nearly.candidate.plan.strategy}, by {percent(gain)}, which is"
-            " less than predictions err by."
+            f"The advice is {name}, {what}. The fastest is {nearly.candidate.plan.strategy}, by {percent(gain)}: less"
+            " than predictions err by."
         )
     of_those = " of the plans that fit" if advice.advised.candidate.memory.fits else ""
     return f"The fastest{of_those} is {name}, {what}."

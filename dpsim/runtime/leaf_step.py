@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ class Pass(NamedTuple):
 
     A rank may run more micro-batches than the schedule lists (leaves). Extra ones map to micro-batch 0; only the last
     of them ``releases`` its collectives. ``adds``: its gradients are rounded or added to others as they become ready.
+    ``onto``: the replica adds them to the sum before, which is what ``micro_batch`` says then.
     """
 
     micro_batch: MicroBatch
@@ -31,6 +33,7 @@ class Pass(NamedTuple):
     backward: tuple[int, ...]
     releases: bool
     adds: bool
+    onto: bool
 
 
 class LeafStep:
@@ -50,30 +53,34 @@ class LeafStep:
         rounding: Rounding | None,
         program: StepProgram,
     ) -> None:
-        self._replica, self._leaf_replica = replica, Capabilities.of(replica).leaf
+        able = Capabilities.of(replica)
+        self._replica, self._leaf_replica = replica, able.leaf
+        self._adding = able.adding if rounding is None else None
         self._micro_batches = plan_micro_batches(plan, rank, takes_leaves=self._leaf_replica is not None)
         self._parameters = arena.parameter_views()
         self._slots = [arena.gradient_views(slot) for slot in arena.slots[:held]]
-        deepest = max(micro_batch.depth for micro_batch in self._micro_batches)
-        partial = [arena.zeros() for _ in range(deepest)]
+        self._rounding, self._xp = rounding, arena.memory.xp
+        self.passes = self._passes(program, plan)
+        partial = [arena.zeros() for _ in range(max(each.micro_batch.depth for each in self.passes))]
         self.partial_sum_bytes = sum(flat.nbytes for flat in partial)
         """The memory of sums of some micro-batches that are still to be added to others."""
         self._partial = [arena.gradient_views(flat) for flat in partial]
-        self._rounding, self._xp = rounding, arena.memory.xp
-        self.passes = self._passes(program, plan)
         self._normalising: BatchNormReplica | None = None
         self._statistics: list[list[Array]] = []
         self._total: Array | None = None
         if self._leaf_replica is not None:
             self._leaf_replica.train_in_leaves(plan.leaves > 0, rounding)
-        self._bound: MicroBatch | None = None
-        self.bind(self._micro_batches[0])
+        self._bound: Pass | None = None
+        self.bind(self.passes[0])
 
     def _passes(self, program: StepProgram, plan: Plan) -> tuple[Pass, ...]:
         passes = []
         surplus = len(self._micro_batches) - plan.accumulate
         for number, micro_batch in enumerate(self._micro_batches):
             scheduled = max(0, number - surplus)
+            onto = self._adding is not None and micro_batch.merges > 0
+            if onto:
+                micro_batch = replace(micro_batch, depth=micro_batch.depth - 1, merges=micro_batch.merges - 1)
             passes.append(
                 Pass(
                     micro_batch,
@@ -83,6 +90,7 @@ class LeafStep:
                     program.backward[scheduled],
                     releases=plan.data_devices > 1 and number >= surplus,
                     adds=bool(micro_batch.merges) or self._rounding is not None,
+                    onto=onto,
                 )
             )
         return tuple(passes)
@@ -100,22 +108,24 @@ class LeafStep:
             first_sample=share.first_sample + low,
         )
 
-    def bind(self, micro_batch: MicroBatch) -> None:
-        """Give the replica the memory for the gradients of a micro-batch."""
-        if micro_batch is self._bound:
+    def bind(self, each: Pass) -> None:
+        """Give the replica the memory for the gradients of a pass."""
+        if each is self._bound:
             return
-        self._bound = micro_batch
+        self._bound, micro_batch = each, each.micro_batch
         first = self._memory(micro_batch.slot, micro_batch.depth)
         if self._leaf_replica is not None and len(micro_batch.edges) > 1:
             extra = zip(micro_batch.edges[1:], self._slots[1:], strict=True)
             self._leaf_replica.bind(self._parameters, first, [Slot(edge, gradients) for edge, gradients in extra])
         else:
             self._replica.bind(self._parameters, first)
+        if self._adding is not None and each.onto:
+            self._adding.add_gradients()
 
     def bind_again(self) -> None:
         """Give the replica its memory back, after somebody else has bound it."""
         self._bound = None
-        self.bind(self._micro_batches[0])
+        self.bind(self.passes[0])
 
     def add_up(self, micro_batch: MicroBatch, names: Sequence[str]) -> None:
         """Add a micro-batch's gradients of these tensors to the partial sums that it completes."""

@@ -99,7 +99,7 @@ class StageStep:
                 replica.recompute_stage(slot, batch, events)
             elif action.kind == BACKWARD_EVENT:
                 self._wait_until_sent(INPUT_GRADIENT, slot)
-                leaves.bind(each.micro_batch)
+                leaves.bind(each)
                 gradient = self._arrays.get((OUTPUT_GRADIENT, 0))
                 returned = replica.backward_stage(slot, batch, gradient, events)
                 if returned is not None:

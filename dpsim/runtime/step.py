@@ -292,7 +292,7 @@ class StepRunner:
 
     def _forward_backward(self, each: Pass, share: Batch) -> BatchSums | DeferredSums:
         self._pass = each
-        self._leaves.bind(each.micro_batch)
+        self._leaves.bind(each)
         sums = self.replica.forward_backward(self._leaves.part(each.micro_batch, share), self)
         self._leaves.take_statistics()
         return sums

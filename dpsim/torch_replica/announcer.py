@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -50,7 +51,9 @@ class Announcer:
             self._events.loss_done()
 
     def backward_over(self) -> None:
-        """Announce the layers that are left: the gradients that they did not get are zero."""
+        """Announce the layers that are left: the gradients that they did not get are zero, and so added."""
+        for missing in itertools.chain.from_iterable(self._pending):
+            self._gradients[missing].add_(0.0)
         self._pending = [set() for _ in self._layers]
         self._announce_backward()
         self._events = None

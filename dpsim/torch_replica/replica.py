@@ -82,6 +82,7 @@ class TorchReplica:
         self._announcer = Announcer(self._layers)
         self._views: dict[int, tuple[Mapping[str, Array], list[Tensor]]] = {}
         self._gradients: list[Tensor] = []
+        self._adds = False
         self._values: Mapping[str, Array] | None = None
 
     @property
@@ -107,6 +108,11 @@ class TorchReplica:
             self._gradients = self._views[id(gradients)][1]
             for parameter, gradient in zip(self._parameters.values(), self._gradients, strict=True):
                 parameter.grad = gradient
+        self._adds = False
+
+    def add_gradients(self) -> None:
+        """See ``AddingReplica``: autograd adds to what is in ``grad``."""
+        self._adds = True
 
     def state(self) -> dict[str, Array]:
         return dict(self._state.arrays)
@@ -139,7 +145,8 @@ class TorchReplica:
         announcer, memory = self._announcer, self._memory
         with computing_in(memory, self._device):
             torch.manual_seed(_seed(batch))
-            torch._foreach_zero_(self._gradients)
+            if not self._adds:
+                torch._foreach_zero_(self._gradients)
             sums = DeferredSums(values=memory.xp.zeros(2, np.float64), samples=len(batch.labels), memory=memory)
             announcer.begin(events, self._gradients)
             try:

@@ -13,10 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from nn_setup import Recorder, bound
 
+from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.replica import Array, Batch, DeviceReplica, LeafReplica, WarmUpReplica
+from dpsim.machine import Network
+from dpsim.optimizer import Sgd
+from dpsim.plan import Plan
+from dpsim.replica import AddingReplica, Array, Batch, DeviceReplica, LeafReplica, WarmUpReplica
+from dpsim.runtime.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
 from torch_modules import CLASSES, MODULES, SHAPE  # noqa: E402
@@ -162,7 +168,7 @@ def test_torch_random_numbers_are_those_of_the_batchs_samples() -> None:
 
 def test_a_torch_replica_implements_the_protocols_of_the_runtime() -> None:
     replica = replica_of(MODULES["dense"])
-    assert isinstance(replica, DeviceReplica) and isinstance(replica, WarmUpReplica)
+    assert all(isinstance(replica, each) for each in (DeviceReplica, WarmUpReplica, AddingReplica))
     assert not isinstance(replica, LeafReplica)
 
 
@@ -399,3 +405,26 @@ def test_the_torch_module_of_the_documentation_is_trained_and_profiled(
         code, out, err = dpsim(*command.split())
         assert code == 0, err
         assert command.startswith("profile") or "test accuracy" in out
+
+
+@pytest.mark.parametrize("name", ["dense", "tied", "unused", "dropout"])
+@pytest.mark.parametrize("passes", [{"leaves": 5, "batch_norm": "leaf"}, {"accumulate": 3}])
+def test_gradients_that_autograd_adds_up_have_the_bits_of_those_that_the_runtime_adds_up(
+    monkeypatch: pytest.MonkeyPatch, name: str, passes: dict[str, Any]
+) -> None:
+    def trained() -> tuple[dict[str, bytes], int]:
+        asked = Plan(devices=1, global_batch=12, optimizer=Sgd(learning_rate=0.05, momentum=0.9), **passes)
+        data = load_dataset("synthetic:4x4x1,classes=3,train=24,test=7")
+        trainer = Trainer(TorchReplica(MODULES[name], SHAPE), data, asked, MPI.COMM_SELF, Network())
+        for _ in range(2):
+            trainer.step()
+        values = {key: value.tobytes() for key, value in trainer.runner.parameters.items()}
+        held = trainer.runner.memory_bytes["gradients"]
+        trainer.close()
+        return values, held
+
+    by_autograd, less = trained()
+    monkeypatch.delattr(TorchReplica, "add_gradients")
+    by_the_runtime, more = trained()
+    assert by_autograd == by_the_runtime
+    assert less < more
