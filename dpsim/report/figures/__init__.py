@@ -12,7 +12,7 @@ from dpsim.report.charts import Bars, Chart, Lines, Map, Panel, Rows, Steps
 from dpsim.report.figures import bars, lines, rows, steps
 from dpsim.report.figures.style import WIDE_IN, inline_svg, panels, save, save_as, save_dark, styled
 
-__all__ = ["draw", "inline_svg", "on_axes", "save", "save_as", "save_dark"]
+__all__ = ["draw", "inline_svg", "moments", "on_axes", "save", "save_as", "save_dark"]
 
 _DRAW: dict[type[Panel], Callable[..., None]] = {
     Lines: lines.draw,
@@ -37,12 +37,17 @@ def draw(chart: Chart, *, narrow: bool = False) -> Figure:
         for axis, panel in zip(axes, chart.panels, strict=True):
             _DRAW[type(panel)](axis, panel, narrow=narrow)
         if legend is not None:
-            look: dict[str, Any] = {"handlelength": 1.0, "handleheight": 0.9, "columnspacing": 1.5, "fontsize": 9}
+            look: dict[str, Any] = {"handlelength": 1.0, "handleheight": 0.9, "columnspacing": 1.5}
             columns = 2 if narrow else 6
-            figure.legend(handles=legend(chart.panels), loc="upper left", frameon=False, ncols=columns, **look)
+            figure.legend(handles=legend(chart.panels), loc="upper left", ncols=columns, **look)
         return figure
 
     return styled(make)
+
+
+def moments(chart: Chart) -> list[dict[str, Any]]:
+    """Return what a page says while it plays the panels of a chart of steps; of other charts none."""
+    return [steps.moments(panel) for panel in chart.panels if isinstance(panel, Steps)]
 
 
 def on_axes(axis: Axes | None, panel: Panel) -> Axes:
