@@ -29,17 +29,18 @@ def draw(chart: Chart, *, narrow: bool = False) -> Figure:
     """Return the figure of a chart, for wide or for narrow windows."""
 
     def make() -> Figure:
-        legend = _LEGEND.get(type(chart.panels[0]))
-        head_in = 0.0 if legend is None else 0.75 if narrow else 0.4
+        kind = type(chart.panels[0])
+        legend = _LEGEND[kind](chart.panels) if kind in _LEGEND else []
+        columns = 2 if narrow else 7
+        head_in = 0.1 + 0.2 * -(-len(legend) // columns) if legend else 0.0
         figure, axes = panels(
             len(chart.panels), narrow=narrow, height_in=chart.height_in, columns=chart.columns, head_in=head_in
         )
         for axis, panel in zip(axes, chart.panels, strict=True):
             _DRAW[type(panel)](axis, panel, narrow=narrow)
-        if legend is not None:
+        if legend:
             look: dict[str, Any] = {"handlelength": 1.0, "handleheight": 0.9, "columnspacing": 1.5}
-            columns = 2 if narrow else 6
-            figure.legend(handles=legend(chart.panels), loc="upper left", ncols=columns, **look)
+            figure.legend(handles=legend, loc="upper left", ncols=columns, **look)
         return figure
 
     return styled(make)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from dpsim.report.charts import Bars, Map
-from dpsim.report.figures.style import INK, MEASURED, MUTED, PAPER, PARTS, SMALL, grid, heading, row_names
+from dpsim.report.figures.style import INK, MEASURED, MUTED, PAPER, PARTS, SMALL, grid, heading, long_names, row_names
 
 _WIDTH, _HATCH = 0.36, "////"
 _FAINTEST, _DARKEST = 0.06, 0.55
@@ -22,7 +22,7 @@ def _colour(part: str) -> str:
 def draw(axis: Axes, shown: Bars, *, narrow: bool = False) -> None:
     """Draw a panel of bars: measured on the left, predicted, hatched, on the right; or lying, measured above."""
     names, lying = [name for name, *_ in shown.bars], shown.lying
-    above = lying and narrow
+    above = lying and long_names(axis, names)
     width = 0.25 if above else _WIDTH
     for number, (_, *pair) in enumerate(shown.bars):
         for side, stack in zip((-1, 1), pair, strict=True):
@@ -37,7 +37,7 @@ def draw(axis: Axes, shown: Bars, *, narrow: bool = False) -> None:
                     axis.bar(at, value, width, bottom=begin, **look)
                 begin += value
     if lying:
-        row_names(axis, names, above=above)
+        row_names(axis, names)
         axis.set_ylim(len(names) - 0.4, -0.6)
         axis.set_ylabel(shown.x_label)
         grid(axis, "x")

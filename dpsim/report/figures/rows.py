@@ -11,10 +11,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpsim.report.charts import Dot, Rows
 from dpsim.report.figures.lines import LOOKS
-from dpsim.report.figures.style import INK, LINE_COLOURS, MARKERS, PAPER, RULE, grid, heading, row_names
+from dpsim.report.figures.style import INK, LINE_COLOURS, MARKERS, PAPER, RULE, grid, heading, long_names, row_names
 
-_SPREAD, _SHORT = 0.28, 12
-"""The height of the dots of a row; names of up to so many letters stand beside rows in narrow figures too."""
+_SPREAD = 0.28
 _LINEAR_SPAN, _MOST_TICKS = 2.0, 9
 
 
@@ -22,14 +21,14 @@ def draw(axis: Axes, shown: Rows, *, narrow: bool = False) -> None:
     """Draw a panel, the first row at the top."""
     if shown.log:
         axis.set_xscale("log")
-    above = narrow and max(map(len, shown.rows)) > _SHORT
+    above = long_names(axis, list(shown.rows))
     for number, dots in enumerate(shown.rows.values()):
         if (band := shown.bands[number] if shown.bands else None) is not None:
             axis.fill_betweenx([number - 0.4, number + 0.4], *band, color=RULE, linewidth=0)
         several = max(1, len(dots) - 1)
         for place, dot in enumerate(dots):
             _dot(axis, dot, number + _SPREAD * (place / several - 0.5 * (len(dots) > 1)) + 0.22 * above)
-    row_names(axis, list(shown.rows), above=above)
+    row_names(axis, list(shown.rows))
     axis.set_ylim(len(shown.rows) - 0.4, -0.6)
     if shown.log:
         _ratio_ticks(axis, [dot for dots in shown.rows.values() for dot in dots])

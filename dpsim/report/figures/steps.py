@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import blended_transform_factory
 
 from dpsim.report.charts import Bucket, Steps
 from dpsim.report.figures.style import (
@@ -21,6 +21,7 @@ from dpsim.report.figures.style import (
     PAPER,
     PARTS,
     grid,
+    wrapped,
 )
 from dpsim.report.palette import AREAS
 from dpsim.schedule import COMMUNICATION_LANE, COMPUTE_LANE, KINDS, WAIT_EVENT
@@ -69,7 +70,11 @@ def draw(axis: Axes, shown: Steps, *, narrow: bool = False) -> None:
     for step, end, label in zip(steps, ends_ms, shown.labels, strict=True):
         y = _LANES[(step.source, COMPUTE_LANE)]
         name = axis.text(0, y + 1.26, f"{step.source}: ", fontweight="bold", color=INK, va="center")
-        axis.annotate(label, (1, 0.5), xycoords=name, color=MUTED, va="center")
+        if narrow:  # there is no name at the left of this row
+            name.set(
+                x=0.02, transform=blended_transform_factory(axis.figure.transFigure, axis.transData), in_layout=False
+            )
+        axis.annotate(label, (1, 0.5), xycoords=name, color=MUTED, va="center", in_layout=False)
         axis.plot([end] * 2, [_LANES[(step.source, COMMUNICATION_LANE)], y + _TALL + 0.1], color=INK, linewidth=1)
         axis.text(end + reach * 0.01, y - 0.39, f"{end:.2f} ms", color=INK, va="center")
     lanes = {lane: y for lane, y in _LANES.items() if lane[1] != _BUCKET_LANE or any(shown.buckets)}
@@ -77,7 +82,7 @@ def draw(axis: Axes, shown: Steps, *, narrow: bool = False) -> None:
     grid(axis, "x")
     axis.set_xlabel("milliseconds since the step began")
     axis.xaxis.set_major_locator(MaxNLocator(5 if narrow else 9, steps=(1, 2, 2.5, 5, 10)))
-    axis.set_title(textwrap.fill(shown.title, 30 if narrow else 92), loc="left")
+    axis.set_title(wrapped(shown.title, axis, indented=True), loc="left")
 
 
 def moments(shown: Steps) -> dict[str, Any]:

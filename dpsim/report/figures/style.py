@@ -37,12 +37,12 @@ LINE_COLOURS = tuple(colour.light for colour in palette.SERIES)
 MARKERS = "osD^vPX<>h"
 """The colours and the markers of the lines of one panel, in this order and again from the first."""
 WIDE_IN, NARROW_IN = 10.4, 4.0
-TITLE, LABEL, SMALL = 10.5, 9.0, 8.0
+TITLE, LABEL, SMALL = 10.5, 9.0, 8.5
 """The sizes of titles, of labels, and of what has no room for a label, in points."""
-_GAP = 0.06
+_GAP = 0.075
 """The distance of labels beside a panel, as a share of its height."""
-_NARROW_TITLE = 34
-"""The letters of a line of a title in a narrow figure."""
+_TITLE_LETTERS = {True: 34, False: 92}
+"""The letters of a line of a title in a narrow figure, and in the width of a wide one."""
 _FAMILY = "'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 _RC: Any = {
     "svg.fonttype": "none",
@@ -64,7 +64,7 @@ _RC: Any = {
     "axes.titleweight": "bold",
     "legend.fontsize": LABEL,
     "legend.frameon": False,
-    "xtick.major.pad": 6,
+    "xtick.major.pad": 8,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "hatch.linewidth": 0.9,
@@ -102,11 +102,21 @@ def styled(draw: Callable[[], Drawn]) -> Drawn:
 def heading(axis: Axes, title: str, subtitle: str) -> None:
     """Write a panel's title, and below it what its vertical axis shows."""
     figure = axis.get_figure(root=True)
-    if figure is not None and figure.get_figwidth() <= NARROW_IN:
-        title = textwrap.fill(title, _NARROW_TITLE)
-    axis.set_title(title, loc="left", pad=18)
+    axis.set_title(wrapped(title, axis), loc="left", pad=18)
     above = offset_copy(axis.transAxes, fig=figure, y=5, units="points")
     axis.text(0, 1, subtitle, transform=above, color=MUTED, va="bottom")
+
+
+def wrapped(title: str, axis: Axes, indented: bool = False) -> str:
+    """Return a title in lines that fit into its panel, of which names at the left may take a part."""
+    return textwrap.fill(title, _letters(axis) - 4 * indented)
+
+
+def _letters(axis: Axes) -> int:
+    """Return how many letters of a title fit into the width of a panel."""
+    figure, spec = axis.get_figure(root=True), axis.get_subplotspec()
+    letters = _TITLE_LETTERS[figure is not None and figure.get_figwidth() <= NARROW_IN]
+    return letters // (spec.get_gridspec().ncols if spec is not None else 1)
 
 
 def grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
@@ -115,8 +125,14 @@ def grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
     axis.set_axisbelow(True)
 
 
-def row_names(axis: Axes, names: Sequence[str], *, above: bool) -> None:
+def long_names(axis: Axes, names: Sequence[str]) -> bool:
+    """Whether the names of rows are too long to stand beside them, and stand above them instead."""
+    return max(map(len, names), default=0) > _letters(axis) // 2 - 5
+
+
+def row_names(axis: Axes, names: Sequence[str]) -> None:
     """Name the rows at 0, 1, ... of a panel: at its left, or above each row where there is no room."""
+    above = long_names(axis, names)
     for number, name in enumerate(names if above else ()):
         of_axis = axis.get_yaxis_transform()
         axis.text(0, number - 0.12, name, transform=of_axis, fontsize=SMALL, color=MUTED, va="bottom", zorder=5)

@@ -131,8 +131,9 @@ def _maps(comparison: Comparison, group: Group, chosen: tuple[str, str], others:
 
 def _cell(point: ComparedPoint, best: float) -> Cell:
     measured, predicted = point.global_batch / point.measured_step_s, point.global_batch / point.predicted_step_s
-    marks = " ★" * point.is_best_measured + " ◆" * point.is_best_predicted
-    return Cell(share=measured / best, text=f"{measured:,.0f}{marks}", below=f"{predicted:,.0f}", strong=bool(marks))
+    star, diamond = " ★" * point.is_best_measured, " ◆" * point.is_best_predicted
+    text, below = f"{measured:,.0f}{star}", f"{predicted:,.0f}{diamond}"
+    return Cell(share=measured / best, text=text, below=below, strong=bool(star or diamond))
 
 
 def _ordered(points: Sequence[ComparedPoint], name: str) -> list[str]:
