@@ -18,14 +18,24 @@ _TOUCHES = 0.02
 def seen(chart: Chart) -> str:
     """Return a sentence on the panels, the first ones where there are many."""
     several = len(chart.panels) > 1
-    parts = []
-    for panel in chart.panels[:_MOST]:
-        text = _SEEN[type(panel)](panel)
-        parts.append(f"{panel.title}: {text}" if several else text)
+    parts = [
+        f"{name}: {_SEEN[type(panel)](panel)}" if several else _SEEN[type(panel)](panel)
+        for name, panel in zip(panel_names(chart), chart.panels[:_MOST], strict=False)
+    ]
     left_out = len(chart.panels) - len(parts)
     rest = [counted(left_out, "more panel")] if left_out else []
     sentence = "; ".join([*parts, *rest]) + "."
     return sentence if several else sentence[:1].upper() + sentence[1:]
+
+
+def panel_names(chart: Chart) -> list[str]:
+    """Return the titles of the panels without what all have in common; with their subtitles where they are the same."""
+    texts = [panel.title for panel in chart.panels]
+    if len(set(texts)) < len(texts):
+        texts = [", ".join(filter(None, (panel.title, getattr(panel, "subtitle", "")))) for panel in chart.panels]
+    parts = [text.split(", ") for text in texts]
+    shared = set.intersection(*map(set, parts))
+    return [", ".join(part for part in of_one if part not in shared) or of_one[0] for of_one in parts]
 
 
 def _lines(panel: Lines) -> str:
@@ -36,7 +46,7 @@ def _lines(panel: Lines) -> str:
         return _both("best", {look: f"at {panel.x_label} {at}" for look, at in best.items()})
     if "measured" in named or "predicted" in named:
         high = {look: max(zip(named[look].y, named[look].x, strict=True)) for look in _SIDES if look in named}
-        text = {look: f"at {panel.x_label} {_at(panel, x)} ({panel.y_text(y)})" for look, (y, x) in high.items()}
+        text = {look: f"at {panel.x_label} {_at(panel, x)} ({_value(panel, y)})" for look, (y, x) in high.items()}
         return _both("highest", text)
     drawn = [series for series in panel.series if isinstance(series.look, int) and len(series.y)]
     if not drawn:
@@ -46,7 +56,7 @@ def _lines(panel: Lines) -> str:
     last = max(series.x[-1] for series in drawn)
     ends = {series.name or "the line": series.y[-1] for series in drawn if series.x[-1] == last}
     highest = max(ends, key=lambda name: ends[name])
-    return f"at {panel.x_label} {_at(panel, last)}, the highest is {highest} ({panel.y_text(ends[highest])})"
+    return f"at {panel.x_label} {_at(panel, last)}, the highest is {highest} ({_value(panel, ends[highest])})"
 
 
 def _cloud(panel: Lines, drawn: Sequence[Series]) -> str:
@@ -105,11 +115,11 @@ def _steps(panel: Steps) -> str:
     for step in (panel.measured, panel.predicted):
         whole_s = float(step.end_s.max() - step.start_s.min())
         shares.append(f"{percent(step.exposed_communication_s() / whole_s)} of the {step.source} step")
-    text = f"communication that computation does not hide takes {' and '.join(shares)}"
+    text = f"{_WAIT} takes {' and '.join(shares)}"
     if filled := panel.buckets[0]:
         length_s = float(panel.measured.end_s.max() - panel.measured.start_s.min())
         late = sum(bucket.sent_s - bucket.full_s > _TOUCHES * length_s for bucket in filled)
-        text += f", and {late} of {counted(len(filled), 'full bucket')} wait before they are sent"
+        text += f", and {late} of {counted(len(filled), 'full bucket')} wait for the link"
     return text
 
 
@@ -117,6 +127,11 @@ def _at(panel: Lines, x: float) -> str:
     """Return a position as the axis names it."""
     ticks: Iterator[str] = (text for at, text in (panel.x_ticks or {}).items() if at == x)
     return next(ticks, panel.x_text(x)).replace("\n", " ")
+
+
+def _value(panel: Lines, y: float) -> str:
+    """Return a value to three digits."""
+    return panel.y_text(float(f"{y:.3g}"))
 
 
 _SIDES = ("measured", "predicted")

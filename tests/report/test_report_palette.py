@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dpsim.report import palette
 from dpsim.report.charts import Series
 from dpsim.report.figures import style
+from dpsim.report.figures.bars import DARKEST
 from dpsim.report.figures.lines import LOOKS, look_of
 from dpsim.report.palette import AREAS, BACKS, SERIES, WARN, WARN_BACK, WORDS, Colour
 
@@ -96,6 +97,13 @@ def test_lines_of_one_panel_differ_by_more_than_their_colour() -> None:
         for look in named.values()
     ]
     assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_numbers_in_the_darkest_cell_of_a_map_can_be_read(theme: str) -> None:
+    paper, over = (getattr(colour, theme) for colour in (BACKS["paper"], WORDS["measured"]))
+    mixed = (1 - DARKEST) * np.array(bytearray.fromhex(paper[1:])) + DARKEST * np.array(bytearray.fromhex(over[1:]))
+    assert contrast(f"#{bytes(mixed.astype(np.uint8)).hex()}", getattr(WORDS["ink"], theme)) >= 4.5
 
 
 @pytest.mark.parametrize("theme", THEMES)

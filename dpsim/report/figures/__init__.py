@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from dpsim.report.charts import Bars, Chart, Lines, Map, Panel, Rows, Steps
 from dpsim.report.figures import bars, lines, rows, steps
 from dpsim.report.figures.style import WIDE_IN, inline_svg, panels, save, save_as, save_dark, styled
+from dpsim.report.seen import panel_names
 
 __all__ = ["draw", "inline_svg", "moments", "on_axes", "save", "save_as", "save_dark"]
 
@@ -32,7 +33,7 @@ def draw(chart: Chart, *, narrow: bool = False) -> Figure:
         kind = type(chart.panels[0])
         legend = _LEGEND[kind](chart.panels) if kind in _LEGEND else []
         columns = 2 if narrow else 7
-        head_in = 0.1 + 0.2 * -(-len(legend) // columns) if legend else 0.0
+        head_in = 0.2 + 0.2 * -(-len(legend) // columns) if legend else 0.0
         figure, axes = panels(
             len(chart.panels), narrow=narrow, height_in=chart.height_in, columns=chart.columns, head_in=head_in
         )
@@ -48,7 +49,8 @@ def draw(chart: Chart, *, narrow: bool = False) -> Figure:
 
 def moments(chart: Chart) -> list[dict[str, Any]]:
     """Return what a page says while it plays the panels of a chart of steps; of other charts none."""
-    return [steps.moments(panel) for panel in chart.panels if isinstance(panel, Steps)]
+    named = zip(panel_names(chart), chart.panels, strict=True)
+    return [steps.moments(panel) | {"title": name} for name, panel in named if isinstance(panel, Steps)]
 
 
 def on_axes(axis: Axes | None, panel: Panel) -> Axes:

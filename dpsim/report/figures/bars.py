@@ -12,7 +12,7 @@ from dpsim.report.charts import Bars, Map
 from dpsim.report.figures.style import INK, MEASURED, MUTED, PAPER, PARTS, SMALL, grid, heading, long_names, row_names
 
 _WIDTH, _HATCH = 0.36, "////"
-_FAINTEST, _DARKEST = 0.06, 0.55
+FAINTEST, DARKEST = 0.06, 0.45
 
 
 def _colour(part: str) -> str:
@@ -62,12 +62,12 @@ def draw_map(axis: Axes, shown: Map, *, narrow: bool = False) -> None:
     for (column, row), cell in shown.cells.items():
         corner = across.index(column), down.index(row)
         x, y = corner[0] + 0.5, corner[1] + 0.5
-        alpha = _FAINTEST + (_DARKEST - _FAINTEST) * cell.share**2
+        alpha = FAINTEST + (DARKEST - FAINTEST) * cell.share**2
         axis.add_patch(Rectangle(corner, 1, 1, facecolor=MEASURED, alpha=alpha, edgecolor="none"))
         edge = {"edgecolor": INK, "linewidth": 1.6} if cell.strong else {"edgecolor": PAPER, "linewidth": 1.0}
         axis.add_patch(Rectangle(corner, 1, 1, fill=False, **edge))  # type: ignore[arg-type]
         axis.text(x, y - 0.15, cell.text, ha="center", va="center", color=INK)
-        axis.text(x, y + 0.22, cell.below, ha="center", va="center", fontsize=SMALL, color=MUTED)
+        axis.text(x, y + 0.22, cell.below, ha="center", va="center", fontsize=SMALL, color=INK)
     axis.set_xlim(0, len(across))
     axis.set_ylim(len(down), 0)
     axis.set_xticks([column + 0.5 for column in range(len(across))], list(across))

@@ -90,7 +90,7 @@ def moments(shown: Steps) -> dict[str, Any]:
 
     Events of one kind that follow each other are one; all collectives are named ``communication``.
     """
-    said: dict[str, Any] = {"title": shown.title}
+    said: dict[str, Any] = {}
     for step in (shown.measured, shown.predicted):
         origin_s, events = float(step.start_s.min()), list[list[Any]]()
         for i in np.flatnonzero(step.kind != WAIT_EVENT):
