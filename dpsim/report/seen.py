@@ -11,6 +11,7 @@ from dpsim.report.words import counted, percent
 
 _MOST = 4
 """The panels that a sentence speaks of."""
+_NOTHING = "nothing was measured here"
 _WAIT = "exposed communication"
 _TOUCHES = 0.02
 
@@ -50,7 +51,7 @@ def _lines(panel: Lines) -> str:
         return _both("highest", text)
     drawn = [series for series in panel.series if isinstance(series.look, int) and len(series.y)]
     if not drawn:
-        return "nothing was measured here"
+        return _NOTHING
     if all(series.dots for series in drawn):
         return _cloud(panel, drawn)
     last = max(series.x[-1] for series in drawn)
@@ -69,15 +70,17 @@ def _cloud(panel: Lines, drawn: Sequence[Series]) -> str:
 
 def _rows(panel: Rows) -> str:
     """Return the row that is highest measured and predicted or, of ratios, the one furthest from 1."""
+    every = [(name, dot) for name, dots in panel.rows.items() for dot in dots]
+    if not every:
+        return _NOTHING
     if not panel.log:
         best = {
-            look: max((dot.value, name) for name, dots in panel.rows.items() for dot in dots if dot.look == look)
+            look: max((dot.value, name) for name, dot in every if dot.look == look)
             for look in _SIDES
-            if any(dot.look == look for dots in panel.rows.values() for dot in dots)
+            if any(dot.look == look for _, dot in every)
         }
         text = {look: f"at {name} ({value:,.0f})" for look, (value, name) in best.items()}
         return _both("highest", text)
-    every = [(name, dot) for name, dots in panel.rows.items() for dot in dots]
     said = [pair for pair in every if isinstance(pair[1].look, int) or pair[1].look == "measured"] or every
     clear = [pair for pair in said if not pair[1].faint and not pair[1].low <= 1 <= pair[1].high]
     name, dot = max(said, key=lambda pair: _distance(pair[1]))
@@ -90,6 +93,8 @@ def _distance(dot: Dot) -> float:
 
 def _bars(panel: Bars) -> str:
     """Return between which shares of a measured step communication is exposed."""
+    if not panel.bars:
+        return _NOTHING
     shares = {name.replace("\n", " "): _share(measured) for name, measured, _ in panel.bars}
     low, high = min(shares, key=lambda name: shares[name]), max(shares, key=lambda name: shares[name])
     if shares[high] < _TOUCHES / 2:

@@ -29,7 +29,7 @@ PRINTED = 703
 
 LABELS = """
 const crossing = (a, b) =>
-  a.left < b.right - 0.5 && b.left < a.right - 0.5 && a.top < b.bottom - 0.5 && b.top < a.bottom - 0.5;
+  a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
 return JSON.stringify([...document.querySelectorAll("iframe")].map((frame) => {
   const page = frame.contentDocument;
   for (const each of page.querySelectorAll("details")) each.open = true;
@@ -93,7 +93,7 @@ def panels() -> Iterator[Panel]:
     names = [f"cnn:16,32,norm=group, batch norm {kind}, 2 leaves" for kind in ("local", "leaf", "global")]
     dots = [Dot(value=1.2, low=1.1, high=1.3, look="measured"), Dot(value=1.0, low=0.5, high=2.0, look="predicted")]
     for log in (False, True):
-        yield Rows(title=title, subtitle="", x_label="ratio", rows=dict.fromkeys(names, dots), log=log)
+        yield Rows(title=title, subtitle=title, x_label=title, rows=dict.fromkeys(names, dots), log=log)
     parts = {"forward": 1.0, "exposed communication": 2.0}
     for labels in (names, ["64\nKiB", "inf"], [f"{i}" for i in range(14)]):
         yield Bars(title=title, subtitle="ms", x_label="threshold", bars=[(name, parts, parts) for name in labels])

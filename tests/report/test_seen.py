@@ -53,7 +53,11 @@ def test_the_distance_of_a_cloud_of_points_from_its_line_is_said() -> None:
 def test_the_highest_of_many_lines_is_said() -> None:
     two = [Series(name=f"line {i}", x=X, y=(1.0, 2.0, 3.0 - i), look=i) for i in range(2)]
     assert said(Lines(series=two, **TEXTS)) == "At devices 4, the highest is line 0 (3)."
-    assert said(Lines(series=[], **TEXTS)) == "Nothing was measured here."
+
+
+@pytest.mark.parametrize("panel", [Lines(series=[], **TEXTS), Rows(rows={}, **TEXTS), Bars(bars=[], **TEXTS)])
+def test_an_empty_panel_says_that_it_is(panel: Panel) -> None:
+    assert said(panel) == "Nothing was measured here."
 
 
 def test_the_highest_row_is_said_and_of_ratios_how_many_lie_clear_of_1() -> None:

@@ -9,7 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from dpsim.report.charts import Bars, Map
-from dpsim.report.figures.style import INK, MEASURED, MUTED, PAPER, PARTS, SMALL, grid, heading, long_names, row_names
+from dpsim.report.figures.style import (
+    INK,
+    MEASURED,
+    MUTED,
+    PAPER,
+    PARTS,
+    SMALL,
+    grid,
+    heading,
+    long_names,
+    row_names,
+    wrapped,
+)
 
 _WIDTH, _HATCH = 0.36, "////"
 FAINTEST, DARKEST = 0.06, 0.45
@@ -44,7 +56,7 @@ def draw(axis: Axes, shown: Bars, *, narrow: bool = False) -> None:
     else:
         axis.set_xlim(-0.6, len(names) - 0.4)
         axis.set_xticks(range(len(names)), names)
-        axis.set_xlabel(shown.x_label)
+        axis.set_xlabel(wrapped(shown.x_label, axis))
         grid(axis)
     heading(axis, shown.title, shown.subtitle)
 
@@ -72,7 +84,7 @@ def draw_map(axis: Axes, shown: Map, *, narrow: bool = False) -> None:
     axis.set_ylim(len(down), 0)
     axis.set_xticks([column + 0.5 for column in range(len(across))], list(across))
     axis.set_yticks([row + 0.5 for row in range(len(down))], list(down))
-    axis.set_xlabel(shown.x_label)
+    axis.set_xlabel(wrapped(shown.x_label, axis))
     axis.set_ylabel(shown.y_label)
     axis.spines[["bottom"]].set_visible(False)
     heading(axis, shown.title, shown.subtitle)

@@ -22,6 +22,7 @@ from dpsim.report.figures.style import (
     grid,
     heading,
     labels_at_right,
+    wrapped,
 )
 
 _DASHED = (4, 2.5)
@@ -100,7 +101,7 @@ def draw(axis: Axes, lines: Lines, *, narrow: bool = False) -> None:
         axis.set_ylim(*lines.y_span)
     _ticks(axis, "x", lines.x_ticks, lines.x_text, log=lines.log_x)
     _ticks(axis, "y", lines.y_ticks, lines.y_text, log=lines.log_y)
-    axis.set_xlabel(lines.x_label)
+    axis.set_xlabel(wrapped(lines.x_label, axis))
     heading(axis, lines.title, lines.subtitle)
     for mark in lines.marks:
         _mark(axis, mark, [value for each in lines.series for value in (*each.y, *each.low)])

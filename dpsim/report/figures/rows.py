@@ -11,7 +11,18 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpsim.report.charts import Dot, Rows
 from dpsim.report.figures.lines import LOOKS
-from dpsim.report.figures.style import INK, LINE_COLOURS, MARKERS, PAPER, RULE, grid, heading, long_names, row_names
+from dpsim.report.figures.style import (
+    INK,
+    LINE_COLOURS,
+    MARKERS,
+    PAPER,
+    RULE,
+    grid,
+    heading,
+    long_names,
+    row_names,
+    wrapped,
+)
 
 _SPREAD = 0.28
 _LINEAR_SPAN, _MOST_TICKS = 2.0, 9
@@ -38,7 +49,7 @@ def draw(axis: Axes, shown: Rows, *, narrow: bool = False) -> None:
         axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     grid(axis, "x")
-    axis.set_xlabel(shown.x_label)
+    axis.set_xlabel(wrapped(shown.x_label, axis))
     heading(axis, shown.title, shown.subtitle)
     if len(shown.legend) > 1:
         handles = [Line2D([], [], **_look(run), label=label) for run, label in enumerate(shown.legend)]

@@ -102,13 +102,14 @@ def styled(draw: Callable[[], Drawn]) -> Drawn:
 def heading(axis: Axes, title: str, subtitle: str) -> None:
     """Write a panel's title, and below it what its vertical axis shows."""
     figure = axis.get_figure(root=True)
-    axis.set_title(wrapped(title, axis), loc="left", pad=18)
+    subtitle = wrapped(subtitle, axis)
+    axis.set_title(wrapped(title, axis), loc="left", pad=18 + 11 * subtitle.count("\n"))
     above = offset_copy(axis.transAxes, fig=figure, y=5, units="points")
     axis.text(0, 1, subtitle, transform=above, color=MUTED, va="bottom")
 
 
 def wrapped(title: str, axis: Axes, indented: bool = False) -> str:
-    """Return a title in lines that fit into its panel, of which names at the left may take a part."""
+    """Return a title or label in lines that fit into its panel, of which names at the left may take a part."""
     return textwrap.fill(title, _letters(axis) - 4 * indented)
 
 
