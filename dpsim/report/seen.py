@@ -46,7 +46,9 @@ def _lines(panel: Lines) -> str:
         best = {mark.look: _at(panel, mark.x) for mark in panel.marks}
         return _both("best", {look: f"at {panel.x_label} {at}" for look, at in best.items()})
     if "measured" in named or "predicted" in named:
-        high = {look: max(zip(named[look].y, named[look].x, strict=True)) for look in _SIDES if look in named}
+        dots = {look: list(zip(named[look].y, named[look].x, strict=True)) for look in named}
+        dots["measured"] = dots.get("measured", []) + dots.get("held out", [])
+        high = {look: max(dots[look]) for look in _SIDES if dots.get(look)}
         text = {look: f"at {panel.x_label} {_at(panel, x)} ({_value(panel, y)})" for look, (y, x) in high.items()}
         return _both("highest", text)
     drawn = [series for series in panel.series if isinstance(series.look, int) and len(series.y)]
@@ -124,7 +126,7 @@ def _steps(panel: Steps) -> str:
     if filled := panel.buckets[0]:
         length_s = float(panel.measured.end_s.max() - panel.measured.start_s.min())
         late = sum(bucket.sent_s - bucket.full_s > _TOUCHES * length_s for bucket in filled)
-        text += f", and {late} of {counted(len(filled), 'full bucket')} wait for the link"
+        text += f"; full buckets that wait for the link: {late} of {len(filled)}"
     return text
 
 

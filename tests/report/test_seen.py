@@ -36,6 +36,13 @@ def test_where_scaling_stops_is_said() -> None:
     )
 
 
+def test_points_that_were_held_out_of_a_fit_were_measured_too() -> None:
+    held_out = Series(name="", x=(8.0,), y=(9.0,), look="held out")
+    fitted = lines((1, 2, 3), (1, 2, 3))
+    panel = Lines(series=[*fitted.series, held_out], **TEXTS)
+    assert said(panel) == "Measured is highest at devices 8 (9), predicted is highest at devices 4 (3)."
+
+
 def test_a_marked_point_is_the_best_even_where_it_is_the_lowest() -> None:
     marks = [Mark(text="", x=2.0, y=1.0, look="measured"), Mark(text="", x=4.0, y=1.0, look="predicted")]
     ticks = {1.0: "0", 2.0: "64\nKiB", 4.0: "inf"}
