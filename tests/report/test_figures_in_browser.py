@@ -47,7 +47,7 @@ return JSON.stringify([...document.querySelectorAll("iframe")].map((frame) => {
     const small = labels.filter((each) => parseFloat(getComputedStyle(each).fontSize) * scale < 7.5);
     return [...crossed, ...cut, ...small.map((each) => `${each.textContent} is small`)];
   });
-  const sideways = page.documentElement.scrollWidth > page.documentElement.clientWidth;
+  const sideways = frame.className !== "print" && page.documentElement.scrollWidth > page.documentElement.clientWidth;
   return {figures: figures.length, wrong, sideways, players: page.querySelectorAll(".play button").length};
 }));"""
 
