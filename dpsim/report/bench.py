@@ -392,6 +392,7 @@ def bandwidth_panel(result: BenchResult, *, own: bool) -> Lines:
             for name, line in lines.items()
         ],
         x_ticks={float(s): format_size(s).replace(" ", "\n") for s in sizes[:: max(1, len(sizes) // 6)]},
+        x_text=format_size,
         log_x=True,
         log_y=True,
     )

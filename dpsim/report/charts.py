@@ -14,6 +14,8 @@ from dpsim.timeline import Timeline
 
 Look = Literal["measured", "held out", "predicted", "baseline", "ideal", "own"]
 Span = tuple[float, float]
+_SHORT, _FEW = 6, 12
+"""The letters of names, and how many of them, that stand below upright bars."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +115,21 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """A panel with a pair of bars for each name, measured and predicted, each stacked from part -> value."""
+    """A panel with a pair of bars for each name, measured and predicted, each stacked from part -> value.
+
+    ``x_label`` says what the names are. Bars with longer names lie.
+    """
 
     title: str
     subtitle: str
     x_label: str
     bars: Sequence[tuple[str, Mapping[str, float], Mapping[str, float]]]
+
+    @property
+    def lying(self) -> bool:
+        """Whether the names are too long, or too many, to stand below upright bars."""
+        lines = [line for name, *_ in self.bars for line in name.split("\n")]
+        return max(map(len, lines)) > _SHORT or len(self.bars) > _FEW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,14 +156,28 @@ class Map:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """A bucket of gradients in a step, in seconds: when backward begins and ends to fill it, and when it is sent."""
+
+    begin_s: float
+    full_s: float
+    sent_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Steps:
-    """A panel of one step on one rank, measured above predicted, each with a label; ``waits_s`` of that rank."""
+    """A panel of one step on one rank, measured above predicted, each with a label; ``waits_s`` of that rank.
+
+    ``buckets``, measured and predicted, are empty where it is not known which gradients a collective sums.
+    """
 
     title: str
     measured: Timeline
     predicted: Timeline
     labels: tuple[str, str]
     waits_s: Sequence[Span] = ()
+    buckets: tuple[Sequence[Bucket], Sequence[Bucket]] = ((), ())
 
 
 Panel = Lines | Rows | Bars | Map | Steps

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dpsim.records.sweep import Environment
 from dpsim.report.charts import Chart
+from dpsim.report.seen import seen
 from dpsim.report.table import Table
 from dpsim.units import format_size
 
@@ -40,12 +41,17 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFigure:
-    """A figure; ``name`` is that of its files."""
+    """A figure; ``name`` is that of its files, and ``caption`` says how to read it."""
 
     name: str
     title: str
     caption: str
     chart: Chart
+
+    @property
+    def seen(self) -> str:
+        """What there is to see in it, in a sentence."""
+        return seen(self.chart)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,8 +20,8 @@ _WIDTH = 100
 """The characters of a table's row for which a page has room; the Markdown has all columns."""
 _ANSWERS, _ROWS = 3, 24
 """The sentences of a verdict (one less where cards say the same), and the rows of the main table, shown unfolded."""
-DrawnFigure = tuple[ReportFigure, str, str]
-"""A figure, and its ``<svg>`` for wide and for narrow windows."""
+DrawnFigure = tuple[ReportFigure, str, str, Sequence[Mapping[str, Any]]]
+"""A figure, its ``<svg>`` for wide and for narrow windows, and what the page says while it plays each panel's step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,9 @@ class ListedReport:
 
 
 def page(content: Content, figures: Sequence[DrawnFigure], links: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the HTML page: no script, nothing loaded from elsewhere. ``links`` at its end are (name, path).
+    """Return the HTML page. It loads nothing, and is complete without its script, which plays steps on demand.
+
+    ``links`` at its end are (name, path).
 
     The verdict, the first figure and the first table, unless that is long, can be seen; the rest is folded.
     """
@@ -53,9 +57,16 @@ def page(content: Content, figures: Sequence[DrawnFigure], links: Sequence[tuple
             colours=variables(),
             links=links,
             terms=occurring(_texts(content, figures)),
-            figures=[(each.title, Markup(wide), Markup(narrow), each.caption) for each, wide, narrow in figures],
+            figures=[
+                (each, Markup(wide), Markup(narrow), _script_data(moments)) for each, wide, narrow, moments in figures
+            ],
         )
     )
+
+
+def _script_data(value: Sequence[Any]) -> Markup:
+    """Return JSON for a script element, which no text in it can end; nothing for nothing."""
+    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c") if value else "")
 
 
 def _texts(content: Content, figures: Sequence[DrawnFigure]) -> Iterator[str]:
@@ -64,7 +75,7 @@ def _texts(content: Content, figures: Sequence[DrawnFigure]) -> Iterator[str]:
     yield from (tile.label for card in content.cards for tile in card.tiles)
     for table in content.tables:
         yield from (table.title, *(column.head for column in table.columns))
-    yield from (figure.title for figure, _, _ in figures)
+    yield from (figure.title for figure, *_ in figures)
 
 
 def markdown(content: Content, figures: Sequence[ReportFigure] = ()) -> str:

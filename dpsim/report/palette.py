@@ -1,7 +1,8 @@
 """The colours of figures and pages, each for light and for dark pages. Loads nothing.
 
 Figures are drawn in the light colours; a page has both as CSS variables. Text needs a contrast of 4.5 to its
-background, lines and areas need 3 (WCAG AA), which a test computes. Faint guide lines need none.
+background, lines and areas need 3 (WCAG AA). Areas of one figure, and the lines of a panel, also stay apart for readers
+who lack one kind of cone. A test computes both. Faint guide lines need neither.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ WORDS = {
 """Colours of text, also used for lines."""
 AREAS = {
     "faint": Colour("#82828e", "#7f7f8c"),
-    "forward": Colour("#3391c8", "#7cc8f2"),
-    "backward": Colour("#00558a", "#4a9fd8"),
-    "update": Colour("#00805c", "#2fbf95"),
+    "forward": Colour("#3391c8", "#90cffc"),
+    "backward": Colour("#00365a", "#3f87b4"),
+    "update": Colour("#007551", "#2fbf95"),
+    "gradients": Colour("#7a2a8c", "#c690fc"),
     "exposed": Colour("#b87700", "#f0b429"),
-    "other": Colour("#85858f", "#8f8f9b"),
+    "other": Colour("#85858f", "#9090a2"),
 }
 """Colours of lines and areas."""
 SERIES = (
     Colour("#0070b0", "#57b5ea"),
     Colour("#b44e00", "#ff8d3b"),
-    Colour("#00744d", "#2ebe94"),
+    Colour("#487551", "#1bab7e"),
     Colour("#a13f77", "#e39cc4"),
-    Colour("#855c00", "#f1b52a"),
-    Colour("#1f6f8b", "#7dc9f3"),
-    Colour("#332288", "#a79df0"),
-    Colour("#65650f", "#c9c95c"),
-    Colour("#882255", "#e07ba5"),
-    Colour("#5e5e69", "#a3a3af"),
+    Colour("#5a3f00", "#fcbd2d"),
+    Colour("#005187", "#99cff3"),
+    Colour("#332288", "#9099fc"),
+    Colour("#6c632d", "#cfcf63"),
+    Colour("#751b5a", "#c66c99"),
+    Colour("#2d3636", "#c6cfc6"),
 )
 """Colours of the lines of one panel, and of their labels."""
 BACKS = {

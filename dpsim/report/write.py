@@ -46,12 +46,14 @@ def write_content(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for drawn in filter(None, figures):
-            from dpsim.report.figures import draw, inline_svg, save
+            from dpsim.report.figures import draw, inline_svg, moments, save
 
             wide, narrow = draw(drawn.chart), draw(drawn.chart, narrow=True)
             written += save(wide, folder, drawn.name)
-            of_wide = inline_svg(wide, f"{drawn.name}-wide", drawn.caption)
-            shown.append((drawn, of_wide, inline_svg(narrow, f"{drawn.name}-narrow", drawn.caption)))
+            label = f"{drawn.title}: {drawn.seen}"
+            of_wide = inline_svg(wide, f"{drawn.name}-wide", label)
+            of_narrow = inline_svg(narrow, f"{drawn.name}-narrow", label)
+            shown.append((drawn, of_wide, of_narrow, moments(drawn.chart)))
     except OSError as error:
         raise ConfigError(
             f"cannot write the report into {folder}: {error.strerror or error}",
@@ -60,7 +62,7 @@ def write_content(
         ) from error
     if "md" in pages:
         written.append(folder / PAGES["md"])
-        write_text(written[-1], markdown(content, [drawn for drawn, _, _ in shown]))
+        write_text(written[-1], markdown(content, [drawn for drawn, *_ in shown]))
     if "html" in pages:
         written.append(folder / PAGES["html"])
         write_text(written[-1], page(content, shown, _links(folder)))

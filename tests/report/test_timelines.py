@@ -11,6 +11,7 @@ from dpsim.report.figures import draw
 from dpsim.report.sweep.charts import step_chart
 from dpsim.report.sweep.timelines import (
     Timelines,
+    buckets,
     length_s,
     nearest_step,
     parts_s,
@@ -58,6 +59,27 @@ def test_a_rank_that_begins_a_collective_first_waits_for_the_other() -> None:
 def test_the_rank_that_was_ready_last_has_the_least_exposed_communication() -> None:
     step = _timeline(6e-3).select(step=0)
     assert ready_last(_late_rank(step, 1e-4)).rank[0] == 1
+
+
+_GRADIENTS = {"dense2": 4096, "dense1": 4096, "conv3": 4096, "conv2": 2048, "conv1": 2048}
+
+
+def test_buckets_fill_as_backward_reaches_their_gradients_and_wait_for_the_link() -> None:
+    step = _timeline(6e-3).select(step=0, rank=0)
+    filled = buckets(step, _GRADIENTS)
+    begin_s, unit_s = 5 * 6e-3 / 17, 2 * 6e-3 / 17
+    ends_s = [begin_s + unit_s * layers for layers in (0, 1, 2, 3, 5)]
+    assert [bucket.begin_s for bucket in filled] == pytest.approx(ends_s[:-1])
+    assert [bucket.full_s for bucket in filled] == pytest.approx(ends_s[1:])
+    assert [bucket.sent_s for bucket in filled] == pytest.approx(list(step.start_s[step.lane != COMPUTE_LANE]))
+    assert all(bucket.size_bytes == 4096 for bucket in filled)
+
+
+def test_buckets_are_not_drawn_where_collectives_sum_something_else_or_cannot_have_the_gradients() -> None:
+    step = _timeline(6e-3).select(step=0, rank=0)
+    assert buckets(step, _GRADIENTS | {"conv1": 4096}) == []
+    assert buckets(step, {"conv1": 4 * 4096}) == []
+    assert buckets(step, {}) == []
 
 
 def _of_two_batches(points: tuple[MeasuredPoint, ...]) -> tuple[MeasuredPoint, ...]:

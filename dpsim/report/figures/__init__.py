@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from dpsim.report.charts import Bars, Chart, Lines, Map, Panel, Rows, Steps
 from dpsim.report.figures import bars, lines, rows, steps
 from dpsim.report.figures.style import WIDE_IN, inline_svg, panels, save, save_as, save_dark, styled
+from dpsim.report.seen import panel_names
 
-__all__ = ["draw", "inline_svg", "on_axes", "save", "save_as", "save_dark"]
+__all__ = ["draw", "inline_svg", "moments", "on_axes", "save", "save_as", "save_dark"]
 
 _DRAW: dict[type[Panel], Callable[..., None]] = {
     Lines: lines.draw,
@@ -29,20 +30,27 @@ def draw(chart: Chart, *, narrow: bool = False) -> Figure:
     """Return the figure of a chart, for wide or for narrow windows."""
 
     def make() -> Figure:
-        legend = _LEGEND.get(type(chart.panels[0]))
-        head_in = 0.0 if legend is None else 0.75 if narrow else 0.4
+        kind = type(chart.panels[0])
+        legend = _LEGEND[kind](chart.panels) if kind in _LEGEND else []
+        columns = 2 if narrow else 7
+        head_in = 0.2 + 0.2 * -(-len(legend) // columns) if legend else 0.0
         figure, axes = panels(
             len(chart.panels), narrow=narrow, height_in=chart.height_in, columns=chart.columns, head_in=head_in
         )
         for axis, panel in zip(axes, chart.panels, strict=True):
             _DRAW[type(panel)](axis, panel, narrow=narrow)
-        if legend is not None:
-            look: dict[str, Any] = {"handlelength": 1.0, "handleheight": 0.9, "columnspacing": 1.5, "fontsize": 9}
-            columns = 2 if narrow else 6
-            figure.legend(handles=legend(chart.panels), loc="upper left", frameon=False, ncols=columns, **look)
+        if legend:
+            look: dict[str, Any] = {"handlelength": 1.0, "handleheight": 0.9, "columnspacing": 1.5}
+            figure.legend(handles=legend, loc="upper left", ncols=columns, **look)
         return figure
 
     return styled(make)
+
+
+def moments(chart: Chart) -> list[dict[str, Any]]:
+    """Return what a page says while it plays the panels of a chart of steps; of other charts none."""
+    named = zip(panel_names(chart), chart.panels, strict=True)
+    return [steps.moments(panel) | {"title": name} for name, panel in named if isinstance(panel, Steps)]
 
 
 def on_axes(axis: Axes | None, panel: Panel) -> Axes:

@@ -22,6 +22,7 @@ from dpsim.report.figures.style import (
     grid,
     heading,
     labels_at_right,
+    wrapped,
 )
 
 _DASHED = (4, 2.5)
@@ -100,8 +101,7 @@ def draw(axis: Axes, lines: Lines, *, narrow: bool = False) -> None:
         axis.set_ylim(*lines.y_span)
     _ticks(axis, "x", lines.x_ticks, lines.x_text, log=lines.log_x)
     _ticks(axis, "y", lines.y_ticks, lines.y_text, log=lines.log_y)
-    axis.tick_params(labelsize=8.5)
-    axis.set_xlabel(lines.x_label, fontsize=8.5)
+    axis.set_xlabel(wrapped(lines.x_label, axis))
     heading(axis, lines.title, lines.subtitle)
     for mark in lines.marks:
         _mark(axis, mark, [value for each in lines.series for value in (*each.y, *each.low)])
@@ -109,7 +109,7 @@ def draw(axis: Axes, lines: Lines, *, narrow: bool = False) -> None:
     if lines.names == "right":
         labels_at_right(axis, [(series.y[-1], series.name, _label_colour(series)) for series in named])
     elif lines.names == "legend" and named:
-        axis.legend(frameon=False, fontsize=8.5, loc="best")
+        axis.legend(loc="best")
 
 
 def _label_colour(series: Series) -> str:
@@ -183,7 +183,6 @@ def _mark(axis: Axes, mark: Mark, drawn: list[float]) -> None:
         (mark.x, mark.y),
         xytext=(mark.x, height),
         color=colour,
-        fontsize=8.5,
         ha=side,
         va="center",
         zorder=7,

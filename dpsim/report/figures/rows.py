@@ -11,7 +11,18 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dpsim.report.charts import Dot, Rows
 from dpsim.report.figures.lines import LOOKS
-from dpsim.report.figures.style import INK, LINE_COLOURS, MARKERS, MUTED, PAPER, RULE, grid, heading
+from dpsim.report.figures.style import (
+    INK,
+    LINE_COLOURS,
+    MARKERS,
+    PAPER,
+    RULE,
+    grid,
+    heading,
+    long_names,
+    row_names,
+    wrapped,
+)
 
 _SPREAD = 0.28
 _LINEAR_SPAN, _MOST_TICKS = 2.0, 9
@@ -21,19 +32,14 @@ def draw(axis: Axes, shown: Rows, *, narrow: bool = False) -> None:
     """Draw a panel, the first row at the top."""
     if shown.log:
         axis.set_xscale("log")
-    for number, (name, dots) in enumerate(shown.rows.items()):
+    above = long_names(axis, list(shown.rows))
+    for number, dots in enumerate(shown.rows.values()):
         if (band := shown.bands[number] if shown.bands else None) is not None:
             axis.fill_betweenx([number - 0.4, number + 0.4], *band, color=RULE, linewidth=0)
         several = max(1, len(dots) - 1)
         for place, dot in enumerate(dots):
-            _dot(
-                axis, dot, number + _SPREAD * (place / several - 0.5 * (len(dots) > 1)) + 0.22 * (narrow and shown.log)
-            )
-        if narrow and shown.log:
-            of_axis = axis.get_yaxis_transform()
-            axis.text(0, number - 0.08, name, transform=of_axis, fontsize=7, color=MUTED, va="bottom", zorder=5)
-    names = [] if narrow and shown.log else list(shown.rows)
-    axis.set_yticks(range(len(names)), names, fontsize=8.5)
+            _dot(axis, dot, number + _SPREAD * (place / several - 0.5 * (len(dots) > 1)) + 0.22 * above)
+    row_names(axis, list(shown.rows))
     axis.set_ylim(len(shown.rows) - 0.4, -0.6)
     if shown.log:
         _ratio_ticks(axis, [dot for dots in shown.rows.values() for dot in dots])
@@ -43,13 +49,12 @@ def draw(axis: Axes, shown: Rows, *, narrow: bool = False) -> None:
         axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     grid(axis, "x")
-    axis.tick_params(labelsize=8.5)
-    axis.set_xlabel(shown.x_label, fontsize=8.5)
+    axis.set_xlabel(wrapped(shown.x_label, axis))
     heading(axis, shown.title, shown.subtitle)
     if len(shown.legend) > 1:
         handles = [Line2D([], [], **_look(run), label=label) for run, label in enumerate(shown.legend)]
         below = (0.5, -0.02)
-        axis.legend(handles=handles, frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=below, ncols=3)
+        axis.legend(handles=handles, loc="upper center", bbox_to_anchor=below, ncols=3)
 
 
 def _look(number: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What all figures share: colours, titles, files. The palette (Okabe and Ito) is safe for colour-blind readers."""
+"""What all figures share: colours, sizes, titles, files."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ RULE = palette.RULE.light
 LINE_COLOURS = tuple(colour.light for colour in palette.SERIES)
 MARKERS = "osD^vPX<>h"
 """The colours and the markers of the lines of one panel, in this order and again from the first."""
-WIDE_IN, NARROW_IN = 10.4, 4.3
-_GAP = 0.06
+WIDE_IN, NARROW_IN = 10.4, 4.0
+TITLE, LABEL, SMALL = 10.5, 9.0, 8.5
+"""The sizes of titles, of labels, and of what has no room for a label, in points."""
+_GAP = 0.075
 """The distance of labels beside a panel, as a share of its height."""
-_NARROW_TITLE = 42
-"""The letters of a line of a title in a narrow figure."""
-FONTS = ["Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans"]
+_TITLE_LETTERS = {True: 34, False: 92}
+"""The letters of a line of a title in a narrow figure, and in the width of a wide one."""
+_FAMILY = "'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 _RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "dpsim",
-    "font.size": 9.5,
+    "font.size": LABEL,
     "axes.edgecolor": RULE,
     "axes.labelcolor": MUTED,
     "axes.titlecolor": INK,
@@ -55,6 +57,14 @@ _RC: Any = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "axes.linewidth": 0.8,
+    "xtick.labelsize": LABEL,
+    "ytick.labelsize": LABEL,
+    "axes.labelsize": LABEL,
+    "axes.titlesize": TITLE,
+    "axes.titleweight": "bold",
+    "legend.fontsize": LABEL,
+    "legend.frameon": False,
+    "xtick.major.pad": 8,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "hatch.linewidth": 0.9,
@@ -92,11 +102,22 @@ def styled(draw: Callable[[], Drawn]) -> Drawn:
 def heading(axis: Axes, title: str, subtitle: str) -> None:
     """Write a panel's title, and below it what its vertical axis shows."""
     figure = axis.get_figure(root=True)
-    if figure is not None and figure.get_figwidth() <= NARROW_IN:
-        title = textwrap.fill(title, _NARROW_TITLE)
-    axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    subtitle = wrapped(subtitle, axis)
+    axis.set_title(wrapped(title, axis), loc="left", pad=18 + 11 * subtitle.count("\n"))
     above = offset_copy(axis.transAxes, fig=figure, y=5, units="points")
-    axis.text(0, 1, subtitle, transform=above, color=MUTED, fontsize=8.5, va="bottom")
+    axis.text(0, 1, subtitle, transform=above, color=MUTED, va="bottom")
+
+
+def wrapped(title: str, axis: Axes, indented: bool = False) -> str:
+    """Return a title or label in lines that fit into its panel, of which names at the left may take a part."""
+    return textwrap.fill(title, _letters(axis) - 4 * indented)
+
+
+def _letters(axis: Axes) -> int:
+    """Return how many letters of a title fit into the width of a panel."""
+    figure, spec = axis.get_figure(root=True), axis.get_subplotspec()
+    letters = _TITLE_LETTERS[figure is not None and figure.get_figwidth() <= NARROW_IN]
+    return letters // (spec.get_gridspec().ncols if spec is not None else 1)
 
 
 def grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
@@ -105,12 +126,40 @@ def grid(axis: Axes, direction: Literal["x", "y"] = "y") -> None:
     axis.set_axisbelow(True)
 
 
+def long_names(axis: Axes, names: Sequence[str]) -> bool:
+    """Whether the names of rows are too long to stand beside them, and stand above them instead."""
+    return max(map(len, names), default=0) > _letters(axis) // 2 - 5
+
+
+def row_names(axis: Axes, names: Sequence[str]) -> None:
+    """Name the rows at 0, 1, ... of a panel: at its left, or above each row where there is no room."""
+    above = long_names(axis, names)
+    for number, name in enumerate(names if above else ()):
+        of_axis = axis.get_yaxis_transform()
+        axis.text(0, number - 0.12, name, transform=of_axis, fontsize=SMALL, color=MUTED, va="bottom", zorder=5)
+    axis.set_yticks(range(0 if above else len(names)), () if above else names)
+
+
 def _svg(figure: Figure) -> str:
+    """Return the figure as SVG, without what no reader sees: metadata, digits, unused ids, empty groups.
+
+    An artist whose ``gid`` is ``class:NAME`` has that class.
+    """
     buffer = io.StringIO()
     with matplotlib.rc_context(_RC):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    family = ", ".join(f"'{name}'" if " " in name else name for name in [*FONTS, "sans-serif"])
-    return re.sub(r"(font: [^;\"]*?)'DejaVu Sans'[^;\"]*", rf"\g<1>{family}", buffer.getvalue())
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", buffer.getvalue(), flags=re.DOTALL)
+    text = re.sub(r'\bid="class:(\w+)"', r'class="\1"', text)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    text = re.sub(r' id="([^"]+)"', lambda named: named[0] if named[1] in used else "", text)
+    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    text = re.sub(r'(?<=[ "(-])(\d+\.\d\d)\d+(?=[^<>]*>)', r"\1", text)
+    text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"\s*([LMCQz])\s*", r"\1", path[0]).replace('" ', '"'), text)
+    text = re.sub(r'style="[^"]*"', lambda style: re.sub(r"(?<=[:;]) ", "", style[0]), text)
+    text = re.sub(r"font-family:[^;\"]*;?", "", text).replace("</style>", f" text{{font-family:{_FAMILY}}}</style>", 1)
+    for _ in range(3):
+        text = re.sub(r"<g(?: id=\"[^\"]*\")?(?:/>|>\s*</g>)", "", text)
+    return re.sub(r"\n\s*", "\n", text)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -181,4 +230,4 @@ def labels_at_right(axis: Axes, labels: Sequence[tuple[float, str, str]]) -> Non
     for height, y, (_, text, colour) in zip(heights, spread(heights, _GAP, 0.0, 1.0), labels, strict=True):
         look: Any = {"color": colour, "transform": axis.transAxes}
         axis.plot([1.0, 1.035], [height, y], linewidth=0.7, alpha=0.7, clip_on=False, **look)
-        axis.text(1.045, y, text, va="center", ha="left", fontsize=8.5, **look)
+        axis.text(1.045, y, text, va="center", ha="left", **look)

@@ -8,7 +8,7 @@ from dpsim.grouping import grouped
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.charts import Bars, Cell, Chart, Dot, Look, Map, Rows, Series, Steps
 from dpsim.report.sweep.tables import group_title
-from dpsim.report.sweep.timelines import Timelines, length_s, parts_s, ready_last, waits_for_ranks_s
+from dpsim.report.sweep.timelines import Timelines, buckets, length_s, parts_s, ready_last, waits_for_ranks_s
 from dpsim.report.words import BASELINES, PROFILED_BASELINES, devices_name, field_name, network_name, percent
 from dpsim.timeline import Timeline
 from dpsim.units import format_size
@@ -86,7 +86,7 @@ def settings_chart(comparison: Comparison, name: Callable[[ComparedPoint], str] 
         )
 
     most = max(len(comparison.members(group)) for group in comparison.groups)
-    return Chart(panels=[panel(group) for group in comparison.groups], height_in=1.25 + 0.34 * most)
+    return Chart(panels=[panel(group) for group in comparison.groups], height_in=1.25 + 0.38 * most)
 
 
 def _fastest(comparison: Comparison, group: Group) -> list[ComparedPoint]:
@@ -131,8 +131,9 @@ def _maps(comparison: Comparison, group: Group, chosen: tuple[str, str], others:
 
 def _cell(point: ComparedPoint, best: float) -> Cell:
     measured, predicted = point.global_batch / point.measured_step_s, point.global_batch / point.predicted_step_s
-    marks = " ★" * point.is_best_measured + " ◆" * point.is_best_predicted
-    return Cell(share=measured / best, text=f"{measured:,.0f}{marks}", below=f"{predicted:,.0f}", strong=bool(marks))
+    star, diamond = " ★" * point.is_best_measured, " ◆" * point.is_best_predicted
+    text, below = f"{measured:,.0f}{star}", f"{predicted:,.0f}{diamond}"
+    return Cell(share=measured / best, text=text, below=below, strong=bool(star or diamond))
 
 
 def _ordered(points: Sequence[ComparedPoint], name: str) -> list[str]:
@@ -169,11 +170,17 @@ def step_chart(comparison: Comparison, timelines: Timelines) -> Chart | None:
             fastest = min(
                 (each for each in kept if each[0].devices == most), key=lambda each: each[0].measured_s_per_sample
             )
-            panels.append(_step(*fastest, varied))
-    return Chart(panels=panels, height_in=3.1, columns=1) if panels else None
+            panels.append(_step(*fastest, varied, timelines.gradient_bytes[fastest[0].setting]))
+    return Chart(panels=panels, height_in=3.7, columns=1) if panels else None
 
 
-def _step(point: ComparedPoint, measured: Timeline, predicted: Timeline, varied: Sequence[str]) -> Steps:
+def _step(
+    point: ComparedPoint,
+    measured: Timeline,
+    predicted: Timeline,
+    varied: Sequence[str],
+    gradient_bytes: Mapping[str, int],
+) -> Steps:
     last = ready_last(measured)
     waits = waits_for_ranks_s(measured, int(last.rank[0]))
     fields = [f"{field_name(name, point.runtime)} {point.setting.text(name)}" for name in varied]
@@ -187,6 +194,7 @@ def _step(point: ComparedPoint, measured: Timeline, predicted: Timeline, varied:
             f"{ms(point.predicted_step_s * 1e3)} ({percent(point.error, sign=True)})",
         ),
         waits_s=[(low, high) for low, high in waits if high - low > _VISIBLE * point.measured_step_s],
+        buckets=(buckets(last, gradient_bytes), buckets(predicted, gradient_bytes)),
     )
 
 
@@ -200,7 +208,9 @@ def _varied(comparison: Comparison) -> list[str]:
 
 def parts_chart(comparison: Comparison, timelines: Timelines) -> Chart:
     """Return a panel for each group of what the steps consist of, in two parts where not every point has timelines."""
-    return Chart(panels=[_parts(comparison, group, timelines) for group in comparison.groups], height_in=3.3)
+    panels = [_parts(comparison, group, timelines) for group in comparison.groups]
+    most = max((len(panel.bars) for panel in panels if panel.lying), default=0)
+    return Chart(panels=panels, height_in=max(3.3, 1.25 + 0.4 * most))
 
 
 def _parts(comparison: Comparison, group: Group, timelines: Timelines) -> Bars:

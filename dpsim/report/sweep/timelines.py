@@ -9,12 +9,15 @@ import numpy as np
 
 from dpsim.records.comparison import ComparedPoint
 from dpsim.records.sweep import Predictions, Results
+from dpsim.report.charts import Bucket
 from dpsim.schedule import (
+    ALLREDUCE_EVENT,
     BACKWARD_EVENT,
     COMMUNICATION_LANE,
     COMPUTE_LANE,
     FORWARD_EVENT,
     KINDS,
+    REDUCE_SCATTER_EVENT,
     UPDATE_EVENT,
     WAIT_EVENT,
 )
@@ -26,16 +29,25 @@ PARTS = ("forward", "backward", "update", "exposed communication", "other")
 
 @dataclass(frozen=True, kw_only=True)
 class Timelines:
-    """Measured and predicted timelines by configuration, where the records have them: those of both A/A runs."""
+    """Measured and predicted timelines by configuration, where the records have them: those of both A/A runs.
+
+    ``gradient_bytes`` of a configuration are the bytes of each layer's gradients, by its name.
+    """
 
     measured: Mapping[Setting, tuple[TimelineRecord, ...]]
     predicted: Mapping[Setting, TimelineRecord]
+    gradient_bytes: Mapping[Setting, Mapping[str, int]]
 
     @staticmethod
     def of(predictions: Predictions, results: Results) -> Timelines:
         """Return the timelines of the two records."""
         measured: dict[Setting, tuple[TimelineRecord, ...]] = {}
         predicted: dict[Setting, TimelineRecord] = {}
+        gradient_bytes: dict[Setting, Mapping[str, int]] = {}
+        layers = [
+            {layer.name: sum(tensor.size_bytes for tensor in layer.tensors) for layer in workload.layers}
+            for workload in predictions.workloads
+        ]
         for run in results.points:
             if run.timeline is not None and run.timeline.operation:
                 setting = run.setting.first_run
@@ -43,7 +55,8 @@ class Timelines:
         for point in predictions.points:
             if point.timeline is not None and point.timeline.operation:
                 predicted.setdefault(point.setting.first_run, point.timeline)
-        return Timelines(measured=measured, predicted=predicted)
+                gradient_bytes.setdefault(point.setting.first_run, layers[point.workload])
+        return Timelines(measured=measured, predicted=predicted, gradient_bytes=gradient_bytes)
 
     def both(self, point: ComparedPoint) -> tuple[Timeline, Timeline] | None:
         """Return a measured and the predicted step of a point, or ``None`` unless both were kept.
@@ -97,6 +110,34 @@ def waits_for_ranks_s(step: Timeline, rank: int) -> list[tuple[float, float]]:
         begun = np.minimum(np.max(starts, axis=0), step.end_s[own])
         spans += [(float(a), float(b)) for a, b in zip(step.start_s[own], begun, strict=True) if b > a]
     return spans
+
+
+def buckets(step: Timeline, gradient_bytes: Mapping[str, int]) -> list[Bucket]:
+    """Return how backward fills the buckets on one rank, given the bytes of each layer's gradients.
+
+    A layer's gradients count when its (last) backward ends, and fill the buckets in the order in which they are sent. A
+    bucket is full when the bytes of all so far are reached, at the latest when it is sent. The list is empty where the
+    collectives do not sum all gradients, each of them once, or one is sent before backward reaches its gradients.
+    """
+    sent = np.isin(step.kind, (ALLREDUCE_EVENT, REDUCE_SCATTER_EVENT))
+    order = [int(i) for i in dict.fromkeys(step.operation[sent])]
+    sizes = [int(step.size_bytes[sent & (step.operation == i)].sum()) for i in order]
+    sent_s = [float(step.start_s[sent & (step.operation == i)].min()) for i in order]
+    last = {step.operations[step.operation[i]]: i for i in np.flatnonzero(step.kind == BACKWARD_EVENT)}
+    filled = [(i, gradient_bytes.get(name.partition(" ")[2], 0)) for name, i in last.items()]
+    filled = sorted(((i, size) for i, size in filled if size), key=lambda each: float(step.end_s[each[0]]))
+    ends = np.cumsum([size for _, size in filled])
+    if not order or not filled or sum(sizes) != ends[-1]:
+        return []
+    found, begin_s = [], float(step.start_s[filled[0][0]])
+    for reached, size, at_s in zip(np.cumsum(sizes), sizes, sent_s, strict=True):
+        layer = filled[int(np.searchsorted(ends, reached))][0]
+        if at_s < step.start_s[layer]:
+            return []
+        full_s = min(float(step.end_s[layer]), at_s)
+        found.append(Bucket(begin_s=min(begin_s, full_s), full_s=full_s, sent_s=at_s, size_bytes=size))
+        begin_s = full_s
+    return found
 
 
 def parts_s(step: Timeline, step_s: float, exposed_s: float) -> dict[str, float]:

@@ -22,12 +22,12 @@ from dpsim.report.write import DRIFT_CAPTION, PAGES, figure, write_content
 _TIMELINE = (
     "One training step of the setting that trains most samples per second on the most devices, measured above and "
     "predicted below on one time axis. Of the kept steps, the one nearest to the median of the table is shown, "
-    "on the rank that was ready last. The predicted one has the length of the table. "
-    "Hatched: computation waits for communication. Dotted: a collective waits for another rank to begin it. "
-    "Other: the loss and the beginning of the step."
+    "on the rank that was ready last. A bucket, as high as it has bytes, fills while backward computes its gradients; "
+    "the line from it leads to the collective that sends it. Hatched: computation waits for communication. Dotted: a "
+    "collective waits for another rank to begin it. Other: the loss and the beginning of the step."
 )
 _PARTS = (
-    "Where a step's time goes at each setting: measured on the left, predicted (hatched) on the right. A step and its "
+    "Where a step's time goes at each setting: measured first, then, hatched, predicted. A step and its "
     "exposed communication are those of the table; the rest is divided as in one step on the rank that was ready last. "
     "Other: the loss and the beginning of the step. Where several fields differ, the settings that train fastest stand "
     "first."
