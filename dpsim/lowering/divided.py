@@ -76,7 +76,7 @@ class _Classes:
         self._builder, self._workload, self._plan, self._stages = Builder(), workload, plan, stages
         self._parts, self._several = plan.parallelism.parts, plan.data_devices > 1
         self._inputs, self._readers = inputs_of(workload), readers_of(workload)
-        self._joins, self._splits = block_sums(workload)
+        self._joins, self._splits = block_sums(workload) if self._parts > 1 else (frozenset(), frozenset())
         self._owner = _owners(workload, plan)
         self._layers = [
             [layer for layer in range(stage.first, stage.stop) if self._owner[layer] in (-1, part)]
@@ -239,8 +239,10 @@ class _Classes:
 
 
 def _owners(workload: Workload, plan: Plan) -> Ints:
-    """The part that owns each layer, -1 for a whole layer. Raises ``ConfigError`` for fewer blocks than parts."""
+    """The part that owns each layer, -1: each of them. Raises ``ConfigError`` for fewer blocks than parts."""
     parts, blocks = plan.parallelism.parts, workload.column_blocks
+    if parts == 1:
+        return np.full(len(workload.layers), -1)
     if blocks < parts:
         has = f"{blocks} column blocks" if blocks > 1 else "no column blocks"
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import msgspec
@@ -153,6 +154,14 @@ def test_one_part_is_data_parallelism() -> None:
         one, plain = lower(of, plan(f"tensor:parts=1{sharded}", 4)), lower(of, plan(name, 4))
         for field in ("kind", "layer", "bucket", "size_bytes", "depends_on", "meeting", "bucket_class"):
             assert np.array_equal(getattr(one, field), getattr(plain, field)), field
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "pipeline:recompute=yes", "pipeline:shard=yes"])
+def test_stages_of_one_part_own_all_blocks_and_add_up_none(strategy: str) -> None:
+    schedule = lower(workload(), plan(strategy, 4))
+    assert not ((schedule.kind == SYNCHRONISE_EVENT) & (schedule.layer >= 0)).any()
+    whole = lower(workload(), plan(strategy, 4, fusion_threshold_bytes=math.inf))
+    assert len(whole.bucket_size_bytes) == 2, "one bucket a stage, of blocks and whole layers alike"
 
 
 def test_too_few_blocks_and_unknown_outputs_are_refused() -> None:
