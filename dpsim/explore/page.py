@@ -20,15 +20,17 @@ from dpsim.predict.defaults import for_prediction
 from dpsim.predict.points import plan_one
 from dpsim.predict.residuals import LEVEL
 from dpsim.report.palette import variables
-from dpsim.strategy import STRATEGIES, parse_strategy
+from dpsim.strategy import ASYNCHRONOUS, parse_strategy
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
-ENGINE = ("fusion", "lowering", "algorithms", "costs", "link", "scaling", "uncertainty", "prices", "walk", "predict")
+ENGINE = tuple(
+    "fusion lowering divided algorithms costs link scaling uncertainty prices queue walk memory interval predict".split()
+)
 """The files of the engine; each may call functions of any other one."""
 _CHARTS = ("format", "charts", "controls", "search", "page")
 EXPLORED = ("data-parallel", "zero1", "zero2", "zero3", "zero3:prefetch=2", "zero3:reshard=no")
-"""The strategies of a page: those whose lowering the engine has."""
+"""The strategies whose lowering the engine has; ``dpsim.explore.written.DIVIDED`` are those of the others."""
 DEVICES = 8
 """The devices with which a page begins, where nobody says how many."""
 
@@ -63,11 +65,12 @@ def page_of_plan(
     ``told`` says what of it a script told, and ``measured`` are settings of the page with their ``step_s``. Raises
     ``ConfigError`` for what a page cannot hold.
     """
-    strategies = _strategies(workload)
     begun = setting_of(plan)
+    known = world(workload, machine, [begun["local_batch"]], plan.optimizer)
+    strategies = _strategies(workload, known["schedules"])
     if begun["strategy"] not in strategies:
         begun["strategy"] = EXPLORED[0]
-    of_page = world(workload, machine) | {
+    of_page = known | {
         "strategies": {text: setting_of_strategy(text) for text in strategies},
         "setting": begun,
         "files": files,
@@ -76,7 +79,7 @@ def page_of_plan(
         else "assumed interval",
         "measured": measured,
     }
-    notes = [*filter(None, [told]), *_left_out(workload, machine, plan), *cautions(machine, [plan], workload)]
+    notes = [*filter(None, [told]), *_left_out(workload, machine, plan), *of_page["left_out"], *cautions(machine, [plan], workload)]
     data = codec.to_json(of_page, indent=None).replace("<", "\\u003c")
     script = Markup(f"{engine()}\n{_scripts('page', _CHARTS)}")
     loader = ChoiceLoader([PackageLoader("dpsim.explore", "page"), PackageLoader("dpsim.report")])
@@ -101,22 +104,22 @@ def setting_of(plan: Plan) -> Record:
 def setting_of_strategy(text: str) -> Record:
     """Return a strategy as the engine takes it: its name and its settings."""
     strategy = parse_strategy(text)
-    return {"name": strategy.name} | msgspec.structs.asdict(strategy)
+    derived = ("name", "text", "stages", "parts", "classes", "sharded", "gathers")
+    return msgspec.structs.asdict(strategy) | {name: getattr(strategy, name) for name in derived}
 
 
-def _strategies(workload: Workload) -> Sequence[str]:
+def _strategies(workload: Workload, schedules: Sequence[Record]) -> Sequence[str]:
     """The strategies of a page; a script's own units of ``fully_shard`` have no lowering in the engine."""
     units = workload.ddp is not None and bool(workload.ddp.units)
-    return [text for text in EXPLORED if not (units and text.startswith("zero3"))]
+    lowered = [text for text in EXPLORED if not (units and text.startswith("zero3"))]
+    return [*lowered, *dict.fromkeys(schedule["strategy"] for schedule in schedules)]
 
 
 def _left_out(workload: Workload, machine: Machine, plan: Plan) -> list[str]:
     """What a page leaves out, in sentences."""
-    names = {parse_strategy(text).name for text in EXPLORED}
-    others = [name for name in STRATEGIES if name not in names]
     sentences = [
-        f"Left out: the strategies {', '.join(others)} (dpsim advise compares them), reproducible training in leaves,"
-        " gradients sent in 16 bits, and memory",
+        f"Left out: the asynchronous strategies {' and '.join(ASYNCHRONOUS)}, reproducible training in leaves, and"
+        " gradients sent in 16 bits",
     ]
     if machine.link is None:
         sentences.append("Left out: latency and bandwidth, for this machine has tables and states no [link]")
