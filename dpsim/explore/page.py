@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from dpsim import codec
 from dpsim.collective import parse_devices
+from dpsim.errors import ConfigError
 from dpsim.explore.world import world
 from dpsim.machine import Machine
 from dpsim.plan import Plan
@@ -31,6 +32,8 @@ ENGINE = tuple(
 _CHARTS = ("format", "charts", "controls", "search", "page")
 EXPLORED = ("data-parallel", "zero1", "zero2", "zero3", "zero3:prefetch=2", "zero3:reshard=no")
 """The strategies whose lowering the engine has; ``dpsim.explore.written.DIVIDED`` are those of the others."""
+MOST_BYTES = 1_000_000
+"""The bytes of a page: what a browser opens at once, and a mail takes."""
 DEVICES = 8
 """The devices with which a page begins, where nobody says how many."""
 
@@ -86,7 +89,15 @@ def page_of_plan(
     template = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     ).get_template("page.html.j2")
-    return template.render(world=of_page, colours=variables(), notes=notes, data=Markup(data), script=script)
+    html = template.render(world=of_page, colours=variables(), notes=notes, data=Markup(data), script=script)
+    if len(html.encode()) > MOST_BYTES:
+        raise ConfigError(
+            f"a page of workload {workload.name!r} with {len(workload.layers)} layers on machine {machine.name!r}, which"
+            f" would take {len(html.encode()) / 1e6:.1f} MB",
+            allowed=f"up to {MOST_BYTES / 1e6:.0f} MB, which a browser opens at once",
+            remedy="join layers in the workload file, or ask dpsim predict",
+        )
+    return html
 
 
 def setting_of(plan: Plan) -> Record:

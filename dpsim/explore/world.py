@@ -7,7 +7,7 @@ assumed of them come from here, under the names that they have in Python.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from statistics import NormalDist
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from dpsim import uncertainty
+from dpsim import codec, uncertainty
 from dpsim.algorithms import ALGORITHMS
 from dpsim.errors import ConfigError
 from dpsim.explore.written import written
@@ -45,7 +45,9 @@ _MACHINES = Path(str(resources.files("dpsim.experiments") / "machines"))
 EXAMPLE_WORKLOAD, EXAMPLE_MACHINE = _MACHINES / "googlenet_k80.toml", "10gbe"
 """What a page shows where nothing is named: published layer times, on a link whose latency and bandwidth may move."""
 MOST_LAYERS = 3000
-"""The layers that a page holds: a change is drawn within a second, and the page stays below 1 MB."""
+"""The layers that a page holds: a change is drawn within a second."""
+MOST_BYTES = 850_000
+"""What a page's world may take: with its scripts and its style the page stays below 1 MB."""
 _SEVERAL = 2
 _LARGER_BATCHES = 8
 """Times the largest profiled local batch that a page goes up to."""
@@ -87,13 +89,10 @@ def world(
     most = _LARGER_BATCHES * workload.local_batches[-1]
     powers = (1 << power for power in range(most.bit_length()))
     batches = sorted({*powers, *workload.local_batches, *local_batches})
-    schedules, left_out = written(workload, batches)
-    return {
+    of_all = {
         "workload": _workload(workload, optimizer or Sgd()),
         "local_batches": batches,
-        "schedules": schedules,
         "kinds": KINDS,
-        "left_out": left_out,
         "machine": _machine(workload, known),
         "rules": {
             name: {
@@ -104,6 +103,9 @@ def world(
         },
         "constants": _CONSTANTS,
     }
+    room_bytes = MOST_BYTES - len(codec.to_json(of_all, indent=None))
+    schedules, left_out = written(workload, batches, room_bytes)
+    return of_all | {"schedules": schedules, "left_out": left_out}
 
 
 def _workload(workload: Workload, optimizer: Optimizer) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def _workload(workload: Workload, optimizer: Optimizer) -> dict[str, Any]:
     )
     return {name: getattr(workload, name) for name in fields.split()} | {
         "optimizer_slots": len(optimizer.slots) if slots is None else slots,
-        "layers": [
+        "layers": _columns(
             {
                 "name": layer.name,
                 "forward_s": layer.forward_s,
@@ -132,13 +134,22 @@ def _workload(workload: Workload, optimizer: Optimizer) -> dict[str, Any]:
                 "statistics_bytes": global_statistics_bytes(layer),
             }
             for layer, inputs in zip(workload.layers, inputs_of(workload), strict=True)
-        ],
-        "ready_order": [
+        ),
+        "ready_order": _columns(
             {"layer": layer, "size_bytes": size, "dtype": code, "item_bytes": item_bytes[code]}
             for layer, size, code in zip(*columns, strict=True)
-        ],
+        ),
         "slowest": _slowest(workload),
     }
+
+
+def _columns(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Rows with the same keys as columns, which the engine makes rows again: a third of the bytes."""
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return {"columns": columns}
 
 
 def _slowest(workload: Workload) -> dict[str, Any] | None:

@@ -36,8 +36,6 @@ DIVIDED = (
 """The strategies of a page whose Schedules Python writes."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """The micro-batches of a step for which it does."""
-MOST_BYTES = 400_000
-"""What the Schedules of a page take at most: with all the rest it stays below 1 MB."""
 _END = 2
 """The operations that end the step of a class where one device has it: the agreement of all ranks, and the update."""
 
@@ -49,12 +47,11 @@ class Written(NamedTuple):
     left_out: list[str]
 
 
-def written(workload: Workload, local_batches: Sequence[int]) -> Written:
-    """Return the Schedules of a workload at the local batches of a page."""
+def written(workload: Workload, local_batches: Sequence[int], room_bytes: int) -> Written:
+    """Return the Schedules of a workload at the local batches of a page that has so much room for them."""
     records: list[dict[str, Any]] = []
-    refused: dict[str, str] = {}
+    refused: dict[str, str] = {}  # strategy -> what it needs
     larger: dict[str, list[str]] = {}
-    room = MOST_BYTES
     for accumulate in MICRO_BATCHES:
         for strategy in DIVIDED:
             if strategy in refused:
@@ -62,15 +59,18 @@ def written(workload: Workload, local_batches: Sequence[int]) -> Written:
             try:
                 of_strategy = list(_of(workload, strategy, accumulate, local_batches))
             except ConfigError as error:
-                refused[strategy] = error.given
+                refused[strategy] = error.allowed
                 continue
             size = sum(len(json.dumps(record, separators=(",", ":"))) for record in of_strategy)
-            if size > room:
+            if size > room_bytes:
                 larger.setdefault(strategy, []).append(str(accumulate))
                 continue
-            room -= size
+            room_bytes -= size
             records += of_strategy
-    sentences = [f"Left out: {given}" for given in dict.fromkeys(refused.values())]
+    sentences = []
+    for needed in dict.fromkeys(refused.values()):
+        alike = ", ".join(strategy for strategy, need in refused.items() if need == needed)
+        sentences.append(f"Left out: {alike} (possible: {needed})")
     if larger:
         each = "; ".join(f"{strategy} in {', '.join(counts)}" for strategy, counts in larger.items())
         sentences.append(f"Left out, for the page would be too large, are steps by micro-batches of {each}")

@@ -156,7 +156,7 @@ def random_workload(draw: random.Random) -> Workload:
                     whole,
                     name=name,
                     tensors=tuple(msgspec.structs.replace(t, name=f"{t.name}.{block}") for t in tensors),
-                    depends_on=whole.depends_on or ((layers[-1].name,) if i else None),
+                    depends_on=whole.depends_on or ((layers[-1].name,) if layers else ()),
                     column_block=block,
                 )
                 for block, name in enumerate(names)

@@ -43,8 +43,8 @@ function readyTimes(workload, localBatch) {
   const begin = Array(backward_s.length);
   let now = 0;
   for (let layer = backward_s.length - 1; layer >= 0; layer--) {
-    begin[layer] = now;
     now += backward_s[layer];
+    begin[layer] = now - backward_s[layer]; // rounded as in Python: buckets may hang on the last bit
   }
   let latest = 0;
   return workload.ready_order.map(({layer}) => (latest = Math.max(latest, begin[layer] + gradient_ready_s[layer])));

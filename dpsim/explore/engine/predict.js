@@ -196,5 +196,11 @@ function horovodBuckets(order, plan, readyS) {
   return buckets;
 }
 
-/** The reviver of the JSON in which Python writes a world: infinity is the text "inf". */
-const revived = (key, value) => (value === "inf" && key !== "name" ? Infinity : value);
+/** The reviver of the JSON in which Python writes a world: infinity is the text "inf", and rows are in columns. */
+function revived(key, value) {
+  if (value === "inf" && key !== "name") return Infinity;
+  if (!value?.columns) return value;
+  const names = Object.keys(value.columns);
+  const [first = []] = Object.values(value.columns);
+  return first.map((_, i) => Object.fromEntries(names.map((name) => [name, value.columns[name][i]])));
+}

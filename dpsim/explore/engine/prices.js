@@ -105,7 +105,7 @@ function pricesOf(world, plan, schedule, factors) {
   }
   let [agreement, joining] = [idle, idle];
   if (several) agreement = sumsCurve(machine, {...whole(collective), devices, layout: plan.layout});
-  if (several && strategy.parts > 1) joining = later(idleCurve(machine, priced(machine, plan.joining)), machine.wake_s);
+  if (several && strategy.parts > 1) joining = idleCurve(machine, priced(machine, plan.joining));
   const copies = copyCurve(machine, collective);
   const overheadOfEach = devices > 1 ? (machine.collective_overhead_s ?? 0) * factors.overhead : 0;
   const charged = (curve, slots, scales) => {
@@ -133,7 +133,7 @@ function pricesOf(world, plan, schedule, factors) {
     overlapped_gather: charged(overlappedGather, parameter_slots, overlap),
     sums: charged(sums, 0, network),
     agreement: charged(agreement, 0, network),
-    joining: charged(joining, 0, network),
+    joining: charged(later(joining, machine.wake_s), 0, network),
     messages: messages.map((each) => each && {...each, seconds: each.seconds * factors.network}),
     known_bytes: [Math.max(...curves.map((curve) => curve.first)), Math.min(...curves.map((curve) => curve.last))],
     extrapolated: beyond || messages.some((each) => each?.extrapolated) ||
