@@ -25,8 +25,9 @@ from dpsim.strategy import ASYNCHRONOUS, parse_strategy
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
-ENGINE = tuple(
-    "fusion lowering divided algorithms costs link scaling uncertainty prices queue walk memory interval predict".split()
+ENGINE = (
+    *("fusion", "lowering", "divided", "algorithms", "costs", "link", "scaling", "uncertainty", "prices"),
+    *("queue", "walk", "memory", "interval", "predict"),
 )
 """The files of the engine; each may call functions of any other one."""
 _CHARTS = ("format", "charts", "controls", "search", "page")
@@ -82,7 +83,12 @@ def page_of_plan(
         else "assumed interval",
         "measured": measured,
     }
-    notes = [*filter(None, [told]), *_left_out(workload, machine, plan), *of_page["left_out"], *cautions(machine, [plan], workload)]
+    notes = [
+        *filter(None, [told]),
+        *_left_out(workload, machine, plan),
+        *of_page["left_out"],
+        *cautions(machine, [plan], workload),
+    ]
     data = codec.to_json(of_page, indent=None).replace("<", "\\u003c")
     script = Markup(f"{engine()}\n{_scripts('page', _CHARTS)}")
     loader = ChoiceLoader([PackageLoader("dpsim.explore", "page"), PackageLoader("dpsim.report")])
@@ -92,8 +98,8 @@ def page_of_plan(
     html = template.render(world=of_page, colours=variables(), notes=notes, data=Markup(data), script=script)
     if len(html.encode()) > MOST_BYTES:
         raise ConfigError(
-            f"a page of workload {workload.name!r} with {len(workload.layers)} layers on machine {machine.name!r}, which"
-            f" would take {len(html.encode()) / 1e6:.1f} MB",
+            f"a page of workload {workload.name!r} with {len(workload.layers)} layers on machine {machine.name!r},"
+            f" which would take {len(html.encode()) / 1e6:.1f} MB",
             allowed=f"up to {MOST_BYTES / 1e6:.0f} MB, which a browser opens at once",
             remedy="join layers in the workload file, or ask dpsim predict",
         )

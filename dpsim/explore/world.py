@@ -70,8 +70,9 @@ def world(
 ) -> dict[str, Any]:
     """Return what the engine needs of a workload and a machine, which may be that of a file.
 
-    ``local_batches`` are in it beside those that every page has, and ``left_out`` says which strategies it lacks. What is assumed of a machine that nobody calibrated is filled in (``dpsim.predict.defaults``). Raises
-    ``ConfigError`` for what a page cannot hold: more than ``MOST_LAYERS`` layers, and slow devices.
+    ``local_batches`` are in it beside those that every page has, and ``left_out`` says which strategies it lacks. What
+    is assumed of a machine that nobody calibrated is filled in (``dpsim.predict.defaults``). Raises ``ConfigError`` for
+    what a page cannot hold: more than ``MOST_LAYERS`` layers, and slow devices.
     """
     if len(workload.layers) > MOST_LAYERS:
         raise ConfigError(

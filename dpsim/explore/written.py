@@ -77,9 +77,7 @@ def written(workload: Workload, local_batches: Sequence[int], room_bytes: int) -
     return Written(records, sentences)
 
 
-def _of(
-    workload: Workload, strategy: str, accumulate: int, local_batches: Sequence[int]
-) -> Iterator[dict[str, Any]]:
+def _of(workload: Workload, strategy: str, accumulate: int, local_batches: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield a record for each way in which the layers are divided; it depends on the local batch. Raises."""
     classes = parse_strategy(strategy).classes
     alike: dict[tuple[int, ...], list[Plan]] = {}

@@ -113,7 +113,7 @@ function nameOf({kind, algorithm, devices, layout}) {
 }
 
 /** A curve whose collectives take so many seconds longer, whatever their size. */
-const later = (curve, seconds) =>
+const delayed = (curve, seconds) =>
   ({...curve, rows: [curve.rows[0].map((each) => each + seconds), ...curve.rows.slice(1)]});
 const halved = ({sizes, rows}) => ({sizes, rows: rows.map((row) => row.map((seconds) => seconds / 2))});
 const hasTables = (machine, collective) => {

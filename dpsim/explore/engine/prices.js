@@ -133,7 +133,7 @@ function pricesOf(world, plan, schedule, factors) {
     overlapped_gather: charged(overlappedGather, parameter_slots, overlap),
     sums: charged(sums, 0, network),
     agreement: charged(agreement, 0, network),
-    joining: charged(later(joining, machine.wake_s), 0, network),
+    joining: charged(delayed(joining, machine.wake_s), 0, network),
     messages: messages.map((each) => each && {...each, seconds: each.seconds * factors.network}),
     known_bytes: [Math.max(...curves.map((curve) => curve.first)), Math.min(...curves.map((curve) => curve.last))],
     extrapolated: beyond || messages.some((each) => each?.extrapolated) ||
