@@ -212,10 +212,11 @@ def random_machine(draw: random.Random) -> Machine:
     places = draw.sample([(2, ""), (4, ""), (8, ""), (4, "1x4"), (8, "2x4"), (16, "4x4"), (4, "4x1")], 3)
     places = [place for place in places if place[1] or "hierarchical" not in algorithms]
     every = [{"algorithm": name, "devices": n, "layout": layout} for name in algorithms for n, layout in places]
-    halves = [
+    halves: list[dict[str, Any]] = [
         each | {"kind": kind} for each in every for kind in ("reduce-scatter", "all-gather", "copy", "ordered-sum")
     ]
-    sends = [{"algorithm": "direct", "devices": 2, "layout": layout, "kind": "send"} for layout in ("", "1x2", "2x1")]
+    send: dict[str, Any] = {"algorithm": "direct", "devices": 2, "kind": "send"}
+    sends = [send | {"layout": layout} for layout in ("", "1x2", "2x1")]
     halves += [each for each in sends if draw.random() < 0.5]
     mechanisms = draw.choice([(), ("thread",), ("poll", "thread")])
     racks = draw.random() < 0.3
@@ -290,12 +291,12 @@ def test_random_settings_are_predicted_as_by_python(tmp_path: Path) -> None:
     }}), null, 0);"""
     answers = json.loads(evaluated(tmp_path, script))
     assert len(answers) == SETTINGS
-    for case, answer, (right, needed, best) in zip(cases, answers, expected, strict=True):
+    for asked, answer, (right, needed, best) in zip(cases, answers, expected, strict=True):
         step_s, low_s, high_s, *seconds = map(float, answer["seconds"])
-        assert [answer["buckets"], answer["extrapolated"]] == [right.buckets, right.extrapolated], case
-        assert [step_s, low_s, high_s] == pytest.approx([right.step_s, right.low_s, right.high_s], rel=1e-6), case
+        assert [answer["buckets"], answer["extrapolated"]] == [right.buckets, right.extrapolated], asked
+        assert [step_s, low_s, high_s] == pytest.approx([right.step_s, right.low_s, right.high_s], rel=1e-6), asked
         beside = right.exposed_communication_s, right.communication_cost_s
-        assert seconds == pytest.approx(beside, rel=1e-6, abs=1e-9 * right.step_s), case
-        assert answer["memory"] == needed.parts() | {"total": needed.total}, case
+        assert seconds == pytest.approx(beside, rel=1e-6, abs=1e-9 * right.step_s), asked
+        assert answer["memory"] == needed.parts() | {"total": needed.total}, asked
         speedup = [best["speedup"], best["speedup_low"], best["speedup_high"]]
-        assert [*map(float, answer["speedup"])] == pytest.approx(speedup, rel=1e-6), case
+        assert [*map(float, answer["speedup"])] == pytest.approx(speedup, rel=1e-6), asked
