@@ -34,7 +34,7 @@ def explore(
     """Write a page on which you move sliders and see the predicted step.
 
     One file, which needs no server and no network: open it, send it. Its model
-    is that of dpsim predict, for data parallelism and ZeRO.
+    is that of dpsim predict, for every strategy that makes steps together.
     """
     from dpsim import machine as machines
     from dpsim import workload as workloads

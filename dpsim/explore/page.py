@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from dpsim import codec
 from dpsim.collective import parse_devices
+from dpsim.errors import ConfigError
 from dpsim.explore.world import world
 from dpsim.machine import Machine
 from dpsim.plan import Plan
@@ -20,15 +21,20 @@ from dpsim.predict.defaults import for_prediction
 from dpsim.predict.points import plan_one
 from dpsim.predict.residuals import LEVEL
 from dpsim.report.palette import variables
-from dpsim.strategy import STRATEGIES, parse_strategy
+from dpsim.strategy import ASYNCHRONOUS, parse_strategy
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
-ENGINE = ("fusion", "lowering", "algorithms", "costs", "link", "scaling", "uncertainty", "prices", "walk", "predict")
+ENGINE = (
+    *("fusion", "lowering", "divided", "algorithms", "costs", "link", "scaling", "uncertainty", "prices"),
+    *("queue", "walk", "memory", "interval", "predict"),
+)
 """The files of the engine; each may call functions of any other one."""
 _CHARTS = ("format", "charts", "controls", "search", "page")
 EXPLORED = ("data-parallel", "zero1", "zero2", "zero3", "zero3:prefetch=2", "zero3:reshard=no")
-"""The strategies of a page: those whose lowering the engine has."""
+"""The strategies whose lowering the engine has; ``dpsim.explore.written.DIVIDED`` are those of the others."""
+MOST_BYTES = 1_000_000
+"""The bytes of a page: what a browser opens at once, and a mail takes."""
 DEVICES = 8
 """The devices with which a page begins, where nobody says how many."""
 
@@ -63,11 +69,12 @@ def page_of_plan(
     ``told`` says what of it a script told, and ``measured`` are settings of the page with their ``step_s``. Raises
     ``ConfigError`` for what a page cannot hold.
     """
-    strategies = _strategies(workload)
     begun = setting_of(plan)
+    known = world(workload, machine, [begun["local_batch"]], plan.optimizer)
+    strategies = _strategies(workload, known["schedules"])
     if begun["strategy"] not in strategies:
         begun["strategy"] = EXPLORED[0]
-    of_page = world(workload, machine) | {
+    of_page = known | {
         "strategies": {text: setting_of_strategy(text) for text in strategies},
         "setting": begun,
         "files": files,
@@ -76,14 +83,27 @@ def page_of_plan(
         else "assumed interval",
         "measured": measured,
     }
-    notes = [*filter(None, [told]), *_left_out(workload, machine, plan), *cautions(machine, [plan], workload)]
+    notes = [
+        *filter(None, [told]),
+        *_left_out(workload, machine, plan),
+        *of_page["left_out"],
+        *cautions(machine, [plan], workload),
+    ]
     data = codec.to_json(of_page, indent=None).replace("<", "\\u003c")
     script = Markup(f"{engine()}\n{_scripts('page', _CHARTS)}")
     loader = ChoiceLoader([PackageLoader("dpsim.explore", "page"), PackageLoader("dpsim.report")])
     template = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     ).get_template("page.html.j2")
-    return template.render(world=of_page, colours=variables(), notes=notes, data=Markup(data), script=script)
+    html = template.render(world=of_page, colours=variables(), notes=notes, data=Markup(data), script=script)
+    if len(html.encode()) > MOST_BYTES:
+        raise ConfigError(
+            f"a page of workload {workload.name!r} with {len(workload.layers)} layers on machine {machine.name!r},"
+            f" which would take {len(html.encode()) / 1e6:.1f} MB",
+            allowed=f"up to {MOST_BYTES / 1e6:.0f} MB, which a browser opens at once",
+            remedy="join layers in the workload file, or ask dpsim predict",
+        )
+    return html
 
 
 def setting_of(plan: Plan) -> Record:
@@ -101,22 +121,22 @@ def setting_of(plan: Plan) -> Record:
 def setting_of_strategy(text: str) -> Record:
     """Return a strategy as the engine takes it: its name and its settings."""
     strategy = parse_strategy(text)
-    return {"name": strategy.name} | msgspec.structs.asdict(strategy)
+    derived = ("name", "text", "stages", "parts", "classes", "sharded", "gathers")
+    return msgspec.structs.asdict(strategy) | {name: getattr(strategy, name) for name in derived}
 
 
-def _strategies(workload: Workload) -> Sequence[str]:
+def _strategies(workload: Workload, schedules: Sequence[Record]) -> Sequence[str]:
     """The strategies of a page; a script's own units of ``fully_shard`` have no lowering in the engine."""
     units = workload.ddp is not None and bool(workload.ddp.units)
-    return [text for text in EXPLORED if not (units and text.startswith("zero3"))]
+    lowered = [text for text in EXPLORED if not (units and text.startswith("zero3"))]
+    return [*lowered, *dict.fromkeys(schedule["strategy"] for schedule in schedules)]
 
 
 def _left_out(workload: Workload, machine: Machine, plan: Plan) -> list[str]:
     """What a page leaves out, in sentences."""
-    names = {parse_strategy(text).name for text in EXPLORED}
-    others = [name for name in STRATEGIES if name not in names]
     sentences = [
-        f"Left out: the strategies {', '.join(others)} (dpsim advise compares them), reproducible training in leaves,"
-        " gradients sent in 16 bits, and memory",
+        f"Left out: the asynchronous strategies {' and '.join(ASYNCHRONOUS)}, reproducible training in leaves, and"
+        " gradients sent in 16 bits",
     ]
     if machine.link is None:
         sentences.append("Left out: latency and bandwidth, for this machine has tables and states no [link]")

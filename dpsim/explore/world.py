@@ -7,7 +7,7 @@ assumed of them come from here, under the names that they have in Python.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from statistics import NormalDist
@@ -15,13 +15,15 @@ from typing import Any
 
 import msgspec
 
-from dpsim import uncertainty
+from dpsim import codec, uncertainty
 from dpsim.algorithms import ALGORITHMS
 from dpsim.errors import ConfigError
+from dpsim.explore.written import written
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.lowering import lower
 from dpsim.lowering.computation import global_statistics_bytes, inputs_of
-from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
+from dpsim.machine import AllreduceCost, Link, Machine, Network, OverlapCost
+from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import Plan
 from dpsim.predict import scaling, slowest
 from dpsim.predict import uncertainty as of_prices
@@ -35,14 +37,20 @@ from dpsim.predict.interval import (
     OWN_MODEL_ERROR,
 )
 from dpsim.predict.residuals import LEVEL, width_of
+from dpsim.schedule import KINDS
+from dpsim.units import ITEM_BYTES
 from dpsim.workload import Workload
 
 _MACHINES = Path(str(resources.files("dpsim.experiments") / "machines"))
 EXAMPLE_WORKLOAD, EXAMPLE_MACHINE = _MACHINES / "googlenet_k80.toml", "10gbe"
 """What a page shows where nothing is named: published layer times, on a link whose latency and bandwidth may move."""
 MOST_LAYERS = 3000
-"""The layers that a page holds: a change is drawn within a second, and the page stays below 1 MB."""
+"""The layers that a page holds: a change is drawn within a second."""
+MOST_BYTES = 850_000
+"""What a page's world may take: with its scripts and its style the page stays below 1 MB."""
 _SEVERAL = 2
+_LARGER_BATCHES = 8
+"""Times the largest profiled local batch that a page goes up to."""
 _CONSTANTS = {
     **{name: value for name, value in vars(uncertainty).items() if name.startswith("ASSUMED_")},
     **{name: getattr(of_prices, name) for name in ("BATCH_STEP", "SIZE_STEP", "DEVICES_STEP", "NORMAL_95")},
@@ -57,11 +65,14 @@ _CONSTANTS = {
 }
 
 
-def world(workload: Workload, machine: Machine) -> dict[str, Any]:
+def world(
+    workload: Workload, machine: Machine, local_batches: Sequence[int] = (), optimizer: Optimizer | None = None
+) -> dict[str, Any]:
     """Return what the engine needs of a workload and a machine, which may be that of a file.
 
-    What is assumed of a machine that nobody calibrated is filled in (``dpsim.predict.defaults``). Raises
-    ``ConfigError`` for what a page cannot hold: more than ``MOST_LAYERS`` layers, and slow devices.
+    ``local_batches`` are in it beside those that every page has, and ``left_out`` says which strategies it lacks. What
+    is assumed of a machine that nobody calibrated is filled in (``dpsim.predict.defaults``). Raises ``ConfigError`` for
+    what a page cannot hold: more than ``MOST_LAYERS`` layers, and slow devices.
     """
     if len(workload.layers) > MOST_LAYERS:
         raise ConfigError(
@@ -76,8 +87,13 @@ def world(workload: Workload, machine: Machine) -> dict[str, Any]:
             remedy="take slow_devices out of the machine file, or ask dpsim predict",
         )
     known = for_prediction(workload, machine, [_SEVERAL])
-    return {
-        "workload": _workload(workload),
+    most = _LARGER_BATCHES * workload.local_batches[-1]
+    powers = (1 << power for power in range(most.bit_length()))
+    batches = sorted({*powers, *workload.local_batches, *local_batches})
+    of_all = {
+        "workload": _workload(workload, optimizer or Sgd()),
+        "local_batches": batches,
+        "kinds": KINDS,
         "machine": _machine(workload, known),
         "rules": {
             name: {
@@ -88,17 +104,21 @@ def world(workload: Workload, machine: Machine) -> dict[str, Any]:
         },
         "constants": _CONSTANTS,
     }
+    room_bytes = MOST_BYTES - len(codec.to_json(of_all, indent=None))
+    schedules, left_out = written(workload, batches, room_bytes)
+    return of_all | {"schedules": schedules, "left_out": left_out}
 
 
-def _workload(workload: Workload) -> dict[str, Any]:
-    order = workload.ready_order
+def _workload(workload: Workload, optimizer: Optimizer) -> dict[str, Any]:
+    order, item_bytes, slots = workload.ready_order, [*ITEM_BYTES.values()], workload.optimizer_slots
     columns = (order.layer.tolist(), order.size_bytes.tolist(), order.dtype_code.tolist())
     fields = (
         "name local_batches update_s overhead_s overhead_per_sample_s loss_s accumulation_factor emulated_compute"
-        " relative_uncertainty input_s_per_sample input_workers input_prefetch"
+        " relative_uncertainty input_s_per_sample input_workers input_prefetch state_bytes"
     )
     return {name: getattr(workload, name) for name in fields.split()} | {
-        "layers": [
+        "optimizer_slots": len(optimizer.slots) if slots is None else slots,
+        "layers": _columns(
             {
                 "name": layer.name,
                 "forward_s": layer.forward_s,
@@ -108,15 +128,29 @@ def _workload(workload: Workload) -> dict[str, Any]:
                 "launch_backward_s": layer.launched_backward_s,
                 "inputs": inputs,
                 "tensors": len(layer.tensors),
+                "activation_bytes_per_sample": layer.activation_bytes_per_sample,
+                "output_bytes_per_sample": layer.output_bytes_per_sample,
+                "work_bytes": layer.work_bytes,
+                "work_bytes_per_sample": layer.work_bytes_per_sample,
                 "statistics_bytes": global_statistics_bytes(layer),
             }
             for layer, inputs in zip(workload.layers, inputs_of(workload), strict=True)
-        ],
-        "ready_order": [
-            {"layer": layer, "size_bytes": size, "dtype": code} for layer, size, code in zip(*columns, strict=True)
-        ],
+        ),
+        "ready_order": _columns(
+            {"layer": layer, "size_bytes": size, "dtype": code, "item_bytes": item_bytes[code]}
+            for layer, size, code in zip(*columns, strict=True)
+        ),
         "slowest": _slowest(workload),
     }
+
+
+def _columns(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Rows with the same keys as columns, which the engine makes rows again: a third of the bytes."""
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return {"columns": columns}
 
 
 def _slowest(workload: Workload) -> dict[str, Any] | None:
@@ -136,11 +170,13 @@ def _machine(workload: Workload, machine: Machine) -> dict[str, Any]:
     fields = (
         "name network emulated_network cores relative_uncertainty contention contention_uncertainty network_adapters"
         " wiring collective_overhead_s collective_overhead_uncertainty fixed_share nodes_per_rack of_one_node assumed"
+        " wake_s memory_bytes"
     )
     slowdowns = [msgspec.structs.asdict(slowdown) for slowdown in machine.compute_slowdown]
     assumed = "compute_slowdown" in machine.assumed
     return {name: getattr(machine, name) for name in fields.split()} | {
         "link": _link(machine.link),
+        "emulated_link": _emulated(machine),
         "link_in_node": _link(machine.link_in_node),
         "link_between_racks": _link(machine.link_between_racks),
         "compute_slowdown": [] if assumed else slowdowns,
@@ -166,6 +202,14 @@ def _link(link: Link | None) -> dict[str, Any] | None:
         return None
     fields = msgspec.structs.asdict(link)
     return fields | {"fitted": bool(fields.pop("fitted_to"))}
+
+
+def _emulated(machine: Machine) -> dict[str, float] | None:
+    """The link that the machine's network emulates."""
+    network = Network.parse(machine.network) if machine.emulated_network else Network()
+    if not network.emulated:
+        return None
+    return {"latency_s": network.latency_s, "bandwidth_bytes_per_s": network.bandwidth_bytes_per_s}
 
 
 def _tables(tables: Sequence[AllreduceCost | OverlapCost]) -> list[dict[str, Any]]:

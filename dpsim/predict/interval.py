@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -22,6 +23,7 @@ from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
 _DEVIATIONS = NormalDist().inv_cdf((1 + LEVEL) / 2)
+_LARGEST_EXPONENT = math.log(sys.float_info.max)
 COMMON_MODEL_ERROR = 0.02
 """The relative error of the model that all plans of one workload and machine share; one standard error."""
 OWN_MODEL_ERROR = 0.015
@@ -98,13 +100,18 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
     down = math.hypot(model, *np.maximum(-shifts, 0).max(axis=0).tolist())
     deviations = width.factor * _DEVIATIONS
     return Interval(
-        step_s * math.exp(-deviations * down),
-        step_s * math.exp(deviations * up),
+        step_s * _power(-deviations * down),
+        step_s * _power(deviations * up),
         shifts,
         width,
         of_each_size=tuple(map(Uncertainty._fields.index, of_each_size(schedule, priced.machine))),
         sizes_bytes=tuple(np.unique(schedule.bucket_size_bytes).tolist()),
     )
+
+
+def _power(exponent: float) -> float:
+    """exp(exponent); infinity where that is beyond all numbers, which leaves an interval open."""
+    return math.exp(exponent) if exponent < _LARGEST_EXPONENT else math.inf
 
 
 def _apart(one: Interval, other: Interval) -> tuple[Floats, Floats]:
@@ -169,7 +176,7 @@ def ratio_interval(
     up = math.hypot(model, *np.maximum(common, 0).max(axis=0).tolist())
     down = math.hypot(model, *np.maximum(-common, 0).max(axis=0).tolist())
     ratio = top.step_s / bottom.step_s
-    return ratio * math.exp(-_DEVIATIONS * down), ratio * math.exp(_DEVIATIONS * up)
+    return ratio * _power(-_DEVIATIONS * down), ratio * _power(_DEVIATIONS * up)
 
 
 def undecided(one: Interval, other: Interval) -> str:
@@ -200,8 +207,8 @@ def _factors(errors: Uncertainty, machine: Machine, sign: int) -> tuple[Factors,
 
     A slower machine makes collectives slower too, and those on an emulated link by less (``EMULATED_LINK_SHARE``).
     """
-    speed, compute, network = (math.exp(sign * error) for error in (errors.speed, errors.compute, errors.network))
-    overlapped, loss = math.exp(sign * errors.overlapped), math.exp(sign * errors.loss)
+    speed, compute, network = (_power(sign * error) for error in (errors.speed, errors.compute, errors.network))
+    overlapped, loss = _power(sign * errors.overlapped), _power(sign * errors.loss)
     of_network = speed**EMULATED_LINK_SHARE if machine.emulated_network else speed
     return (
         Factors(compute=speed, network=of_network, overlapped=speed, loss=speed),
@@ -209,5 +216,5 @@ def _factors(errors: Uncertainty, machine: Machine, sign: int) -> tuple[Factors,
         Factors(network=network),
         Factors(overlapped=overlapped),
         Factors(loss=loss),
-        Factors(overhead=math.exp(sign * errors.overhead)),
+        Factors(overhead=_power(sign * errors.overhead)),
     )

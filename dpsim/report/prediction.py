@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,9 @@ def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
 
 
 def band(low_s: float, high_s: float) -> str:
-    """``368-415 ms``."""
+    """``368-415 ms``; ``368 ms or more`` where the interval is open."""
+    if math.isinf(high_s):
+        return f"{format_duration(low_s)} or more"
     low, high = format_duration(low_s).split(), format_duration(high_s).split()
     return f"{low[0]}-{high[0]} {high[1]}" if low[1] == high[1] else f"{' '.join(low)}-{' '.join(high)}"
 

@@ -112,6 +112,9 @@ function nameOf({kind, algorithm, devices, layout}) {
   return `${kind},${algorithm},${devices},${layout}`;
 }
 
+/** A curve whose collectives take so many seconds longer, whatever their size. */
+const delayed = (curve, seconds) =>
+  ({...curve, rows: [curve.rows[0].map((each) => each + seconds), ...curve.rows.slice(1)]});
 const halved = ({sizes, rows}) => ({sizes, rows: rows.map((row) => row.map((seconds) => seconds / 2))});
 const hasTables = (machine, collective) => {
   const tables = tablesOf(machine, collective.kind);
@@ -129,6 +132,32 @@ function copyCurve(machine, {devices}) {
   const tables = machine.halves.filter((table) => table.kind === "copy");
   const table = least(tables, (each) => Math.abs(each.devices - devices));
   return table && tableCurve(machine, table);
+}
+
+/** The curve of one message between two devices: flat, "1x2" in one node, "2x1" in two. */
+const sendCurve = remembered(String, (machine, layout) => {
+  const table = sendTable(machine, layout);
+  if (table) return {...tableCurve(machine, table), ...known(table)};
+  const paced = emulatedLink(machine, layout);
+  if (paced) return {...lowest([[paced.latency_s, 1 / paced.bandwidth_bytes_per_s]]), first: 0, last: Infinity};
+  if (!machine.link) throw new Error("this machine does not say what a message between two devices costs");
+  const across = nodeCounts(layout, 2)[0] > 1;
+  if (layout && across && machine.of_one_node) {
+    throw new Error("this machine was calibrated on one node, and says nothing of messages between nodes");
+  }
+  const link = across ? linkBetween(machine, 2) ?? machine.link : machine.link_in_node ?? machine.link;
+  return {...lowest([[messageS(link), 1 / link.bandwidth_bytes_per_s]]), ...NOTHING};
+});
+
+function sendTable(machine, layout) {
+  const level = levelOf(machine, layout);
+  const alike = machine.halves.filter((each) => each.kind === "send" && levelOf(machine, each.layout) === level);
+  return least(alike, (table) => table.layout !== layout);
+}
+
+/** The emulated link between two devices in a layout, if there is one. */
+function emulatedLink(machine, layout) {
+  return machine.emulated_network && levelOf(machine, layout) === "across" ? machine.emulated_link : null;
 }
 
 /** [curve with seconds beside backward and compute seconds lost, seconds of one poll]. */

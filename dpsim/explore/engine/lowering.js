@@ -1,36 +1,39 @@
-// A workload and a plan -> the operations of one step, as dpsim/lowering: data parallelism and ZeRO-1, 2 and 3.
+// A workload and a plan -> the operations of one step, as dpsim/lowering: data parallelism and ZeRO-1, 2 and 3. The
+// steps of other strategies are divided among rank classes (divided.js).
 //
 // An operation is {kind, layer, bucket, micro_batch, size_bytes, after}: `after` are the operations before it that it
 // waits for. Operations of the compute lane, and collectives of buckets, run in the order of the array.
 
 const QUEUED = new Set(["allreduce", "reduce-scatter", "all-gather"]);
-const SHARDED = new Set(["zero1", "zero2", "zero3"]);
 const FINITE_BYTES = 8; // what a rank sends to each other one to agree that all numbers are finite
 
 /** The schedule of a plan: operations, buckets, and how many buckets have memory at once where a rank keeps shards. */
-function lower(workload, plan, costs) {
-  const start = bucketStarts(workload, plan, costs);
-  const {name} = plan.strategy;
-  if (plan.devices === 1 || !SHARDED.has(name)) return dataParallel(workload, plan, bucketsAt(workload, start));
-  if (name === "zero1") return dataParallel(workload, plan, bucketsAt(workload, start), {sharded: true});
-  return name === "zero2" ? zero2(workload, plan, start) : zero3(workload, plan, start);
+function lower(world, plan, costs) {
+  const {workload} = world;
+  if (plan.strategy.classes > 1) return divided(world, plan, costs);
+  const start = bucketStarts(workload.ready_order, plan, costs);
+  const buckets = bucketsAt(workload.ready_order, start);
+  const {name, sharded} = plan.strategy;
+  if (plan.devices === 1 || !sharded) return dataParallel(workload, plan, buckets);
+  if (name === "zero1") return dataParallel(workload, plan, buckets, {sharded: true});
+  return name === "zero2" ? zero2(workload, plan, buckets) : zero3(workload, plan, start);
 }
 
-/** Where the buckets of a plan begin in the ready order. On one device a rule that needs costs makes one bucket. */
-function bucketStarts(workload, plan, costs) {
+/** Where the buckets of tensors in ready order begin. On one device a rule that needs costs makes one bucket. */
+function bucketStarts(tensors, plan, costs) {
   const rule = plan.rule;
   let name = plan.fusion_rule;
   if (rule.while_running) name = "per-tensor";
-  else if (rule.needs_costs && plan.devices === 1) name = "one";
+  else if (rule.needs_costs && plan.data_devices === 1) name = "one";
   const isDefault = plan.fusion_threshold_bytes === null;
-  return FUSION_RULES[name](workload.ready_order, plan.threshold_bytes, isDefault, costs);
+  return FUSION_RULES[name](tensors, plan.threshold_bytes, isDefault, costs);
 }
 
-/** The buckets that begin at `start`: {tensors, size_bytes}, with positions in the ready order. */
-function bucketsAt(workload, start) {
+/** The buckets of tensors that begin at `start`: {tensors, size_bytes}, with positions among the tensors. */
+function bucketsAt(order, start) {
   return start.slice(1).map((stop, k) => {
     const tensors = range(start[k], stop);
-    return {tensors, size_bytes: sum(tensors.map((i) => workload.ready_order[i].size_bytes))};
+    return {tensors, size_bytes: sum(tensors.map((i) => order[i].size_bytes))};
   });
 }
 
@@ -40,8 +43,8 @@ function readyTimes(workload, localBatch) {
   const begin = Array(backward_s.length);
   let now = 0;
   for (let layer = backward_s.length - 1; layer >= 0; layer--) {
-    begin[layer] = now;
     now += backward_s[layer];
+    begin[layer] = now - backward_s[layer]; // rounded as in Python: buckets may hang on the last bit
   }
   let latest = 0;
   return workload.ready_order.map(({layer}) => (latest = Math.max(latest, begin[layer] + gradient_ready_s[layer])));
@@ -113,8 +116,7 @@ function dataParallel(workload, plan, buckets, {sharded = false, decided = !plan
 }
 
 /** ZeRO-2: a bucket's first backward waits until the bucket that had its memory before has been reduce-scattered. */
-function zero2(workload, plan, start) {
-  const buckets = bucketsAt(workload, start);
+function zero2(workload, plan, buckets) {
   const {final} = computation(workload, plan);
   const first = buckets.map(({tensors}) => final[tensors[0]]);
   const last = buckets.map(({tensors}) => final[tensors.at(-1)]);
@@ -126,7 +128,7 @@ function zero2(workload, plan, start) {
 
 /** ZeRO-3 (FSDP): units of whole layers are gathered before they are needed, and reduce-scattered in backward. */
 function zero3(workload, plan, start) {
-  const units = bucketsAt(workload, wholeLayers(workload, start));
+  const units = bucketsAt(workload.ready_order, wholeLayers(workload, start));
   const {prefetch, reshard} = plan.strategy;
   const slots = prefetch + 1 < units.length ? prefetch + 1 : 0;
   const parameter_slots = reshard ? slots : 0;

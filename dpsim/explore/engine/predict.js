@@ -1,9 +1,9 @@
-// The predicted step of a setting, as dpsim/predict/step.py, horovod.py and interval.py. A setting has the names of a
+// The predicted step of a setting, as dpsim/predict/step.py and horovod.py. A setting has the names of a
 // dpsim.Plan; its `latency_s`, `bandwidth_bytes_per_s` and `contention` are null where the machine's own hold.
 
 /**
- * {step_s, low_s, high_s, exposed_s, cost_s, extrapolated, buckets, samples_per_s, operations, start, end, ready,
- * plan}.
+ * {step_s, low_s, high_s, shifts, exposed_s, cost_s, extrapolated, buckets, samples_per_s, memory, operations, start,
+ * end, ready, plan}.
  * Throws an Error with a sentence for a setting that is impossible, or that the machine does not price.
  */
 function predict(world, setting) {
@@ -12,12 +12,13 @@ function predict(world, setting) {
   const schedule = scheduled(varied, plan);
   const exact = price(varied, plan, schedule, EXACT);
   const free = plan.devices > 1 ? price(varied, plan, schedule, FREE_NETWORK) : exact;
-  const samples = plan.local_batch * plan.accumulate * plan.devices;
+  const samples = plan.local_batch * plan.accumulate * plan.data_devices;
   return {
     ...exact,
     ...interval(varied, plan, schedule, exact.step_s),
     cost_s: exact.step_s - free.step_s,
     samples_per_s: exact.step_s > 0 ? samples / exact.step_s : Infinity,
+    memory: memory(varied, plan, schedule),
     plan,
   };
 }
@@ -29,6 +30,11 @@ function stepS(world, setting) {
   return price(varied, plan, scheduled(varied, plan), EXACT).step_s;
 }
 
+const ALONE = {name: "data-parallel", text: "data-parallel", stages: 1, parts: 1, classes: 1};
+
+/** The setting on one device that a setting is compared with: the same samples at once. */
+const onOneDevice = (setting) => ({...setting, devices: 1, devices_a_node: 0, strategy: ALONE});
+
 /** The world with the link and the contention that a setting states, and with what is assumed at its device count. */
 const variedWorld = remembered(({devices, devices_a_node, latency_s, bandwidth_bytes_per_s, contention}) =>
   [devices, devices_a_node, latency_s, bandwidth_bytes_per_s, contention].join(), (world, setting) => {
@@ -37,10 +43,12 @@ const variedWorld = remembered(({devices, devices_a_node, latency_s, bandwidth_b
   if (setting.latency_s !== null || setting.bandwidth_bytes_per_s !== null) {
     const inside = setting.devices_a_node > 0 && setting.devices <= setting.devices_a_node && machine.link_in_node;
     const name = inside ? "link_in_node" : "link";
-    const link = {...machine[name]};
-    if (setting.latency_s !== null) link.latency_s = setting.latency_s;
-    if (setting.bandwidth_bytes_per_s !== null) link.bandwidth_bytes_per_s = setting.bandwidth_bytes_per_s;
+    const moved = {};
+    if (setting.latency_s !== null) moved.latency_s = setting.latency_s;
+    if (setting.bandwidth_bytes_per_s !== null) moved.bandwidth_bytes_per_s = setting.bandwidth_bytes_per_s;
+    const link = {...machine[name], ...moved};
     Object.assign(machine, {[name]: link, allreduce: [], halves: [], overlap: [], of_one_node: false});
+    if (machine.emulated_link) machine.emulated_link = {...machine.emulated_link, ...moved};
   }
   if (setting.contention !== null) {
     Object.assign(machine, {contention: setting.contention, contention_uncertainty: constants.CERTAIN});
@@ -57,19 +65,24 @@ function planOf({rules, machine}, setting) {
   const nodes = setting.devices / setting.devices_a_node;
   const inNodes = nodes >= 1 ? `${nodes}x${setting.devices_a_node}` : `1x${setting.devices}`;
   const layout = setting.devices_a_node ? inNodes : "";
-  const kind = SHARDED.has(setting.strategy.name) ? "reduce-scatter" : "allreduce";
+  const {devices, algorithm, strategy} = setting;
+  const {parts, classes} = strategy;
+  const data_devices = Math.floor(devices / classes);
+  const kind = strategy.sharded ? "reduce-scatter" : "allreduce";
+  const group = spreadLayout(groupLayout(layout, data_devices * parts), parts);
   const takesThreshold = rule.default_threshold_bytes !== null;
   const plan = {
     ...setting,
     rule,
     layout,
+    data_devices,
     fusion_threshold_bytes: takesThreshold ? setting.fusion_threshold_bytes : null,
     threshold_bytes: takesThreshold ? setting.fusion_threshold_bytes ?? rule.default_threshold_bytes : 0,
-    collective: priced(machine, {algorithm: setting.algorithm, devices: setting.devices, layout, kind}),
+    joining: {algorithm, devices: parts, layout: groupLayout(layout, parts), kind: "allreduce"},
   };
   const refusal = refused(machine, plan);
   if (refusal) throw new Error(refusal);
-  return plan;
+  return {...plan, collective: priced(machine, {algorithm, devices: data_devices, layout: group, kind})};
 }
 
 /** Those of some fusion rules and algorithms that the engine does not have: plug-ins. */
@@ -83,15 +96,23 @@ function refused(machine, plan) {
   const {devices, devices_a_node, rule, strategy, algorithm, layout, batch_norm, overlap, accumulate} = plan;
   const [unknown] = unknownTo([plan.fusion_rule], [algorithm]);
   if (unknown) return `${unknown} is not among what this page computes`;
-  const sharded = SHARDED.has(strategy.name);
+  const {classes, parts, sharded} = strategy;
+  if (devices % classes) return `${strategy.text} needs a multiple of ${classes} devices`;
   if (devices_a_node && devices > devices_a_node && devices % devices_a_node) {
     return `${devices} devices do not fill nodes of ${devices_a_node}`;
   }
+  const uneven = [parts, parts * plan.data_devices].some((group) => group % devices_a_node && devices_a_node % group);
+  if (layout && devices > devices_a_node && uneven) {
+    return `${strategy.text} on ${devices} devices would divide nodes of ${devices_a_node} unevenly`;
+  }
   if (algorithm === "hierarchical" && devices > 1 && !layout) return "hierarchical needs devices in nodes";
-  if (sharded && rule.while_running) return `${strategy.name} needs a fusion rule that decides beforehand`;
+  if (strategy.text !== ALONE.text && rule.while_running) {
+    return `${strategy.name} needs a fusion rule that decides beforehand`;
+  }
   if (sharded && !machine.algorithms[algorithm].has_reduce_scatter) {
     return `${strategy.name} needs an algorithm with a reduce-scatter, which ${algorithm} does not have`;
   }
+  if (classes > 1 && batch_norm === "global") return `${strategy.name} needs batch norm of each device`;
   if (batch_norm === "global" && accumulate > 1) return "global batch norm needs one micro-batch a step";
   if (batch_norm === "global" && overlap === "inline" && rule.while_running) {
     return "global batch norm under this rule needs another overlap than inline";
@@ -110,10 +131,11 @@ function priced(machine, collective) {
   return library || nodeCounts(layout, 1)[0] > 1 ? {...collective, algorithm: "mpi"} : collective;
 }
 
-function scheduled({workload, machine}, plan) {
-  if (!plan.rule.needs_costs) return lower(workload, plan, {});
+function scheduled(world, plan) {
+  if (!plan.rule.needs_costs) return lower(world, plan, {});
+  const {workload, machine} = world;
   const [alpha_s, beta_s_per_byte] = nearestLine(machine, plan.collective);
-  return lower(workload, plan, {alpha_s, beta_s_per_byte, ready_s: readyTimes(workload, plan.local_batch)});
+  return lower(world, plan, {alpha_s, beta_s_per_byte, ready_s: readyTimes(workload, plan.local_batch)});
 }
 
 /** The walk over a schedule with its prices. The step lasts until its input is prepared. */
@@ -131,7 +153,7 @@ function price(world, plan, schedule, factors) {
     step_s: walked.step_s + waitingS,
     operations: decided.operations,
     buckets: decided.buckets,
-    extrapolated: prices.extrapolated || (plan.devices > 1 && outside),
+    extrapolated: prices.extrapolated || (plan.data_devices > 1 && outside),
   };
 }
 
@@ -174,40 +196,11 @@ function horovodBuckets(order, plan, readyS) {
   return buckets;
 }
 
-/** {low_s, high_s}: the schedule is priced again with each uncertainty one standard error up and down. */
-function interval(world, plan, schedule, step) {
-  const {workload, constants} = world;
-  if (!(step > 0)) return {low_s: step, high_s: step};
-  const errors = uncertainty(world, plan, schedule);
-  const emulated = workload.emulated_compute;
-  const model = emulated
-    ? Math.hypot(constants.EMULATED_MODEL_ERROR * plan.devices, constants.EMULATED_OWN_ERROR)
-    : Math.hypot(constants.COMMON_MODEL_ERROR, constants.OWN_MODEL_ERROR);
-  const [up, down] = [[], []];
-  for (const [name, error] of Object.entries(errors)) {
-    let [more, less] = [0, 0];
-    for (const factor of error ? [Math.exp(error), Math.exp(-error)] : []) {
-      const factors = {...EXACT, ...factorsOf(world.machine, constants, name, factor)};
-      const shift = Math.log(Math.max(price(world, plan, schedule, factors).step_s, 1e-300) / step);
-      more = Math.max(more, shift);
-      less = Math.max(less, -shift);
-    }
-    up.push(more);
-    down.push(less);
-  }
-  const deviations = world.machine.interval_factor[plan.devices > 1 ? "several" : "one"] * constants.DEVIATIONS;
-  return {
-    low_s: step * Math.exp(-deviations * Math.hypot(model, ...down)),
-    high_s: step * Math.exp(deviations * Math.hypot(model, ...up)),
-  };
+/** The reviver of the JSON in which Python writes a world: infinity is the text "inf", and rows are in columns. */
+function revived(key, value) {
+  if (value === "inf" && key !== "name") return Infinity;
+  if (!value?.columns) return value;
+  const names = Object.keys(value.columns);
+  const [first = []] = Object.values(value.columns);
+  return first.map((_, i) => Object.fromEntries(names.map((name) => [name, value.columns[name][i]])));
 }
-
-/** What an uncertainty multiplies. A slower machine makes collectives slower too, those on an emulated link by less. */
-function factorsOf(machine, constants, name, factor) {
-  if (name !== "speed") return {[name]: factor};
-  const network = machine.emulated_network ? factor ** constants.EMULATED_LINK_SHARE : factor;
-  return {compute: factor, network, overlapped: factor, loss: factor};
-}
-
-/** The reviver of the JSON in which Python writes a world: infinity is the text "inf". */
-const revived = (key, value) => (value === "inf" && key !== "name" ? Infinity : value);

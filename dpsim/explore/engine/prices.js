@@ -57,10 +57,19 @@ function waitingFactor(machine, {slowest}, devices) {
   return devices === calibrated ? 1 : Math.max(1, ofSlowest(devices) / ofSlowest(calibrated));
 }
 
+/** The part of all parameters that each class has. */
+function sharesOfParameters({buckets, stashes}) {
+  if (!stashes) return [1];
+  const bytes = (some) => sum(some.map((bucket) => bucket.size_bytes));
+  const total = Math.max(bytes(buckets), 1);
+  return stashes.map((_, own) => bytes(bucketsOf(buckets, own).map((k) => buckets[k])) / total);
+}
+
 /** The prices of a schedule, each part times its factor. */
 function pricesOf(world, plan, schedule, factors) {
   const {workload, machine} = world;
-  const {devices} = plan;
+  const {devices, data_devices, strategy} = plan;
+  const several = strategy.classes > 1;
   const samples = plan.local_batch;
   const [shared, beyond] = computeSlowdown(machine, plan);
   const slowdown = shared * factors.compute;
@@ -81,25 +90,27 @@ function pricesOf(world, plan, schedule, factors) {
   }));
   const {collective} = plan;
   const idle = idleCurve(machine, collective);
-  const beside = devices > 1 && (plan.overlap === "poll" || plan.overlap === "thread");
+  const beside = data_devices > 1 && (plan.overlap === "poll" || plan.overlap === "thread");
   const [overlapped, pollS] = beside ? overlappedCurve(machine, collective, plan.overlap) : [idle, 0];
   let [gather, overlappedGather, update_s] = [idle, overlapped, workload.update_s * slowdown];
-  const sharded = schedule.sharded && devices > 1;
-  if (sharded) {
+  if (schedule.sharded) {
     const gathers = {...collective, kind: "all-gather"};
     gather = overlappedGather = idleCurve(machine, gathers);
     if (beside) [overlappedGather] = overlappedCurve(machine, gathers, plan.overlap);
-    update_s /= devices;
+    update_s /= data_devices;
   }
   let sums = idle;
-  if ((plan.batch_norm !== "local" || sharded) && devices > 1) {
+  if ((plan.batch_norm !== "local" || schedule.sharded) && data_devices > 1) {
     sums = sumsCurve(machine, plan.batch_norm === "local" ? collective : whole(collective));
   }
+  let [agreement, joining] = [idle, idle];
+  if (several) agreement = sumsCurve(machine, {...whole(collective), devices, layout: plan.layout});
+  if (several && strategy.parts > 1) joining = idleCurve(machine, priced(machine, plan.joining));
   const copies = copyCurve(machine, collective);
   const overheadOfEach = devices > 1 ? (machine.collective_overhead_s ?? 0) * factors.overhead : 0;
   const charged = (curve, slots, scales) => {
     const rows = curve.rows.map((row, r) => row.map((seconds, i) => {
-      const copy = slots && copies && r === 0 ? at(copies, 0, curve.sizes[i] / devices) : 0;
+      const copy = slots && copies && r === 0 ? at(copies, 0, curve.sizes[i] / data_devices) : 0;
       return (seconds + copy) * scales[r] + (r === 0 ? overheadOfEach : 0);
     }));
     return {sizes: curve.sizes, rows};
@@ -107,20 +118,63 @@ function pricesOf(world, plan, schedule, factors) {
   const {gradient_slots, parameter_slots} = schedule;
   const [network, overlap] = [[factors.network], [factors.overlapped, factors.loss]];
   const addedS = byDevices(machine.compute_slowdown, "added_s", 0, devices);
-  const curves = [idle, overlapped, gather, ...(plan.strategy.name === "zero3" && sharded ? [overlappedGather] : [])];
+  const curves = [idle, overlapped, gather, ...(strategy.gathers ? [overlappedGather] : [])];
+  const messages = strategy.stages > 1 ? messagesOf(machine, plan, schedule) : [];
   return {
     layers,
     overhead_s: (times.overhead_s * slowdown + addedS * factors.compute) * waits,
     poll_s: pollS * factors.loss,
     stages: roundsOf(collective),
     loss_s: times.loss_s * slowdown * waits,
-    update_s: update_s * waits,
+    update_s: sharesOfParameters(schedule).map((share) => update_s * waits * share),
     idle: charged(idle, gradient_slots, network),
     overlapped: charged(overlapped, gradient_slots, overlap),
     gather: charged(gather, parameter_slots, network),
     overlapped_gather: charged(overlappedGather, parameter_slots, overlap),
     sums: charged(sums, 0, network),
+    agreement: charged(agreement, 0, network),
+    joining: charged(delayed(joining, machine.wake_s), 0, network),
+    messages: messages.map((each) => each && {...each, seconds: each.seconds * factors.network}),
     known_bytes: [Math.max(...curves.map((curve) => curve.first)), Math.min(...curves.map((curve) => curve.last))],
-    extrapolated: beyond || samples < workload.local_batches[0] || samples > workload.local_batches.at(-1),
+    extrapolated: beyond || messages.some((each) => each?.extrapolated) ||
+      samples < workload.local_batches[0] || samples > workload.local_batches.at(-1),
   };
+}
+
+/** Of each send {seconds, copied: its receiver does the work, extrapolated}, as dpsim/predict/messages.py. */
+function messagesOf(machine, plan, {operations}) {
+  return operations.map(({kind, peer, rank_class, size_bytes}) => {
+    if (kind !== "send") return undefined;
+    const senders = sendersOf(plan, rank_class, operations[peer].rank_class);
+    const across = senders > 0;
+    const curve = sendCurve(machine, plan.layout ? across ? "2x1" : "1x2" : "");
+    return {
+      seconds: at(curve, 0, size_bytes * Math.max(senders, 1)),
+      copied: !(across || machine.emulated_network) && machine.cores > 0,
+      extrapolated: size_bytes < curve.first || size_bytes > curve.last,
+    };
+  });
+}
+
+/** How many ranks of a node send to another one when each of a stage sends to its peer; 0 in a flat layout. */
+const sendersOf = remembered(sendersName, (plan, sender, receiver) => {
+  if (!plan.layout) return 0;
+  const {data_devices, strategy: {parts}} = plan;
+  const [, ofANode] = nodeCounts(plan.layout, plan.devices);
+  const first = (own) => Math.floor(own / parts) * data_devices * parts + own % parts;
+  const apart = first(receiver) - first(sender);
+  const begin = Math.floor(sender / parts) * data_devices * parts;
+  const leaving = new Map();
+  let most = 0;
+  for (let rank = begin; rank < begin + data_devices * parts; rank++) {
+    const node = Math.floor(rank / ofANode);
+    if (node === Math.floor((rank + apart) / ofANode)) continue;
+    leaving.set(node, (leaving.get(node) ?? 0) + 1);
+    most = Math.max(most, leaving.get(node));
+  }
+  return most;
+});
+
+function sendersName(sender, receiver) {
+  return `${sender},${receiver}`;
 }

@@ -2,23 +2,28 @@
 // each other. What nobody stated is assumed (`constants`).
 
 function uncertainty({workload, machine, constants}, plan, schedule) {
-  const {devices, layout, collective} = plan;
+  const {devices, collective, strategy} = plan;
   const emulated = workload.emulated_compute;
   const speed = emulated ? 0 : machine.relative_uncertainty ?? constants.ASSUMED_SPEED;
   let compute = emulated ? 0 : ofLayers(workload, constants, plan.local_batch);
   if (devices === 1) return {speed, compute};
   compute = Math.hypot(compute, ofSlowdown(machine, constants, plan, emulated));
-  let network = ofNetwork(machine, constants, collective) +
-    constants.SIZE_STEP * doublingsOutside(machine, collective, schedule.buckets);
-  const gather = {...collective, kind: "all-gather"};
-  if (schedule.sharded) network = Math.max(network, ofNetwork(machine, constants, gather));
-  let [overlapped, loss] = [0, 0];
-  if (plan.overlap === "poll" || plan.overlap === "thread") {
-    [overlapped, loss] = ofOverlap(machine, constants, collective, plan.overlap);
-    if (plan.strategy.name === "zero3") {
-      const beside = ofOverlap(machine, constants, gather, plan.overlap);
-      [overlapped, loss] = [Math.max(overlapped, beside[0]), Math.max(loss, beside[1])];
+  let [network, overlapped, loss] = [0, 0, 0];
+  if (plan.data_devices > 1) {
+    network = ofNetwork(machine, constants, collective) +
+      constants.SIZE_STEP * doublingsOutside(machine, collective, schedule.buckets);
+    const gather = {...collective, kind: "all-gather"};
+    if (schedule.sharded) network = Math.max(network, ofNetwork(machine, constants, gather));
+    if (plan.overlap === "poll" || plan.overlap === "thread") {
+      [overlapped, loss] = ofOverlap(machine, constants, collective, plan.overlap);
+      if (strategy.gathers) {
+        const beside = ofOverlap(machine, constants, gather, plan.overlap);
+        [overlapped, loss] = [Math.max(overlapped, beside[0]), Math.max(loss, beside[1])];
+      }
     }
+  }
+  if (strategy.classes > 1) {
+    network = Math.max(network, ...neighbours(plan).map((each) => ofMessages(machine, constants, each)));
   }
   const ofOverhead = machine.collective_overhead_uncertainty ?? constants.ASSUMED_OVERHEAD;
   const overhead = machine.collective_overhead_s ? ofOverhead : 0;
@@ -41,6 +46,20 @@ function ofSlowdown(machine, constants, plan, emulated) {
   }
   const own = nearest.half_width > 0 ? nearest.half_width / constants.NORMAL_95 : constants.ASSUMED_SLOWDOWN;
   return own + constants.DEVICES_STEP * Math.abs(Math.log2(plan.devices / nearest.devices));
+}
+
+/** The layouts that two devices of a plan can have. */
+function neighbours({layout, devices}) {
+  if (!layout) return devices > 1 ? [""] : [];
+  const [nodes, ofANode] = nodeCounts(layout, devices);
+  return [...(ofANode > 1 ? ["1x2"] : []), ...(nodes > 1 ? ["2x1"] : [])];
+}
+
+/** Of a message between two devices; what an emulated link does with one is exact. */
+function ofMessages(machine, constants, layout) {
+  const table = sendTable(machine, layout);
+  if (table) return stated(machine, table);
+  return emulatedLink(machine, layout) ? 0 : machine.link?.relative_uncertainty ?? constants.ASSUMED_LINK;
 }
 
 /** Of a collective's cost inside its table, or by what stands for a table that the machine does not have. */

@@ -1,108 +1,95 @@
-// The walk over a schedule, as dpsim/predict/simulate.py and queue.py: when each operation starts and ends, where one
-// lane computes and the other one communicates.
+// The walk over a schedule, as dpsim/predict/simulate.py: when each operation starts and ends. Each rank class has a
+// lane that computes, and one that communicates (queue.js).
 //
 // - off: collectives run only while something waits for them.
 // - inline: they run on the computing thread as soon as they may start, and computation stops meanwhile.
 // - thread: a fluid. Beside computation a collective progresses at 1 / overlapped and takes some computation away.
 // - poll: a collective is so many stages; the end of a stage is noticed, and the next one started, at polls alone.
 
+const WAITED_FOR = new Set(["synchronise", "receive"]);
+
 /**
  * {start, end, ready, step_s, exposed_s}: instants of every operation in seconds. `ready` is when the gradients of a
- * backward are final. `prices` are those of prices.js.
+ * backward are final, and when a send's message arrives. `exposed_s` is that of the class that waits least. `prices`
+ * are those of prices.js.
  */
 function walk(operations, prices, mode) {
   const count = operations.length;
-  const start = new Float64Array(count);
-  const end = new Float64Array(count);
-  const ready = new Float64Array(count);
-  const isReady = new Uint8Array(count);
-  const isEnded = new Uint8Array(count);
-  const rows = [];
-  const place = new Int32Array(count).fill(-1); // in the queue of collectives; -1: on the compute lane
-  operations.forEach((operation, i) => {
-    if (QUEUED.has(operation.kind)) place[i] = rows.push(i) - 1;
+  const [start, end, ready] = [0, 1, 2].map(() => new Float64Array(count));
+  const [isReady, isEnded, come] = [0, 1, 2].map(() => new Uint8Array(count));
+  const instants = {start, end, ready, isReady, isEnded};
+  const ofClass = prices.update_s.map(() => []);
+  const meetings = []; // of each: how many classes are still to come to it, and when the last one came
+  const place = new Int32Array(count).fill(-1); // of collectives in the queue of their class
+  const links = new Map(); // until when messages fill the link from one class to another
+  operations.forEach(({rank_class = 0, meeting = -1}, i) => {
+    ofClass[rank_class].push(i);
+    if (meeting >= 0) (meetings[meeting] ??= {left: 0, begin: 0}).left += 1;
   });
-  const awaited = rows.map((k) => Math.max(-1, ...operations[k].after.filter((i) => place[i] < 0)));
+
+  /** [when what a receive or a synchronisation waits for is there (Infinity: not known yet), its cost then]. */
+  const awaitedS = (i, now) => {
+    const {kind, peer, meeting = -1, layer, size_bytes} = operations[i];
+    if (kind === "receive") {
+      if (!isReady[peer]) return [Infinity, 0];
+      const {seconds, copied} = prices.messages[peer];
+      return copied ? [start[peer], seconds] : [ready[peer], 0];
+    }
+    if (meeting < 0) return [now, at(prices.sums, 0, size_bytes)];
+    const met = meetings[meeting];
+    if (!come[i]) {
+      met.left -= 1;
+      met.begin = Math.max(met.begin, now);
+      come[i] = 1;
+    }
+    return met.left ? [Infinity, 0] : [met.begin, at(layer >= 0 ? prices.joining : prices.agreement, 0, size_bytes)];
+  };
+  const send = (i, own, now) => {
+    const link = `${own},${operations[operations[i].peer].rank_class}`;
+    ready[i] = Math.max(now, links.get(link) ?? 0) + prices.messages[i].seconds;
+    links.set(link, ready[i]);
+  };
+
+  const walked = {operations, prices, mode, instants, place, awaitedS, send};
+  let walking = ofClass.map((rows, own) => classOf(walked, rows, own));
+  const all = walking;
+  while (walking.length) {
+    if (!walking.map((each) => each.advance()).some(Boolean)) {
+      throw new Error("a schedule in which rank classes wait for each other");
+    }
+    walking = walking.filter((each) => !each.ended());
+  }
+  const blocking = mode === "off" || mode === "inline";
+  return {
+    start, end, ready,
+    step_s: Math.max(...all.map((each) => each.now())),
+    exposed_s: Math.min(...ofClass.map((rows) => exposedS(operations, rows, start, end, blocking))),
+  };
+}
+
+/** A rank class: advance() goes on until it waits for another class or has done all, and says whether it moved. */
+function classOf({operations, prices, mode, instants, place, awaitedS, send}, all, own) {
+  const {start, end, ready, isReady, isEnded} = instants;
+  const {overhead_s, loss_s, layers} = prices;
+  const update_s = prices.update_s[own];
+  const rows = [];
+  const computed = [];
+  for (const i of all) {
+    if (QUEUED.has(operations[i].kind)) place[i] = rows.push(i) - 1;
+    else computed.push(i);
+  }
+  const awaited = rows.map((k) => {
+    if (operations[k].held) return Infinity;
+    return operations[k].after.reduce((latest, i) => (place[i] < 0 ? Math.max(latest, i) : latest), -1);
+  });
   const costs = rows.map((k) => collectiveCosts(operations[k], prices));
-  const {stages, poll_s, overhead_s, loss_s, update_s, layers} = prices;
-  // The first collective that has not ended: its place, the part (or under poll the stages) left; -1 or 0: not started.
-  const idleLeft = mode === "poll" ? 0 : -1;
-  const head = {place: 0, left: idleLeft, stageEnd: 0};
+  const queue = queueOf(mode, rows, costs, awaited, operations, instants, prices);
+  const {head, mayStart, flow, poll, drain, wait} = queue;
 
-  const mayStart = () => {
-    if (head.place >= rows.length) return false;
-    const k = rows[head.place];
-    if (operations[k].held) return false;
-    const latest = awaited[head.place];
-    return latest < 0 || Boolean(operations[k].kind === "all-gather" ? isEnded[latest] : isReady[latest]);
-  };
-  const next = (now) => {
-    end[rows[head.place]] = now;
-    head.place += 1;
-    head.left = idleLeft;
-  };
-
-  /** Advance both lanes until `work` seconds of computation, or of standing still, are done. */
-  const flow = (now, work, computing) => {
-    while (mayStart()) {
-      if (head.left < 0) {
-        head.left = 1;
-        start[rows[head.place]] = now;
-      }
-      const cost = costs[head.place];
-      const length = computing ? cost.overlapped_s : cost.idle_s;
-      const left = head.left * length;
-      const speed = computing && length > 0 ? Math.max(0, 1 - cost.loss_s / length) : 1;
-      if (speed * left > work || (work <= 0 && left > 0)) {
-        const spent = work > 0 ? work / speed : 0;
-        head.left -= spent / length;
-        return now + spent;
-      }
-      now += left;
-      work = Math.max(0, work - speed * left);
-      next(now);
-    }
-    return now + work;
-  };
-
-  /** Under poll, look at the communication once: notice a stage that has ended, start what may start. */
-  const poll = (now) => {
-    if (head.left > 0) now += poll_s;
-    while (mayStart()) {
-      const cost = costs[head.place];
-      const stageS = cost.idle_s / stages;
-      if (head.left <= 0) {
-        start[rows[head.place]] = now;
-        head.left = stages;
-        head.stageEnd = now + stageS;
-        now += cost.loss_s;
-      } else if (head.stageEnd > now) return now;
-      else if (head.left > 1) {
-        head.left -= 1;
-        head.stageEnd = now + stageS;
-      } else next(now);
-    }
-    return now;
-  };
-
-  /** Stand still until the collective at a place of the queue has ended. */
-  const drain = (now, last) => {
-    while (head.place <= last) {
-      const {idle_s} = costs[head.place];
-      const began = mode === "poll" ? head.left > 0 : head.left >= 0;
-      if (!began) start[rows[head.place]] = now;
-      if (mode === "poll") {
-        const stageS = idle_s / stages;
-        const stageEnd = began ? Math.max(now, head.stageEnd) : now + stageS;
-        now = stageEnd + ((began ? head.left : stages) - 1) * stageS;
-      } else now += (began ? head.left : 1) * idle_s;
-      next(now);
-    }
-    return now;
-  };
-
+  let done = 0; // of the computations
   let now = 0;
   let host = 0; // when the host has launched all operations so far
+  let ended = false;
   const runReady = () => {
     const before = now;
     while (mayStart()) now = drain(now, head.place);
@@ -112,70 +99,65 @@ function walk(operations, prices, mode) {
     now = mode === "thread" && mayStart() ? flow(now, work, true) : now + work;
   };
 
-  operations.forEach((operation, i) => {
-    if (place[i] >= 0) return;
-    const {kind, layer, after} = operation;
-    const needed = Math.max(-1, ...after.map((each) => place[each]));
-    if (needed >= head.place) {
-      now = drain(now, needed);
-      host = Math.max(host, now);
-      if (mode === "poll") now = poll(now);
-    }
-    if (kind === "forward" || kind === "backward") {
-      const backward = kind === "backward";
-      const times = layers[layer];
-      host += backward ? times.launch_backward_s : times.launch_s;
-      if (host > now) {
-        if (mode === "thread" && mayStart()) flow(now, host - now, false);
-        now = host;
+  const advance = () => {
+    const before = done;
+    for (; done < computed.length; done++) {
+      const i = computed[done];
+      const {kind, layer, after} = operations[i];
+      const needed = after.reduce((latest, each) => Math.max(latest, place[each]), -1);
+      if (needed >= head.place) {
+        now = drain(now, needed);
+        host = Math.max(host, now);
+        if (mode === "poll") now = poll(now);
       }
-      start[i] = now;
-      compute(backward ? times.gradient_ready_s : times.forward_s);
-      if (backward) {
-        ready[i] = now;
-        isReady[i] = 1;
-        if (mode === "inline") runReady();
-        else if (mode === "poll" && times.announces) now = poll(now);
-        compute(times.backward_s - times.gradient_ready_s);
+      if (kind === "forward" || kind === "backward" || kind === "recompute") {
+        const backward = kind === "backward";
+        const times = layers[layer];
+        host += backward ? times.launch_backward_s : times.launch_s;
+        if (host > now) {
+          if (mode === "thread" && mayStart()) flow(now, host - now, false);
+          now = host;
+        }
+        start[i] = now;
+        compute(backward ? times.gradient_ready_s : times.forward_s);
+        if (backward) {
+          ready[i] = now;
+          isReady[i] = 1;
+          if (mode === "inline") runReady();
+          else if (mode === "poll" && times.announces) now = poll(now);
+          compute(times.backward_s - times.gradient_ready_s);
+        }
+        if (mode === "poll") now = poll(now);
+      } else if (kind === "synchronise" || kind === "receive") {
+        now = host = Math.max(now, host);
+        const [begin, cost] = awaitedS(i, now);
+        if (begin === Infinity) return done > before;
+        start[i] = now;
+        now = wait(now, begin);
+        if (mode === "thread") flow(now, cost, false);
+        now = host = now + cost;
+      } else {
+        start[i] = now;
+        const work = {"step overhead": overhead_s, update: update_s, loss: loss_s}[kind] ?? 0;
+        now = mode === "thread" && work > 0 ? flow(now, work, true) : now + work;
+        if (kind === "send") send(i, own, now);
+        else if (kind !== "loss") host = Math.max(host, now); // the host launches backward beside the loss
       }
-      if (mode === "poll") now = poll(now);
-    } else if (kind === "synchronise") {
-      now = host = Math.max(now, host);
-      start[i] = now;
-      const cost = at(prices.sums, 0, operation.size_bytes);
-      if (mode === "thread") flow(now, cost, false);
-      now = host = now + cost;
-    } else {
-      start[i] = now;
-      const work = {"step overhead": overhead_s, update: update_s, loss: loss_s}[kind];
-      now = mode === "thread" && work > 0 ? flow(now, work, true) : now + work;
-      if (kind !== "loss") host = Math.max(host, now); // the host launches backward beside the loss
+      end[i] = now;
+      isReady[i] = isEnded[i] = 1;
+      if (mode === "inline") runReady();
     }
-    end[i] = now;
-    isReady[i] = isEnded[i] = 1;
-    if (mode === "inline") runReady();
-  });
-  now = drain(now, rows.length - 1);
-  const blocking = mode === "off" || mode === "inline";
-  return {start, end, ready, step_s: now, exposed_s: exposedS(operations, start, end, blocking)};
-}
-
-/** Seconds of a collective of a bucket alone, beside computation, and of the computation lost then. */
-function collectiveCosts({kind, size_bytes}, prices) {
-  const gathers = kind === "all-gather";
-  const [idle, overlapped] = gathers ? [prices.gather, prices.overlapped_gather] : [prices.idle, prices.overlapped];
-  const beside = overlapped.rows.length > 1;
-  return {
-    idle_s: at(idle, 0, size_bytes),
-    overlapped_s: beside ? at(overlapped, 0, size_bytes) : 0,
-    loss_s: beside ? at(overlapped, 1, size_bytes) : 0,
+    now = drain(now, rows.length - 1);
+    ended = true;
+    return true;
   };
+  return {advance, ended: () => ended, now: () => now};
 }
 
-/** The time of the communication lane outside the compute lane; `blocking`: all of it interrupts computation. */
-function exposedS(operations, start, end, blocking) {
-  const communicates = ({kind}) => QUEUED.has(kind) || kind === "synchronise";
-  const sent = range(0, operations.length).filter((i) => communicates(operations[i]));
+/** The time of a class's communication lane outside its compute lane; `blocking`: all of it interrupts computation. */
+function exposedS(operations, rows, start, end, blocking) {
+  const communicates = (i) => QUEUED.has(operations[i].kind) || WAITED_FOR.has(operations[i].kind);
+  const sent = rows.filter(communicates);
   sent.sort((a, b) => start[a] - start[b]);
   const busy = [];
   let total = 0;
@@ -189,12 +171,12 @@ function exposedS(operations, start, end, blocking) {
   if (blocking) return Math.max(0, total);
   let hidden = 0;
   let first = 0;
-  operations.forEach((operation, i) => {
-    if (communicates(operation)) return;
+  for (const i of rows) {
+    if (communicates(i)) continue;
     while (first < busy.length && busy[first][1] <= start[i]) first++;
     for (let k = first; k < busy.length && busy[k][0] < end[i]; k++) {
       hidden += Math.max(0, Math.min(end[i], busy[k][1]) - Math.max(start[i], busy[k][0]));
     }
-  });
+  }
   return Math.max(0, total - hidden);
 }

@@ -43,12 +43,13 @@ function apart(labels) {
 const LANE_OF = {"forward": "forward", "backward": "backward", "update": "update"};
 const TIMELINE = {top: 26, lane: 38, gap: 46, side: 10, foot: 30};
 
-/** What a schedule's operations do, as boxes {lane, colour, begin, end, name}. */
+/** What the operations of the first rank class do, as boxes {lane, colour, begin, end, name}. */
 function boxes(it, layers) {
   const queued = range(0, it.operations.length).filter((i) => QUEUED.has(it.operations[i].kind));
   const made = [];
-  it.operations.forEach(({kind, layer, bucket, size_bytes}, i) => {
-    const sent = QUEUED.has(kind) || kind === "synchronise";
+  it.operations.forEach(({kind, layer, bucket, size_bytes, rank_class = 0}, i) => {
+    if (rank_class) return;
+    const sent = QUEUED.has(kind) || WAITED_FOR.has(kind);
     const ofLayer = layer >= 0 ? ` of ${layers[layer].name}` : "";
     const name = bucket >= 0 ? `${kind} of bucket ${bucket + 1}, ${size(size_bytes)}` : kind + ofLayer;
     const colour = sent ? "exposed" : LANE_OF[kind] ?? "other";
@@ -93,8 +94,8 @@ function drawTimeline(place, it, layers) {
   });
   const leaving = [];
   let before = -Infinity;
-  it.operations.forEach(({kind, after}, i) => {
-    if (kind !== "allreduce" && kind !== "reduce-scatter") return;
+  it.operations.forEach(({kind, after, rank_class = 0}, i) => {
+    if (rank_class || (kind !== "allreduce" && kind !== "reduce-scatter")) return;
     const ready = Math.max(...after.map((each) => it.ready[each] || it.end[each]));
     if (x(it.start[i]) - before < 2) return;
     before = x(it.start[i]);

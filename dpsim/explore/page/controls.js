@@ -11,18 +11,15 @@ const THRESHOLDS = [0, ...POWERS(10, 30), Infinity];
  * The stop null is what the machine, or the rule, says.
  */
 function slidersOf(world) {
-  const {workload, machine} = world;
+  const {machine} = world;
   const tables = machine.allreduce.length + machine.halves.length > 0;
   const own = (value, show, inTables = tables) => (inTables ? "as the tables say" : `the machine's: ${show(value)}`);
-  const most = 8 * workload.local_batches.at(-1);
-  const batches = unique([...POWERS(0, 20).filter((each) => each <= most), ...workload.local_batches]);
-  batches.sort((a, b) => a - b);
   const rulesOwn = ({fusion_rule}) => `the rule's: ${size(world.rules[fusion_rule].default_threshold_bytes)}`;
   const byLink = (setting) => !tables || setting.latency_s !== null || setting.bandwidth_bytes_per_s !== null;
   const linked = machine.link !== null;
   const sliders = [
     {name: "devices", label: "Devices", stops: DEVICES, show: count},
-    {name: "local_batch", label: "Samples on each device", stops: batches, show: count},
+    {name: "local_batch", label: "Samples on each device", stops: world.local_batches, show: count},
     {name: "accumulate", label: "Micro-batches a step", stops: range(1, 17), show: String},
     {name: "fusion_threshold_bytes", label: "Fusion threshold", stops: [null, ...THRESHOLDS],
       show: (value, setting) => (value === null ? rulesOwn(setting) : size(value)),

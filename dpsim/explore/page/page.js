@@ -70,8 +70,14 @@ function say(refusal) {
 /** Draw what the setting's prediction says. */
 function draw() {
   const it = shown;
-  const one = stepOrNever(world, {...setting, devices: 1, devices_a_node: 0});
-  const speedup = setting.devices * one / it.step_s;
+  const one = stepOrNever(world, {...setting, devices: 1, devices_a_node: 0, strategy: "data-parallel"});
+  const speedup = it.plan.data_devices * one / it.step_s;
+  const parts = MEMORY_PARTS.filter((part) => it.memory[part]);
+  find("memory").textContent = size(it.memory.total) + (it.memory.activations === null ? " +" : "");
+  find("memory-parts").textContent = `Memory of a device: ${parts.map((part) =>
+    `${part.replace("_", " ")} ${size(it.memory[part])}`).join(", ")}${
+    it.memory.activations === null ? "; activations, which the workload does not state, come on top" : ""}${
+    it.memory.total > world.machine.memory_bytes ? "; the machine has less" : ""}.`;
   find("step").textContent = duration(it.step_s);
   find("band").textContent = span(it.low_s, it.high_s);
   find("level").textContent = world.level;
@@ -89,7 +95,9 @@ function draw() {
 function drawSpeedups(one, speedup) {
   const last = Math.max(64, Math.min(DEVICES.at(-1), 4 * setting.devices));
   const stops = DEVICES.filter((devices) => devices <= last);
-  const curve = stops.map((devices) => [devices, devices * one / stepOrNever(world, {...setting, devices})]);
+  const {classes} = world.strategies[setting.strategy];
+  const curve = stops.map((devices) =>
+    [devices, Math.floor(devices / classes) * one / stepOrNever(world, {...setting, devices})]);
   const measuredOne = world.measured.find((each) => each.devices === 1 && each.local_batch === setting.local_batch);
   const measured = measuredOne ? measuredHere(["devices"]).map((each) =>
     ({name: "measured", x: each.devices, y: each.devices * measuredOne.step_s / each.step_s})) : [];

@@ -1,0 +1,51 @@
+// The interval of a step and of a speedup, as dpsim/predict/interval.py: the schedule is priced again with each
+// uncertainty one standard error up and one down.
+
+/** {low_s, high_s, shifts}: `shifts` of each uncertainty are the changes of the step's logarithm, [up, down]. */
+function interval(world, plan, schedule, step) {
+  const {workload, machine, constants} = world;
+  if (!(step > 0)) return {low_s: step, high_s: step, shifts: {}};
+  const shifts = {};
+  for (const [name, error] of Object.entries(uncertainty(world, plan, schedule))) {
+    shifts[name] = [Math.exp(error), Math.exp(-error)].map((factor) => {
+      if (!error) return 0;
+      const factors = {...EXACT, ...factorsOf(machine, constants, name, factor)};
+      return Math.log(Math.max(price(world, plan, schedule, factors).step_s, 1e-300) / step);
+    });
+  }
+  const model = workload.emulated_compute
+    ? Math.hypot(constants.EMULATED_MODEL_ERROR * plan.devices, constants.EMULATED_OWN_ERROR)
+    : Math.hypot(constants.COMMON_MODEL_ERROR, constants.OWN_MODEL_ERROR);
+  const width = machine.interval_factor[plan.devices > 1 ? "several" : "one"];
+  const [low_s, high_s] = ends(step, model, Object.values(shifts), width * constants.DEVIATIONS);
+  return {low_s, high_s, shifts};
+}
+
+/** The ends of an interval around a value: an error, and shifts of its logarithm. */
+function ends(value, error, shifts, deviations) {
+  const up = Math.hypot(error, ...shifts.map((each) => Math.max(0, ...each)));
+  const down = Math.hypot(error, ...shifts.map((each) => Math.max(0, ...each.map((shift) => -shift))));
+  return [value * Math.exp(-deviations * down), value * Math.exp(deviations * up)];
+}
+
+/** [low, high] of the speedup of a prediction over that of one device: what is uncertain of both shifts both. */
+function speedupEnds({constants}, one, several) {
+  const speedup = several.samples_per_s / one.samples_per_s;
+  if (several.plan.devices === 1 || !(one.step_s > 0 && several.step_s > 0)) return [speedup, speedup];
+  const {OWN_MODEL_ERROR: own, DEVIATIONS: deviations} = constants;
+  const none = [0, 0];
+  const shared = Object.keys(several.shifts).map((name) => {
+    const [first, second] = [one.shifts[name] ?? none, several.shifts[name]];
+    return first.map((shift, row) => shift - second[row]);
+  });
+  const [alone, together] = [one.shifts.compute, several.shifts.compute];
+  const apart = alone.map((shift, row) => Math.sqrt(Math.max(together[row] ** 2 - shift ** 2, 0)));
+  return ends(speedup, Math.hypot(own, own, Math.max(...apart)), shared, deviations);
+}
+
+/** What an uncertainty multiplies. A slower machine makes collectives slower too, those on an emulated link by less. */
+function factorsOf(machine, constants, name, factor) {
+  if (name !== "speed") return {[name]: factor};
+  const network = machine.emulated_network ? factor ** constants.EMULATED_LINK_SHARE : factor;
+  return {compute: factor, network, overlapped: factor, loss: factor};
+}
