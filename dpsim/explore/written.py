@@ -109,9 +109,10 @@ def _record(schedule: Schedule, local_batch: int) -> dict[str, Any]:
     begins = schedule.depends_start[: count + 1]
     offsets = np.repeat(np.arange(count), np.diff(begins)) - schedule.depends_on[: begins[-1]]
     groups: dict[tuple[int, int, bool], list[int]] = {}
+    divides = schedule.plan.parallelism.parts > 1
     buckets = (schedule.bucket_class.tolist(), schedule.bucket_copies.tolist(), schedule.tensor_order.tolist())
     for first, copies, tensor in zip(*buckets, strict=True):
-        of_block = layers[order.layer[ready[tensor]]].column_block >= 0
+        of_block = divides and layers[order.layer[ready[tensor]]].column_block >= 0
         groups.setdefault((first, copies, of_block), []).append(ready[tensor])
     columns = ("kind", "layer", "micro_batch", "rank_class", "peer", "meeting")
     return {name: _runs(getattr(schedule, name)[:count]) for name in columns} | {

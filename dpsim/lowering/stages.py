@@ -25,7 +25,7 @@ def possible_cuts(workload: Workload) -> tuple[int, ...]:
     """The layers that a stage may begin with, ascending: all that crosses there is the output of the layer before.
 
     Nothing from there on reads any other layer before it. A layer that reads no layer reads the samples, which only the
-    first stage has; the loss reads all layers that no layer reads.
+    first stage has; the loss reads all layers that no layer reads. A column block hands on a part of a sum alone.
     """
     layers = len(workload.layers)
     edges = [(source, number) for number, sources in enumerate(inputs_of(workload)) for source in sources or [-1]]
@@ -35,7 +35,8 @@ def possible_cuts(workload: Workload) -> tuple[int, ...]:
         if number >= source + 2:
             blocked[source + 2] += 1
             blocked[number + 1] -= 1
-    return tuple((np.flatnonzero(np.cumsum(blocked)[1:layers] == 0) + 1).tolist())
+    cuts = (np.flatnonzero(np.cumsum(blocked)[1:layers] == 0) + 1).tolist()
+    return tuple(cut for cut in cuts if workload.layers[cut - 1].column_block < 0)
 
 
 @remember
