@@ -38,7 +38,7 @@ class DeviceOps(ArrayOps):
     def __init__(self, memory: Memory, results: Results | None = None) -> None:
         super().__init__(memory.xp)
         self.memory = memory
-        self.results = Results(self.zeros) if results is None else results
+        self.results: Results = Results(self.zeros) if results is None else results
         self._coded = memory.coded_products()
         self._kernels = memory.layer_kernels()
 

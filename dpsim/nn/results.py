@@ -20,7 +20,8 @@ class _Place:
     """
 
     def __init__(self, flat: Array) -> None:
-        self.flat, self.holder, self.unheld = flat, None, 0
+        self.flat, self.unheld = flat, 0
+        self.holder: Hashable = None
         self._referred = [flat]
         while self._referred[-1].base is not None:
             self._referred.append(self._referred[-1].base)

@@ -183,13 +183,20 @@ def _row(line: Line, size_bytes: float, emulated: bool, in_node: Link | None) ->
     return alpha, beta * size_bytes, inside_s
 
 
+ROUNDING = 1e-12
+
+
 def nonnegative(rows: Floats, times: Floats, goal_s: Floats | None = None) -> Floats:
-    """x >= 0 with ``rows @ x`` nearest to ``goal_s`` (``times``): least squares of the error relative to ``times``."""
+    """x >= 0 with ``rows @ x`` nearest to ``goal_s`` (``times``): least squares of the error relative to ``times``.
+
+    What adds less than ``ROUNDING`` of the times is 0, as it would be without rounding.
+    """
     from scipy.optimize import nnls
 
     weighted = rows / times[:, None]
     scale = np.max(weighted, axis=0)
     scale[scale == 0] = 1.0
     goal = np.ones(len(times)) if goal_s is None else goal_s / times
-    solution: Floats = nnls(weighted / scale, goal)[0] / scale
-    return solution
+    solution: Floats = nnls(weighted / scale, goal)[0]
+    solution[solution < ROUNDING] = 0.0
+    return solution / scale

@@ -20,7 +20,6 @@ from dpsim.explore.written import DIVIDED, MICRO_BATCHES
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, Network, OverlapCost
 from dpsim.plan import OVERLAPS, Plan
-from dpsim.predict.cost import nearest_line
 from dpsim.predict.defaults import CERTAIN, for_prediction
 from dpsim.predict.interval import predict
 from dpsim.predict.memory import Memory, memory
@@ -102,9 +101,6 @@ def random_case(draw: random.Random, layers: Workload, known: Machine) -> Case |
         )
         of_setting = varied_machine(for_prediction(layers, known, [devices]), layout, varied)
         predicted = predict(layers, of_setting, plan)
-        alpha_s, _ = nearest_line(of_setting, of_setting.priced(plan.collective))
-        if FUSION_RULES.find(rule).needs_costs and alpha_s < 1e-12:
-            return None  # a latency of 0 to rounding: buckets that are ready at once may or may not be merged
     except ConfigError:
         return None
     (best,) = best_of_plans(layers, of_setting, [plan])

@@ -153,7 +153,9 @@ def test_a_residual_connection_is_never_cut() -> None:
 
 def test_no_stage_begins_behind_a_column_block() -> None:
     layers = [
-        Layer(name=name, forward_s=(1.0,), backward_s=(1.0,), tensors=(Tensor(name=name, shape=(4,)),), column_block=block)
+        Layer(
+            name=name, forward_s=(1.0,), backward_s=(1.0,), tensors=(Tensor(name=name, shape=(4,)),), column_block=block
+        )
         for name, block in (("first", -1), ("block", 0), ("other", 1), ("sum", -1))
     ]
     assert possible_cuts(Workload(name="chain", local_batches=(1,), layers=tuple(layers))) == (1,)

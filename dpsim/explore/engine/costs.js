@@ -24,6 +24,8 @@ function at({sizes, rows}, row, size) {
   return rows[row][low] + weight * (rows[row][low + 1] - rows[row][low]);
 }
 
+const ROUNDING = 1e-12;
+
 /** x >= 0 nearest to alpha + beta M = seconds, by the relative error. */
 function fittedLine(sizes, times) {
   const kept = range(0, sizes.length).filter((i) => times[i] > 0 && sizes[i] > 0);
@@ -42,7 +44,8 @@ function fittedLine(sizes, times) {
   const error = ([x, y]) => aa * x * x + 2 * ab * x * y + bb * y * y - 2 * (a1 * x + b1 * y);
   const alone = [[Math.max(a1 / aa, 0), 0], [0, Math.max(b1 / bb, 0)]];
   const [x, y] = both.every((value) => value >= 0) ? both : error(alone[0]) < error(alone[1]) ? alone[0] : alone[1];
-  return [x / scaleA, y / scaleB];
+  const rounded = (value) => (value < ROUNDING ? 0 : value);
+  return [rounded(x) / scaleA, rounded(y) / scaleB];
 }
 
 /** A table's sizes and rows, one more point at size 0 and one at twice the last size. */
