@@ -199,4 +199,5 @@ def nonnegative(rows: Floats, times: Floats, goal_s: Floats | None = None) -> Fl
     goal = np.ones(len(times)) if goal_s is None else goal_s / times
     solution: Floats = nnls(weighted / scale, goal)[0]
     solution[solution < ROUNDING] = 0.0
-    return solution / scale
+    unscaled: Floats = solution / scale
+    return unscaled
