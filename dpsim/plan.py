@@ -214,10 +214,17 @@ class Plan(Noun, frozen=True):
 
     @property
     def joining(self) -> Collective:
-        """What adds up what the parts of a stage compute, one device of each."""
+        """What adds up what the parts of a stage compute, one device of each: along a tree, as their bits ask for.
+
+        A ring of more than two would have to carry what the tree adds elsewhere; the direct exchange does not.
+        """
         parts = self.parallelism.parts
+        by_messages = ALGORITHMS.find(self.algorithm).place in ("messages", "library")
+        algorithm = "direct" if by_messages and parts > 2 else self.algorithm
         layout = group_layout(self.layout, parts)
-        return msgspec.structs.replace(self.collective, devices=parts, layout=layout, kind="allreduce")
+        return msgspec.structs.replace(
+            self.collective, algorithm=algorithm, devices=parts, layout=layout, kind="allreduce"
+        )
 
     @property
     def devices_a_node(self) -> int:

@@ -144,7 +144,7 @@ class StepRunner:
         """What adds partial sums over the column blocks of layers."""
         blocks = self.schedule.workload.column_blocks
         firsts = [own_blocks(blocks, part, parts.size).start for part in range(parts.size)]
-        add = kept_sum(parts, slots([*firsts, blocks]), self.plan.algorithm)
+        add = kept_sum(parts, slots([*firsts, blocks]), self.plan.joining.algorithm)
         return lambda arrays: self._collectives.paused_sum(add, arrays)
 
     def initialise(self, seed: int) -> None:

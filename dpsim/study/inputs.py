@@ -343,7 +343,7 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
     return CalibrateConfig(
         network=first.network,
         devices=tuple(dict.fromkeys(each.layout or each.devices for each in collectives)),
-        algorithms=tuple(dict.fromkeys(setting.plan.algorithm for setting in settings)),
+        algorithms=tuple(dict.fromkeys(each.algorithm for each in collectives)),
         overlaps=needed.overlaps,
         model=first.model,
         dataset=needed.dataset,

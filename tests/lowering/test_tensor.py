@@ -208,6 +208,15 @@ def test_on_a_free_network_blocks_divide_the_time_of_cut_layers(parts: int) -> N
     assert step.step_s == pytest.approx(3 * (4 * 0.5 + 2 * 4 * 2 / parts))
 
 
+@pytest.mark.parametrize(
+    ("parts", "algorithm", "joins"),
+    [(2, "ring", "ring"), (4, "ring", "direct"), (4, "mpi", "direct"), (4, "auto", "auto"), (4, "nccl", "nccl")],
+)
+def test_more_than_two_parts_join_by_the_direct_exchange_of_messages(parts: int, algorithm: str, joins: str) -> None:
+    of = plan(f"tensor:parts={parts}", 8, algorithm=algorithm)
+    assert of.joining.algorithm == joins and of.collective.algorithm == algorithm
+
+
 def test_a_sum_costs_what_the_allreduce_of_the_parts_does() -> None:
     """Ring on two devices: two messages of half the bytes each, for each sum; the agreement is 8 bytes more."""
     of, latency_s = workload(2, 2), 0.25

@@ -70,6 +70,8 @@ function planOf({rules, machine}, setting) {
   const data_devices = Math.floor(devices / classes);
   const kind = strategy.sharded ? "reduce-scatter" : "allreduce";
   const group = spreadLayout(groupLayout(layout, data_devices * parts), parts);
+  const byMessages = ["messages", "library"].includes(machine.algorithms[algorithm]?.place);
+  const joins = byMessages && parts > 2 ? "direct" : algorithm; // as Plan.joining
   const takesThreshold = rule.default_threshold_bytes !== null;
   const plan = {
     ...setting,
@@ -78,7 +80,7 @@ function planOf({rules, machine}, setting) {
     data_devices,
     fusion_threshold_bytes: takesThreshold ? setting.fusion_threshold_bytes : null,
     threshold_bytes: takesThreshold ? setting.fusion_threshold_bytes ?? rule.default_threshold_bytes : 0,
-    joining: {algorithm, devices: parts, layout: groupLayout(layout, parts), kind: "allreduce"},
+    joining: {algorithm: joins, devices: parts, layout: groupLayout(layout, parts), kind: "allreduce"},
   };
   const refusal = refused(machine, plan);
   if (refusal) throw new Error(refusal);
