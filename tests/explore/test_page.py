@@ -71,6 +71,99 @@ def test_labels_keep_apart_and_a_slider_predicts_as_python_at_every_width(tmp_pa
         assert [seen["before"], seen["after"]] == pytest.approx([before, after], rel=1e-6)
 
 
+USED = """
+const frame = document.querySelector("iframe").contentWindow;
+const [find, pause] = [(id) => frame.document.getElementById(id), (ms) => new Promise((go) => setTimeout(go, ms))];
+const seen = {opened: frame.eval("[setting.devices, setting.strategy]")};
+await pause(3000);
+seen.band = find("speedups").querySelectorAll(".area").length;
+seen.best = find("best").textContent;
+// without a window no frame is drawn: a timer stands for the display
+frame.requestAnimationFrame = (draw) => frame.setTimeout(() => draw(frame.performance.now()), 16);
+frame.cancelAnimationFrame = frame.clearTimeout;
+find("play").click();
+await pause(1500);
+seen.playing = [find("play").textContent, find("moment").textContent];
+seen.veiled = Number(find("timeline").querySelector(".later").getAttribute("width"));
+await pause(7000);
+seen.played = [find("play").textContent, find("moment").textContent];
+seen.unveiled = Number(find("timeline").querySelector(".later").getAttribute("width"));
+const slider = find("local_batch");
+slider.focus();
+seen.focused = frame.document.activeElement === slider && slider.tabIndex === 0 && slider.type === "range";
+slider.stepUp(); // what an arrow key does to a range
+slider.dispatchEvent(new Event("input"));
+seen.moved = [frame.eval("setting.local_batch"), slider.getAttribute("aria-valuetext"), find("local_batch").value];
+await pause(1000);
+seen.address = frame.location.hash;
+seen.said = find("status").textContent;
+return JSON.stringify(seen);"""
+
+
+@needs_browser
+def test_a_shared_address_opens_its_setting_plays_its_step_and_follows_the_keys(tmp_path: Path) -> None:
+    (tmp_path / "shown.html").write_text(example(), encoding="utf-8")
+    frame = '<iframe src="shown.html#devices=12&strategy=zero1" style="width:1280px;height:900px"></iframe>'
+    seen = json.loads(evaluated(tmp_path, USED, frame))
+    assert seen["opened"] == [12, "zero1"]
+    assert seen["band"] == 1 and seen["best"] != "Comparing."
+    assert seen["playing"][0] == "Stop" and seen["playing"][1] and seen["veiled"] > 0
+    assert seen["played"] == ["Play the step", ""] and seen["unveiled"] == 0
+    batch, told, place = seen["moved"]
+    assert seen["focused"] and str(batch) == told.replace(",", "") and int(place) > 0
+    assert {"devices=12", "strategy=zero1", f"local_batch={batch}"} == set(seen["address"].lstrip("#").split("&"))
+    assert seen["said"].startswith("Predicted step ")
+
+
+CONTRASTS = """
+const frame = document.querySelector("iframe").contentWindow;
+const page = frame.document;
+const numbers = (colour) => (colour.match(/[0-9.]+/g) ?? [0, 0, 0, 0]).map(Number);
+const luminance = ([r, g, b]) => [r, g, b].map((part) => part / 255)
+  .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
+const behind = (element) => {
+  const box = element.previousElementSibling;
+  if (element.classList.contains("inside")) return frame.getComputedStyle(box).fill;
+  for (let at = element; at; at = at.parentElement) {
+    const colour = frame.getComputedStyle(at).backgroundColor;
+    if ((numbers(colour)[3] ?? 1) > 0) return colour;
+  }
+  return "rgb(255, 255, 255)";
+};
+const weakest = () => {
+  let least = [Infinity];
+  for (const element of page.querySelectorAll("main *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.getClientRects().length || element.tagName === "title" || element.tagName === "OPTION") continue;
+    const style = frame.getComputedStyle(element);
+    const text = luminance(numbers(element.namespaceURI.endsWith("svg") ? style.fill : style.color));
+    const ground = luminance(numbers(behind(element)));
+    const contrast = (Math.max(text, ground) + 0.05) / (Math.min(text, ground) + 0.05);
+    if (contrast < least[0]) least = [contrast, element.outerHTML.slice(0, 120)];
+  }
+  return least;
+};
+const light = weakest();
+for (const sheet of page.styleSheets) {
+  for (const rule of [...sheet.cssRules]) {
+    if (!rule.media?.mediaText.includes("prefers-color-scheme: dark")) continue;
+    for (const inner of rule.cssRules) sheet.insertRule(inner.cssText, sheet.cssRules.length);
+  }
+}
+return JSON.stringify([light, weakest()]);"""
+
+
+@needs_browser
+def test_texts_stand_out_in_light_and_in_dark(tmp_path: Path) -> None:
+    """By at least 4.5, of WCAG 2.2."""
+    (tmp_path / "shown.html").write_text(example(), encoding="utf-8")
+    frame = '<iframe src="shown.html" style="width:1280px;height:900px"></iframe>'
+    light, dark = json.loads(evaluated(tmp_path, CONTRASTS, frame))
+    assert light[0] >= 4.5, light
+    assert dark[0] >= 4.5 and dark != light, dark
+
+
 def test_a_study_shows_what_it_measured() -> None:
     data = re.search('<script type="application/json" id="world">(.*?)</script>', studied(ROOT / "reports" / "example"))
     assert data is not None

@@ -130,10 +130,10 @@ function moveCursor(place, share) {
 const FRAME = {left: 64, right: 14, top: 14, foot: 46};
 
 /**
- * A chart of `lines` [{name, points: [[x, y]]}] and `marks` [{name, x, y, low, high}]. `xs` are labelled values of x,
+ * A chart of an `area` [[x, low, high]], of `lines` [{name, points: [[x, y]]}] and of `marks` [{name, x, y, low, high}]. `xs` are labelled values of x,
  * in order; x and y are given as shares of the axes by the functions `across` and `up`.
  */
-function drawLines(place, {title, xs, ys, across, up, xTitle, lines, marks}) {
+function drawLines(place, {title, xs, ys, across, up, xTitle, area = [], lines, marks}) {
   const {left, right, top, foot} = FRAME;
   const [width, height] = [place.clientWidth, 280];
   const x = (value) => left + (width - left - right) * across(value);
@@ -143,7 +143,10 @@ function drawLines(place, {title, xs, ys, across, up, xTitle, lines, marks}) {
     .map(([at, value], i) => `${i ? "L" : "M"}${x(at)},${y(value)}`).join("");
   const band = ({name, x: at, low, high}) =>
     svg("line", {x1: x(at), x2: x(at), y1: y(low), y2: y(high), class: `band ${name}`});
+  const around = [...area.map(([at, , high]) => [at, high]), ...area.map(([at, low]) => [at, low]).reverse()];
+  const surrounded = around.map(([at, value], i) => `${i ? "L" : "M"}${x(at)},${y(value)}`).join("");
   replaceChart(place, height, title,
+    ...(area.length > 1 ? [svg("path", {d: `${surrounded}Z`, class: "area"})] : []),
     ...ys.map(({value}) => svg("line", {x1: left, x2: width - right, y1: y(value), y2: y(value), class: "guide"})),
     ...ys.map(({value, label}) => text(left - 8, y(value) + 4, label, "end")),
     ...labels.map((label) => text(label.x, height - foot + 18, label.label)),
@@ -155,7 +158,7 @@ function drawLines(place, {title, xs, ys, across, up, xTitle, lines, marks}) {
 }
 
 /** Speedup against devices, both logarithmic, with the line of perfect scaling. */
-function drawSpeedup(place, points, now, measured) {
+function drawSpeedup(place, points, now, measured, area) {
   const most = points.at(-1)[0];
   const highest = Math.max(2, ...points.map(([, value]) => value), ...measured.map(({y}) => y)) * 1.25;
   const corner = Math.min(most, highest);
@@ -170,6 +173,7 @@ function drawSpeedup(place, points, now, measured) {
     across: (value) => Math.log2(value) / Math.max(Math.log2(most), 1),
     up: (value) => Math.log2(value / lowest) / Math.log2(highest / lowest),
     xTitle: "devices",
+    area,
     lines: [{name: "ideal", points: [[1, 1], [corner, corner]]}, {name: "predicted", points}],
     marks: [...measured, {name: "predicted", ...now}],
   });

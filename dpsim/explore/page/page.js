@@ -87,6 +87,8 @@ function draw() {
   find("efficiency").textContent = percent(speedup / setting.devices);
   find("buckets").textContent = count(it.buckets.length);
   find("extrapolated").hidden = !it.extrapolated;
+  const {classes} = it.plan.strategy;
+  find("whose").textContent = classes > 1 ? ` Drawn is what the first of ${classes} rank classes does.` : "";
   drawTimeline(find("timeline"), it, world.workload.layers);
   drawSpeedups(one, speedup);
   drawSteps();
@@ -102,7 +104,27 @@ function drawSpeedups(one, speedup) {
   const measured = measuredOne ? measuredHere(["devices"]).map((each) =>
     ({name: "measured", x: each.devices, y: each.devices * measuredOne.step_s / each.step_s})) : [];
   find("measured-speedup").hidden = !measured.length;
-  drawSpeedup(find("speedups"), curve.filter(([, value]) => value > 0), {x: setting.devices, y: speedup}, measured);
+  const ends = speedupBand.of === setting ? speedupBand.points.filter(([devices]) => devices <= last) : [];
+  drawSpeedup(find("speedups"), curve.filter(([, value]) => value > 0), {x: setting.devices, y: speedup}, measured, ends);
+}
+
+let speedupBand = {of: null, points: []}; // [devices, low, high] of the speedups of a setting
+
+/** Compute the intervals of speedups while nothing else is to be done, as `search` does, and draw them. */
+function widen(left, asked, one, points) {
+  if (asked !== setting) return;
+  const until = performance.now() + 8;
+  while (left.length && performance.now() < until) {
+    const devices = left.pop();
+    try {
+      points.unshift([devices, ...speedupEnds(world, one, predict(world, forEngine(world, {...asked, devices})))]);
+    } catch {} // a number of devices that the strategy cannot have
+  }
+  if (left.length) setTimeout(widen, 0, left, asked, one, points);
+  else {
+    speedupBand = {of: asked, points};
+    draw();
+  }
 }
 
 function drawSteps() {
@@ -155,7 +177,11 @@ function settle() {
   const [step, band, speedup] = ["step", "band", "speedup"].map((id) => find(id).textContent);
   find("status").textContent = refusal || `Predicted step ${step}, ${band}; speedup ${speedup}.`;
   find("command").textContent = command();
-  if (!refusal) search(candidates(world, setting), setting, {best: setting, step: shown.step_s});
+  if (refusal) return;
+  search(candidates(world, setting), setting, {best: setting, step: shown.step_s});
+  if (speedupBand.of === setting) return;
+  const alone = {...setting, devices: 1, devices_a_node: 0, strategy: "data-parallel"};
+  widen([...DEVICES], setting, predict(world, forEngine(world, alone)), []);
 }
 
 /** Compare candidates while nothing else is to be done, a few milliseconds at a time. */
