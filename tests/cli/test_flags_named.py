@@ -29,6 +29,7 @@ OTHERS = frozenset(
         "--pid",
         "--quick",
         "--quiet",
+        "--report-api-errors",
         "--study",
         "--tag-output",
         "--target",
@@ -38,7 +39,7 @@ OTHERS = frozenset(
         "--width",
     ]
 )
-"""Flags of other programs: mpiexec, pip, git, Slurm, the experiments, a user's own script; and of every command."""
+"""Flags of other programs: mpiexec, pip, git, Slurm, compute-sanitizer, the experiments, a user's own script; and of every command."""
 
 
 def _known() -> set[str]:

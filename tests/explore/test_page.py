@@ -135,7 +135,7 @@ const weakest = () => {
   let least = [Infinity];
   for (const element of page.querySelectorAll("main *")) {
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || !element.getClientRects().length || element.tagName === "title" || element.tagName === "OPTION") continue;
+    if (!own || !element.getClientRects().length || ["title", "OPTION"].includes(element.tagName)) continue;
     const style = frame.getComputedStyle(element);
     const text = luminance(numbers(element.namespaceURI.endsWith("svg") ? style.fill : style.color));
     const ground = luminance(numbers(behind(element)));

@@ -233,9 +233,9 @@ def test_a_checkpoint_knows_the_source_of_the_model(own: str) -> None:
     assert stored(Checkpoint(header=before_digests, tensors={})) == config
 
 
-def test_a_network_implements_every_protocol_but_that_of_waiting_and_a_function_none(own: str) -> None:
+def test_a_network_waits_for_nothing_and_adds_leaves_itself_and_a_function_implements_no_protocol(own: str) -> None:
     network, function = build_model("cnn:2", SHAPE, CLASSES), models.load(own, SHAPE, CLASSES).replica()
-    assert [name for name, able in vars(Capabilities.of(network)).items() if able is None] == ["emulated"]
+    assert [name for name, able in vars(Capabilities.of(network)).items() if able is None] == ["emulated", "adding"]
     assert set(vars(Capabilities.of(function)).values()) == {None}
 
 
