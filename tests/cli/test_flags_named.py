@@ -39,7 +39,8 @@ OTHERS = frozenset(
         "--width",
     ]
 )
-"""Flags of other programs: mpiexec, pip, git, Slurm, compute-sanitizer, the experiments, a user's own script; and of every command."""
+"""Flags of other programs (mpiexec, pip, git, Slurm, compute-sanitizer, the experiments, a user's own script), and of
+every command."""
 
 
 def _known() -> set[str]:
