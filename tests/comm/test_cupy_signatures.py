@@ -39,7 +39,9 @@ BY_FILE = {
 """What stands for something of CuPy in each file, as the code writes it."""
 
 OTHERS = {
-    "dpsim/comm/cuda/gpu.py": {"bytes(ipc", "ctypes", "cuda", "driver", "ipc", "np", "self", "cupy.cuda.runtime.getD"},
+    "dpsim/comm/cuda/gpu.py": {
+        *("bytes(ipc", "ctypes", "cuda", "cupy.cuda.runtime.getD", "driver", "ipc", "np", "self", "spare"),
+    },
     "dpsim/comm/cuda/ipc.py": {"comm", "driver", "np", "opened", "ranks"},
     "dpsim/comm/cuda/nccl.py": {
         *("comm", "contextlib", "copy", "device", "dtype", "nccl", "np", "numbers", "received", "source", "stream"),
