@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 import msgspec
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import PackageLoader
 from markupsafe import Markup
 
 from dpsim import codec
@@ -20,6 +20,7 @@ from dpsim.predict.cautions import cautions
 from dpsim.predict.defaults import for_prediction
 from dpsim.predict.points import plan_one
 from dpsim.predict.residuals import LEVEL
+from dpsim.report.page import templates
 from dpsim.report.palette import variables
 from dpsim.strategy import ASYNCHRONOUS, parse_strategy
 from dpsim.workload import Workload
@@ -42,6 +43,11 @@ DEVICES = 8
 def engine() -> str:
     """Return the engine: plain JavaScript whose ``predict(world, setting)`` is ``dpsim.predict`` of that setting."""
     return _scripts("engine", ENGINE)
+
+
+def script() -> str:
+    """Return the script of a page: the engine, and what draws its answers."""
+    return f"{engine()}\n{_scripts('page', _CHARTS)}"
 
 
 def page(workload: Workload, machine: Machine, files: str, devices: int | str = DEVICES) -> str:
@@ -90,12 +96,8 @@ def page_of_plan(
         *cautions(machine, [plan], workload),
     ]
     data = codec.to_json(of_page, indent=None).replace("<", "\\u003c")
-    script = Markup(f"{engine()}\n{_scripts('page', _CHARTS)}")
-    loader = ChoiceLoader([PackageLoader("dpsim.explore", "page"), PackageLoader("dpsim.report")])
-    template = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    ).get_template("page.html.j2")
-    html = template.render(world=of_page, colours=variables(), notes=notes, data=Markup(data), script=script)
+    template = templates(PackageLoader("dpsim.explore", "page"), escape_html=True).get_template("page.html.j2")
+    html = template.render(world=of_page, colours=variables(), notes=notes, data=Markup(data), script=Markup(script()))
     if len(html.encode()) > MOST_BYTES:
         raise ConfigError(
             f"a page of workload {workload.name!r} with {len(workload.layers)} layers on machine {machine.name!r},"

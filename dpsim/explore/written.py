@@ -36,6 +36,8 @@ DIVIDED = (
 """The strategies of a page whose Schedules Python writes."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """The micro-batches of a step for which it does."""
+MOST_STAGED_LAYERS = 300
+"""The layers that a page divides into stages, for every local batch: the time of that grows with their square."""
 _END = 2
 """The operations that end the step of a class where one device has it: the agreement of all ranks, and the update."""
 
@@ -55,6 +57,9 @@ def written(workload: Workload, local_batches: Sequence[int], room_bytes: int) -
     for accumulate in MICRO_BATCHES:
         for strategy in DIVIDED:
             if strategy in refused:
+                continue
+            if parse_strategy(strategy).stages > 1 and len(workload.layers) > MOST_STAGED_LAYERS:
+                refused[strategy] = f"workloads of up to {MOST_STAGED_LAYERS} layers"
                 continue
             try:
                 of_strategy = list(_of(workload, strategy, accumulate, local_batches))

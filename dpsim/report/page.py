@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dpsim.errors import printable
@@ -46,7 +46,7 @@ def page(content: Content, figures: Sequence[DrawnFigure], links: Sequence[tuple
     shown = _ANSWERS - bool(content.cards)
     short = bool(tables) and sum(len(section.rows) for section in tables[0].sections) <= _ROWS
     return (
-        _templates(escape_html=True)
+        templates(escape_html=True)
         .get_template("index.html.j2")
         .render(
             content=content,
@@ -80,12 +80,12 @@ def _texts(content: Content, figures: Sequence[DrawnFigure]) -> Iterator[str]:
 
 def markdown(content: Content, figures: Sequence[ReportFigure] = ()) -> str:
     """Return the report as Markdown: the answers, links to the figures, the tables, and how it was measured."""
-    return _templates(escape_html=False).get_template("report.md.j2").render(content=content, figures=figures)
+    return templates(escape_html=False).get_template("report.md.j2").render(content=content, figures=figures)
 
 
 def list_page(sections: Mapping[str, Sequence[ListedReport]]) -> str:
     """Return an HTML page that lists reports in sections. It loads nothing but their figures, as thumbnails."""
-    template = _templates(escape_html=True).get_template("list.html.j2")
+    template = templates(escape_html=True).get_template("list.html.j2")
     return template.render(colours=variables(), sections=sections)
 
 
@@ -95,9 +95,10 @@ def markdown_cell(text: str) -> str:
     return shown.replace("](", "]\\(")  # otherwise a name could be a link
 
 
-def _templates(*, escape_html: bool) -> Environment:
-    templates = Environment(
-        loader=PackageLoader("dpsim.report"),
+def templates(*others: PackageLoader, escape_html: bool) -> Environment:
+    """Return the templates of reports, behind those of other packages, with what all of them have in common."""
+    environment = Environment(
+        loader=ChoiceLoader([*others, PackageLoader("dpsim.report")]),
         autoescape=escape_html,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -105,5 +106,5 @@ def _templates(*, escape_html: bool) -> Environment:
         keep_trailing_newline=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    templates.filters["cell"] = markdown_cell
-    return templates
+    environment.filters["cell"] = markdown_cell
+    return environment

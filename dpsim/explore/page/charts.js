@@ -42,22 +42,32 @@ function apart(labels) {
 
 const LANE_OF = {"forward": "forward", "backward": "backward", "update": "update"};
 const TIMELINE = {top: 26, lane: 38, gap: 46, side: 10, foot: 30};
+const TIMELINE_OF_SEVERAL = {...TIMELINE, lane: 20, gap: 34};
 
-/** What the operations of the first rank class do, as boxes {lane, colour, begin, end, name}. */
+/** The names of the rank classes of a strategy: its stages, the parts of a layer, or both; "" where there is one. */
+function classNames({stages, parts}) {
+  return range(0, stages * parts).map((i) => [
+    ...(stages > 1 ? [`stage ${Math.floor(i / parts) + 1}`] : []),
+    ...(parts > 1 ? [`part ${i % parts + 1}`] : []),
+  ].join(", "));
+}
+
+/** What the operations of every rank class do, as boxes {sent, colour, begin, end, name, bucket, kind, rank_class}. */
 function boxes(it, layers) {
   const queued = range(0, it.operations.length).filter((i) => QUEUED.has(it.operations[i].kind));
   const made = [];
   it.operations.forEach(({kind, layer, bucket, size_bytes, rank_class = 0}, i) => {
-    if (rank_class) return;
     const sent = QUEUED.has(kind) || WAITED_FOR.has(kind);
     const ofLayer = layer >= 0 ? ` of ${layers[layer].name}` : "";
     const name = bucket >= 0 ? `${kind} of bucket ${bucket + 1}, ${size(size_bytes)}` : kind + ofLayer;
     const colour = sent ? "exposed" : LANE_OF[kind] ?? "other";
-    const within = (k) => it.start[k] >= it.start[i] && it.end[k] <= it.end[i];
+    const within = (k) => (it.operations[k].rank_class ?? 0) === rank_class
+      && it.start[k] >= it.start[i] && it.end[k] <= it.end[i];
     const paused = sent || it.plan.overlap !== "inline" ? [] : queued.filter(within);
     const edges = [it.start[i], ...paused.flatMap((k) => [it.start[k], it.end[k]]), it.end[i]];
     for (let e = 0; e < edges.length; e += 2) {
-      if (edges[e + 1] > edges[e]) made.push({sent, colour, begin: edges[e], end: edges[e + 1], name, bucket, kind});
+      const [begin, end] = edges.slice(e, e + 2);
+      if (end > begin) made.push({sent, colour, begin, end, name, bucket, kind, rank_class});
     }
   });
   return made.sort((a, b) => a.begin - b.begin);
@@ -76,13 +86,16 @@ function joined(lane, x) {
 }
 
 function drawTimeline(place, it, layers) {
-  const {top, lane, gap, side, foot} = TIMELINE;
+  const classes = classNames(it.plan.strategy);
+  const {top, lane, gap, side, foot} = classes.length > 1 ? TIMELINE_OF_SEVERAL : TIMELINE;
   const width = place.clientWidth;
   const x = (seconds) => side + (width - 2 * side) * seconds / it.step_s;
-  const below = top + lane + gap;
-  const bottom = below + lane;
+  const above = (rankClass) => top + rankClass * (top + 2 * lane + gap);
+  const below = (rankClass) => above(rankClass) + lane + gap;
+  const bottom = below(classes.length - 1) + lane;
   const all = boxes(it, layers);
-  const drawn = (sent, y) => joined(all.filter((box) => box.sent === sent), x).map((box) => {
+  const drawn = (sent, rankClass, y) => joined(all.filter((box) =>
+    box.sent === sent && box.rank_class === rankClass), x).map((box) => {
     const wide = x(box.end) - x(box.begin);
     const label = box.bucket >= 0 && sent ? String(box.bucket + 1) : "";
     const rect = svg("rect", {x: x(box.begin), y, width: Math.max(wide, 0.75), height: lane, class: box.colour},
@@ -93,13 +106,14 @@ function drawTimeline(place, it, layers) {
     return svg("g", {}, rect, inside);
   });
   const leaving = [];
-  let before = -Infinity;
+  const before = classes.map(() => -Infinity);
   it.operations.forEach(({kind, after, rank_class = 0}, i) => {
-    if (rank_class || (kind !== "allreduce" && kind !== "reduce-scatter")) return;
+    if (kind !== "allreduce" && kind !== "reduce-scatter") return;
     const ready = Math.max(...after.map((each) => it.ready[each] || it.end[each]));
-    if (x(it.start[i]) - before < 2) return;
-    before = x(it.start[i]);
-    leaving.push(svg("path", {d: `M${x(ready)},${top + lane} L${x(it.start[i])},${below}`, class: "leaving"}));
+    if (x(it.start[i]) - before[rank_class] < 2) return;
+    before[rank_class] = x(it.start[i]);
+    const [from, to] = [above(rank_class) + lane, below(rank_class)];
+    leaving.push(svg("path", {d: `M${x(ready)},${from} L${x(it.start[i])},${to}`, class: "leaving"}));
   });
   const [scale, unit] = it.step_s >= 1 ? [1, "s"] : it.step_s >= 1e-3 ? [1e-3, "ms"] : [1e-6, "us"];
   const marks = ticks(it.step_s / scale, width / 80)
@@ -107,8 +121,11 @@ function drawTimeline(place, it, layers) {
   const inside = apart(marks.filter((mark) => mark.x + wideAs(mark.label) / 2 < width))
     .map((mark, i) => (i === 0 ? {...mark, x: side, anchor: "start"} : mark));
   replaceChart(place, bottom + foot, `Timeline of a step of ${duration(it.step_s)}`,
-    text(side, top - 8, "computation", "start"), text(side, below - 8, "communication", "start"),
-    ...leaving, ...drawn(false, top), ...drawn(true, below),
+    ...leaving,
+    ...classes.flatMap((name, i) => [
+      text(side, above(i) - 8, name ? `${name}: computation` : "computation", "start"),
+      text(side, below(i) - 8, "communication", "start"),
+      ...drawn(false, i, above(i)), ...drawn(true, i, below(i))]),
     svg("line", {x1: side, x2: width - side, y1: bottom + 6, y2: bottom + 6, class: "axis"}),
     ...inside.map((mark) => text(mark.x, bottom + 22, mark.label, mark.anchor)),
     svg("rect", {class: "later", x: width - side, y: top, width: 0, height: bottom - top}),
@@ -130,10 +147,11 @@ function moveCursor(place, share) {
 const FRAME = {left: 64, right: 14, top: 14, foot: 46};
 
 /**
- * A chart of an `area` [[x, low, high]], of `lines` [{name, points: [[x, y]]}] and of `marks` [{name, x, y, low, high}]. `xs` are labelled values of x,
- * in order; x and y are given as shares of the axes by the functions `across` and `up`.
+ * A chart of `areas` [{name, points: [[x, low, high]]}], `lines` [{name, points: [[x, y]]}] and `marks` [{name, x, y,
+ * low, high}]. `xs` are labelled values of x, in order; x and y are given as shares of the axes by the functions
+ * `across` and `up`.
  */
-function drawLines(place, {title, xs, ys, across, up, xTitle, area = [], lines, marks}) {
+function drawLines(place, {title, xs, ys, across, up, xTitle, areas = [], lines, marks}) {
   const {left, right, top, foot} = FRAME;
   const [width, height] = [place.clientWidth, 280];
   const x = (value) => left + (width - left - right) * across(value);
@@ -141,6 +159,8 @@ function drawLines(place, {title, xs, ys, across, up, xTitle, area = [], lines, 
   const labels = apart(xs.map(({value, label}) => ({x: x(value), label})));
   const path = (points) => points.filter(([, value]) => Number.isFinite(value))
     .map(([at, value], i) => `${i ? "L" : "M"}${x(at)},${y(value)}`).join("");
+  const outline = (points) =>
+    [...points.map(([at, low]) => [at, low]), ...points.map(([at, , high]) => [at, high]).reverse()];
   const band = ({name, x: at, low, high}) =>
     svg("line", {x1: x(at), x2: x(at), y1: y(low), y2: y(high), class: `band ${name}`});
   const around = [...area.map(([at, , high]) => [at, high]), ...area.map(([at, low]) => [at, low]).reverse()];
@@ -151,21 +171,23 @@ function drawLines(place, {title, xs, ys, across, up, xTitle, area = [], lines, 
     ...ys.map(({value, label}) => text(left - 8, y(value) + 4, label, "end")),
     ...labels.map((label) => text(label.x, height - foot + 18, label.label)),
     text((left + width - right) / 2, height - 6, xTitle),
+    ...areas.map(({name, points}) => svg("path", {d: path(outline(points)), class: `area ${name}`})),
     ...lines.map(({name, points}) => svg("path", {d: path(points), class: `line ${name}`})),
     ...marks.filter(({low}) => low !== undefined).map(band),
     ...marks.map(({name, x: at, y: value}) =>
       svg("circle", {cx: x(at), cy: y(value), r: name === "measured" ? 4 : 5.5, class: name})));
 }
 
-/** Speedup against devices, both logarithmic, with the line of perfect scaling. */
-function drawSpeedup(place, points, now, measured, area) {
+/** Speedup against devices, both logarithmic, with the line of perfect scaling; `band` is [[devices, low, high]]. */
+function drawSpeedup(place, points, band, now, measured) {
   const most = points.at(-1)[0];
-  const highest = Math.max(2, ...points.map(([, value]) => value), ...measured.map(({y}) => y)) * 1.25;
+  const reached = [...points, ...band].flatMap(([, ...values]) => values);
+  const highest = Math.max(2, ...reached, ...measured.map(({y}) => y)) * 1.25;
   const corner = Math.min(most, highest);
   const powers = range(0, Math.floor(Math.log2(most)) + 1).map((power) => 2 ** power);
   const heights = range(0, Math.floor(Math.log2(highest)) + 1).map((power) => 2 ** power);
   const every = Math.ceil(heights.length / 9);
-  const lowest = Math.min(1, ...points.map(([, value]) => value));
+  const lowest = Math.min(1, ...reached);
   drawLines(place, {
     title: `Speedup against devices, ${digits(now.y)} on ${count(now.x)}`,
     xs: powers.map((value) => ({value, label: count(value)})),
@@ -173,7 +195,7 @@ function drawSpeedup(place, points, now, measured, area) {
     across: (value) => Math.log2(value) / Math.max(Math.log2(most), 1),
     up: (value) => Math.log2(value / lowest) / Math.log2(highest / lowest),
     xTitle: "devices",
-    area,
+    areas: [{name: "predicted", points: band}],
     lines: [{name: "ideal", points: [[1, 1], [corner, corner]]}, {name: "predicted", points}],
     marks: [...measured, {name: "predicted", ...now}],
   });

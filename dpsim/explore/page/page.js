@@ -5,6 +5,7 @@ const byDefault = world.setting;
 const find = (id) => document.getElementById(id);
 let setting = readSetting(location.hash.slice(1), byDefault, world);
 let shown = null; // the prediction that is drawn
+let speedupBand = {of: null, points: []}; // of a setting: [devices, low, high] along the curve of the speedup
 
 const sliders = slidersOf(world).map((slider) => {
   const ends = {min: 0, max: slider.stops.length - 1, step: 1};
@@ -94,37 +95,23 @@ function draw() {
   drawSteps();
 }
 
-function drawSpeedups(one, speedup) {
+/** The devices of the curve of the speedup. */
+function devicesOfCurve() {
   const last = Math.max(64, Math.min(DEVICES.at(-1), 4 * setting.devices));
-  const stops = DEVICES.filter((devices) => devices <= last);
+  return DEVICES.filter((devices) => devices <= last);
+}
+
+function drawSpeedups(one, speedup) {
   const {classes} = world.strategies[setting.strategy];
-  const curve = stops.map((devices) =>
+  const band = speedupBand.of === setting ? speedupBand.points : [];
+  const curve = devicesOfCurve().map((devices) =>
     [devices, Math.floor(devices / classes) * one / stepOrNever(world, {...setting, devices})]);
   const measuredOne = world.measured.find((each) => each.devices === 1 && each.local_batch === setting.local_batch);
   const measured = measuredOne ? measuredHere(["devices"]).map((each) =>
     ({name: "measured", x: each.devices, y: each.devices * measuredOne.step_s / each.step_s})) : [];
   find("measured-speedup").hidden = !measured.length;
-  const ends = speedupBand.of === setting ? speedupBand.points.filter(([devices]) => devices <= last) : [];
-  drawSpeedup(find("speedups"), curve.filter(([, value]) => value > 0), {x: setting.devices, y: speedup}, measured, ends);
-}
-
-let speedupBand = {of: null, points: []}; // [devices, low, high] of the speedups of a setting
-
-/** Compute the intervals of speedups while nothing else is to be done, as `search` does, and draw them. */
-function widen(left, asked, one, points) {
-  if (asked !== setting) return;
-  const until = performance.now() + 8;
-  while (left.length && performance.now() < until) {
-    const devices = left.pop();
-    try {
-      points.unshift([devices, ...speedupEnds(world, one, predict(world, forEngine(world, {...asked, devices})))]);
-    } catch {} // a number of devices that the strategy cannot have
-  }
-  if (left.length) setTimeout(widen, 0, left, asked, one, points);
-  else {
-    speedupBand = {of: asked, points};
-    draw();
-  }
+  const possible = curve.filter(([, value]) => value > 0);
+  drawSpeedup(find("speedups"), possible, band, {x: setting.devices, y: speedup}, measured);
 }
 
 function drawSteps() {
@@ -162,7 +149,8 @@ function measuredHere(open) {
   return world.measured.filter((each) => fixed.every((name) => each[name] === own[name]));
 }
 
-// What follows when the setting stays as it is for a moment: the address, what a screen reader says, the best setting.
+// What follows when the setting stays as it is for a moment: the address, what a screen reader says, the band of the
+// speedup, the best setting.
 
 let waiting = 0;
 function later(action) {
@@ -177,30 +165,48 @@ function settle() {
   const [step, band, speedup] = ["step", "band", "speedup"].map((id) => find(id).textContent);
   find("status").textContent = refusal || `Predicted step ${step}, ${band}; speedup ${speedup}.`;
   find("command").textContent = command();
-  if (refusal) return;
-  search(candidates(world, setting), setting, {best: setting, step: shown.step_s});
-  if (speedupBand.of === setting) return;
-  const alone = {...setting, devices: 1, devices_a_node: 0, strategy: "data-parallel"};
-  widen([...DEVICES], setting, predict(world, forEngine(world, alone)), []);
+  if (!refusal) computeBand(search);
 }
 
-/** Compare candidates while nothing else is to be done, a few milliseconds at a time. */
-function search(left, asked, found) {
+/** Do something with each of those left while nothing else is to be done, a few milliseconds at a time; then `end`. */
+function inPieces(left, each, end, asked = setting) {
   if (asked !== setting) return;
   const until = performance.now() + 8;
-  while (left.length && performance.now() < until) {
-    const best = left.pop();
+  while (left.length && performance.now() < until) each(left.pop());
+  if (left.length) setTimeout(inPieces, 0, left, each, end, asked);
+  else end();
+}
+
+/** The interval of the speedup along its curve; then what follows. */
+function computeBand(next) {
+  const points = [];
+  const one = predict(world, onOneDevice(forEngine(world, setting)));
+  const add = (devices) => {
+    const several = predictionOrNone(world, {...setting, devices});
+    if (several) points.unshift([devices, ...speedupEnds(world, one, several)]);
+  };
+  inPieces(devicesOfCurve(), add, () => {
+    speedupBand = {of: setting, points};
+    draw();
+    next();
+  });
+}
+
+const NOTICED = 0.005; // the share of the step by which another setting is called faster
+
+/** Compare what may be faster. */
+function search() {
+  let found = {best: setting, step: shown.step_s};
+  inPieces(candidates(world, setting), (best) => {
     const step = stepOrNever(world, best);
     if (step < found.step * (1 - 1e-9)) found = {best, step};
-  }
-  if (left.length) setTimeout(search, 0, left, asked, found);
-  else showBest(found);
+  }, () => showBest(found.step < shown.step_s * (1 - NOTICED) ? found : {best: setting, step: shown.step_s}));
 }
 
 function showBest({best, step}) {
   const bytes = best.fusion_threshold_bytes ?? world.rules[best.fusion_rule].default_threshold_bytes;
   const named = `${best.strategy}, ${best.fusion_rule}${bytes === null ? "" : `, threshold ${size(bytes)}`}`;
-  const words = best === setting ? "No other strategy, fusion rule or threshold is faster here."
+  const words = best === setting ? "No other strategy, fusion rule or threshold is faster here by 0.5 %."
     : `Fastest here: ${named}: ${duration(step)}, ${digits(shown.step_s / step)} times as fast.`;
   const within = step > shown.low_s && best !== setting ? " The difference lies within the interval." : "";
   find("best").textContent = words + within;
@@ -245,12 +251,14 @@ find("play").addEventListener("click", () => {
   }
   const begun = performance.now();
   const all = boxes(shown, world.workload.layers);
+  const classes = classNames(shown.plan.strategy);
   find("play").textContent = "Stop";
   const go = (time) => {
     const share = Math.min(Math.max((time - begun) / PLAY_MS, 0), 1);
     moveCursor(find("timeline"), share);
     const now = share * shown.step_s;
-    const running = all.filter((box) => box.begin <= now && now < box.end).map((box) => box.name);
+    const running = all.filter((box) => box.begin <= now && now < box.end).map((box) =>
+      (classes[box.rank_class] ? `${classes[box.rank_class]}: ${box.kind}` : box.name));
     find("moment").textContent = share < 1 ? `${duration(now)}: ${running.join("; ") || "waiting"}` : "";
     if (share < 1) frame = requestAnimationFrame(go);
     else stop();

@@ -12,6 +12,15 @@ function candidates(world, setting) {
     }));
 }
 
+/** The prediction of a setting; null for one that is impossible. */
+function predictionOrNone(world, setting) {
+  try {
+    return predict(world, forEngine(world, setting));
+  } catch {
+    return null;
+  }
+}
+
 /** The step of a setting in seconds; Infinity for one that is impossible. */
 function stepOrNever(world, setting) {
   try {
