@@ -32,20 +32,19 @@ def run(folder: Path, *arguments: str) -> str:
 def evaluated(folder: Path, script: str, body: str = "") -> str:
     """Return the text that a script, the body of a function, returns when a page with a body has loaded, or its error.
 
-    Frames may show files of the folder. The function may ``await``: time passes as fast as the browser computes.
+    Frames may show files of the folder.
     """
     show = """
-    addEventListener("load", async () => {
+    addEventListener("load", () => {
       let text;
-      try { text = await (async function () { %s })(); } catch (error) { text = "failed: " + error.stack; }
+      try { text = (function () { %s })(); } catch (error) { text = "failed: " + error.stack; }
       document.body.replaceChildren(Object.assign(document.createElement("pre"), {id: "result", textContent: text}));
     });"""
     page = folder / "page.html"
     page.write_text(
         f"<!doctype html><meta charset=utf-8><body>{body}<script>{show % script}</script>", encoding="utf-8"
     )
-    waits = ("--virtual-time-budget=60000",) if "await " in script else ()
-    dumped = run(folder, "--allow-file-access-from-files", *waits, "--dump-dom", page.as_uri())
+    dumped = run(folder, "--allow-file-access-from-files", "--dump-dom", page.as_uri())
     found = re.search(r'<pre id="result">(.*?)</pre>', dumped, re.DOTALL)
     assert found, dumped[-2000:]
     return html.unescape(found[1])

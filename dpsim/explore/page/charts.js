@@ -163,10 +163,7 @@ function drawLines(place, {title, xs, ys, across, up, xTitle, areas = [], lines,
     [...points.map(([at, low]) => [at, low]), ...points.map(([at, , high]) => [at, high]).reverse()];
   const band = ({name, x: at, low, high}) =>
     svg("line", {x1: x(at), x2: x(at), y1: y(low), y2: y(high), class: `band ${name}`});
-  const around = [...area.map(([at, , high]) => [at, high]), ...area.map(([at, low]) => [at, low]).reverse()];
-  const surrounded = around.map(([at, value], i) => `${i ? "L" : "M"}${x(at)},${y(value)}`).join("");
   replaceChart(place, height, title,
-    ...(area.length > 1 ? [svg("path", {d: `${surrounded}Z`, class: "area"})] : []),
     ...ys.map(({value}) => svg("line", {x1: left, x2: width - right, y1: y(value), y2: y(value), class: "guide"})),
     ...ys.map(({value, label}) => text(left - 8, y(value) + 4, label, "end")),
     ...labels.map((label) => text(label.x, height - foot + 18, label.label)),

@@ -88,8 +88,6 @@ function draw() {
   find("efficiency").textContent = percent(speedup / setting.devices);
   find("buckets").textContent = count(it.buckets.length);
   find("extrapolated").hidden = !it.extrapolated;
-  const {classes} = it.plan.strategy;
-  find("whose").textContent = classes > 1 ? ` Drawn is what the first of ${classes} rank classes does.` : "";
   drawTimeline(find("timeline"), it, world.workload.layers);
   drawSpeedups(one, speedup);
   drawSteps();
