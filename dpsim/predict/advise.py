@@ -157,12 +157,11 @@ def advise(workload: Workload, machine: Machine, devices: int | str, *, every: b
 def _in_order(plain: Choice, others: Sequence[Choice]) -> tuple[Choice, ...]:
     """Return choices in the order of their rank, plain data parallelism first where others gain little."""
 
-    def rank(choice: Choice) -> tuple[bool, float]:
-        misfit, cost = choice.candidate.rank
-        return misfit, cost / (1 + SMALL_GAIN) if choice is plain and not misfit else cost
-
-    first, *rest = sorted((plain, *others), key=rank)
-    return (first, *sorted(rest, key=lambda choice: choice.candidate.rank))
+    fastest, *_ = ordered = sorted((plain, *others), key=lambda choice: choice.candidate.rank)
+    little = plain.candidate.step_s <= (1 + SMALL_GAIN) * fastest.candidate.step_s
+    if little and plain.candidate.memory.fits is not False:
+        ordered.sort(key=lambda choice: choice is not plain)
+    return tuple(ordered)
 
 
 class _Timed(NamedTuple):

@@ -150,13 +150,13 @@ def sentences(advice: Advice, workload: Workload) -> Iterator[str]:
 def _advised(advice: Advice) -> str:
     assert advice.advised is not None
     plan, predicted = advice.advised.candidate.plan, advice.advised.prediction
-    nearly = min(advice.choices, key=lambda choice: choice.candidate.rank)
+    fastest = min(advice.choices, key=lambda choice: choice.candidate.rank)
     name = "plain data parallelism" if advice.advised is advice.plain else plan.strategy
     what = f"with {format_duration(predicted.step_s)} a step: {typed(plan)}"
-    if nearly is not advice.advised:
-        gain = predicted.step_s / nearly.prediction.step_s - 1
+    if fastest is not advice.advised:
+        gain = predicted.step_s / fastest.prediction.step_s - 1
         return (
-            f"The advice is {name}, {what}. The fastest is {nearly.candidate.plan.strategy}, by {percent(gain)}: less"
+            f"The advice is {name}, {what}. The fastest is {fastest.candidate.plan.strategy}, by {percent(gain)}: less"
             " than predictions err by."
         )
     of_those = " of the plans that fit" if advice.advised.candidate.memory.fits else ""
