@@ -163,8 +163,11 @@ def _program(
     return lower(steps, order.owners if order is not None else tuple(range(ranks)), rank, rounding)
 
 
-BY_DIRECT_EXCHANGE = ("direct", "auto", "mpi", "recursive-doubling")
-"""What adds along a tree by the direct exchange: ``mpi`` and ``recursive-doubling`` have another order of their own."""
+BY_DIRECT_EXCHANGE = ("direct", "auto", "mpi", "recursive-doubling", "ring")
+"""What adds along a tree by the direct exchange: ``mpi`` and ``recursive-doubling`` have another order of their own.
+
+A ring along a tree sends to ranks that are no neighbours, and unevenly: up to twice as long as the plain one.
+"""
 
 
 def _steps(algorithm: str, order: PartialSums | None, ranks: int, devices_a_node: int) -> StepList:
@@ -185,11 +188,36 @@ def _steps(algorithm: str, order: PartialSums | None, ranks: int, devices_a_node
     raise unknown("list of steps for the algorithm", algorithm, ("hierarchical", *listed))
 
 
+@functools.lru_cache(maxsize=256)
+def transmission(
+    algorithm: str, order: PartialSums | None, ranks: int, devices_a_node: int = 1, kind: CollectiveKind = "allreduce"
+) -> float:
+    """How long a collective sends, in the time that one array takes over a link; latency and adding count for nothing.
+
+    A rank sends its messages one after another, as it receives them, and begins a round when all of the one before have
+    come. Raises ``ConfigError`` where no list of steps is known.
+    """
+    programs = [_program(kind, algorithm, order, ranks, devices_a_node, rank, "none") for rank in range(ranks)]
+    sent, received, begun = [0.0] * ranks, [0.0] * ranks, [0.0] * ranks
+    for rounds in itertools.zip_longest(*(program.rounds for program in programs)):
+        under_way = []
+        for rank, of_rank in enumerate(rounds):
+            sent[rank] = max(sent[rank], begun[rank])
+            for view, peer in of_rank.sends if of_rank is not None else ():
+                share = (view.stop - view.start) / programs[0].units
+                sent[rank] += share
+                under_way.append((sent[rank], share, peer))
+        for arrival, share, rank in sorted(under_way):
+            received[rank] = max(arrival, received[rank] + share)
+            begun[rank] = max(begun[rank], received[rank])
+    return max(begun)
+
+
 def _shard_steps(kind: CollectiveKind, algorithm: str, order: PartialSums | None, ranks: int) -> StepList:
     """The steps of a reduce-scatter or an all-gather: around the ring, or else directly."""
     if kind == "all-gather":
         alone = slots(range(ranks + 1))
         return algorithms.ring_all_gather(ranks) if algorithm == "ring" else algorithms.all_gather(alone)
-    if algorithm != "ring":
-        return algorithms.reduce_scatter(order or slots(range(ranks + 1)))
-    return algorithms.plain_ring_reduce_scatter(ranks) if order is None else algorithms.ring_reduce_scatter(order)
+    if algorithm == "ring" and order is None:
+        return algorithms.plain_ring_reduce_scatter(ranks)
+    return algorithms.reduce_scatter(order or slots(range(ranks + 1)))

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.data.sharding import largest_share
+from dpsim.data.sharding import device_leaves, largest_share
 from dpsim.machine import Machine
 from dpsim.memo import remember
 from dpsim.plan import Plan
@@ -27,6 +27,7 @@ from dpsim.predict.cost import (
 )
 from dpsim.predict.formulas import rounds
 from dpsim.predict.messages import NO_MESSAGES, messages_of
+from dpsim.predict.ordered import along_the_tree
 from dpsim.predict.simulate import Prices
 from dpsim.predict.slowest import expected_slowest
 from dpsim.schedule import Schedule
@@ -149,6 +150,13 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages, loss_s, *updates), np.float64)
     curves = (idle, overlapped, gather, gather_beside, sums, agreement, joining)
     points = [curve.points for curve in curves]
+    if plan.leaves and data_devices > 1:
+        bounds = device_leaves(plan.leaves, data_devices)
+        points[:2] = [along_the_tree(machine, collective, bounds, each) for each in points[:2]]
+    if strategy.parts > 1:
+        blocks = workload.column_blocks
+        bounds = tuple(blocks * part // strategy.parts for part in range(strategy.parts + 1))
+        points[-1] = along_the_tree(machine, plan.joining, bounds, points[-1])
     copied = (schedule.gradient_slots, schedule.gradient_slots, schedule.parameter_slots, schedule.parameter_slots)
     for number, slots in enumerate(copied):
         if slots:

@@ -111,11 +111,6 @@ def _ring_sums(sums: PartialSums) -> list[list[Step]]:
     return rounds
 
 
-def ring_reduce_scatter(sums: PartialSums) -> StepList:
-    """The first circuit of ``ring``, with chunks numbered by the ranks that end up with them."""
-    return _numbered_by_rank(_ring_sums(sums), sums.ranks)
-
-
 def plain_ring_reduce_scatter(ranks: int) -> StepList:
     """The first circuit of ``plain_ring``, with chunks numbered by the ranks that end up with them."""
     return _numbered_by_rank(_plain_ring_sums(ranks), ranks)
