@@ -252,11 +252,12 @@ def measured_records(comparison: Comparison, tuned: Tuned) -> list[Record]:
     assert default is not None
     every = (tuned.default, *tuned.caps, *tuned.batches, *tuned.accumulations, tuned.together)
     found = {each.plan: (each, measured_point(comparison, each.plan)) for each in every}
+    caps = [each.plan for each in tuned.caps]
     return [
         {
             "setting": setting(option.plan, tuned.default.plan),
             "default": point is default,
-            "cap_alone": option in tuned.caps,
+            "cap_alone": option.plan in caps,
             "plan": option.plan,
             "measured_step_s": point.measured_step_s,
             "images_per_s": 1 / point.measured_s_per_sample,
