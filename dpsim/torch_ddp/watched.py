@@ -35,9 +35,10 @@ class WatchedRank(Noun, frozen=True):
     """The record of one rank.
 
     ``reason`` says why watching ended early; it is empty where it did not, or where the job itself ended. Each step has
-    the seconds of its synchronising backward until the last gradient (``last_backward_s``), and until each gradient
-    was ready (``ready_s``). ``rebuilt`` has DDP's buckets, as it logs them. The process has ``cores`` and computes with
-    ``threads``. ``own_s`` is what watching took.
+    the seconds of its synchronising backward until the last gradient (``last_backward_s``), the nanoseconds from the
+    end of forward until each gradient was ready (``ready_ns``), and the seconds from there to that backward
+    (``loss_s``). ``rebuilt`` has DDP's buckets, as it logs them. The process has ``cores`` and computes with
+    ``threads``. ``own_s`` is what watching took, from the making of its hooks to its record.
     """
 
     rank: int
@@ -53,7 +54,8 @@ class WatchedRank(Noun, frozen=True):
     backend: str
     steps: tuple[ObservedStep, ...]
     last_backward_s: tuple[float, ...]
-    ready_s: tuple[tuple[float, ...], ...]
+    loss_s: tuple[float, ...]
+    ready_ns: tuple[tuple[int, ...], ...]
     local_batch: int
     accumulate: int
     parameters: tuple[WatchedParameter, ...]
@@ -159,9 +161,11 @@ def _whole(step: ObservedStep, last_backward_s: float, rank: WatchedRank) -> Rec
 
 def _gradients(rank: WatchedRank) -> RecordedStep:
     """A step that has the median moment of each gradient; one that never came has none."""
-    ready_s = {index: statistics.median(moments) for index, moments in enumerate(zip(*rank.ready_s, strict=True))}
+    loss_s = statistics.median(rank.loss_s)
+    moments_s = [statistics.median(moments) * 1e-9 for moments in zip(*rank.ready_ns, strict=True)]
     whole = _whole(rank.steps[0], statistics.median(rank.last_backward_s), rank)
-    whole.mode, whole.ready_s = "gradients", {index: seconds for index, seconds in ready_s.items() if seconds > 0}
+    whole.mode = "gradients"
+    whole.ready_s = {index: max(seconds - loss_s, 0.0) for index, seconds in enumerate(moments_s) if seconds > 0}
     return whole
 
 

@@ -13,7 +13,7 @@ from dpsim.predict.watch import watched
 from dpsim.report.watch import advice
 from dpsim.torch_ddp.watched import WatchedParameter, WatchedRank, observed, watched_workload
 
-LAYERS, SIZE, BACKWARD_S, STEPS = 8, 1 << 20, 0.080, 12
+LAYERS, SIZE, BACKWARD_S, LOSS_S, STEPS = 8, 1 << 20, 0.080, 0.002, 12
 
 
 def a_rank(rank: int, *, late_s: float = 0.0, exposed_s: float = 0.040, **changes: Any) -> WatchedRank:
@@ -46,7 +46,7 @@ def a_rank(rank: int, *, late_s: float = 0.0, exposed_s: float = 0.040, **change
         )
         for number in range(LAYERS)
     )
-    ready_s = tuple(BACKWARD_S * (LAYERS - number) / LAYERS for number in range(LAYERS))
+    ready_s = [LOSS_S + BACKWARD_S * (LAYERS - number) / LAYERS for number in range(LAYERS)]
     record = WatchedRank(
         rank=rank,
         ranks=2,
@@ -61,7 +61,8 @@ def a_rank(rank: int, *, late_s: float = 0.0, exposed_s: float = 0.040, **change
         backend="gloo",
         steps=tuple(steps),
         last_backward_s=(BACKWARD_S,) * STEPS,
-        ready_s=(ready_s,) * STEPS,
+        loss_s=(LOSS_S,) * STEPS,
+        ready_ns=(tuple(int(seconds * 1e9) for seconds in ready_s),) * STEPS,
         local_batch=16,
         accumulate=1,
         parameters=parameters,

@@ -9,8 +9,10 @@ import atexit
 import functools
 import json
 import os
+import statistics
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from time import perf_counter as now
 from typing import Any
 
@@ -18,6 +20,8 @@ WARM_UP_STEPS = 4
 """Synchronising steps before the first that is watched: DDP rebuilds its buckets as the second one begins."""
 LONGEST_S, LEAST_STEPS = 35.0, 5
 """From the first step on, watching ends after so many seconds, once there are this many steps."""
+_LOGGED_STEPS = 4
+"""Watched steps on a processor for which DDP's log is read; it takes some 0.1 ms a step, and tells little more."""
 _USUAL_SAMPLE_RATE = 100
 _NANOSECOND_S = 1e-9
 _SCHEDSTAT = "/proc/thread-self/schedstat"
@@ -56,7 +60,7 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
     def called(self: Watcher, *arguments: Any) -> None:
         if not self.watches or self.pid != os.getpid():
             return
-        began_s = now()
+        self._entered_s = began_s = now()
         try:
             method(self, *arguments)
         except Exception as error:
@@ -70,6 +74,7 @@ class Watcher:
     """Notes the moments of ``wanted`` steps of a DDP model; a step ends with a synchronising backward."""
 
     def __init__(self, ddp: Any, wanted: int, folder: str) -> None:
+        self._entered_s = now()
         import torch
         from torch.optim import optimizer
         from torch.utils.data import dataloader
@@ -81,13 +86,16 @@ class Watcher:
         self._steps: list[dict[str, Any]] = []
         self._warmed_up = self._depth = self._micro_batches = 0
         self.accumulate = self.local_batch = 1
-        self._ready_s: list[list[float]] = []
+        self._ready_ns: list[list[int]] = []
+        self._tails_ns: list[int] = []
         self._last_backward_s: list[float] = []
+        self._loss_s: list[float] = []
         self._first_s: float | None = None
         self._optimizer: Any = None
         self._loader: Any = None
         self._training = self._synchronises = False
-        self._clear(now())
+        self._core = _CoreTime()
+        self._clear(now(), self._core.waited_s())
         self._undo: list[Callable[[], None]] = []
         for owner, name, wrapper in (
             (type(ddp), "forward", self._forward),
@@ -104,6 +112,7 @@ class Watcher:
         self._undo.append(lambda: ddp._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE))
         self._at_exit = functools.partial(self.give_up, "")
         atexit.register(self._at_exit)
+        self.own_s = now() - self._entered_s
         if ddp.device_type not in ("cpu", "cuda"):
             self.give_up(f"its model is on {ddp.device_type}, whose times DDP does not log")
 
@@ -114,6 +123,7 @@ class Watcher:
     def give_up(self, reason: str) -> None:
         """Stop watching, and write down what there is; ``reason`` is empty where the job itself has ended."""
         if self.watches and self.pid == os.getpid():
+            self._entered_s = now()
             self._end(reason)
 
     # What is put around the job's calls.
@@ -138,9 +148,8 @@ class Watcher:
         if ddp is not self._ddp or not self._torch.is_grad_enabled() or not ddp.training:
             return original(ddp, *arguments, **keywords)
         self._forward_begins(arguments, keywords)
-        began = self._mark()
         result = original(ddp, *arguments, **keywords)
-        self._seconds["forward_s"].append((began, self._mark()))
+        self._forward_ends()
         return result
 
     def _backward(self, original: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -172,21 +181,35 @@ class Watcher:
         event.record()
         return event
 
-    def _clear(self, ended_s: float) -> None:
+    def _clear(self, ended_s: float, without_core_s: float) -> None:
         self._began_s, self._input_s = ended_s, 0.0
         self._seconds: dict[str, list[tuple[Any, Any]]] = {name: [] for name in _DURATIONS[:3]}
         self._update_began: Any = None
         self._micro_batches = 0
-        self._without_core_s = _without_core_s()
+        self._without_core_s = without_core_s
 
     @_guarded
     def _forward_begins(self, arguments: Any, keywords: Any) -> None:
         if self._first_s is None:
             self._first_s = now()
         self._training, self._synchronises = True, self._ddp.require_backward_grad_sync
-        leaves = self._torch.utils._pytree.tree_leaves((arguments, keywords))
-        extents = (each.shape[0] for each in leaves if isinstance(each, self._torch.Tensor) and each.dim())
-        self.local_batch = max(self.local_batch, next(extents, 1))
+        self.local_batch = max(self.local_batch, next(self._extents((*arguments, *keywords.values())), 1))
+        self._forward_began = self._mark()
+
+    def _extents(self, values: tuple[Any, ...]) -> Iterator[int]:
+        """The leading extents of the tensors in ``values``; to look into other values takes longer."""
+        tensor = self._torch.Tensor
+        for value in values:
+            for each in (value,) if isinstance(value, tensor) else self._torch.utils._pytree.tree_leaves(value):
+                if isinstance(each, tensor) and each.dim():
+                    yield each.shape[0]
+
+    @_guarded
+    def _forward_ends(self) -> None:
+        ended = self._mark()
+        self._seconds["forward_s"].append((self._forward_began, ended))
+        if self._synchronises:
+            self._counted_from = ended
 
     @_guarded
     def _update_begins(self, optimizer: Any) -> None:
@@ -208,18 +231,18 @@ class Watcher:
         if self._on_gpu:
             self._torch.cuda.synchronize()
         ended_s = now()
-        delayed_s = _without_core_s() - self._without_core_s
+        without_core_s = self._core.waited_s()
         if self._warmed_up < WARM_UP_STEPS:
             self._warmed_up += 1
         else:
-            self._step_ends(began, ended, ended_s, delayed_s)
-        self._clear(ended_s)
+            self._step_ends(began, ended, ended_s, without_core_s - self._without_core_s)
+        self._clear(ended_s, without_core_s)
         late = now() - (self._first_s or 0.0) > LONGEST_S and len(self._steps) >= LEAST_STEPS
         if len(self._steps) >= self._wanted or late:
             self._end("")
 
     def _step_ends(self, began: Any, ended: Any, ended_s: float, delayed_s: float) -> None:
-        """Note a step; DDP's own log says when the last of its gradients was ready, and when each was.
+        """Note a step. DDP counts from the end of forward until each gradient was ready, and until all were.
 
         The time without a core is read at the end of the step: as much of it as of the step counts until then.
         """
@@ -227,38 +250,58 @@ class Watcher:
         def moment_s(mark: Any) -> float:
             return float(ended_s - mark.elapsed_time(ended) * 1e-3 if self._on_gpu else mark)
 
-        self._ddp.logger.set_runtime_stats_and_log()
-        logged = self._ddp._get_ddp_logging_data()
-        backward_s = max(logged.get("backward_compute_time", 0) * _NANOSECOND_S, 0.0)
-        computed_s = min(moment_s(began) + backward_s, ended_s)
+        ready_ns = self._ddp.reducer.get_backward_stats()
+        began_s, counted_from_s = moment_s(began), moment_s(self._counted_from)
+        computed_s = min(counted_from_s + self._all_ready_ns(ready_ns) * _NANOSECOND_S, ended_s)
         seconds = {
             name: sum(moment_s(end) - moment_s(begin) for begin, end in spans) for name, spans in self._seconds.items()
         }
-        seconds["backward_s"] += computed_s - moment_s(began)
+        seconds["backward_s"] += computed_s - began_s
         self.accumulate = self._micro_batches
-        self._last_backward_s.append(computed_s - moment_s(began))
-        self._ready_s.append([each * _NANOSECOND_S for each in self._ddp.reducer.get_backward_stats()])
+        self._last_backward_s.append(computed_s - began_s)
+        self._loss_s.append(began_s - counted_from_s)
+        self._ready_ns.append(ready_ns)
         self._steps.append(
             seconds
             | {"input_s": self._input_s, "began_s": self._began_s, "computed_s": computed_s, "ended_s": ended_s}
             | {"delayed_s": delayed_s * (computed_s - self._began_s) / (ended_s - self._began_s)}
         )
 
+    def _all_ready_ns(self, ready_ns: list[int]) -> int:
+        """When all gradients were ready, and what else backward computes was done, as DDP's log has it.
+
+        On a processor this is the same time after the last gradient in every step, so that some logs are enough.
+        """
+        last_ns = max(ready_ns, default=0)
+        if not self._on_gpu and len(self._tails_ns) == _LOGGED_STEPS:
+            return last_ns + int(statistics.median(self._tails_ns))
+        self._ddp.logger.set_runtime_stats_and_log()
+        logged_ns: int = max(self._ddp._get_ddp_logging_data().get("backward_compute_time", 0), 0)
+        if not self._on_gpu:
+            self._tails_ns.append(max(logged_ns - last_ns, 0))
+            if len(self._tails_ns) == _LOGGED_STEPS:
+                self._ddp._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
+        return logged_ns
+
     # What is left of it.
 
     def _end(self, reason: str) -> None:
         """Take every hook away, and write the record."""
-        began_s, self.watches = now(), False
+        self.watches = False
         for undo in self._undo:
             undo()
         atexit.unregister(self._at_exit)
         try:
             record = self._record(reason)
-            record["own_s"] = self.own_s + now() - began_s
-            _write(self._folder, f"rank-{record['rank']}.json", json.dumps(record))
-        except Exception:
+            path = os.path.join(self._folder, f"rank-{record['rank']}.json")
+            with open(f"{path}.part", "w", encoding="utf-8") as file:
+                file.write(json.dumps(record).removesuffix("}"))
+                file.write(f', "own_s": {self.own_s + now() - self._entered_s}}}')
+            os.replace(f"{path}.part", path)
+        except Exception:  # also where the folder is gone, as ``dpsim watch`` may be
             return
         finally:
+            self._core.close()
             self._ddp = self._optimizer = self._loader = None
 
     def _record(self, reason: str) -> dict[str, Any]:
@@ -278,7 +321,8 @@ class Watcher:
             "backend": self._backend,
             "steps": self._steps,
             "last_backward_s": self._last_backward_s,
-            "ready_s": self._ready_s,
+            "loss_s": self._loss_s,
+            "ready_ns": self._ready_ns,
             "local_batch": self.local_batch,
             "accumulate": self.accumulate,
             "parameters": _parameters(self._torch, ddp),
@@ -330,18 +374,26 @@ def _parameters(torch: Any, ddp: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _without_core_s() -> float:
-    """Seconds for which this thread was ready to run and had no core, as Linux counts them; 0 on other systems."""
-    try:
-        with open(_SCHEDSTAT) as file:
-            return int(file.read().split()[1]) * _NANOSECOND_S
-    except (OSError, ValueError, IndexError):
-        return 0.0
+class _CoreTime:
+    """Seconds for which the calling thread was ready to run and had no core, as Linux counts them; 0 elsewhere.
 
+    The file stays open: to open it takes ten times as long as to read it.
+    """
 
-def _write(folder: str, name: str, text: str) -> None:
-    """Write a file of a folder at once. Raises ``OSError`` where the folder is gone, as ``dpsim watch`` may be."""
-    path = os.path.join(folder, name)
-    with open(f"{path}.part", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(f"{path}.part", path)
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._thread = 0
+
+    def waited_s(self) -> float:
+        try:
+            if self._file is None or self._thread != threading.get_ident():
+                self.close()
+                self._file, self._thread = os.open(_SCHEDSTAT, os.O_RDONLY), threading.get_ident()
+            return int(os.pread(self._file, 128, 0).split()[1]) * _NANOSECOND_S
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        self._file = None
