@@ -7,6 +7,7 @@ import re
 from dpsim.codec import Noun
 from dpsim.dtypes import WireDtype
 from dpsim.errors import ConfigError
+from dpsim.units import format_size
 
 _DEFAULT_HOOK = "allreduce_hook"
 """PyTorch's hook that does what DDP does without one."""
@@ -41,7 +42,8 @@ class DdpSettings(Noun, frozen=True):
     step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as DDP itself reports them.
     ``sync_batch_norm``: batch norm takes its statistics from all ranks (``SyncBatchNorm``).
     ``whole_buckets``: the workload has a tensor for each of these buckets, as what is in them is not known.
-    ``own_collectives`` are those that the script asks for itself in most steps, outside of backward.
+    ``own_collectives`` are those that the script asks for itself in most steps, outside of backward, and
+    ``own_allreduce_bytes`` the sizes of the allreduces and barriers among them: these have a price.
     ``units``: the script calls ``fully_shard`` in place of DDP; each unit is a layer of the workload, in their order.
     """
 
@@ -59,17 +61,14 @@ class DdpSettings(Noun, frozen=True):
     sync_batch_norm: bool = False
     units: tuple[ShardedUnit, ...] = ()
     own_collectives: int = 0
+    own_allreduce_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"ddp has {key} {getattr(self, key)}", allowed="1 or more")
-        if (
-            min(
-                (0, self.bucket_cap_bytes or 0, *self.bucket_caps_bytes, *self.initial_bucket_bytes, *self.bucket_bytes)
-            )
-            < 0
-        ):
+        buckets = (*self.bucket_caps_bytes, *self.initial_bucket_bytes, *self.bucket_bytes)
+        if min((0, self.bucket_cap_bytes or 0, *buckets, *self.own_allreduce_bytes)) < 0:
             raise ConfigError("ddp has a size below 0", allowed="sizes of 0 or more bytes")
 
     @property
@@ -83,6 +82,12 @@ class DdpSettings(Noun, frozen=True):
     def fusion_rule(self) -> str:
         """The rule that makes DDP's buckets of the workload's tensors, or the tensors that zero3 makes units of."""
         return "per-tensor" if self.whole_buckets or self.units else self.bucket_rule
+
+    @property
+    def own_allreduces(self) -> str:
+        """How many allreduces the script asks for itself, and of how many bytes, in words."""
+        count, size = len(self.own_allreduce_bytes), format_size(sum(self.own_allreduce_bytes))
+        return f"an allreduce ({size})" if count == 1 else f"{count} allreduces ({size} in all)"
 
     @property
     def wire_dtype(self) -> WireDtype | None:
@@ -106,7 +111,10 @@ class DdpSettings(Noun, frozen=True):
             sentences.append("bucket_cap_mb_list gives each bucket a size of its own, which rule ddp does not")
         if self.sync_batch_norm and not batch_norm:
             sentences.append("the script's SyncBatchNorm sends statistics of every batch norm, which are not predicted")
-        if self.own_collectives:
-            what = "a collective" if self.own_collectives == 1 else f"{self.own_collectives} collectives"
-            sentences.append(f"the script asks for {what} of its own in each step, which no prediction contains")
+        if others := self.own_collectives - len(self.own_allreduce_bytes):
+            what = "a collective" if others == 1 else f"{others} collectives"
+            sentences.append(
+                f"the script asks for {what} of its own in each step other than allreduces, which no prediction"
+                " contains"
+            )
         return tuple(sentences)

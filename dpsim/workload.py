@@ -226,6 +226,11 @@ class Workload(Noun, frozen=True, dict=True):
         return tuple(t for layer in self.layers for t in layer.tensors)
 
     @property
+    def own_allreduce_bytes(self) -> tuple[int, ...]:
+        """The sizes of the allreduces that its script asks for itself in a step."""
+        return () if self.ddp is None else self.ddp.own_allreduce_bytes
+
+    @property
     def gradient_bytes(self) -> int:
         return sum(t.size_bytes for t in self.tensors)
 

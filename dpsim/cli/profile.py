@@ -172,6 +172,8 @@ def _print_ddp(ddp: DdpSettings, local_batches: tuple[int, ...], output: Path) -
         print("what is in them is not known, so they cannot be divided: record the trace with record_shapes=True")
     if ddp.wire_dtype is not None:
         print(f"communication hook {ddp.communication_hook}: gradients are sent as {ddp.wire_dtype}")
+    if ddp.own_allreduce_bytes:
+        print(f"Note: the script asks for {ddp.own_allreduces} of its own in each step, which predictions contain.")
     for sentence in ddp.unpriced():
         print(f"Note: {sentence}.")
     print(

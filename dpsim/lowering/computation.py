@@ -44,8 +44,12 @@ def ready_times(workload: Workload, local_batch: float) -> NDArray[np.float64]:
 
 
 @remember
-def computation_of(workload: Workload, accumulate: int, batch_norm: str) -> Computation:
-    """The operations of all micro-batches in order, each behind those whose results it reads."""
+def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, several: bool) -> Computation:
+    """The operations of all micro-batches in order, each behind those whose results it reads.
+
+    Where a step is of ``several`` devices, the allreduces that a script asks for itself follow the last loss:
+    computation waits for each, wherever it stands in the step.
+    """
     sums = [global_statistics_bytes(layer) if batch_norm == "global" else (0, 0) for layer in workload.layers]
     inputs, readers = inputs_of(workload), readers_of(workload)
     builder = Builder()
@@ -70,6 +74,8 @@ def computation_of(workload: Workload, accumulate: int, batch_norm: str) -> Comp
         loss = add(
             LOSS_EVENT, -1, micro_batch, [outputs[number] for number, layers in enumerate(readers) if not layers]
         )
+        for size_bytes in workload.own_allreduce_bytes if several and micro_batch == accumulate - 1 else ():
+            loss = builder.add(SYNCHRONISE_EVENT, [loss], micro_batch=micro_batch, size_bytes=size_bytes)
         gradients: dict[int, int] = {}
         for number in reversed(range(len(workload.layers))):
             after = [gradients[layer] for layer in readers[number]] or [loss]

@@ -55,9 +55,9 @@ def lower(
     """The operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
 
     the step's overhead; for each micro-batch all forwards, the loss, all backwards reversed, with batch norm's global
-    sums among them; the allreduces in bucket order, each after the last micro-batch's backwards of its tensors; the
-    sum of batch norm's leaf statistics; the update, after all of them. With ``agreement_bytes`` it is the schedule of
-    ``dpsim.lowering.zero1``.
+    sums among them, and behind the last loss what a script sums itself; the allreduces in bucket order, each after the
+    last micro-batch's backwards of its tensors; the sum of batch norm's leaf statistics; the update, after all of them.
+    With ``agreement_bytes`` it is the schedule of ``dpsim.lowering.zero1``.
 
     With one device there is no allreduce. Under ``horovod`` the schedule is dynamic: every tensor is a bucket of its
     own and there is no allreduce.
@@ -87,7 +87,7 @@ def with_buckets(
     sent = 0 if dynamic or plan.devices == 1 else buckets
     sharded = agreement_bytes is not None
     batch_norm = plan.batch_norm if plan.devices > 1 else "local"
-    columns = _columns(workload, plan.accumulate, batch_norm, sent, sharded)
+    columns = _columns(workload, plan.accumulate, batch_norm, plan.devices > 1, sent, sharded)
     computed, size_bytes = columns.computation, columns.size_bytes
     if sent or sharded:
         size_bytes = size_bytes.copy()
@@ -158,8 +158,8 @@ def _dependencies(computed_start, computed_on, final, bucket_start, sent, late, 
 
 
 @remember
-def _columns(workload: Workload, accumulate: int, batch_norm: str, sent: int, sharded: bool) -> _Columns:
-    computation = computation_of(workload, accumulate, batch_norm)
+def _columns(workload: Workload, accumulate: int, batch_norm: str, several: bool, sent: int, sharded: bool) -> _Columns:
+    computation = computation_of(workload, accumulate, batch_norm, several=several)
     computed = computation.columns
     late = [SYNCHRONISE_EVENT] if computation.statistics else []
     collective, agreement, gathers = (

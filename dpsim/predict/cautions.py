@@ -15,7 +15,7 @@ from dpsim.ddp_settings import FSDP_ON_GPUS
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.plan import Plan
 from dpsim.predict.cost import has_tables, idle_curve, sharing, table_for, tables_of, whole
-from dpsim.predict.prices import local_share, waiting_factor
+from dpsim.predict.prices import local_share, own_allreduces_s, waiting_factor
 from dpsim.predict.slowest import EXACT_DEVICES
 from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
 from dpsim.units import format_bandwidth, format_duration, format_size
@@ -45,6 +45,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
         _fixed_share(machine, plans, workload),
         _whole_buckets([p for p in several if p.fusion_rule != "per-tensor"], workload),
         _assumed(machine, several, workload),
+        _own_allreduces(machine, several, workload),
         _waited_for(several, workload),
         _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
     ]
@@ -270,6 +271,22 @@ def _whole_buckets(plans: Sequence[Plan], workload: Workload | None) -> str:
     return (
         "the workload knows DDP's buckets, but not the gradients in them: no prediction can divide a bucket, and"
         " --fusion-rule per-tensor sends them as they were"
+    )
+
+
+def _own_allreduces(machine: Machine, plans: Sequence[Plan], workload: Workload | None) -> str:
+    """What the allreduces of a script's own take of a step, or in which strategies they are left out."""
+    if not plans or workload is None or workload.ddp is None or not workload.ddp.own_allreduce_bytes:
+        return ""
+    priced = [plan for plan in plans if plan.parallelism.classes == 1]
+    left_out = _listed([plan for plan in plans if plan.parallelism.classes > 1], lambda p: p.strategy)
+    costs = _listed(
+        priced, lambda p: f"{format_duration(own_allreduces_s(machine, p, workload))} of a step on {_layout(p)} devices"
+    )
+    contained = f"; nothing hides them, and they take {costs}" if priced else ""
+    return (
+        f"the script asks for {workload.ddp.own_allreduces} of its own in each step{contained}"
+        f"{f'; they are no part of the prediction for {left_out}' if left_out else ''}"
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.collective import Collective
 from dpsim.data.sharding import device_leaves, largest_share
 from dpsim.machine import Machine
 from dpsim.memo import remember
@@ -137,7 +138,9 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
             gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
         update_s /= data_devices
     sums = agreement = joining = idle
-    if (plan.batch_norm != "local" or schedule.sharded) and data_devices > 1:
+    if workload.own_allreduce_bytes and data_devices > 1:
+        sums = idle_curve(machine, own_allreduce(machine, plan))
+    elif (plan.batch_norm != "local" or schedule.sharded) and data_devices > 1:
         sums = sums_curve(machine, collective if plan.batch_norm == "local" else whole(collective))
     if several:
         everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
@@ -183,6 +186,17 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         waiting_s = forward_s, backward_s, part * max(updates), part * (float(fixed[0]) + plan.accumulate * loss_s)
     extrapolated = beyond or messages.extrapolated or workload.extrapolated(samples)
     return Priced(prices, known, extrapolated, waiting_s)
+
+
+def own_allreduce(machine: Machine, plan: Plan) -> Collective:
+    """The collective that an allreduce is which a script asks for itself: no hook makes its numbers smaller."""
+    return msgspec.structs.replace(whole(machine.priced(plan.collective)), wire_dtype="float32")
+
+
+def own_allreduces_s(machine: Machine, plan: Plan, workload: Workload) -> float:
+    """Seconds of a step in the allreduces that a script asks for itself."""
+    points, overhead_s = idle_curve(machine, own_allreduce(machine, plan)).points, machine.collective_overhead_s or 0.0
+    return sum(at(points, 1, size) + overhead_s for size in workload.own_allreduce_bytes)
 
 
 def _shares_of_parameters(schedule: Schedule) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,8 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         return _recorded_of_shards(ddp, recorder, request)
     logged, buckets = ddp._get_ddp_logging_data(), kept_buckets(ddp)
     sizes = [parameter.size_bytes for parameter in parameters_of(ddp)]
+    by_count = sorted((step.own_collectives for step in recorder.steps), key=len)
+    own = by_count[(len(by_count) - 1) // 2]
     settings = DdpSettings(
         torch=str(torch.__version__),
         devices=request.devices,
@@ -35,7 +36,8 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         communication_hook=logged.get("comm_hook", ""),
         initial_bucket_bytes=_numbers(logged["bucket_sizes"]),
         bucket_bytes=tuple(sum(sizes[index] for index in bucket) for bucket in buckets),
-        own_collectives=statistics.median_low(step.own_collectives for step in recorder.steps),
+        own_collectives=len(own),
+        own_allreduce_bytes=tuple(size for size in own if size is not None),
     )
     parameters = tuple(_described(ddp, *named) for named in reduced_parameters(ddp))
     return _recorded(recorder, request, settings, parameters, buckets)

@@ -18,14 +18,16 @@ from torch.distributed import ReduceOp, distributed_c10d
 from dpsim.torch_ddp.endings import check_ranks
 
 BACKEND = "dpsim"
+_BARRIER_BYTES = 4
+"""A barrier counts as an allreduce of one element, which NCCL's is (PyTorch, ProcessGroupNCCL::barrier)."""
 
 
 class Clock:
     """Seconds of computation: it stands still inside the collectives, whose times are the model's to predict."""
 
     def __init__(self) -> None:
-        self.collectives = 0
-        """How many have been asked for, but for broadcasts."""
+        self.collectives: list[int | None] = []
+        """The bytes of each allreduce that has been asked for, and None for each other collective but a broadcast."""
         self._stopped_s = 0.0
         self._on_gpu: list[tuple[Any, Any]] = []
 
@@ -115,7 +117,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
             sleep(self.pause_s_per_byte * whole.numel() * whole.element_size())
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        with _collective(tensors):
+        with _collective(tensors, sum(tensor.numel() * tensor.element_size() for tensor in tensors)):
             for tensor in tensors:
                 self._reduce(tensor, opts)
         return _finished(tensors)
@@ -123,7 +125,10 @@ class ReplicatedGroup(distributed.ProcessGroup):
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        return self.allreduce(tensors, opts) if opts is None or opts.rootRank == self.rank() else _finished(tensors)
+        with _collective(tensors):
+            for tensor in tensors if opts is None or opts.rootRank == self.rank() else ():
+                self._reduce(tensor, opts)
+        return _finished(tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         return _finished(tensors)
@@ -212,13 +217,14 @@ class ReplicatedGroup(distributed.ProcessGroup):
         return self.recv(tensors)
 
     def barrier(self, opts: Any = None) -> Any:
-        return _finished([])
+        with _collective([], _BARRIER_BYTES):
+            return _finished([])
 
 
 @contextmanager
-def _collective(value: Any) -> Iterator[None]:
-    """Around a collective whose results are in the tensors of ``value``."""
-    CLOCK.collectives += 1
+def _collective(value: Any, allreduced_bytes: int | None = None) -> Iterator[None]:
+    """Around a collective whose results are in the tensors of ``value``; an allreduce says of how many bytes."""
+    CLOCK.collectives.append(allreduced_bytes)
     on_gpu = any(tensor.device.type == "cuda" for tensor in _tensors(value))
     with CLOCK.stopped_on_gpu() if on_gpu else CLOCK.stopped(), torch.no_grad():
         yield

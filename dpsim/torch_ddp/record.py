@@ -186,13 +186,13 @@ class Recorder:
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(done))
             self._backward_began_s = self.now()
             self._step.loss_s += self._backward_began_s - self._forward_ended_s
-        asked = CLOCK.collectives
+        asked = len(CLOCK.collectives)
         try:
             yield
         finally:
             self._depth -= 1
         if outermost and self._step is not None:
-            self._step.own_collectives -= CLOCK.collectives - asked
+            del CLOCK.collectives[asked:]
             seconds = self.now() - self._backward_began_s
             self._unhook()
             self._step.backward_s += seconds
@@ -265,7 +265,7 @@ class Recorder:
         """End the step before this one, and begin another in the next mode. Raises ``EnoughSteps``."""
         if self._step is not None:
             self._step.step_s = self.now() - self._step.start_s
-            self._step.own_collectives += CLOCK.collectives
+            self._step.own_collectives = tuple(CLOCK.collectives)
             if self._step.mode is not None and not self.complete:
                 self.steps.append(self._step)
         if self.complete:
@@ -280,8 +280,8 @@ class Recorder:
         else:  # in turn for each size of batch: else the short batch of every epoch might always have the same mode
             mode = MODES[self._begun[local_batch] % len(MODES)]
             self._begun[local_batch] += 1
-        asked = CLOCK.collectives
-        self._step = RecordedStep(mode=mode, start_s=self.now(), local_batch=local_batch, own_collectives=-asked)
+        CLOCK.collectives.clear()
+        self._step = RecordedStep(mode=mode, start_s=self.now(), local_batch=local_batch)
 
     def _hook_modules(self) -> None:
         for name, module in self.ddp.module.named_modules():

@@ -43,7 +43,8 @@ class RecordedStep:
     ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
     ``loss_s`` lies between forward and backward. ``module_s`` has the forward seconds from the start of one module to
     the start of the next, and ``ready_s`` the seconds from the start of that backward until the gradient of each
-    parameter (by position) was final. ``own_collectives`` are those that the script asks for outside of backward.
+    parameter (by position) was final. ``own_collectives`` are those that the script asks for outside of backward:
+    the bytes of each allreduce, and None for each other one.
     """
 
     mode: Mode | None
@@ -58,7 +59,7 @@ class RecordedStep:
     micro_batches: int = 0
     local_batch: int = 1
     synchronised: bool = False
-    own_collectives: int = 0
+    own_collectives: tuple[int | None, ...] = ()
     module_s: dict[str, float] = field(default_factory=dict)
     ready_s: dict[int, float] = field(default_factory=dict)
 
@@ -225,7 +226,7 @@ def joined(workloads: Sequence[Workload]) -> Workload:
     """One workload of several that have one local batch each, all different. Raises ``ConfigError``.
 
     Times of layers are tables; the overhead is a line over the local batch; what does not depend on the local batch is
-    a median.
+    a median. Of settings that do, such as sizes that the script sums itself, those at the largest batch are kept.
     """
     ordered = sorted(workloads, key=lambda workload: workload.local_batches)
     first = ordered[0]
@@ -255,6 +256,7 @@ def joined(workloads: Sequence[Workload]) -> Workload:
         input_s_per_sample=load_s,
         input_workers=first.input_workers if load_s else 1,
         input_prefetch=first.input_prefetch and load_s > 0,
+        ddp=ordered[-1].ddp,
         source=f"{first.source}, with data loaders of batches of {', '.join(map(str, batches))}"
         if len(batches) > 1
         else first.source,
@@ -262,9 +264,15 @@ def joined(workloads: Sequence[Workload]) -> Workload:
 
 
 def check_same(first: Workload, other: Workload, batch: int) -> None:
-    """Raises ``ConfigError`` unless both send the same gradients in the same order."""
+    """Raises ``ConfigError`` unless both send the same gradients in the same order.
+
+    What a script sums itself may have another size with another batch.
+    """
     sent = [[(layer.name, layer.tensors) for layer in workload.layers] for workload in (first, other)]
-    same_settings = first.ddp == other.ddp and first.input_workers == other.input_workers
+    settings = [
+        workload.ddp and msgspec.structs.replace(workload.ddp, own_allreduce_bytes=()) for workload in (first, other)
+    ]
+    same_settings = settings[0] == settings[1] and first.input_workers == other.input_workers
     if sent[0] != sent[1] or not same_settings:
         raise ConfigError(
             f"with local batch {batch} the script sends its gradients in other buckets than with"

@@ -13,6 +13,7 @@ from browser import evaluated, needs_browser
 
 from dpsim import codec, machine, workload
 from dpsim.algorithms import ALGORITHMS
+from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.explore.page import EXPLORED, engine, setting_of_strategy
 from dpsim.explore.world import world
@@ -168,6 +169,7 @@ def random_workload(draw: random.Random) -> Workload:
         layers=tuple(layers),
         update_s=draw.uniform(0, 1e-3),
         overhead_s=draw.uniform(0, 1e-3),
+        ddp=draw.choice([None, None, DdpSettings(torch="", devices=2, own_allreduce_bytes=(4, 2**20))]),
         overhead_per_sample_s=draw.choice([0.0, 1e-6]),
         loss_s=draw.choice([(), seconds(1e-3)]),
         step_spread=draw.choice([(), (0.9, 1.0, 1.3)]),

@@ -72,6 +72,32 @@ def test_a_hook_that_has_no_price_is_noted(hook: str, noted: bool) -> None:
     assert any(hook in caution for caution in summary["cautions"]) == noted
 
 
+@pytest.mark.parametrize("settings", [{}, {"accumulate": 4}, *({"strategy": f"zero{stage}"} for stage in (1, 2, 3))])
+def test_each_allreduce_of_the_scripts_own_makes_the_step_longer_by_all_it_takes(settings: dict[str, Any]) -> None:
+    """Four of 1 MiB around a ring of 8: 2 * 7 messages of 128 KiB each. ZeRO's agreement is then an allreduce too."""
+    link = Machine(name="link", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e8))
+    plain, summing = _workload(accumulate=1), _workload(own_collectives=4, own_allreduce_bytes=(2**20,) * 4)
+    options: dict[str, Any] = {"algorithm": "ring", "local_batch": 16} | settings
+    (before,), _ = predict_points(plain, link, [8], [], **options)
+    (point,), summary = predict_points(summing, link, [8], [], **options)
+    longer_s = 4 * 14 * (1e-3 + 2**17 / 1e8) + 7e-3 * ("strategy" in settings)
+    for name in ("predicted_step_s", "predicted_exposed_communication_s"):
+        assert point[name] - before[name] == pytest.approx(longer_s, rel=1e-5)
+    said = "asks for 4 allreduces (4 MiB in all) of its own in each step; nothing hides them, and they take 129 ms"
+    assert any(said in caution for caution in summary["cautions"]), summary["cautions"]
+    alone = [predict_points(each, link, [1], [], local_batch=16)[0][0]["predicted_step_s"] for each in (plain, summing)]
+    assert alone[0] == alone[1]
+
+
+def test_a_pipeline_says_that_it_leaves_the_scripts_own_allreduces_out() -> None:
+    link = Machine(name="link", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e8))
+    layers = tuple(msgspec.structs.replace(layer, output_bytes_per_sample=8) for layer in _workload().layers)
+    told = msgspec.structs.replace(_workload(own_collectives=1, own_allreduce_bytes=(4,)), layers=layers)
+    _, summary = predict_points(told, link, [8], [], strategy="pipeline", algorithm="ring", accumulate=2)
+    said = "asks for an allreduce (4 B) of its own in each step; they are no part of the prediction for pipeline"
+    assert any(said in caution for caution in summary["cautions"]), summary["cautions"]
+
+
 @pytest.mark.parametrize(("source", "noted"), [("dpsim profile --torch-script: steps on cpu, as", True), ("", False)])
 def test_layer_times_of_a_processor_are_not_claimed_for_gpus(source: str, noted: bool) -> None:
     _, summary = predict_points(_workload(source), NCCL, [8], [])

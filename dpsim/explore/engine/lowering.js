@@ -72,7 +72,13 @@ const computation = remembered(whatIsComputed, (workload, plan) => {
       const after = layer.inputs.length ? layer.inputs.map((each) => outputs[each]) : [begin];
       outputs.push(add("forward", number, micro, after, synchronised ? layer.statistics_bytes[0] : 0));
     });
-    const loss = add("loss", -1, micro, outputs.filter((_, number) => !readers[number].length));
+    let loss = add("loss", -1, micro, outputs.filter((_, number) => !readers[number].length));
+    if (plan.devices > 1 && micro === plan.accumulate - 1) {
+      for (const size_bytes of workload.own_allreduce_bytes) {
+        operations.push({kind: "synchronise", layer: -1, bucket: -1, micro_batch: micro, size_bytes, after: [loss]});
+        loss = operations.length - 1;
+      }
+    }
     const gradients = Array(layers.length);
     for (let number = layers.length - 1; number >= 0; number--) {
       const after = readers[number].length ? readers[number].map((each) => gradients[each]) : [loss];

@@ -100,7 +100,9 @@ function pricesOf(world, plan, schedule, factors) {
     update_s /= data_devices;
   }
   let sums = idle;
-  if ((plan.batch_norm !== "local" || schedule.sharded) && data_devices > 1) {
+  if (workload.own_allreduce_bytes.length && data_devices > 1) {
+    sums = idleCurve(machine, whole(collective));
+  } else if ((plan.batch_norm !== "local" || schedule.sharded) && data_devices > 1) {
     sums = sumsCurve(machine, plan.batch_norm === "local" ? collective : whole(collective));
   }
   let [agreement, joining] = [idle, idle];
