@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from dpsim.harness.sweep.grids import telling
 from dpsim.harness.torch_ddp.own_runtime import check_emulation
 from dpsim.launch.user_script import check_program
 from dpsim.machine import NODE, Network
+from dpsim.predict.tune import LEAST_CAP_BYTES
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
@@ -192,13 +192,14 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
     if any(_BATCH in case for case in experiment.cases):
-        return replace(experiment, base=base, question="settings", compared=(_CAP, _BATCH))
+        compared = (_CAP, _BATCH, *([_ACCUMULATE] if accumulates else []))
+        return replace(experiment, base=base, question="settings", compared=compared)
     caps: Sequence[float] = experiment.values(_CAP)
     if not batches:
         base[_BATCH] = workload.local_batches[0]
     one_cap = bool(batches or accumulates)
     if not one_cap:
-        caps = () if ddp.units else caps or telling_caps(workload)
+        caps = () if ddp.units else caps or telling(workload, "ddp", LEAST_CAP_BYTES, MOST_CAPS)
     elif ddp.bucket_cap_bytes is not None:
         caps = caps or (ddp.bucket_cap_bytes,)
     axes = {name: values for name, values in experiment.axes.items() if name != _CAP}
@@ -206,7 +207,7 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         axes[_CAP] = tuple(map(float, caps))
     elif caps:
         base[_CAP] = float(caps[0])
-    question, compared = "fusion-threshold", tuple[str, ...]()
+    question, compared = "fusion-threshold", ()
     several = tuple(name for name in _LISTS if len(experiment.values(name)) > 1)
     if one_cap and several == (_BATCH,):
         question = "local-batch"
@@ -282,10 +283,3 @@ def _predictable(workload: Workload) -> DdpSettings:
             remedy=f"leave {given} out{of_trainer}",
         )
     return ddp
-
-
-def telling_caps(workload: Workload, count: int = MOST_CAPS) -> Sequence[float]:
-    """At most ``count`` caps that give different buckets, from 0 to infinity."""
-    order = workload.ready_order
-    candidates = [0.0, *(2.0**power for power in range(10, 64) if 2.0**power < order.size_bytes.sum()), math.inf]
-    return telling(order.size_bytes, order.dtype_code, "ddp", candidates, count)

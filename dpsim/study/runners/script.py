@@ -52,6 +52,7 @@ from dpsim.study.runners.training import wait_in_turns
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import ScriptTask
+from dpsim.torch_ddp.endings import ENDED_EARLY
 from dpsim.torch_ddp.recorded import check_same
 from dpsim.torch_ddp.visit import CONTROL, Turn, Visit
 from dpsim.workload import Workload
@@ -153,7 +154,7 @@ def _accepted(listener: Listener, task: ScriptTask, report: Progress) -> list[Pr
 def _check_trains(ended: bool, rounds_done: int) -> None:
     if ended:
         raise ConfigError(
-            f"the script ended after {rounds_done} rounds of {WARM_UP_STEPS + COUNTED_STEPS} training steps",
+            f"{ENDED_EARLY} {rounds_done} rounds of {WARM_UP_STEPS + COUNTED_STEPS} training steps",
             allowed=f"at least {WARM_UP_ROUNDS + LEAST_ROUNDS} rounds: dpsim ends the script itself",
             remedy="let it train longer, or on more data",
         )
