@@ -283,17 +283,12 @@ def measured_records(comparison: Comparison, tuned: Tuned) -> list[Record]:
             "images_per_s": 1 / point.measured_s_per_sample,
             "gain": default.measured_s_per_sample / point.measured_s_per_sample,
             "predicted_gain": option.gain.value,
-            "noise": _noise(default, point),
+            "noise": max(default.measured_noise, point.measured_noise),
             "aa": point.noise or 0.0,
         }
         for option, point in found.values()
         if point is not None
     ]
-
-
-def _noise(*points: ComparedPoint) -> float:
-    widths = [(point.measured_high_s - point.measured_low_s) / 2 / point.measured_step_s for point in points]
-    return max(*widths, *(point.noise or 0.0 for point in points))
 
 
 def measured_columns() -> tuple[Column[Record], ...]:

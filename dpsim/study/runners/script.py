@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
+from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.emulation import Watched, machine_cores
 from dpsim.harness.torch_ddp.own_runtime import emulated_workload
@@ -63,6 +64,8 @@ _LEAST_VISITS = 3
 _CALIBRATION_PARTS = 2
 """Rounds in which a calibration comes through all sizes."""
 _LONGEST_PAUSE_S = 150e-3
+HOOK_SETTLES = 32
+"""Steps of a visit before any counts in which ``dpsim.torch.allreduce_hook()`` finds its fastest way."""
 
 
 class Processes:
@@ -329,8 +332,9 @@ class ScriptSetting:
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """See ``Visitor``. Raises ``ConfigError`` where the script ends too early."""
+        settles = self.setting.runtime == HOOK and not counted
         for attempt in itertools.count():
-            visits = self._processes.turn(Turn(WARM_UP_STEPS + COUNTED_STEPS))
+            visits = self._processes.turn(Turn(HOOK_SETTLES if settles else WARM_UP_STEPS + COUNTED_STEPS))
             if self._processes.ended:
                 _check_trains(number < LEAST_ROUNDS, number + WARM_UP_ROUNDS)
                 return False
