@@ -21,19 +21,22 @@ from dpsim.optimizer import Lars
 from dpsim.processor import layers_by_kernels
 from dpsim.strategy import ASYNCHRONOUS, FULLY_SHARD, DataParallel, Strategy, parse_strategy
 
-Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi", "torch-ddp-nccl", "torch-fsdp-gloo"]
+Runtime = Literal["dpsim", "torch-ddp-gloo", "torch-ddp-mpi", "torch-ddp-nccl", "torch-fsdp-gloo", "torch-ddp-hook"]
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 """``torch-ddp-gloo`` is DDP with gloo's own allreduces, ``torch-ddp-mpi`` DDP with a communication hook that reduces
 each bucket over dpsim's MPI transports, ``torch-ddp-nccl`` DDP with NCCL's allreduces, on one GPU a rank.
-``torch-fsdp-gloo`` is ``fully_shard`` with gloo's all-gathers and reduce-scatters."""
+``torch-fsdp-gloo`` is ``fully_shard`` with gloo's all-gathers and reduce-scatters. ``torch-ddp-hook`` is DDP with
+``dpsim.torch.allreduce_hook()``: it is measured beside gloo, whose plan it has, and not predicted."""
 FSDP: Runtime = "torch-fsdp-gloo"
-LIBRARIES: dict[str, str] = {"torch-ddp-gloo": "gloo", "torch-ddp-nccl": "nccl", FSDP: "gloo"}
+HOOK: Runtime = "torch-ddp-hook"
+LIBRARIES: dict[str, str] = {"torch-ddp-gloo": "gloo", "torch-ddp-nccl": "nccl", FSDP: "gloo", HOOK: "gloo"}
 """The runtimes that communicate by a library of their own, and the algorithm that stands for it."""
 DDP_OVERLAPS: dict[str, tuple[str, ...]] = {
     "torch-ddp-gloo": ("thread",),
     "torch-ddp-mpi": ("inline", "thread"),
     "torch-ddp-nccl": ("thread",),
     FSDP: ("inline",),
+    HOOK: ("thread",),
 }
 """When DDP communicates: gloo has threads of its own and NCCL a stream; a hook waits, or has a thread do it. On
 processors FSDP waits for each of its collectives."""

@@ -85,8 +85,9 @@ class Setting(Noun, frozen=True):
         Decides.NETWORK_TIME,
         Column(
             "name",
-            "Who trained: `dpsim`, or PyTorch's DDP by gloo (`torch-ddp-gloo`), by a hook over MPI (`torch-ddp-mpi`) "
-            "or by NCCL (`torch-ddp-nccl`), or its FSDP by gloo (`torch-fsdp-gloo`).",
+            "Who trained: `dpsim`, or PyTorch's DDP by gloo (`torch-ddp-gloo`), by a hook over MPI (`torch-ddp-mpi`),"
+            " by NCCL (`torch-ddp-nccl`) or by dpsim's hook for users (`torch-ddp-hook`), or its FSDP by gloo "
+            "(`torch-fsdp-gloo`).",
         ),
     ] = "dpsim"
 

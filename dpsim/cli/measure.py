@@ -19,6 +19,7 @@ Examples:
   dpsim measure --torch-script train.py --workload train.json --predict-only
   dpsim measure --torch-script train.py --local-batch 8,16,32 --devices 1,2
   dpsim measure --torch-script train.py --accumulate 1,2,4
+  dpsim measure --torch-script train.py --communication gloo,hook
   dpsim measure --torch-script train.py --strategy zero3 --devices 1,2
   dpsim measure --torch-script train.py --communication mpi
     --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf
@@ -51,8 +52,8 @@ class ScriptFlags(
         "List of micro-batches a step that the script is made to have: 1,2,4 (its own). Each is one pass of its loop."
     )
     communication: str | None = flags.flag(
-        "How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both (default); or "
-        "nccl (a GPU a rank)."
+        "How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both (default); gloo,hook: "
+        "also what dpsim.torch.allreduce_hook() gains over gloo; or nccl (a GPU a rank)."
     )
     runtime: str | None = flags.flag(
         "torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."
@@ -137,6 +138,7 @@ def measure(
 
 def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) -> None:
     """Print a row for every predicted setting, a verdict for each number of devices, and what is assumed."""
+    from dpsim.constraints import HOOK
     from dpsim.predict.cautions import cautions
     from dpsim.predict.points import best_of_plans
     from dpsim.report.prediction import band, best_sentence, faster_with_fewer, verdicts
@@ -204,6 +206,8 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
             print(f"{where}: {best_sentence(each, faster, weak=True, cap='bucket cap')}")
         for sentence in verdicts({"best": of_place}, weak=True):
             print(f"{where}: {sentence}")
+    if HOOK in predictions.experiment.other_runtimes:
+        assumed["dpsim.torch.allreduce_hook() is measured, and not predicted"] = None
     for sentence in (interval_sentence(level, studies), *assumed):
         print(f"Note: {sentence}.")
     print(f"predictions: {folder / 'predictions.json'}; the same command without --predict-only measures them")

@@ -59,7 +59,7 @@ class SettingFlags(flags.Flags, of="local_batch... global_batch algorithm overla
 class MeasureFlags(flags.Flags, of="measure budget model dataset network script_may_write seed"):
     """The flags of measuring what is advised."""
 
-    measure: bool = flags.flag("Also measure the best three and the default, in turns on this machine.", default=False)
+    measure: bool = flags.flag("Also measure the best four and the default, in turns on this machine.", default=False)
     budget: str | None = flags.flag("Time to measure, like 60s (45s).")
     model: str | None = flags.flag("With --workload and --measure: the model that was profiled.")
     network: str | None = flags.flag("With a script: node, or an emulated link such as paced:200us,1gbit (node).")
@@ -114,7 +114,8 @@ def tune(
         from dpsim.harness.tuned import MEASURED, measured_regret
 
         samples = math.inf if job else _samples(measured)
-        options = tuned.to_measure(MEASURED, accumulation=job is None, most_samples=samples)
+        accumulation = job is None or not job.profiled.cannot_accumulate
+        options = tuned.to_measure(MEASURED, accumulation=accumulation, most_samples=samples)
         plans = [plan, *(option.plan for option in options)]
         if len(plans) == 1:
             raise ConfigError(
@@ -124,6 +125,8 @@ def tune(
         rows = report.measured_records(comparison, tuned)
         show.table(report.measured_columns(), rows, title="Measured in turns")
         print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
+        for sentence in report.measured_batches(rows):
+            print(sentence)
         sentence, line = report.measured_answer(rows, framework, workload)
     print("\n".join(filter(None, (sentence, line))))
 
@@ -204,7 +207,7 @@ class _Job:
         flags.writable(folder, folder=True)
         may_write = bool(measured.script_may_write)
         batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
-        known = profiled(declared, batches, progress, may_write=may_write)
+        known = profiled(declared, batches, progress, may_write=may_write, accumulates=measured.measure)
         return cls(declared=declared, profiled=known, folder=folder, script_may_write=may_write)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
@@ -277,4 +280,6 @@ def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | Non
     plans = [option.plan for tuned in tuning.tuned for option in tuned.caps]
     refusal = job.profiled.refusal if job is not None else None
     notes = [f"no larger local batches were compared: {refusal.given}"] if refusal else []
+    if job is not None and job.profiled.cannot_accumulate:
+        notes.append(f"accumulation is predicted and not measured, since the script {job.profiled.cannot_accumulate}")
     return [*filter(None, [tuning.told.sentence]), *tuning.told.unpriced, *notes, *cautions(machine, plans, workload)]

@@ -10,7 +10,7 @@ from dpsim.predict.tune import Option
 from dpsim.records.comparison import Comparison
 from dpsim.report.tuning import measured_point
 
-MEASURED = 3
+MEASURED = 4
 """How many settings are measured beside the default."""
 
 

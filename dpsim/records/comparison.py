@@ -12,6 +12,7 @@ import numpy as np
 
 from dpsim.codec import Noun
 from dpsim.columns import Column, Row, Unit, columns_of
+from dpsim.constraints import HOOK
 from dpsim.machine import NODE, Machine
 from dpsim.plan import Plan
 from dpsim.records.coverage import StratumCoverage
@@ -49,9 +50,10 @@ class ComparedPoint(Row):
     """One configuration: what was measured (both runs of an A/A pair pooled), and what was predicted before.
 
     Its sources: ``runs`` are the measured runs, and ``machine`` is what the prediction was made from. ``alone`` is the
-    point on one device that its speedup is over, ``own_run`` that of dpsim's own runtime with the same plan on the same
-    network where PyTorch's DDP was measured beside it, and ``trajectory`` the outcome of its training, with the
-    divergence from one device; each is ``None`` where it was not measured.
+    point on one device that its speedup is over, ``other_run`` that of another runtime with the same plan on the same
+    network that was measured in turns with PyTorch's DDP (dpsim's own, or DDP with dpsim's hook), of whose median
+    ``other_half_width`` is the half width of the 95 % interval over the median. ``trajectory`` is the outcome of its
+    training, with the divergence from one device. Each is ``None`` where it was not measured.
     """
 
     setting: Setting
@@ -60,7 +62,8 @@ class ComparedPoint(Row):
     runs: tuple[MeasuredPoint, ...]
     machine: Machine
     alone: ComparedPoint | None = None
-    own_run: MeasuredPoint | None = None
+    other_run: MeasuredPoint | None = None
+    other_half_width: float | None = None
     trajectory: Trajectory | None = None
     divergence: MeasuredDrift | None = None
     predicted_divergence: PredictedDrift | None = None
@@ -300,15 +303,34 @@ class ComparedPoint(Row):
         "s",
         "Where PyTorch's DDP trained, the step of dpsim's own runtime with the same plan, whose ranks waited for the "
         "profiled times instead of computing; NaN if not measured.",
-        lambda p: None if p.own_run is None else _median(p.own_run.step_s),
+        lambda p: _other_step_s(p, "dpsim"),
         head="dpsim's runtime (emulated computation) ms",
         form="ms",
     )
     dpsim_exposed_communication_s = _Column(
         "s",
         "Its exposed communication; NaN if not measured.",
-        lambda p: None if p.own_run is None else _median(p.own_run.exposed_communication_s),
+        lambda p: _median(p.other_run.exposed_communication_s) if p.other_run and p.dpsim_step_s is not None else None,
     )
+    hook_step_s = _Column(
+        "s",
+        "Where DDP trained by gloo, the step of DDP with `dpsim.torch.allreduce_hook()`, in turns with it; NaN if not "
+        "measured. It is not predicted.",
+        lambda p: _other_step_s(p, HOOK),
+        head="with dpsim's hook ms",
+        form="ms",
+    )
+    hook_noise = _Column(
+        "ratio",
+        "The noise of measured_step_s / hook_step_s: the largest of the A/A difference and the half widths of the two "
+        "medians' 95 % intervals; NaN if not measured.",
+        lambda p: max(p.measured_noise, p.other_half_width or 0.0) if p.hook_step_s is not None else None,
+    )
+
+    @property
+    def measured_noise(self) -> float:
+        """The larger of the A/A difference and the half width of the measured median's interval over the median."""
+        return max((self.measured_high_s - self.measured_low_s) / 2 / self.measured_step_s, self.noise or 0.0)
 
     @property
     def measured_s_per_sample(self) -> float:
@@ -319,6 +341,12 @@ class ComparedPoint(Row):
     def emulations(self) -> tuple[Emulation, ...]:
         """How well the ranks kept their times, in each run in which they waited instead of computing."""
         return tuple(run.emulation for run in self.runs if run.emulation is not None)
+
+
+def _other_step_s(point: ComparedPoint, runtime: str) -> float | None:
+    """Return the median step of a point's other run if it is of this runtime."""
+    run = point.other_run
+    return _median(run.step_s) if run is not None and run.setting.runtime == runtime else None
 
 
 def _median(values: Iterable[float]) -> float:

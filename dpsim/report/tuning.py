@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -198,14 +198,34 @@ def _devices(growth: Sequence[Growth], stop: Growth | None) -> str:
 
 
 def _batches(tuned: Tuned) -> Iterator[str]:
-    batch, accumulated = tuned.batches[0], tuned.accumulations[0]
-    parts = [f"a local batch of {batch.plan.local_batch:g} trains {_times(batch.gain)}"] * batch.gain.certain
-    counted = f"{accumulated.plan.accumulate} micro-batches a step (no_sync) train {_times(accumulated.gain)}"
-    parts += [counted] * accumulated.gain.certain
+    best = tuned.batches[0], tuned.accumulations[0]
+    yield from _batch_sentence(tuned.default.plan, {each.plan: _times(each.gain) for each in best if each.gain.certain})
+
+
+def measured_batches(rows: Sequence[Record]) -> Iterator[str]:
+    """Yield the sentence of the batch and the accumulation that were measured to be faster by more than the noise."""
+    default: Plan = next(row["plan"] for row in rows if row["default"])
+    with_default_cap = [row for row in rows if row["plan"].fusion_threshold_bytes == default.fusion_threshold_bytes]
+    gains = {
+        row["plan"]: f"{row['gain']:.2f} times (noise {percent(row['noise'])})"
+        for row in with_default_cap
+        if row["gain"] > 1 + row["noise"]
+    }
+    yield from _batch_sentence(default, gains, "measured, ")
+
+
+def _batch_sentence(default: Plan, gains: Mapping[Plan, str], how: str = "") -> Iterator[str]:
+    """Yield the sentence of plans that have another batch or accumulation than the default; nothing of no plan."""
+    parts = [
+        f"a local batch of {plan.local_batch:g} trains {gain}"
+        if plan.accumulate == default.accumulate
+        else f"{plan.accumulate} micro-batches a step (no_sync) train {gain}"
+        for plan, gain in gains.items()
+    ]
     if parts:
         yield (
             "The batch is yours to choose, since more samples a step change how training converges:"
-            f" {' and '.join(parts)} as many samples per second as the default."
+            f" {how}{' and '.join(parts)} as many samples per second as the default."
         )
 
 
@@ -263,17 +283,12 @@ def measured_records(comparison: Comparison, tuned: Tuned) -> list[Record]:
             "images_per_s": 1 / point.measured_s_per_sample,
             "gain": default.measured_s_per_sample / point.measured_s_per_sample,
             "predicted_gain": option.gain.value,
-            "noise": _noise(default, point),
+            "noise": max(default.measured_noise, point.measured_noise),
             "aa": point.noise or 0.0,
         }
         for option, point in found.values()
         if point is not None
     ]
-
-
-def _noise(*points: ComparedPoint) -> float:
-    widths = [(point.measured_high_s - point.measured_low_s) / 2 / point.measured_step_s for point in points]
-    return max(*widths, *(point.noise or 0.0 for point in points))
 
 
 def measured_columns() -> tuple[Column[Record], ...]:

@@ -19,6 +19,7 @@ _RUNTIMES = {
     "torch-ddp-mpi": ", PyTorch DDP by an MPI hook",
     "torch-ddp-nccl": ", PyTorch DDP by NCCL",
     "torch-fsdp-gloo": ", PyTorch FSDP by gloo",
+    "torch-ddp-hook": ", PyTorch DDP by dpsim's hook",
 }
 """Who trained, as it is written behind the network."""
 BASELINES = {

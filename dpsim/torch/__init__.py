@@ -1,4 +1,4 @@
-"""What a PyTorch script of one's own takes from dpsim. Loads torch, so nothing else of dpsim imports this room."""
+"""What a PyTorch script of one's own takes from dpsim. Loads torch, so only what has loaded it imports this room."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dpsim.errors import ConfigError
-from dpsim.torch_ddp.endings import Refused
+from dpsim.torch_ddp.endings import WITH_ACCUMULATE, Refused
 from dpsim.torch_ddp.process_group import replace_everywhere
 from dpsim.torch_ddp.record import Training
 
@@ -175,7 +175,7 @@ def _of_last(original: Any, state: Accumulation) -> Any:
 def _refused(given: str) -> Refused:
     return Refused(
         ConfigError(
-            f"--accumulate, and the script {given}",
+            WITH_ACCUMULATE + given,
             allowed="a script in which each pass of the loop has one backward(), and then the optimizer's step()",
             remedy="leave --accumulate out, and give the script its micro-batches itself, after --",
         )

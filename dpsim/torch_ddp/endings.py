@@ -7,6 +7,11 @@ from typing import ClassVar
 
 from dpsim.errors import ConfigError
 
+ENDED_EARLY = "the script ended after"
+"""How the error of a script begins that ended before enough was measured."""
+WITH_ACCUMULATE = "--accumulate, and the script "
+"""How the error of a script begins that cannot be made to accumulate."""
+
 
 class Ending(BaseException):
     """Ends the script, which does not expect it. ``begun`` is called with each, for a script may catch it and go on."""

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.networks import transport
-from dpsim.constraints import FSDP
+from dpsim.constraints import FSDP, HOOK
 from dpsim.errors import ConfigError
 from dpsim.launch.rank_process import pin
 from dpsim.launch.user_script import run_as_main
@@ -57,7 +57,7 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
         timed.install_sharded(timer)
     else:
         timer = timed.StepTimer(turns.take, reduction)
-        timed.install(timer, setting.plan.fusion_threshold_bytes, reduction)
+        timed.install(timer, setting.plan.fusion_threshold_bytes, reduction, dpsim_hook=setting.runtime == HOOK)
     _run(script, turns, timer)
     if reduction is not None:
         reduction.close()

@@ -131,8 +131,13 @@ def bucket_bytes(ddp: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes.split(",") if size.strip())
 
 
-def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiReduction | None) -> None:
-    """Put ``timer`` around DDP and backward, give DDP its cap, and its hook where there is a ``reduction``."""
+def install(
+    timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiReduction | None, *, dpsim_hook: bool = False
+) -> None:
+    """Put ``timer`` around DDP and backward, give DDP its cap, and its hook where there is a ``reduction``.
+
+    ``dpsim_hook``: the hook is ``dpsim.torch.allreduce_hook()``, as a user would register it.
+    """
     initialise, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
     register = DistributedDataParallel.register_comm_hook
     parameters = inspect.signature(initialise)
@@ -149,6 +154,10 @@ def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiRedu
             if any(parameter.sparse for parameter in parameters_of(self)):
                 raise _not_by_hook("the script has sparse gradients, of an embedding with sparse=True", "dense ones")
             register(self, None, lambda state, bucket: reduction.reduce(bucket.buffer()))
+        elif dpsim_hook:
+            from dpsim.torch import allreduce_hook
+
+            register(self, None, allreduce_hook(process_group=self.process_group))
 
     @functools.wraps(forward)
     def timed_forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -156,7 +165,7 @@ def install(timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiRedu
         return forward(self, *arguments, **keywords)
 
     DistributedDataParallel.__init__, DistributedDataParallel.forward = capped_initialise, timed_forward
-    if reduction is not None:
+    if reduction is not None or dpsim_hook:
         DistributedDataParallel.register_comm_hook = _refuse_hook
     _time_backward(timer)
 
@@ -186,7 +195,7 @@ def cap_in_mib(size_bytes: float) -> float:
 
 
 def _refuse_hook(*_: Any, **__: Any) -> None:
-    allowed = "no hook, for DDP takes one, and this measurement needs it to reduce over MPI"
+    allowed = "no hook, for DDP takes one, and this measurement needs it"
     raise _not_by_hook("the script registers a communication hook of its own", allowed)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from report_factory import sweep, workload
 
 from dpsim.frameworks import FRAMEWORKS
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.tuned import measured_regret
 from dpsim.machine import Link, Machine
+from dpsim.plan import Plan
 from dpsim.predict.interval import predict_with_interval
 from dpsim.predict.tune import Option, Ratio, Tuned
 from dpsim.records.comparison import ComparedPoint, Comparison
@@ -55,6 +57,18 @@ def test_regret_is_what_the_advised_cap_loses_to_the_best(comparison: Comparison
     right, wrong = (tuned(comparison, default=3, advised=place) for place in (0, -1 % len(points(comparison))))
     assert measured_regret(comparison, right.caps, right.advised) == pytest.approx(0, abs=0.02)
     assert measured_regret(comparison, wrong.caps, wrong.advised) == pytest.approx(last / first - 1, abs=0.05)
+
+
+def test_the_measured_batch_and_accumulation_are_named_where_they_are_faster_than_the_noise() -> None:
+    default = Plan(devices=2, global_batch=64, fusion_rule="ddp")
+    batch, accumulated = replace(default, global_batch=128), replace(default, global_batch=256, accumulate=4)
+    both = replace(batch, fusion_threshold_bytes=0.0)
+    gains = {default: 1.0, batch: 1.05, accumulated: 1.8, both: 2.0}
+    rows = [{"plan": plan, "default": plan is default, "gain": gain, "noise": 0.1} for plan, gain in gains.items()]
+    (sentence,) = report.measured_batches(rows)
+    assert "measured, 4 micro-batches a step (no_sync) train 1.80 times (noise 10.0%)" in sentence
+    assert "local batch" not in sentence
+    assert not [*report.measured_batches(rows[:2])]
 
 
 def test_what_is_pasted_is_decided_by_the_measurement(comparison: Comparison) -> None:

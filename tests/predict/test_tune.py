@@ -68,6 +68,7 @@ def test_batches_and_accumulations_keep_the_samples_of_a_micro_batch() -> None:
     measured = found.to_measure(3, accumulation=False)
     assert len(measured) == 3 and all(each.plan.accumulate == 1 for each in measured)
     assert found.default.plan not in {each.plan for each in measured}
+    assert found.accumulations[0] in found.to_measure(4, accumulation=True)
 
 
 def test_a_batch_that_does_not_fit_is_left_out() -> None:

@@ -23,9 +23,10 @@ from dpsim.harness.load import load
 from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_experiment
+from dpsim.harness.sweep.grids import telling
 from dpsim.harness.sweep.questions import compared, group_name
 from dpsim.harness.torch_ddp import measure as harness
-from dpsim.harness.torch_ddp.experiment import completed, script_experiment, telling_caps
+from dpsim.harness.torch_ddp.experiment import completed, script_experiment
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Link, Machine
 from dpsim.records.sweep import Experiment, read_predictions, read_results
@@ -442,7 +443,7 @@ def test_a_script_and_its_flag_are_needed(dpsim: Dpsim, tmp_path: Path) -> None:
 
 def test_caps_are_those_that_give_different_buckets() -> None:
     workload = profiled()
-    caps, order = telling_caps(workload), workload.ready_order
+    caps, order = telling(workload, "ddp", 2.0**10, 7), workload.ready_order
     counts = [len(fuse(order.size_bytes, "ddp", cap)) - 1 for cap in caps]
     assert counts[0] == 8 and counts[-1] == 1 and len(set(counts)) == len(counts)
     assert list(caps) == sorted(caps)

@@ -16,7 +16,7 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment
-from dpsim.harness.torch_ddp.own_runtime import check_emulation, emulated_workload, own_settings
+from dpsim.harness.torch_ddp.own_runtime import OWN_RUNTIME, check_emulation, emulated_workload, other_settings
 from dpsim.lowering import lower
 from dpsim.machine import ComputeSlowdown, Link, Machine
 from dpsim.plan import Plan
@@ -67,7 +67,7 @@ def settings(folder: Path, devices: tuple[int, ...] = (1, 2)) -> tuple[Setting, 
 
 def test_it_trains_where_it_can_do_what_ddp_does(tmp_path: Path) -> None:
     of_ddp = settings(tmp_path)
-    own = own_settings(of_ddp)
+    own = other_settings(of_ddp, [OWN_RUNTIME])
     assert {(each.network, each.plan.devices, each.where) for each in own} == {
         (PACED, 2, f"{PACED} (emulated computation)")
     }
@@ -76,7 +76,8 @@ def test_it_trains_where_it_can_do_what_ddp_does(tmp_path: Path) -> None:
 
 
 def test_ranks_wait_as_long_as_so_many_devices_compute_at_once() -> None:
-    plan = own_settings([Setting(plan=_plan(), model="four.py", network=PACED, runtime="torch-ddp-mpi")])[0].plan
+    of_ddp = Setting(plan=_plan(), model="four.py", network=PACED, runtime="torch-ddp-mpi")
+    plan = other_settings([of_ddp], [OWN_RUNTIME])[0].plan
     slow = machine(compute_slowdown=(ComputeSlowdown(devices=2, factor=1.5, added_s=2e-3),))
     waited = emulated_workload(workload(input_s_per_sample=1e-4), slow, plan)
     times = waited.times(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,9 +13,11 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp import tune as harness
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment
+from dpsim.plan import Plan
 from dpsim.records.sweep import Experiment
-from dpsim.setting import settings_of
+from dpsim.setting import setting_of, settings_of
 from dpsim.study.task import ScriptTask
+from dpsim.torch_ddp.endings import ENDED_EARLY
 from dpsim.torch_ddp.recorded import joined
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.workload import Layer, Tensor, Workload
@@ -106,6 +109,62 @@ def test_what_is_measured_are_the_given_pairs_of_cap_and_batch(declared: Experim
     assert experiment.compared == ("fusion_threshold_bytes", "local_batch")
     task = ScriptTask(experiment=experiment, inputs=None, place=0, meeting="")
     assert task.sets_local_batch and task.request(16).local_batch == 16
+
+
+def plans(*accumulates: int) -> list[Plan]:
+    row = {"devices": 2, "local_batch": 4, "fusion_rule": "ddp", "algorithm": "gloo", "overlap": "thread"}
+    return [setting_of(row | {"runtime": "torch-ddp-gloo", "accumulate": count}).plan for count in accumulates]
+
+
+def test_the_best_accumulation_is_measured_beside_the_default(
+    declared: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Experiment] = []
+
+    def measure(experiment: Experiment, *_: object) -> list[SimpleNamespace]:
+        asked.append(completed(experiment, workload(4)))
+        return [SimpleNamespace(comparison=None)]
+
+    monkeypatch.setattr(harness, "measure", measure)
+    known = harness.Profiled(workload=workload(4), batches=(4,), refusal=None)
+    harness.measure_advised(declared, known, plans(1, 8), tmp_path, print, may_write=False)
+    measured = [setting.plan for setting in settings_of(asked[0].rows)]
+    assert [(plan.accumulate, plan.global_batch) for plan in measured] == [(1, 8), (8, 64)]
+    assert "accumulate" in asked[0].compared and "accumulate" not in asked[0].base
+    task = ScriptTask(experiment=asked[0], inputs=None, place=0, meeting="")
+    assert task.sets_accumulation and not task.sets_local_batch
+
+
+def test_a_script_that_is_too_short_to_accumulate_is_measured_without(
+    declared: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders, lines = [], list[str]()
+
+    def measure(experiment: Experiment, known: object, folder: Path, progress: object) -> list[SimpleNamespace]:
+        folders.append(folder)
+        if experiment.values("accumulate"):
+            raise ConfigError(f"{ENDED_EARLY} 3 rounds of 8 training steps")
+        return [SimpleNamespace(comparison=len(experiment.rows))]
+
+    monkeypatch.setattr(harness, "measure", measure)
+    known = harness.Profiled(workload=workload(4), batches=(4,), refusal=None)
+    default, accumulating = plans(1, 8)
+    capped = msgspec.structs.replace(default, fusion_threshold_bytes=4096.0)
+    given = [default, capped, accumulating]
+    found: object = harness.measure_advised(declared, known, given, tmp_path, lines.append, may_write=False)
+    assert found == 2 and folders == [tmp_path / "measured", tmp_path / "without-accumulation" / "measured"]
+    assert lines == ["warning: accumulation is not measured, since the script ended after 3 rounds of 8 training steps"]
+    with pytest.raises(ConfigError, match="3 rounds"):
+        harness.measure_advised(declared, known, [default, accumulating], tmp_path, print, may_write=False)
+
+
+@pytest.mark.torch
+def test_a_script_that_cannot_accumulate_is_tuned_and_the_reason_kept(declared: Experiment) -> None:
+    script = Path(declared.script)
+    script.write_text(SCRIPT.replace("        optimizer.step()", "        optimizer.step(lambda: None)"))
+    found = harness.profiled(declared, (4,), print, may_write=False, accumulates=True)
+    assert found.workload.local_batches == (4,)
+    assert found.cannot_accumulate.startswith("gives the optimizer's step a closure")
 
 
 @pytest.mark.torch

@@ -22,7 +22,7 @@ from dpsim.predict import recommended
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
 from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised
-from dpsim.records.sweep import MeasuredPoint, Predictions, Results
+from dpsim.records.sweep import Predictions, Results
 from dpsim.report.sweep.question import QUESTIONS, Question
 from dpsim.setting import Setting
 from dpsim.study.statistics import median_interval
@@ -232,7 +232,7 @@ def _with_related(
     return [
         point.replaced(
             alone=single.get((point.network, *_scaled_from(point, weak))) or single.get(_scaled_from(point, weak)),
-            own_run=_own_run(point.setting, results),
+            **_other_run(point.setting, results),
             **{} if drift is None else _trained(point.setting, drift),
         )
         for point in points
@@ -246,11 +246,12 @@ def _scaled_from(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
     return setting.compute, setting.runtime, batch, setting.plan.accumulate, *setting.identity(Decides.COMPUTE_TIME)
 
 
-def _own_run(setting: Setting, results: Results) -> MeasuredPoint | None:
-    """Return the run of dpsim's own runtime with the plan of a setting, where that was measured beside it."""
+def _other_run(setting: Setting, results: Results) -> dict[str, Any]:
+    """Return the run of another runtime with the plan of a setting, or nothing where none was measured beside it."""
     wanted = setting.plan, setting.network
     runs = (run for run in results.other_points if run.step_s and (run.setting.plan, run.setting.network) == wanted)
-    return next(runs, None)
+    run = next(runs, None)
+    return {"other_run": run, "other_half_width": median_interval(run.step_s).relative_half_width} if run else {}
 
 
 def _trained(setting: Setting, record: ReproduceRecord) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
@@ -18,13 +17,15 @@ from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
 from dpsim.harness import models
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Network
+from dpsim.predict.tune import caps_up_to_all
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS
 from dpsim.runtime.describe import describe
 from dpsim.setting import Setting, setting_of, settings_of, threshold_bytes
+from dpsim.workload import Workload
 
-_THRESHOLDS = 9
+_THRESHOLDS, _LEAST_BYTES = 9, 2.0**4
 _MAY_VARY = ("devices", "fusion_threshold_bytes", "network", "algorithm", "compute")
 
 
@@ -153,28 +154,25 @@ def refuse_all_overlaps(experiment: Experiment) -> None:
 def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:
     """Return at most ``count`` thresholds from 0 to infinity, all of which give different buckets.
 
-    They are powers of two at which the number of buckets changes. Of those, they are the ones with numbers of buckets
-    nearest to a geometric series from one per tensor to one per step. Other thresholds would only repeat a measurement.
+    Other thresholds would only repeat a measurement (``telling``).
     """
     dataset = load_dataset(experiment.dataset, experiment.seed)
     model = setting_of(experiment.rows[0]).model
-    sizes = describe(models.load(model, dataset.input_shape, dataset.classes).replica(), "model").ready_order
-    candidates = [0.0, *(2.0**power for power in range(4, 64) if 2.0**power < sizes.size_bytes.sum()), math.inf]
-    return telling(sizes.size_bytes, sizes.dtype_code, "tarantella", candidates, count)
+    workload = describe(models.load(model, dataset.input_shape, dataset.classes).replica(), "model")
+    return telling(workload, "tarantella", _LEAST_BYTES, count)
 
 
-def telling(
-    size_bytes: NDArray[np.int64], dtype_code: NDArray[np.int64], rule: str, candidates: Sequence[float], count: int
-) -> tuple[float, ...]:
-    """Return at most ``count`` of the ascending ``candidates``, all of which give different buckets under a rule.
+def telling(workload: Workload, rule: str, least_bytes: float, count: int) -> tuple[float, ...]:
+    """Return at most ``count`` thresholds in bytes, all of which give different buckets under a rule.
 
-    The last candidate is always among them.
+    They are 0, infinity, and powers of two from ``least_bytes`` on at which the number of buckets changes: those with
+    numbers of buckets nearest to a geometric series from one per tensor to one per step.
     """
-    buckets: dict[int, float] = {}
-    for threshold in candidates:
-        starts = fuse(size_bytes, rule, threshold, dtype_code=dtype_code)
-        buckets.setdefault(len(starts) - 1, threshold)
-    buckets[len(starts) - 1] = candidates[-1]
+    order, buckets = workload.ready_order, dict[int, float]()
+    for threshold in (0.0, *caps_up_to_all(workload, least_bytes)[:-1], math.inf):
+        number = len(fuse(order.size_bytes, rule, threshold, dtype_code=order.dtype_code)) - 1
+        buckets.setdefault(number, threshold)
+    buckets[number] = math.inf
     numbers = sorted(buckets)
     targets = np.geomspace(numbers[0], numbers[-1], count)
     chosen = {min(numbers, key=lambda number: abs(math.log(number / target))) for target in targets}

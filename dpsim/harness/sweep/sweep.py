@@ -209,7 +209,7 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
         codec.write_record(folder / "inputs.json", inputs)
         codec.write_record(folder / "blind.json", blind_predictions(predictions, inputs))
     experiment, points = predictions.experiment, [point for samples in measured for point in samples.points]
-    others = [point for point in points if experiment.script and point.setting.runtime == "dpsim"]
+    others = [point for point in points if point.setting.runtime in experiment.other_runtimes]
     results = Results(
         experiment=experiment,
         environment=current,

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from dpsim.constraints import DDP_OVERLAPS, FSDP, LIBRARIES
+from dpsim.constraints import DDP_OVERLAPS, FSDP, HOOK, LIBRARIES
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.sweep.grids import telling
-from dpsim.harness.torch_ddp.own_runtime import check_emulation
+from dpsim.harness.torch_ddp.own_runtime import OWN_RUNTIME, check_emulation
 from dpsim.launch.user_script import check_program
 from dpsim.machine import NODE, Network
+from dpsim.predict.tune import LEAST_CAP_BYTES
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
 from dpsim.strategy import FULLY_SHARD, DataParallel
 from dpsim.workload import Workload
 
-COMMUNICATIONS = ("gloo", "mpi", "nccl")
+_HOOK = "hook"
+COMMUNICATIONS = ("gloo", "mpi", "nccl", _HOOK)
 ON_PROCESSORS = ("gloo", "mpi")
-_DDP, _OWN_RUNTIME = "torch-ddp", "dpsim"
+_DDP = "torch-ddp"
 """What --runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
-_RUNTIMES = (_DDP, _OWN_RUNTIME)
+_RUNTIMES = (_DDP, OWN_RUNTIME)
 _OWN_DATA = "its own data"
 _CAP, _BATCH = "fusion_threshold_bytes", "local_batch"
 _ACCUMULATE = "accumulate"
@@ -56,8 +57,9 @@ def script_experiment(
     script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step is made to have
     (``dpsim.torch_ddp.accumulated``); none: the script's own. ``communication`` says how DDP reduces: by ``gloo``, only
     on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for
-    each rank, only on ``node``. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP
-    instead, by gloo. ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
+    each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured in turns with gloo, and not
+    predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by gloo.
+    ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """
     check_program(script)
@@ -91,8 +93,14 @@ def script_experiment(
     if "nccl" in communication and len(communication) > 1:
         raise ConfigError(
             f"--communication {','.join(communication)}: one script on GPUs and on processors",
-            allowed="nccl alone, or gloo and mpi",
+            allowed="nccl alone, or gloo, mpi and hook",
             remedy="measure the two apart, each into a folder of its own",
+        )
+    if _HOOK in communication and not ("gloo" in communication and NODE in networks):
+        raise ConfigError(
+            f"--communication {','.join(communication)} on {', '.join(networks)}: dpsim's hook without gloo on node",
+            allowed="hook with gloo on node, with which it takes turns",
+            remedy="give --communication gloo,hook, and leave --network out",
         )
     if strategy not in (DataParallel.name, FULLY_SHARD.name):
         raise unknown("strategy of a PyTorch script", strategy, (DataParallel.name, FULLY_SHARD.name))
@@ -110,7 +118,7 @@ def script_experiment(
         axes={name: tuple(sorted(values)) for name, values in lists.items() if name in ("devices", *_LISTS)},
         cases=tuple(cases),
         script=script,
-        other_runtimes=tuple(name for name in runtimes if name != _DDP),
+        other_runtimes=(*(name for name in runtimes if name != _DDP), *([HOOK] if _HOOK in communication else [])),
         **others,
     )
     return experiment if strategy == DataParallel.name else _sharded(experiment)
@@ -119,7 +127,7 @@ def script_experiment(
 def _case(communication: str, network: str) -> dict[str, Any]:
     """The fields of a way to communicate on a network; none where there is no such way."""
     emulated = Network.parse(network).emulated
-    if communication != "mpi" and emulated:
+    if communication == _HOOK or (communication != "mpi" and emulated):
         return {}
     algorithm, overlap = (communication, "thread") if communication != "mpi" else ("mpi", "inline")
     if emulated:
@@ -136,7 +144,7 @@ def _check_runtimes(runtimes: Sequence[str], communication: Sequence[str], netwo
             remedy="dpsim sweep measures dpsim's own runtime alone",
         )
     emulated = any(Network.parse(network).emulated for network in networks)
-    if _OWN_RUNTIME in runtimes and not ("mpi" in communication and emulated):
+    if OWN_RUNTIME in runtimes and not ("mpi" in communication and emulated):
         raise ConfigError(
             f"--runtime dpsim with {' and '.join(communication)} on {', '.join(networks)}",
             allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
@@ -192,13 +200,14 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
     if any(_BATCH in case for case in experiment.cases):
-        return replace(experiment, base=base, question="settings", compared=(_CAP, _BATCH))
+        compared = (_CAP, _BATCH, *([_ACCUMULATE] if accumulates else []))
+        return replace(experiment, base=base, question="settings", compared=compared)
     caps: Sequence[float] = experiment.values(_CAP)
     if not batches:
         base[_BATCH] = workload.local_batches[0]
-    one_cap = bool(batches or accumulates)
+    one_cap = bool(batches or accumulates) or HOOK in experiment.other_runtimes
     if not one_cap:
-        caps = () if ddp.units else caps or telling_caps(workload)
+        caps = () if ddp.units else caps or telling(workload, "ddp", LEAST_CAP_BYTES, MOST_CAPS)
     elif ddp.bucket_cap_bytes is not None:
         caps = caps or (ddp.bucket_cap_bytes,)
     axes = {name: values for name, values in experiment.axes.items() if name != _CAP}
@@ -206,15 +215,15 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         axes[_CAP] = tuple(map(float, caps))
     elif caps:
         base[_CAP] = float(caps[0])
-    question, compared = "fusion-threshold", tuple[str, ...]()
+    question, compared = "fusion-threshold", ()
     several = tuple(name for name in _LISTS if len(experiment.values(name)) > 1)
     if one_cap and several == (_BATCH,):
         question = "local-batch"
     elif one_cap:
-        question, compared = "settings", several
+        question, compared = "settings", several or ("devices",)
     elif ddp.units:
         question, compared = "settings", ("devices",)
-    if experiment.other_runtimes:
+    if OWN_RUNTIME in experiment.other_runtimes:
         check_emulation(workload)
     whole = replace(experiment, base=base, axes=axes, question=question, compared=compared)
     settings_of(whole.rows)
@@ -229,7 +238,8 @@ def _sharded(experiment: Experiment) -> Experiment:
     elif experiment.values(_CAP):
         given, allowed = "--bucket-cap", "no cap: the modules that fully_shard is given are the buckets"
     elif experiment.other_runtimes:
-        given, allowed = "--runtime dpsim", "--runtime torch-ddp, PyTorch alone"
+        flag = "--communication hook" if HOOK in experiment.other_runtimes else "--runtime dpsim"
+        given, allowed = flag, "PyTorch alone: --runtime torch-ddp --communication gloo"
     elif not {"torch-ddp-gloo", FSDP} & {*experiment.values("runtime")}:
         given, allowed = "communication other than gloo on node", "--communication gloo and --network node"
     if given:
@@ -282,10 +292,3 @@ def _predictable(workload: Workload) -> DdpSettings:
             remedy=f"leave {given} out{of_trainer}",
         )
     return ddp
-
-
-def telling_caps(workload: Workload, count: int = MOST_CAPS) -> Sequence[float]:
-    """At most ``count`` caps that give different buckets, from 0 to infinity."""
-    order = workload.ready_order
-    candidates = [0.0, *(2.0**power for power in range(10, 64) if 2.0**power < order.size_bytes.sum()), math.inf]
-    return telling(order.size_bytes, order.dtype_code, "ddp", candidates, count)

@@ -13,13 +13,14 @@ import psutil
 from msgspec.structs import replace
 
 from dpsim import codec
+from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
 from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, remember, write_results
 from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus, shards
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
-from dpsim.harness.torch_ddp.own_runtime import own_settings
+from dpsim.harness.torch_ddp.own_runtime import other_settings
 from dpsim.harness.torch_ddp.places import inputs_for, settings_by_place
 from dpsim.launch.jobs import check_launcher, on_ranks
 from dpsim.launch.protection import script_protection
@@ -201,8 +202,11 @@ def _at_most(declared: Experiment, first_s: float) -> str:
     """Say what is done at most, before the script has run once."""
     devices, cases = declared.values("devices"), len({(each["network"], each["runtime"]) for each in declared.cases})
     several = [len(declared.values(name)) for name in ("local_batch", "accumulate")]
-    caps = len(declared.values("fusion_threshold_bytes")) or (1 if any(several) else MOST_CAPS)
-    settings = cases * math.prod(max(count, 1) for count in several) * (len({*devices} - {1}) * caps + (1 in devices))
+    hook = HOOK in declared.other_runtimes
+    caps = len(declared.values("fusion_threshold_bytes")) or (1 if hook or any(several) else MOST_CAPS)
+    settings = (
+        (cases + hook) * math.prod(max(count, 1) for count in several) * (len({*devices} - {1}) * caps + (1 in devices))
+    )
     if any("local_batch" in case for case in declared.cases):
         settings = len(declared.rows)
     places = f" on each of {cases} places" if cases > 1 else ""
@@ -252,7 +256,7 @@ def _measure(predictions: Predictions, folder: Path, progress: Progress, *, scri
                 inputs=samples.inputs or inputs,
                 place=place,
                 meeting="",
-                settings=settings + own_settings(settings) * bool(predictions.experiment.other_runtimes),
+                settings=settings + other_settings(settings, predictions.experiment.other_runtimes),
                 before=samples,
                 save_to=str(save_to.resolve()),
                 workload=predictions.workloads[points[0].workload],

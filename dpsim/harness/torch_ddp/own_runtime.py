@@ -1,7 +1,7 @@
-"""dpsim's own runtime with the plans that PyTorch's DDP is measured with: which settings, and for how long they wait.
+"""What is measured in turns with PyTorch's DDP, and not predicted: dpsim's own runtime, and DDP with dpsim's hook.
 
-Its ranks wait for the profiled times instead of computing. They send the same buckets over the same link as DDP's
-communication hook, so that what differs between the two is what each runtime itself takes.
+The ranks of dpsim's own runtime wait for the profiled times instead of computing. They send the same buckets over the
+same link as DDP's communication hook, so that what differs between the two is what each runtime itself takes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine, Network
 from dpsim.plan import Plan
@@ -18,20 +19,27 @@ from dpsim.runtime.emulated import check_tensors
 from dpsim.setting import Setting
 from dpsim.workload import Workload
 
+OWN_RUNTIME = "dpsim"
 
-def own_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    """The settings in which dpsim's runtime can do what DDP does: several devices on an emulated link.
 
-    On the node itself ranks that wait would leave the cores free on which DDP computes beside communication, and gloo
-    is not among dpsim's transports.
+def other_settings(settings: Sequence[Setting], runtimes: Sequence[str]) -> tuple[Setting, ...]:
+    """The settings of several devices in which these runtimes can do what DDP does, with its plans.
+
+    dpsim's own runtime can on an emulated link: on the node itself ranks that wait would leave the cores free on which
+    DDP computes beside communication, and gloo is not among dpsim's transports. DDP with dpsim's hook takes the place
+    of gloo.
     """
+    changes: dict[tuple[str, bool], dict[str, str]] = {}
+    if OWN_RUNTIME in runtimes:
+        changes["torch-ddp-mpi", True] = {"runtime": OWN_RUNTIME, "compute": "emulated"}
+    if HOOK in runtimes:
+        changes["torch-ddp-gloo", False] = {"runtime": HOOK}
     return tuple(
-        msgspec.structs.replace(setting, runtime="dpsim", compute="emulated")
+        msgspec.structs.replace(setting, **changes[kind])
         for setting in settings
-        if setting.runtime == "torch-ddp-mpi"
-        and Network.parse(setting.network).emulated
-        and setting.plan.devices > 1
+        if setting.plan.devices > 1
         and not setting.repeat
+        and (kind := (setting.runtime, Network.parse(setting.network).emulated)) in changes
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,35 +18,53 @@ from dpsim.predict.tune import Tuning, tune
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment
+from dpsim.torch_ddp.endings import ENDED_EARLY, WITH_ACCUMULATE
 from dpsim.torch_ddp.profile_script import profile_script
 from dpsim.torch_ddp.recorded import joined
 from dpsim.workload import Workload
 
 _BATCHES = (2, 4)
 """The local batches that are compared where none are given: so many times the script's own."""
-_PREDICTED, _MEASURED = "predicted", "measured"
+_PREDICTED, _MEASURED, _WITHOUT_ACCUMULATION = "predicted", "measured", "without-accumulation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled:
     """A script's workload at its own local batch, which is the first of ``batches``, and at others.
 
-    ``refusal`` says why no others, or no larger ones, were profiled where none were asked for.
+    ``refusal`` says why no others, or no larger ones, were profiled where none were asked for. ``cannot_accumulate``
+    says what the script has that keeps it from being made to accumulate, where that was tried.
     """
 
     workload: Workload
     batches: tuple[int, ...]
     refusal: ConfigError | None
+    cannot_accumulate: str = ""
 
 
-def profiled(declared: Experiment, local_batches: Sequence[int], progress: Progress, *, may_write: bool) -> Profiled:
+def profiled(
+    declared: Experiment,
+    local_batches: Sequence[int],
+    progress: Progress,
+    *,
+    may_write: bool,
+    accumulates: bool = False,
+) -> Profiled:
     """Profile the script at its own batch and at ``local_batches``, or at twice and four times its own.
 
-    Raises ``ConfigError`` where the script cannot be profiled, or not at one of the given batches.
+    With ``accumulates`` it is tried whether the script can be made to accumulate. Raises ``ConfigError`` where the
+    script cannot be profiled, or not at one of the given batches.
     """
     request = profile_request(declared, script_may_write=may_write)
     progress(f"profiling {request.name} as rank 0 of {request.devices} in one process")
-    workloads, refusal = [profile_script(request)], None
+    refusal, cannot_accumulate = None, ""
+    try:
+        workloads = [profile_script(replace(request, accumulates=accumulates))]
+    except ConfigError as error:
+        if not error.given.startswith(WITH_ACCUMULATE):
+            raise
+        cannot_accumulate = error.given.removeprefix(WITH_ACCUMULATE)
+        workloads = [profile_script(request)]
     own = workloads[0].local_batches[0]
     settings = completed(declared, workloads[0])  # refuses what is not predicted
     if shards(settings):
@@ -66,7 +85,7 @@ def profiled(declared: Experiment, local_batches: Sequence[int], progress: Progr
             refusal = error
             break
     batches = tuple(workload.local_batches[0] for workload in workloads)
-    return Profiled(workload=joined(workloads), batches=batches, refusal=refusal)
+    return Profiled(workload=joined(workloads), batches=batches, refusal=refusal, cannot_accumulate=cannot_accumulate)
 
 
 def tune_here(
@@ -92,12 +111,26 @@ def tune_here(
 def measure_advised(
     declared: Experiment, known: Profiled, plans: Sequence[Plan], folder: Path, progress: Progress, *, may_write: bool
 ) -> Comparison:
-    """Let DDP train with the caps and local batches of some plans in turns; the script decides its accumulation."""
-    (case,), cases = declared.cases, []
+    """Let DDP train with the caps, local batches and accumulations of some plans in turns, the first the default.
+
+    Where the script ends too early for more micro-batches than the default's, those plans are left out, with a warning.
+    """
+    default, (case,), cases = plans[0], declared.cases, []
+    alike = [plan for plan in plans if plan.accumulate == default.accumulate]
     for plan in plans:
-        cap = {} if plan.fusion_threshold_bytes is None else {"fusion_threshold_bytes": plan.fusion_threshold_bytes}
-        cases.append(case | {"local_batch": round(plan.local_batch)} | cap)
-    axes = {"devices": (plans[0].devices,)}
+        fields: dict[str, Any] = {"local_batch": round(plan.local_batch)}
+        if plan.fusion_threshold_bytes is not None:
+            fields["fusion_threshold_bytes"] = plan.fusion_threshold_bytes
+        if len(alike) < len(plans):
+            fields["accumulate"] = plan.accumulate
+        cases.append(case | fields)
+    axes = {"devices": (default.devices,)}
     experiment = replace(declared, name="tuned", axes=axes, cases=tuple(cases))
     seen = Known(seen=known.workload, script_may_write=may_write)
-    return measure(experiment, seen, folder / _MEASURED, progress)[0].comparison
+    try:
+        return measure(experiment, seen, folder / _MEASURED, progress)[0].comparison
+    except ConfigError as error:
+        if len(alike) in (1, len(plans)) or ENDED_EARLY not in error.given:
+            raise
+        progress(f"warning: accumulation is not measured, since {error.given}")
+    return measure_advised(declared, known, alike, folder / _WITHOUT_ACCUMULATION, progress, may_write=may_write)

@@ -79,9 +79,12 @@ class PointColumns:
         """Return the columns of exposed communication, measured and predicted, with how dispensable each is."""
         return self("exposed_communication_s", dispensable), self("predicted_exposed_communication_s", predicted)
 
-    def own_runtime(self) -> Column[ComparedPoint]:
-        """Return the column of dpsim's own runtime, shown where that was measured beside PyTorch's DDP."""
-        return self("dpsim_step_s", shown=any(p.dpsim_step_s is not None for p in self.comparison.scored))
+    def other_runtimes(self) -> tuple[Column[ComparedPoint], ...]:
+        """Return the columns of what was measured beside PyTorch's DDP, each shown where it was."""
+        return tuple(
+            self(name, shown=any(getattr(point, name) is not None for point in self.comparison.scored))
+            for name in ("dpsim_step_s", "hook_step_s")
+        )
 
     def samples_per_s(self, dispensable: int = 0) -> Column[ComparedPoint]:
         """Return the column of measured samples per second."""

@@ -15,7 +15,14 @@ from dpsim.report.quality import tables as quality_tables
 from dpsim.report.sweep.facts import RULES
 from dpsim.report.sweep.question import QUESTIONS
 from dpsim.report.sweep.reliability import disturbance, nothing_said
-from dpsim.report.sweep.tables import by_network, errors_sentence, group_title, own_runtime_sentence, score_tables
+from dpsim.report.sweep.tables import (
+    by_network,
+    errors_sentence,
+    group_title,
+    hook_sentences,
+    own_runtime_sentence,
+    score_tables,
+)
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
@@ -54,6 +61,7 @@ def answers(comparison: Comparison) -> tuple[str, ...]:
     """Return the answers of a sweep, in sentences, of its times and then of the quality of training."""
     report = QUESTIONS.find(comparison.experiment.question)
     of_times = (*(answer(comparison, group) for group in comparison.groups), *report.more_answers(comparison))
+    of_times += (*hook_sentences(comparison),)
     if comparison.quality is None:
         return of_times
     return (*of_times, *quality_answers(comparison.quality), *time_to_target(comparison))

@@ -24,6 +24,7 @@ from dpsim.report.sweep.reliability import (
     unsure,
 )
 from dpsim.report.sweep.summary_table import network_text, times_table, where
+from dpsim.report.sweep.tables import hook_sentences
 from dpsim.report.sweep.warnings import instant, warnings
 from dpsim.report.terminal import paragraph, table_lines
 from dpsim.report.words import (
@@ -130,6 +131,7 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
     if not comparison.groups:
         yield "Only one device was run: there is nothing to choose."
     yield from _report(comparison).more_verdicts(comparison)
+    yield from hook_sentences(comparison)
     if comparison.quality is not None:
         yield from quality_answers(comparison.quality)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from dpsim.report.words import (
     BASELINES,
     PROFILED_BASELINES,
     OnNetwork,
+    devices_name,
     interval_name,
     network_name,
     percent,
@@ -26,6 +28,7 @@ from dpsim.report.words import (
 from dpsim.units import format_size
 
 LEGEND = "★ best measured   ◆ best predicted"
+HOOK_LINE = "model.register_comm_hook(None, dpsim.torch.allreduce_hook())"
 ALONE = "One device is scored apart, because without communication the prediction only repeats the profiled times"
 Item = TypeVar("Item", bound=OnNetwork)
 
@@ -67,6 +70,25 @@ def own_runtime_sentence(points: Sequence[ComparedPoint]) -> str:
         f" dpsim's own runtime (emulated computation) took {statistics.median(ratios):.2f} times as long as DDP for "
         f"the same buckets{span}."
     )
+
+
+def hook_sentences(comparison: Comparison) -> Iterator[str]:
+    """Yield for each number of devices what dpsim's hook gains over gloo, at the setting that is fastest by gloo."""
+    measured = [point for point in comparison.scored if point.hook_step_s is not None]
+    for devices, points in grouped(measured, lambda point: point.devices).items():
+        best = min(points, key=lambda point: point.measured_s_per_sample)
+        gain, noise = best.measured_step_s / (best.hook_step_s or math.inf), best.hook_noise or 0.0
+        times = f"{gain:.2f} times as many samples per second as by gloo (noise {percent(noise)})"
+        if gain > 1 + noise:
+            yield (
+                f"With dpsim's hook {devices_name(devices)} train {times}, measured in turns and not predicted: add the"
+                f" line {HOOK_LINE} behind DistributedDataParallel."
+            )
+        else:
+            yield (
+                f"With dpsim's hook {devices_name(devices)} train {times}, measured in turns and not predicted: no gain"
+                f" beyond the noise, so that the line {HOOK_LINE} is not worth adding."
+            )
 
 
 def errors_sentence(group: Group) -> str:

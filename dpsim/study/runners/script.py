@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
+from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.emulation import Watched, machine_cores
 from dpsim.harness.torch_ddp.own_runtime import emulated_workload
@@ -52,6 +53,7 @@ from dpsim.study.runners.training import wait_in_turns
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import ScriptTask
+from dpsim.torch_ddp.endings import ENDED_EARLY
 from dpsim.torch_ddp.recorded import check_same
 from dpsim.torch_ddp.visit import CONTROL, Turn, Visit
 from dpsim.workload import Workload
@@ -62,6 +64,8 @@ _LEAST_VISITS = 3
 _CALIBRATION_PARTS = 2
 """Rounds in which a calibration comes through all sizes."""
 _LONGEST_PAUSE_S = 150e-3
+HOOK_SETTLES = 32
+"""Steps of a visit before any counts in which ``dpsim.torch.allreduce_hook()`` finds its fastest way."""
 
 
 class Processes:
@@ -153,7 +157,7 @@ def _accepted(listener: Listener, task: ScriptTask, report: Progress) -> list[Pr
 def _check_trains(ended: bool, rounds_done: int) -> None:
     if ended:
         raise ConfigError(
-            f"the script ended after {rounds_done} rounds of {WARM_UP_STEPS + COUNTED_STEPS} training steps",
+            f"{ENDED_EARLY} {rounds_done} rounds of {WARM_UP_STEPS + COUNTED_STEPS} training steps",
             allowed=f"at least {WARM_UP_ROUNDS + LEAST_ROUNDS} rounds: dpsim ends the script itself",
             remedy="let it train longer, or on more data",
         )
@@ -328,8 +332,9 @@ class ScriptSetting:
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """See ``Visitor``. Raises ``ConfigError`` where the script ends too early."""
+        settles = self.setting.runtime == HOOK and not counted
         for attempt in itertools.count():
-            visits = self._processes.turn(Turn(WARM_UP_STEPS + COUNTED_STEPS))
+            visits = self._processes.turn(Turn(HOOK_SETTLES if settles else WARM_UP_STEPS + COUNTED_STEPS))
             if self._processes.ended:
                 _check_trains(number < LEAST_ROUNDS, number + WARM_UP_ROUNDS)
                 return False

@@ -148,7 +148,7 @@ def _points(comparison: Comparison) -> Table:
             show.interval(5),
             show("predicted_step_s"),
             show("error"),
-            show.own_runtime(),
+            *show.other_runtimes(),
             *show.exposed(3, 4),
             Column(head="exposed share", cell=_share_exposed, dispensable=1),
             show("measured_speedup", shown=scaled),

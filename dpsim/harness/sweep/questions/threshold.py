@@ -166,7 +166,7 @@ def _points(comparison: Comparison) -> Table:
             show("predicted_step_s"),
             show.predicted_interval(),
             show("error"),
-            show.own_runtime(),
+            *show.other_runtimes(),
             *show.exposed(1, 4),
             show("measured_speedup", shown=compared_to_one),
             show("predicted_speedup", 2, shown=compared_to_one),
