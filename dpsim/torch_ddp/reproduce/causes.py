@@ -266,7 +266,7 @@ def _why(step: Step, name: str) -> tuple[str, str]:
         unequal = f" ({', '.join(map(str, samples))} samples)" if len(set(samples)) > 1 else ""
         return SHARES, (
             f"the ranks' means are of unequal shares{unequal}: they belong into the mean with weights {shares},"
-            f" and DDP takes 1/{count} of each"
+            f" and {step.other.reports[0].wrapper} takes 1/{count} of each"
         )
     if without and len(without) < len(ranks):
         return MISSING, f"rank {without[0]} has no gradient for it, and others have one"
