@@ -265,6 +265,18 @@ def hook(state, bucket):
         causes.MISSING,
     ),
     _fsdp(
+        "the norm of a rank's own shards clipped",
+        {
+            "step": _AFTER.format(
+                before="shards = [each.grad.to_local() for each in model.parameters()]\n"
+                "norm = torch.stack([each.norm() for each in shards]).norm()\n"
+                "for each in shards:\n    each.mul_(0.1 / norm)",
+                after="",
+            )
+        },
+        causes.OWN_NORM,
+    ),
+    _fsdp(
         "running statistics of each rank's own",
         {"data": _PICTURES, "model": _CONV.format(norm="nn.BatchNorm2d(8)"), "wrap": "fully_shard(model)"},
         causes.BUFFERS,

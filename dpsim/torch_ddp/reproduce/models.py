@@ -12,10 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.distributed import fsdp
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_reduce
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from dpsim.errors import ConfigError
+from dpsim.torch_ddp.endings import Refused
 from dpsim.torch_ddp.fsdp import ShardedModel
 from dpsim.torch_ddp.process_group import replace_everywhere
 
@@ -70,9 +73,9 @@ class InShards:
 
     def __init__(self, model: ShardedModel, given: Given) -> None:
         self.module = model.module
-        self._model, self._given = model, given
+        self._model = model
         self._parameters = list(self.module.named_parameters())
-        self._begins = True
+        self._given = given.unchanged([each for _, each in self._parameters])
 
     def named_parameters(self) -> list[tuple[str, Any]]:
         """The names and shards, as optimizers have them."""
@@ -86,6 +89,7 @@ class InShards:
 
         @functools.wraps(foreach_reduce)
         def reduce(parameters: Any, gradients: Any, *arguments: Any, **keywords: Any) -> Any:
+            _check_same_parameters([each._param_fqn for each in parameters], parameters[0].mesh_info)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 kept = parameter.sharded_param.grad
                 local(parameter._param_fqn, gradient if kept is None else gradient + whole(kept))
@@ -94,14 +98,12 @@ class InShards:
         replace_everywhere(foreach_reduce, reduce)
 
     def begun(self, parameter: Any) -> int | None:
-        """The hash of the parameter that this rank gave to ``fully_shard``; None after the first step began."""
-        if not isinstance(parameter, DTensor):
-            return digest(parameter)
-        return self._given.of(parameter) if self._begins else None
+        """The hash of the parameter that this rank gave to ``fully_shard``; None in later steps, or if not known."""
+        return self._given.get(id(parameter)) if isinstance(parameter, DTensor) else digest(parameter)
 
     def settle(self) -> None:
         """Give up whole parameters, such as an evaluation leaves, so that forward gathers the shards anew."""
-        self._begins = False
+        self._given = {}
         for module in self.module.modules():
             if isinstance(module, fsdp.FSDPModule):
                 module.reshard()
@@ -112,6 +114,22 @@ class InShards:
     def reduced(self) -> bool:
         """Whether the backward that has just ended reduced the gradients."""
         return self._model.require_backward_grad_sync
+
+
+def _check_same_parameters(names: list[str], mesh_info: Any) -> None:
+    """Raises ``Refused`` unless all ranks are about to reduce the gradients of the same parameters."""
+    ranks: list[Any] = [None] * mesh_info.shard_mesh_size
+    distributed.all_gather_object(ranks, names, group=mesh_info.shard_process_group)
+    for rank, others in enumerate(ranks):
+        if missing := [name for each in ranks for name in each if name not in others]:
+            raise Refused(
+                ConfigError(
+                    f"rank {rank} has no gradient of {missing[0]} where others have one (a missing gradient), so that"
+                    " FSDP reduces others than theirs with it, or waits for ever",
+                    allowed="gradients of the same parameters on all ranks in each step",
+                    remedy="use the parameter on all ranks, or call set_reduce_scatter_unused_params(True)",
+                )
+            )
 
 
 class Given:
@@ -139,10 +157,17 @@ class Given:
 
         replace_everywhere(shard, noted)
 
-    def of(self, parameter: Any) -> int | None:
-        """The hash of the whole parameter; None where its shard was written since, as by loading a checkpoint."""
-        _, before, shard = self._hashes.get(id(parameter), (None, 0, 0))
-        return before if shard and shard == digest(parameter.to_local()) else None
+    def unchanged(self, parameters: list[Any]) -> dict[int, int]:
+        """Return the hashes of the whole parameters, by ``id``, of which no rank wrote its shard since.
+
+        A checkpoint that was loaded makes what ranks gave irrelevant. All ranks must ask for it.
+        """
+        known = [self._hashes.get(id(each)) for each in parameters]
+        same = [each is not None and each[2] == digest(each[0].to_local()) for each in known]
+        ranks: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(ranks, same)
+        on_all = map(all, zip(*ranks, strict=True))
+        return {id(each[0]): each[1] for each, kept in zip(known, on_all, strict=True) if each is not None and kept}
 
 
 def _named_parameters(module: Any) -> list[tuple[str, Any]]:
