@@ -51,6 +51,7 @@ class ShardedModel:
                 )
             )
         self.device_type = state._device.type
+        give_up(root)
         names = {id(parameter): name for name, parameter in root.named_parameters(remove_duplicate=False)}
         self.groups: dict[str, list[Any]] = {}
         self.parameters: list[tuple[str, str, Any]] = []
@@ -103,6 +104,14 @@ class ShardedModel:
             if name in sizes:
                 units.append(ShardedUnit(name=name, size_bytes=sizes[name], reshard=again))
         return tuple(units)
+
+
+def give_up(root: Any) -> None:
+    """Let all units keep but their shards, also where the script has gathered them before forward."""
+    for _, module in _units(root):
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            group.wait_for_unshard()
+            group.reshard()
 
 
 def _units(root: Any) -> list[tuple[str, Any]]:

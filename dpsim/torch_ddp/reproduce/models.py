@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import Refused
-from dpsim.torch_ddp.fsdp import ShardedModel
+from dpsim.torch_ddp.fsdp import ShardedModel, give_up
 from dpsim.torch_ddp.process_group import replace_everywhere
 
 Tensor = Any
@@ -104,9 +104,7 @@ class InShards:
     def settle(self) -> None:
         """Give up whole parameters, such as an evaluation leaves, so that forward gathers the shards anew."""
         self._given = {}
-        for module in self.module.modules():
-            if isinstance(module, fsdp.FSDPModule):
-                module.reshard()
+        give_up(self.module)
 
     def forward(self) -> None:
         """Nothing: FSDP decides in backward whether it reduces."""
