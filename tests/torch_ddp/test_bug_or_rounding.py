@@ -178,14 +178,18 @@ def test_scripts_with_fully_shard_are_judged_as_those_with_ddp(dpsim: Dpsim, tmp
     ("wrap", "given"),
     [
         (", mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)", "mixed precision, which is not compared"),
-        ("[:2]); fully_shard(model[2]", "two models"),
+        ("[0]); fully_shard(model[2]", "two models"),
         ("); model.set_requires_gradient_sync(False", "FSDP has reduced no gradient"),
+        ("); model.parameters = lambda: early", "builds its optimizer before fully_shard"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(dpsim: Dpsim, tmp_path: Path, wrap: str, given: str) -> None:
     script = tmp_path / "train.py"
-    parts = {"top": "from torch.distributed import fsdp\nfrom torch.distributed.fsdp import fully_shard"}
-    script.write_text(Case("", parts | {"wrap": f"fully_shard(model{wrap})"}).script, encoding="utf-8")
+    sharded = {
+        "top": "from torch.distributed import fsdp\nfrom torch.distributed.fsdp import fully_shard",
+        "wrap": f"early = list(model.parameters())\nfully_shard(model{wrap})",
+    }
+    script.write_text(Case("", sharded).script, encoding="utf-8")
     code, _, err = dpsim("reproduce", "--torch-script", script, "--devices", "1,2", "--steps", "1")
     assert code == 2 and given in err and "Traceback" not in err, err
 

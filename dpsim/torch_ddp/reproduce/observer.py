@@ -163,8 +163,8 @@ class Observer:
         self.constructed(optimizer)
         if self._step is None or self._stepped:
             return
-        if isinstance(self.model, InShards) and self._losses and not self._step.local:
-            self._refuse_no_gradients(optimizer)
+        if isinstance(self.model, InShards) and self._losses:
+            self._check_reduced(optimizer, self._step)
         self._parameters()  # an optimizer may have been given more of them
         step, number = self._step, next(n for n, each in enumerate(self._optimizers) if each is optimizer)
         for position, group in enumerate(optimizer.param_groups):
@@ -177,16 +177,19 @@ class Observer:
                     step.final[name] = sampled(gradient)
                     step.final_hashes[name] = digest(gradient)
 
-    def _refuse_no_gradients(self, optimizer: Any) -> None:
-        """Raises ``Refused``: FSDP has reduced no gradient in a step."""
-        check_optimizer(optimizer)
-        raise Refused(
-            ConfigError(
-                "an optimizer steps where FSDP has reduced no gradient since its last step (a missing gradient)",
-                allowed="a last backward of each step that reduces the gradients",
-                remedy="call set_requires_gradient_sync(True) before the last micro-batch",
+    @staticmethod
+    def _check_reduced(optimizer: Any, step: RankStep) -> None:
+        """Raises ``Refused`` for an optimizer that gets no gradient of FSDP, on any number of ranks."""
+        if not any(each.grad is not None for group in optimizer.param_groups for each in group["params"]):
+            check_optimizer(optimizer)
+        if not step.local:
+            raise Refused(
+                ConfigError(
+                    "an optimizer steps where FSDP has reduced no gradient since its last step (a missing gradient)",
+                    allowed="a last backward of each step that reduces the gradients",
+                    remedy="call set_requires_gradient_sync(True) before the last micro-batch",
+                )
             )
-        )
 
     def optimizer_ends(self, *_: Any) -> None:
         """Observe the buffers after a step."""
