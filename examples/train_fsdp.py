@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 class Block(nn.Module):
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="samples of a step on each rank")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--epochs", type=int, default=1000)
     arguments = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -49,15 +50,20 @@ def main() -> None:
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    torch.manual_seed(1 + dist.get_rank())
-    for step in range(arguments.steps):
-        x = torch.randn(arguments.batch_size, 256)
-        loss = nn.functional.cross_entropy(model(x), x[:, :10].argmax(dim=1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if dist.get_rank() == 0 and step % 100 == 0:
-            print(f"step {step}: loss {loss.item():.4f}")
+    samples = torch.randn(8192, 256)
+    labels = samples[:, :10].argmax(dim=1)
+    data = TensorDataset(samples, labels)
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=arguments.batch_size, sampler=sampler, drop_last=True)
+    for epoch in range(arguments.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: loss {loss.item():.4f}")
     dist.destroy_process_group()
 
 

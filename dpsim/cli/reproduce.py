@@ -36,7 +36,7 @@ class ReproduceFlags(
     """The flags of what is compared, and of the record."""
 
     torch_script: str | None = flags.flag(
-        "Your own PyTorch script, which trains with DistributedDataParallel: is its difference a bug or rounding?"
+        "Your own PyTorch script, which trains with DistributedDataParallel or fully_shard: bug or rounding?"
     )
     torch_module: flags.TorchModule = None
     bucket_cap: str | None = flags.flag("With --torch-script: list of sizes for DDP's bucket_cap_mb (its own).")

@@ -51,6 +51,7 @@ class ShardedModel:
                 )
             )
         self.device_type = state._device.type
+        give_up(root)
         names = {id(parameter): name for name, parameter in root.named_parameters(remove_duplicate=False)}
         self.groups: dict[str, list[Any]] = {}
         self.parameters: list[tuple[str, str, Any]] = []
@@ -105,6 +106,14 @@ class ShardedModel:
         return tuple(units)
 
 
+def give_up(root: Any) -> None:
+    """Let all units keep but their shards, also where the script has gathered them before forward."""
+    for _, module in _units(root):
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            group.wait_for_unshard()
+            group.reshard()
+
+
 def _units(root: Any) -> list[tuple[str, Any]]:
     return [(name, module) for name, module in root.named_modules() if isinstance(module, fsdp.FSDPModule)]
 
@@ -117,7 +126,7 @@ def _check_group(unit: str, group: Any) -> None:
         ("an unshard that is not waited for", group.unshard_async_op),
     ):
         if is_set:
-            raise _unpredicted(f"{name} of the unit {unit or 'of the root'}", "units as fully_shard makes them")
+            raise _not_done(f"{name} of the unit {unit or 'of the root'}", "units as fully_shard makes them")
 
 
 class Forwards:
@@ -152,8 +161,10 @@ class Forwards:
                 self._current = None
 
 
-def watch(around: Callable[..., AbstractContextManager[None]], *, instead_of_ddp: bool) -> None:
-    """Put ``around`` around the forward of every root, and refuse what no prediction of FSDP contains.
+def watch(
+    around: Callable[..., AbstractContextManager[None]], *, instead_of_ddp: bool, done: str = "predicted"
+) -> None:
+    """Put ``around`` around the forward of every root, and refuse arguments with which FSDP is not ``done``.
 
     With ``instead_of_ddp`` a script that wraps its model in DistributedDataParallel shards it instead.
     """
@@ -162,7 +173,7 @@ def watch(around: Callable[..., AbstractContextManager[None]], *, instead_of_ddp
 
     @functools.wraps(shard)
     def checked(*arguments: Any, **keywords: Any) -> Any:
-        _check_arguments(parameters.bind(*arguments, **keywords).arguments)
+        _check_arguments(parameters.bind(*arguments, **keywords).arguments, done)
         return shard(*arguments, **keywords)
 
     def call(module: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -281,8 +292,8 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _check_arguments(given: dict[str, Any]) -> None:
-    """Raises ``Refused`` for arguments of ``fully_shard`` that no prediction contains."""
+def _check_arguments(given: dict[str, Any], done: str) -> None:
+    """Raises ``Refused`` for arguments of ``fully_shard`` with which a script is not predicted, or not compared."""
     policy, mesh, reshard = (given.get(name) for name in ("mp_policy", "mesh", "reshard_after_forward"))
     dtypes = [getattr(policy, name, None) for name in ("param_dtype", "reduce_dtype", "output_dtype")]
     for words, is_given, allowed in (
@@ -308,12 +319,13 @@ def _check_arguments(given: dict[str, Any]) -> None:
         ("dp_mesh_dims", given.get("dp_mesh_dims") is not None, "a mesh of one dimension"),
     ):
         if is_given:
-            raise Refused(_unpredicted(f"fully_shard with {words}", allowed))
+            raise Refused(_not_done(f"fully_shard with {words}", allowed, done))
 
 
-def _unpredicted(given: str, allowed: str) -> ConfigError:
+def _not_done(given: str, allowed: str, done: str = "predicted") -> ConfigError:
+    rest = "compare" if done == "compared" else "measure"
     return ConfigError(
-        f"the script uses {given}, which is not predicted", allowed=allowed, remedy="leave it out to measure the rest"
+        f"the script uses {given}, which is not {done}", allowed=allowed, remedy=f"leave it out to {rest} the rest"
     )
 
 

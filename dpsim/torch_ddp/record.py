@@ -60,7 +60,8 @@ def second_model(verb: str) -> Refused:
         ConfigError(
             "the script trains two models with DistributedDataParallel or fully_shard",
             allowed="one model, as a workload is",
-            remedy=f"{verb} a script that trains one of them, or wrap both in one module",
+            remedy=f"{verb} a script that trains one of them, or wrap both in one module; where they are parts of"
+            " one, call fully_shard on the whole model as well",
         )
     )
 

@@ -1,4 +1,4 @@
-"""The scripts: one ordinary DDP training, and what each case has in place of a part of it."""
+"""The scripts: one ordinary training with DDP or FSDP, and what each case has in place of a part of it."""
 
 from __future__ import annotations
 
@@ -129,6 +129,25 @@ if last:
     optimizer.step()
     optimizer.zero_grad()"""
 
+_SHARD = "from torch.distributed.fsdp import fully_shard"
+
+
+def _fsdp(name: str, parts: Mapping[str, str], kind: str = "", design: str = "") -> Case:
+    """A case whose layers and model are given to ``fully_shard``."""
+    sharded = {"wrap": "fully_shard(model[0])\nfully_shard(model[2])\nfully_shard(model)"} | dict(parts)
+    return Case(f"FSDP: {name}", sharded | {"top": f"{_SHARD}\n{parts.get('top', '')}"}, kind, design)
+
+
+_TWO_HALVES = {
+    "model": "body, head = nn.Sequential(nn.Linear(16, 32), nn.ReLU()), nn.Linear(32, 5)",
+    "optimizer": "optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)",
+}
+_UNEQUAL_TOKENS = {
+    "data": _TOKENS + "\nfor row in range(96):\n    data.tensors[1][row, : torch.randint(1, 11, ())] = -100",
+    "model": "model = Net()",
+    "step": _TOKEN_STEP.format(more=", ignore_index=-100"),
+}
+
 MISTAKES = (
     Case("no sampler", {"sampler": "sampler = None"}, causes.REPEATED),
     Case(
@@ -155,12 +174,7 @@ sampler = [b[:cut(b)] if rank == 0 else b[cut(b):] for b in batches]""",
     ),
     Case(
         "a mean over unequal numbers of tokens",
-        {
-            "top": _GPT,
-            "data": _TOKENS + "\nfor row in range(96):\n    data.tensors[1][row, : torch.randint(1, 11, ())] = -100",
-            "model": "model = Net()",
-            "step": _TOKEN_STEP.format(more=", ignore_index=-100"),
-        },
+        {"top": _GPT} | _UNEQUAL_TOKENS,
         causes.SHARES,
     ),
     Case(
@@ -199,11 +213,7 @@ def hook(state, bucket):
     ),
     Case(
         "a head outside of DDP",
-        {
-            "model": "body, head = nn.Sequential(nn.Linear(16, 32), nn.ReLU()), nn.Linear(32, 5)",
-            "wrap": "body = DDP(body)\nmodel = lambda x: head(body(x))",
-            "optimizer": "optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)",
-        },
+        _TWO_HALVES | {"wrap": "body = DDP(body)\nmodel = lambda x: head(body(x))"},
         causes.MISSING,
     ),
     Case(
@@ -224,6 +234,52 @@ def hook(state, bucket):
             ),
         },
         causes.SEEDS,
+    ),
+    _fsdp(
+        "a mean over unequal numbers of tokens",
+        {"top": _GPT, "wrap": "fully_shard(model.block)\nfully_shard(model)"} | _UNEQUAL_TOKENS,
+        causes.SHARES,
+    ),
+    _fsdp("no sampler", {"sampler": "sampler = None"}, causes.REPEATED),
+    _fsdp(
+        "the last batch is padded",
+        {"data": "data = TensorDataset(torch.randn(93, 16), torch.randint(0, 5, (93,)))"},
+        causes.PADDED,
+    ),
+    _fsdp(
+        "parameters that are drawn by each rank's seed",
+        {"model": "torch.manual_seed(rank)\n" + _PARTS["model"]},
+        causes.SEEDS,
+    ),
+    _fsdp(
+        "gradients that are divided by 1",
+        {
+            "more": "for unit in (model[0], model[2], model):\n    unit.set_force_sum_reduction_for_comms(True)\n"
+            "    unit.set_gradient_divide_factor(1.0)",
+        },
+        causes.SCALE,
+    ),
+    _fsdp(
+        "a head that is not sharded",
+        _TWO_HALVES | {"wrap": "fully_shard(body)\nmodel = lambda x: head(body(x))"},
+        causes.MISSING,
+    ),
+    _fsdp(
+        "the norm of a rank's own shards clipped",
+        {
+            "step": _AFTER.format(
+                before="shards = [each.grad.to_local() for each in model.parameters()]\n"
+                "norm = torch.stack([each.norm() for each in shards]).norm()\n"
+                "for each in shards:\n    each.mul_(0.1 / norm)",
+                after="",
+            )
+        },
+        causes.OWN_NORM,
+    ),
+    _fsdp(
+        "running statistics of each rank's own",
+        {"data": _PICTURES, "model": _CONV.format(norm="nn.BatchNorm2d(8)"), "wrap": "fully_shard(model)"},
+        causes.BUFFERS,
     ),
 )
 
@@ -346,5 +402,29 @@ CLEAN = (
     Case("the script divides its batches itself", {
         "sampler": "sampler = RandomSampler(data, generator=torch.Generator().manual_seed(2))",
         "step": "x, y = x[rank::world], y[rank::world]\n" + _PARTS["step"],
+    }),
+    _fsdp("several units, AdamW, the norm clipped", {
+        **_optimizer("AdamW(model.parameters(), lr=1e-2)"),
+        "step": _AFTER.format(before="nn.utils.clip_grad_norm_(model.parameters(), 0.1)", after=""),
+    }),
+    _fsdp("parameters that stay after forward", {
+        "wrap": "fully_shard(model[0], reshard_after_forward=False)\nfully_shard(model, reshard_after_forward=False)",
+    }),
+    _fsdp("accumulation that reduces last, evaluation in between", {
+        "loader": _PARTS["loader"].replace("32", "16"),
+        "step": _ACCUMULATE.format(sync="True").replace(
+            "model.require_backward_grad_sync = True",
+            "with torch.no_grad():\n    model.eval()(x)\nmodel.train().set_requires_gradient_sync(last)"),
+    }),
+    _fsdp("accumulation that always reduces", {
+        "loader": _PARTS["loader"].replace("32", "16"), "step": _ACCUMULATE.format(sync="True")}),
+    _fsdp("a transformer with dropout, a checkpoint that is loaded", {
+        "top": _GPT + "\nfrom torch.distributed.checkpoint import state_dict as states",
+        "data": _TOKENS, "model": "torch.manual_seed(rank)\nmodel = Net()\nwhole = Net().state_dict()",
+        "wrap": "fully_shard(model.block)\nfully_shard(model)\noptions = states.StateDictOptions("
+                "full_state_dict=True, broadcast_from_rank0=True)\n"
+                "states.set_model_state_dict(model, whole, options=options)",
+        "step": _TOKEN_STEP.format(more=""),
+        **_optimizer("AdamW(model.parameters(), lr=1e-3)"),
     }),
 )  # fmt: skip

@@ -25,6 +25,7 @@ from dpsim.torch_ddp.reproduce.observation import (
 )
 from dpsim.torch_ddp.reproduce.rounding import rounding_of
 
+Dpsim = Callable[..., tuple[int, str, str]]
 WEIGHT = "head.weight"
 RNG = np.random.default_rng(0)
 OF_SAMPLES = RNG.normal(size=(8, 50))
@@ -124,27 +125,86 @@ def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:
     assert Verdict(Run(folder="", devices=1), ()).finding is None
 
 
+def case(name: str) -> Case:
+    return next(each for each in (*MISTAKES, *CLEAN) if each.name == name)
+
+
+IS_ROUNDING = "The difference is rounding in all 2 steps."
+
+
+def judged(dpsim: Dpsim, folder: Path, name: str, devices: str = "1,2") -> tuple[int, str]:
+    script = folder / "train.py"
+    script.write_text(case(name).script, encoding="utf-8")
+    code, out, err = dpsim("reproduce", "--torch-script", script, "--devices", devices, "--steps", "2")
+    assert "Traceback" not in err, err
+    return code, out
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("case", "code", "words"),
+    ("name", "code", "words"),
     [
-        (MISTAKES[5], 1, "Not rounding: step 1 on 2 devices, 4.bias, differs by 0.5 of its size"),
-        (CLEAN[0], 0, "The difference is rounding in all 2 steps."),
+        ("a sum as the loss", 1, "Not rounding: step 1 on 2 devices, 4.bias, differs by 0.5 of its size"),
+        ("the ordinary script", 0, IS_ROUNDING),
+        ("FSDP: a mean over unequal numbers of tokens", 1, "and FSDP takes 1/2 of each (class: means of unequal"),
     ],
-    ids=lambda value: value.name if isinstance(value, Case) else "",
 )
-def test_a_script_is_judged(
-    dpsim: Callable[..., tuple[int, str, str]], tmp_path: Path, case: Case, code: int, words: str
-) -> None:
+def test_a_script_is_judged(dpsim: Dpsim, tmp_path: Path, name: str, code: int, words: str) -> None:
+    found = judged(dpsim, tmp_path, name)
+    assert found[0] == code and words in found[1], found
+
+
+@pytest.mark.torch
+def test_shards_of_any_number_of_ranks_are_compared_whole(dpsim: Dpsim, tmp_path: Path) -> None:
+    """Five rows of the last layer are no multiple of the ranks, and AdamW's states and the clipped norm are shards."""
+    name = "FSDP: several units, AdamW, the norm clipped"
+    code, out = judged(dpsim, tmp_path, name, "2,1,4")
+    assert code == 0 and IS_ROUNDING in out
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [each for each in (*MISTAKES, *CLEAN) if "FSDP" in each.name], ids=lambda case: case.name
+)
+def test_scripts_with_fully_shard_are_judged_as_those_with_ddp(dpsim: Dpsim, tmp_path: Path, case: Case) -> None:
+    code, out = judged(dpsim, tmp_path, case.name)
+    assert (code, f"(class: {case.kind})" in out) == ((1, True) if case.kind else (0, False)), out
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrap", "given"),
+    [
+        (", mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)", "mixed precision, which is not compared"),
+        ("[0]); fully_shard(model[2]", "two models"),
+        ("); model.set_requires_gradient_sync(False", "FSDP has reduced no gradient"),
+        ("); model.parameters = lambda: early", "builds its optimizer before fully_shard"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_name(dpsim: Dpsim, tmp_path: Path, wrap: str, given: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text(case.script, encoding="utf-8")
-    said = dpsim("reproduce", "--torch-script", script, "--devices", "1,2", "--steps", "2")
-    assert said[0] == code, said
-    assert words in said[1]
+    sharded = {
+        "top": "from torch.distributed import fsdp\nfrom torch.distributed.fsdp import fully_shard",
+        "wrap": f"early = list(model.parameters())\nfully_shard(model{wrap})",
+    }
+    script.write_text(Case("", sharded).script, encoding="utf-8")
+    code, _, err = dpsim("reproduce", "--torch-script", script, "--devices", "1,2", "--steps", "1")
+    assert code == 2 and given in err and "Traceback" not in err, err
 
 
-def test_what_is_of_dpsims_own_training_is_refused(dpsim: Callable[..., tuple[int, str, str]]) -> None:
+def test_what_is_of_dpsims_own_training_is_refused(dpsim: Dpsim) -> None:
     code, _, err = dpsim("reproduce", "--torch-script", "train.py", "--leaves", "4")
     assert code == 2 and "--leaves" in err
     code, _, err = dpsim("reproduce", "--bucket-cap", "0")
     assert code == 2 and "--torch-script" in err
+
+
+def test_shards_that_are_scaled_by_different_numbers_have_norms_of_their_own(tmp_path: Path) -> None:
+    ranks = [rank(half, mean(*HALVES)) for half in HALVES]
+    scaled = ranks[0].final[WEIGHT] * np.repeat([0.5, 0.25], 25).astype(np.float32)
+    for step in ranks:
+        step.final, step.final_hashes = {WEIGHT: scaled}, {WEIGHT: 3}
+    found = finding(tmp_path, *ranks)
+    assert found is not None and found.kind == causes.OWN_NORM and "0.25 and 0.5" in found.because

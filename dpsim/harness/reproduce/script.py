@@ -1,4 +1,4 @@
-"""Bug or rounding: a user's own DDP script on several numbers of ranks, held against its first run step by step."""
+"""Bug or rounding: a user's own script on several numbers of ranks, held against its first run step by step."""
 
 from __future__ import annotations
 
@@ -242,8 +242,9 @@ def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Obser
         )
     if not whole:
         raise ConfigError(
-            f"{name} ended on {run.name} without a step of an optimizer after a backward of DistributedDataParallel",
-            allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel and trains it",
+            f"{name} ended on {run.name} without a step of an optimizer after a backward of a wrapped model",
+            allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel or calls fully_shard,"
+            " and trains it",
             remedy="wrap the model, call backward() and the step() of an optimizer of torch.optim",
         )
     return Observed(run, own, tuple(said))

@@ -32,6 +32,7 @@ SCALE = "a sum in place of a mean"
 BUFFERS = "buffers that are not synchronised"
 OVERWRITTEN = "a bucket written while it is sent"
 MISSING = "a missing gradient"
+OWN_NORM = "a norm of each shard's own"
 APART = "ranks that come apart"
 RANDOM = "random by design"
 OTHER_SAMPLES = "other samples"
@@ -266,7 +267,7 @@ def _why(step: Step, name: str) -> tuple[str, str]:
         unequal = f" ({', '.join(map(str, samples))} samples)" if len(set(samples)) > 1 else ""
         return SHARES, (
             f"the ranks' means are of unequal shares{unequal}: they belong into the mean with weights {shares},"
-            f" and DDP takes 1/{count} of each"
+            f" and {step.other.reports[0].wrapper} takes 1/{count} of each"
         )
     if without and len(without) < len(ranks):
         return MISSING, f"rank {without[0]} has no gradient for it, and others have one"
@@ -326,8 +327,29 @@ def _final(step: Step) -> Finding | None:
             kind, because = UNKNOWN, "the script changes the gradients differently after they were reduced"
             if size(their - factor * mine) <= 1e-4 * size(their):
                 kind, because = SCALE, f"the script scales gradients by {factor:.4g} of what it does in the first run"
+            elif factors := _factors_of_parts(step):
+                listed = " and ".join(f"{each:.3g}" for each in factors)
+                kind, because = (
+                    OWN_NORM,
+                    (
+                        f"the script scales the ranks' shards by {listed} of what it does in the first run, where all"
+                        " should be scaled by one number, such as that of the norm of all shards"
+                    ),
+                )
             return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
     return None
+
+
+def _factors_of_parts(step: Step) -> list[float]:
+    """The factors by which parts of the final gradients, at most one a rank, are scaled; empty where none show that."""
+    ours, theirs = quantities(step.ours, "final"), quantities(step.theirs, "final")
+    for name in sorted(ours.keys() & theirs.keys(), key=lambda each: -ours[each].size):
+        clear = np.abs(ours[name]) > 0.1 * size(ours[name])
+        ratios = np.sort(theirs[name][clear] / ours[name][clear])
+        parts = np.split(ratios, np.flatnonzero(np.diff(ratios) > _SAME_WEIGHT * np.abs(ratios[1:])) + 1)
+        if 1 < len(parts) <= len(step.theirs) and len(ratios) > 2 * len(step.theirs):
+            return [float(part.mean()) for part in parts]
+    return []
 
 
 def _buffers(step: Step) -> Finding | None:

@@ -86,7 +86,8 @@ class RankReport(Noun, frozen=True):
     """What a rank says at its end.
 
     ``parameters`` are their names in the order in which backward reaches them, ``local_norms`` the batch norms that use
-    a rank's own samples, ``switched`` the kinds of random numbers that were drawn from one stream a sample.
+    a rank's own samples, ``switched`` the kinds of random numbers that were drawn from one stream a sample. DDP or FSDP
+    is the ``wrapper``.
     """
 
     ended: bool = False
@@ -96,6 +97,7 @@ class RankReport(Noun, frozen=True):
     local_norms: tuple[str, ...] = ()
     switched: tuple[str, ...] = ()
     hook: str = ""
+    wrapper: str = "DDP"
     loaders: tuple[Loader, ...] = ()
 
 
@@ -114,10 +116,10 @@ class RankStep:
     """A step of one rank.
 
     ``loss`` is the mean over its micro-batches. ``begun`` are hashes of all parameters before the state of the first
-    run was loaded, ``buffers_seen`` those of the buffers that forward got. Gradients are ``local`` before DDP reduces
-    them, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers`` have
-    their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were drawn
-    that could not be switched to one stream a sample.
+    run was loaded, ``buffers_seen`` those of the buffers that forward got. Gradients are ``local`` before they are
+    reduced, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers``
+    have their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were
+    drawn that could not be switched to one stream a sample.
     """
 
     loss: float = 0.0

@@ -10,6 +10,8 @@ import functools
 import hashlib
 import inspect
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dpsim.torch_ddp.endings import EnoughSteps
+from dpsim.errors import ConfigError
+from dpsim.torch_ddp.endings import EnoughSteps, Refused
+from dpsim.torch_ddp.fsdp import ShardedModel, check_optimizer, watch
 from dpsim.torch_ddp.process_group import replace_everywhere
 from dpsim.torch_ddp.record import Training, leading_extent, second_model
 from dpsim.torch_ddp.reproduce import streams as sample_streams
 from dpsim.torch_ddp.reproduce.loaders import Loaders
+from dpsim.torch_ddp.reproduce.models import Given, InReplicas, InShards, digest, hashed, whole, write
 from dpsim.torch_ddp.reproduce.observation import MOST_VALUES, MicroBatch, RankReport, RankStep, Run, write_step
 from dpsim.torch_ddp.reproduce.streams import SampleStreams, sample_key
 from dpsim.torch_ddp.timed import cap_in_mib
@@ -34,13 +39,14 @@ Array = Any
 
 
 class Observer:
-    """Around one DDP model, its backward passes and all optimizers of a rank."""
+    """Around one model in DDP or FSDP, its backward passes and all optimizers of a rank."""
 
     def __init__(self, run: Run, rank: int, steps: int, folder: Path, first_folder: Path, loaders: Loaders) -> None:
         self._run, self._rank, self._wanted = run, rank, steps
         self._folder, self._first_folder, self._loaders = folder, first_folder, loaders
         self.streams = SampleStreams()
-        self.ddp: Any = None
+        self.given = Given()
+        self.model: InReplicas | InShards | None = None
         self.steps = 0
         self._hook = ""
         self._training = Training()
@@ -49,7 +55,6 @@ class Observer:
         self._step: RankStep | None = None
         self._stepped = False
         self._losses: list[float] = []
-        self._synchronises = False
         self._random_state = b""
         self._noise = torch.Generator().manual_seed(run.null_seed)
         loaders.loaded = self._mark_random_state
@@ -58,10 +63,10 @@ class Observer:
         """Return what this rank says at its end."""
         self._finish_step()
         norms = []
-        if self.ddp is not None:
+        if self.model is not None:
             norms = [
                 name
-                for name, module in self.ddp.module.named_modules()
+                for name, module in self.model.module.named_modules()
                 if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) and module.training
             ]
         return RankReport(
@@ -70,26 +75,41 @@ class Observer:
             local_norms=tuple(norms),
             switched=tuple(self.streams.switched),
             hook=self._hook,
+            wrapper="DDP" if self.model is None else self.model.wrapper,
             loaders=tuple(self._loaders.reports),
             **fields,
         )
 
-    # What DDP, forward, backward and the optimizer call.
+    # What DDP or FSDP, forward, backward and the optimizer call.
 
-    def built(self, ddp: Any) -> None:
-        """Observe a DDP model that was constructed."""
-        if self.ddp is not None:
+    def built(self, model: InReplicas | InShards) -> None:
+        """Observe a model that DDP was constructed with, or whose shards are complete."""
+        if self.model is not None:
             raise second_model("compare")
-        self.ddp = ddp
-        ddp.module.register_forward_pre_hook(self._forward, prepend=True, with_kwargs=True)
-        for name, parameter in ddp.module.named_parameters():
-            self._names[id(parameter)] = name
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._gradient, name))
+        self.model = model
+        if distributed.get_world_size() > 1:
+            self.streams.group = distributed.new_group()
+        model.module.register_forward_pre_hook(self._forward, prepend=True, with_kwargs=True)
+        model.observe(self._gradient)
         if self._run.null_seed:
-            for module in ddp.module.modules():
-                if next(module.parameters(recurse=False), None) is not None or module is ddp.module:
+            for module in model.module.modules():
+                if next(module.parameters(recurse=False), None) is not None or module is model.module:
                     module.register_forward_hook(self._rounded)
+
+    @contextmanager
+    def sharded(self, model: ShardedModel, /, *_: Any, **__: Any) -> Iterator[None]:
+        """Around the forward of a root of FSDP."""
+        if self.model is None or self.model.module is not model.module:
+            if self._run.bucket_cap_bytes is not None:
+                raise Refused(
+                    ConfigError(
+                        "--bucket-cap for a script that calls fully_shard",
+                        allowed="it with DistributedDataParallel, for FSDP has no buckets",
+                        remedy="leave it out, and give several --devices",
+                    )
+                )
+            self.built(InShards(model, self.given))
+        yield
 
     def hooked(self, name: str) -> None:
         """Note that the script has registered a communication hook."""
@@ -106,7 +126,7 @@ class Observer:
             return
         if self._step is None or self._stepped:
             self._begin_step()
-        assert self._step is not None
+        assert self._step is not None and self.model is not None
         inputs = (*arguments, *keywords.values())
         samples = leading_extent(inputs)
         rows = _row_hashes(inputs, samples)
@@ -115,13 +135,13 @@ class Observer:
             epoch, indices, data_size = 0, (), 0
         self._step.micro_batches.append(MicroBatch(rows=rows, epoch=epoch, indices=indices, data_size=data_size))
         self.streams.begin([sample_key(self.steps, each) for each in indices or rows])
-        self._synchronises = self.ddp.require_backward_grad_sync
+        self.model.forward()
         if not self._loaders.reports:
             self._mark_random_state()
 
-    def _gradient(self, name: str, parameter: Any) -> None:
+    def _gradient(self, name: str, gradient: Any) -> None:
         if self._step is not None:
-            self._step.local[name] = sampled(parameter.grad)
+            self._step.local[name] = sampled(gradient)
 
     def backward(self, tensors: Any) -> None:
         """Observe the end of a backward pass."""
@@ -133,15 +153,18 @@ class Observer:
         self._losses.append(sum(float(each.detach().float().mean()) for each in several))
         self._step.loss = sum(self._losses)
         self._step.draws |= self._random_state != _random_state()
-        for name, parameter in self._parameters():
-            if self._synchronises and parameter.grad is not None:
-                self._step.reduced[name] = sampled(parameter.grad)
+        if self.model is not None and self.model.reduced():
+            for name, parameter in self._parameters():
+                if parameter.grad is not None:
+                    self._step.reduced[name] = sampled(whole(parameter.grad))
 
     def optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         """Observe the gradients that an optimizer gets."""
         self.constructed(optimizer)
         if self._step is None or self._stepped:
             return
+        if isinstance(self.model, InShards) and self._losses:
+            self._check_reduced(optimizer, self._step)
         self._parameters()  # an optimizer may have been given more of them
         step, number = self._step, next(n for n, each in enumerate(self._optimizers) if each is optimizer)
         for position, group in enumerate(optimizer.param_groups):
@@ -150,47 +173,70 @@ class Observer:
                     step.settings[f"{key} of group {position} of optimizer {number}"] = float(value)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    name = self._names.get(id(parameter), "")
-                    step.final[name] = sampled(parameter.grad)
-                    step.final_hashes[name] = digest(parameter.grad)
+                    name, gradient = self._names.get(id(parameter), ""), whole(parameter.grad)
+                    step.final[name] = sampled(gradient)
+                    step.final_hashes[name] = digest(gradient)
+
+    @staticmethod
+    def _check_reduced(optimizer: Any, step: RankStep) -> None:
+        """Raises ``Refused`` for an optimizer that gets no gradient of FSDP, on any number of ranks."""
+        if not any(each.grad is not None for group in optimizer.param_groups for each in group["params"]):
+            check_optimizer(optimizer)
+        if not step.local:
+            raise Refused(
+                ConfigError(
+                    "an optimizer steps where FSDP has reduced no gradient since its last step (a missing gradient)",
+                    allowed="a last backward of each step that reduces the gradients",
+                    remedy="call set_requires_gradient_sync(True) before the last micro-batch",
+                )
+            )
 
     def optimizer_ends(self, *_: Any) -> None:
         """Observe the buffers after a step."""
         if self._step is not None and self._losses:
             self._stepped = True
-            self._step.buffers = {name: sampled(each) for name, each in self.ddp.module.named_buffers()}
+            self._step.buffers = {name: sampled(each) for name, each in self._buffers().items()}
 
     # Steps.
 
     def _parameters(self) -> list[tuple[str, Any]]:
-        """All parameters of the DDP model and of the optimizers, by their names."""
-        if self.ddp is None:
+        """All parameters of the model and of the optimizers, by their names."""
+        if self.model is None:
             return []
-        found = {id(each): (name, each) for name, each in self.ddp.module.named_parameters()}
+        found = {id(each): (name, each) for name, each in self.model.named_parameters()}
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 for each in group["params"]:
-                    name = f"parameter {len(found) + 1} of shape {'x'.join(map(str, each.shape))}, outside of DDP"
+                    shape = "x".join(map(str, each.shape))
+                    name = f"parameter {len(found) + 1} of shape {shape}, outside of {self.model.wrapper}"
                     found.setdefault(id(each), (name, each))
         self._names = {key: name for key, (name, _) in found.items()}
         return list(found.values())
+
+    def _buffers(self) -> dict[str, Any]:
+        return {} if self.model is None else dict(self.model.module.named_buffers())
 
     def _begin_step(self) -> None:
         """Observe what a step begins with, and begin it from the state of the first run. Raises ``EnoughSteps``."""
         self._finish_step()
         if self.steps == self._wanted:
             raise EnoughSteps
+        assert self.model is not None
+        begun = {name: self.model.begun(each) for name, each in self._parameters()}
         self._step = RankStep(
-            begun={name: digest(each) for name, each in self._parameters()},
-            buffers_seen={name: digest(each) for name, each in self.ddp.module.named_buffers()},
+            begun={name: value for name, value in begun.items() if value is not None},
+            buffers_seen={name: digest(each) for name, each in self._buffers().items()},
         )
+        self.model.settle()
         path = self._first_folder / f"state-{self.steps}.pt"
         if self._folder != self._first_folder:
             if not path.exists():
                 raise EnoughSteps
             self._load(torch.load(path, weights_only=True))
-        elif self._rank == 0:
-            torch.save(self._state(), path)
+            return
+        state = self._state()
+        if self._rank == 0:
+            torch.save(state, path)
 
     def _finish_step(self) -> None:
         if self._step is not None and self._stepped:
@@ -200,29 +246,30 @@ class Observer:
         self._losses = []
 
     def _state(self) -> dict[str, Any]:
-        parameters = {name: each.detach() for name, each in self._parameters()}
-        buffers = dict(self.ddp.module.named_buffers())
+        """Parameters, buffers and optimizer states as whole tensors. All ranks must ask for it."""
         optimizers = [
-            [dict(optimizer.state.get(each, {})) for group in optimizer.param_groups for each in group["params"]]
+            [
+                {key: _whole(value) for key, value in optimizer.state.get(each, {}).items()}
+                for group in optimizer.param_groups
+                for each in group["params"]
+            ]
             for optimizer in self._optimizers
         ]
-        return {"parameters": parameters, "buffers": buffers, "optimizers": optimizers}
+        parameters = {name: whole(each) for name, each in self._parameters()}
+        return {"parameters": parameters, "buffers": self._buffers(), "optimizers": optimizers}
 
     def _load(self, saved: dict[str, Any]) -> None:
-        for own, kind in (
-            (dict(self._parameters()), "parameters"),
-            (dict(self.ddp.module.named_buffers()), "buffers"),
-        ):
+        for own, kind in ((dict(self._parameters()), "parameters"), (self._buffers(), "buffers")):
             for name, value in saved[kind].items():
                 if name in own and own[name].shape == value.shape:
-                    own[name].detach().copy_(value)
+                    write(own[name], value)
         for optimizer, states in zip(self._optimizers, saved["optimizers"], strict=False):
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
             for parameter, state in zip(parameters, states, strict=False):
                 own_state = optimizer.state.get(parameter, {})
                 for key, value in state.items():
                     if isinstance(own_state.get(key), torch.Tensor) and own_state[key].shape == value.shape:
-                        own_state[key].copy_(value)
+                        write(own_state[key], value)
                     elif key in own_state and not isinstance(value, torch.Tensor):
                         own_state[key] = value
 
@@ -247,22 +294,15 @@ _NORMAL = torch.Tensor.normal_
 
 
 def sampled(tensor: Any) -> Array:
-    """Return at most ``MOST_VALUES`` values of a tensor, at equal distances, as an array of one dimension."""
-    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    flat = dense.reshape(-1)
+    """Return at most ``MOST_VALUES`` values of a whole tensor, at equal distances, as an array of one dimension."""
+    flat = whole(tensor).reshape(-1)
     stride = -(-flat.numel() // MOST_VALUES) or 1
     values = flat[::stride]
     return (values.double() if values.dtype == torch.float64 else values.float()).numpy().copy()
 
 
-def digest(tensor: Any) -> int:
-    """Return a hash of a tensor's bits."""
-    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    return _hash(dense.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-
-
-def _hash(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=7).digest(), "little")
+def _whole(value: Any) -> Any:
+    return whole(value) if isinstance(value, torch.Tensor) else value
 
 
 def _row_hashes(inputs: Any, samples: int) -> tuple[int, ...]:
@@ -273,7 +313,7 @@ def _row_hashes(inputs: Any, samples: int) -> tuple[int, ...]:
         each.detach().contiguous().view(torch.uint8).reshape(samples, -1).numpy() if each.numel() else None
         for each in (each if each.dim() > 1 else each.unsqueeze(1) for each in tensors)
     ]
-    return tuple(_hash(b"".join(row[n].tobytes() for row in rows if row is not None)) for n in range(samples))
+    return tuple(hashed(b"".join(row[n].tobytes() for row in rows if row is not None)) for n in range(samples))
 
 
 def _random_state() -> bytes:
@@ -283,7 +323,7 @@ def _random_state() -> bytes:
 
 
 def install(observer: Observer) -> None:
-    """Put ``observer`` around DDP, backward and every optimizer of this process."""
+    """Put ``observer`` around DDP, FSDP, backward and every optimizer of this process."""
     initialise, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
     make, backward = Optimizer.__init__, torch.autograd.backward
     parameters, cap_bytes = inspect.signature(initialise), observer._run.bucket_cap_bytes
@@ -295,9 +335,7 @@ def install(observer: Observer) -> None:
             given.arguments.pop("bucket_cap_mb_list", None)
             given.arguments["bucket_cap_mb"] = cap_in_mib(cap_bytes)
         initialise(*given.args, **given.kwargs)
-        if distributed.get_world_size() > 1:
-            observer.streams.group = distributed.new_group()
-        observer.built(self)
+        observer.built(InReplicas(self))
 
     @functools.wraps(register)
     def hooked(self: Any, state: Any, hook: Any) -> Any:
@@ -316,6 +354,8 @@ def install(observer: Observer) -> None:
         return result
 
     DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook = built, hooked
+    watch(observer.sharded, instead_of_ddp=False, done="compared")
+    observer.given.install()
     Optimizer.__init__ = made
     replace_everywhere(backward, observed)
     register_optimizer_step_pre_hook(observer.optimizer_begins)
