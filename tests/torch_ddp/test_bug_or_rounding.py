@@ -124,12 +124,23 @@ def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:
     assert Verdict(Run(folder="", devices=1), ()).finding is None
 
 
+BY_CLOSURE = """\
+def closure():
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    [each.grad.add_(rank) for each in model.parameters()]
+optimizer.step(closure)"""
+"""Forward and backward within the optimizer's step, as in Lightning's Trainer, and a mistake after them."""
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("case", "code", "words"),
     [
         (MISTAKES[5], 1, "Not rounding: step 1 on 2 devices, 4.bias, differs by 0.5 of its size"),
         (CLEAN[0], 0, "The difference is rounding in all 2 steps."),
+        (Case("a mistake in a closure", {"step": BY_CLOSURE}), 1, "Not rounding: step 1 on 2 devices"),
+        (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, "is rounding in all 2 steps."),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )

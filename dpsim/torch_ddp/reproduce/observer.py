@@ -137,9 +137,25 @@ class Observer:
             if self._synchronises and parameter.grad is not None:
                 self._step.reduced[name] = sampled(parameter.grad)
 
-    def optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        """Observe the gradients that an optimizer gets."""
+    def optimizer_begins(
+        self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Observe the gradients that an optimizer gets: after its closure, where there is one, which this returns."""
         self.constructed(optimizer)
+        itself, *rest = arguments
+        closure = keywords.get("closure", next(iter(rest), None))
+        if closure is None:
+            self._gradients_of(optimizer)
+            return None
+
+        def observed() -> Any:
+            loss = closure()
+            self._gradients_of(optimizer)
+            return loss
+
+        return (itself,), keywords | {"closure": observed}
+
+    def _gradients_of(self, optimizer: Any) -> None:
         if self._step is None or self._stepped:
             return
         self._parameters()  # an optimizer may have been given more of them
