@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import msgspec
+import torch.multiprocessing
 
 from dpsim import codec
 from dpsim.errors import ConfigError
@@ -144,7 +145,12 @@ def synchronises_batch_norm(module: Any) -> bool:
 
 
 def act_as_rank(rank: int, devices: int) -> None:
-    """Set what ``torchrun`` sets for a rank on one node."""
+    """Set what ``torchrun`` sets for a rank on one node, and without a GPU what ``accelerate launch --cpu`` sets.
+
+    Else every rank of Accelerate, or of Hugging Face's Trainer, trains alone there and builds no DDP model.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     os.environ.update(dict.fromkeys(names, str(devices)))
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)))
@@ -161,7 +167,6 @@ def take_over_spawn(rank: int, devices: int) -> None:
 
     Raises ``Refused`` in the script if it asks for another number of ranks.
     """
-    import torch.multiprocessing
 
     def spawn(name: str) -> Any:
         def call(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
