@@ -30,7 +30,7 @@ from dpsim.torch_ddp.logged import recorded_of
 from dpsim.torch_ddp.record import Recorder, check_one_graph, install
 from dpsim.torch_ddp.recorded import MODES, workload_of
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
-from dpsim.torch_ddp.script_error import calls_to, place_in, what_happened
+from dpsim.torch_ddp.script_error import calls_to, place_in, remedy_of, what_happened
 from dpsim.user_code import text_of
 from dpsim.workload import Workload
 
@@ -223,7 +223,7 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
             " kinds of steps apart",
         )
     how = "train its module without dpsim first" if request.function else "start it without dpsim first"
-    return ConfigError(given + calls, remedy=f"{how}; it has to work on this machine")
+    return ConfigError(given + calls, remedy=remedy_of(error, how))
 
 
 def _check_enough(name: str, recorder: Recorder) -> None:
