@@ -145,9 +145,9 @@ def synchronises_batch_norm(module: Any) -> bool:
 
 
 def act_as_rank(rank: int, devices: int) -> None:
-    """Set what ``torchrun`` sets for a rank on one node, and without a GPU what ``accelerate launch --cpu`` sets.
+    """Set what ``torchrun`` sets for a rank on one node, and without a GPU what Accelerate takes for its use of processors.
 
-    Else every rank of Accelerate, or of Hugging Face's Trainer, trains alone there and builds no DDP model.
+    Without that every rank of Accelerate, or of Hugging Face's Trainer, trains alone there and builds no DDP model.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
