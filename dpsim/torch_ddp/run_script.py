@@ -145,7 +145,7 @@ def synchronises_batch_norm(module: Any) -> bool:
 
 
 def act_as_rank(rank: int, devices: int) -> None:
-    """Set what ``torchrun`` sets for a rank on one node, and without a GPU what Accelerate takes for its use of processors.
+    """Set what ``torchrun`` sets for a rank on one node, and without a GPU that Accelerate is to use the processors.
 
     Without that every rank of Accelerate, or of Hugging Face's Trainer, trains alone there and builds no DDP model.
     """
