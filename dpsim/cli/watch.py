@@ -47,7 +47,7 @@ def watch(
         os.execvp(command[0], command)
     with scratch("watch") as folder, watched_job.started(command, watched_job.environment(folder, steps)) as job:
         os.nice(_NICE)
-        print(_answer(job, folder), file=sys.stderr, flush=True)
+        print(f"\n{_answer(job, folder)}", file=sys.stderr, flush=True)  # a progress bar may have left its line open
         return watched_job.exit_code(job)
 
 
