@@ -133,6 +133,22 @@ optimizer.step(closure)"""
 """Forward and backward within the optimizer's step, as in Lightning's Trainer, and a mistake after them."""
 
 
+LOOKING_AHEAD = {
+    "top": """\
+def ahead(loader):
+    batches = iter(loader)
+    batch = next(batches)
+    for following in batches:
+        yield batch
+        batch = following
+    yield batch""",
+    "model": "model = nn.Sequential(nn.Linear(16, 48), nn.Dropout(0.3), nn.Linear(48, 5))",
+    "loader": "batches = DataLoader(data, batch_size=32, sampler=sampler)",
+    "epoch": "loader = ahead(batches)",
+}
+"""Gets the next batch before it trains on one, as Accelerate's loaders do, and draws a mask for each sample."""
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("case", "code", "words"),
@@ -140,6 +156,7 @@ optimizer.step(closure)"""
         (MISTAKES[5], 1, "Not rounding: step 1 on 2 devices, 4.bias, differs by 0.5 of its size"),
         (CLEAN[0], 0, "The difference is rounding in all 2 steps."),
         (Case("a mistake in a closure", {"step": BY_CLOSURE}), 1, "Not rounding: step 1 on 2 devices"),
+        (Case("a sum, looking ahead", {**LOOKING_AHEAD, "step": MISTAKES[5].parts["step"]}), 1, "Not rounding: step 1"),
         (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, "is rounding in all 2 steps."),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",

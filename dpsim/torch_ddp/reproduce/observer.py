@@ -110,7 +110,7 @@ class Observer:
         inputs = (*arguments, *keywords.values())
         samples = leading_extent(inputs)
         rows = _row_hashes(inputs, samples)
-        epoch, indices, data_size = self._loaders.last or (0, (), 0)
+        epoch, indices, data_size = self._loaders.batch_of(inputs) or (0, (), 0)
         if len(indices) != samples:
             epoch, indices, data_size = 0, (), 0
         self._step.micro_batches.append(MicroBatch(rows=rows, epoch=epoch, indices=indices, data_size=data_size))
