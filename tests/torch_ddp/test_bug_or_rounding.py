@@ -149,6 +149,26 @@ def ahead(loader):
 """Gets the next batch before it trains on one, as Accelerate's loaders do, and draws a mask for each sample."""
 
 
+SHARDS = {
+    "top": """\
+class Shard(torch.utils.data.BatchSampler):
+    def __init__(self, batches, rank, world):
+        self.batches, self.rank, self.world, self.batch_size = batches, rank, world, batches.batch_size
+    def __len__(self):
+        return len(self.batches) // self.world
+    def __iter__(self):
+        yield from list(self.batches)[self.rank::self.world]""",
+    "loader": """\
+loader = DataLoader(data, batch_size=32, shuffle=True)
+batches = loader.batch_sampler
+if world > 1:
+    loader.sampler.generator = torch.Generator().manual_seed(7)
+    batches = Shard(batches, rank, world)
+loader = DataLoader(data, batch_sampler=batches)""",
+}
+"""Replaces the script's loader on several ranks by one that deals out its batches, as Accelerate does."""
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("case", "code", "words"),
@@ -156,7 +176,12 @@ def ahead(loader):
         (MISTAKES[5], 1, "Not rounding: step 1 on 2 devices, 4.bias, differs by 0.5 of its size"),
         (CLEAN[0], 0, "The difference is rounding in all 2 steps."),
         (Case("a mistake in a closure", {"step": BY_CLOSURE}), 1, "Not rounding: step 1 on 2 devices"),
-        (Case("a sum, looking ahead", {**LOOKING_AHEAD, "step": MISTAKES[5].parts["step"]}), 1, "Not rounding: step 1"),
+        (
+            Case("a sum, looking ahead", {**LOOKING_AHEAD, "step": MISTAKES[5].parts["step"]}),
+            1,
+            "a sum in place of a mean",
+        ),
+        (Case("a library's shards", SHARDS), 0, "is rounding in all 2 steps."),
         (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, "is rounding in all 2 steps."),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",

@@ -46,6 +46,11 @@ class Loaders:
         self.loaded: Callable[[], None] = lambda: None
         """Called as the script gets a batch."""
 
+    @property
+    def used(self) -> tuple[Loader, ...]:
+        """Those that gave batches: libraries replace a loader of the script by another with the same data."""
+        return tuple(each for number, each in enumerate(self.reports) if number in self._queues)
+
     def size_of(self, own: int) -> int:
         """Return the batch size of the next loader, whose own is ``own``. Raises ``Refused``."""
         number = len(self._sizes)
@@ -168,13 +173,14 @@ def _addresses(batch: Any) -> set[int]:
 
 
 def _described(loader: Any) -> Loader:
-    sampler = getattr(loader.batch_sampler, "sampler", None) or loader.sampler
+    batches = loader.batch_sampler  # one without a sampler divides batches in a way of its own, as Accelerate's does
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     size = 0 if isinstance(loader.dataset, IterableDataset) else _length(loader.dataset)
     return Loader(
         batch_size=int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0) or 0),
         data_size=size,
-        sampler_size=_length(sampler),
-        sampler=type(sampler).__name__,
+        sampler_size=0 if sampler is None else _length(sampler),
+        sampler=type(batches if sampler is None else sampler).__name__,
     )
 
 

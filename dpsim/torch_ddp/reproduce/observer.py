@@ -70,7 +70,7 @@ class Observer:
             local_norms=tuple(norms),
             switched=tuple(self.streams.switched),
             hook=self._hook,
-            loaders=tuple(self._loaders.reports),
+            loaders=self._loaders.used,
             **fields,
         )
 
