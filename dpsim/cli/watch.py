@@ -47,7 +47,7 @@ def watch(
         os.execvp(command[0], command)
     with scratch("watch") as folder, watched_job.started(command, watched_job.environment(folder, steps)) as job:
         os.nice(_NICE)
-        print(_answer(job, folder), file=sys.stderr, flush=True)
+        print(f"\n{_answer(job, folder)}", file=sys.stderr, flush=True)  # a progress bar may have left its line open
         return watched_job.exit_code(job)
 
 
@@ -63,7 +63,10 @@ def _answer(job: subprocess.Popen[bytes], folder: Path) -> str:
         if not records:
             raise ConfigError(
                 "nothing was learned of the job: none of its processes left a record of DistributedDataParallel",
-                allowed="a job whose ranks are processes of this machine that read PYTHONPATH (not python -I or -E)",
+                allowed="a job whose ranks are processes of this machine that read PYTHONPATH (not python -I or -E) and"
+                " wrap their model in it",
+                remedy="on processors Accelerate needs torchrun and Accelerator(cpu=True), and Hugging Face's Trainer"
+                " use_cpu=True, or each rank trains alone",
             )
         return _text(watched(records))
     except DpsimError as error:

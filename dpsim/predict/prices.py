@@ -196,7 +196,7 @@ def own_allreduce(machine: Machine, plan: Plan) -> Collective:
 def own_allreduces_s(machine: Machine, plan: Plan, workload: Workload) -> float:
     """Seconds of a step in the allreduces that a script asks for itself."""
     points, overhead_s = idle_curve(machine, own_allreduce(machine, plan)).points, machine.collective_overhead_s or 0.0
-    return sum(at(points, 1, size) + overhead_s for size in workload.own_allreduce_bytes)
+    return sum(float(at(points, 1, size)) + overhead_s for size in workload.own_allreduce_bytes)
 
 
 def _shares_of_parameters(schedule: Schedule) -> list[float]:

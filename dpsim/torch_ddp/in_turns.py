@@ -29,7 +29,7 @@ from dpsim.torch_ddp.recorded import workload_of
 from dpsim.torch_ddp.reductions import MpiReduction
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.torch_ddp.run_script import act_as_rank, take_over_spawn
-from dpsim.torch_ddp.script_error import calls_to, what_happened
+from dpsim.torch_ddp.script_error import calls_to, remedy_of, what_happened
 from dpsim.torch_ddp.visit import Turns, Visit
 
 Script = tuple[str, tuple[str, ...]]
@@ -138,4 +138,4 @@ def _died(script: str, error: BaseException) -> ConfigError:
     given = what_happened("__main__", Path(script).name, error, on=f" on rank {os.environ['RANK']}")
     if not isinstance(error, SystemExit):
         given += calls_to("__main__", error.__traceback__)
-    return ConfigError(given, remedy="start it without dpsim first; it has to work on this machine")
+    return ConfigError(given, remedy=remedy_of(error))

@@ -65,7 +65,7 @@ class Observer:
         self._hooked = False
         self._hooks_itself = False
         self._synchronises = False
-        self._ended_s = now()
+        self._ended_s = self._update_began_s = now()
         self._clear()
 
     def _clear(self) -> None:
@@ -179,6 +179,7 @@ class Observer:
             self._depth -= 1
         if outermost:
             ended_s = now()
+            self._update_began_s = ended_s  # where an optimizer's step calls a closure, that is no update
             self._micro_batches += 1
             if not self._synchronises:
                 self._seconds["backward_s"] += ended_s - began_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +28,9 @@ WARM_UP_STEPS = 2
 
 _UNWRAPPED_STEPS = 3
 """Optimizer steps on gradients that were reduced without DDP after which a script is refused."""
+
+_WAITED_UPDATES = 100
+"""Optimizer steps before any model of DDP or FSDP is called after which the user is told that one is waited for."""
 
 
 class Training:
@@ -86,7 +90,7 @@ class Recorder:
         self.synchronised = 0
         self.ddp: Any = None
         self._training = Training()
-        self._unwrapped_steps = 0
+        self._unwrapped_steps = self._waited_updates = 0
         self.optimizer: Any = None
         self.input_workers = 0
         self.load_s_per_sample = 0.0
@@ -224,6 +228,14 @@ class Recorder:
     def _check_wrapped(self, optimizer: Any) -> None:
         """Raises ``Refused`` once the script has stepped several times on gradients that it reduced without DDP."""
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        self._waited_updates += 1
+        if self._waited_updates == _WAITED_UPDATES:
+            print(
+                f"dpsim: after {_WAITED_UPDATES} updates the script has called no model of DistributedDataParallel or"
+                " fully_shard; it is let go on until it does",
+                file=sys.stderr,
+                flush=True,
+            )
         groups = [each for each in distributed_c10d._world.pg_map if isinstance(each, ReplicatedGroup)]
         reduced = sum(group.reduced_elements for group in groups)
         for group in groups:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import msgspec
+import torch.multiprocessing
 
 from dpsim import codec
 from dpsim.errors import ConfigError
@@ -29,7 +30,7 @@ from dpsim.torch_ddp.logged import recorded_of
 from dpsim.torch_ddp.record import Recorder, check_one_graph, install
 from dpsim.torch_ddp.recorded import MODES, workload_of
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
-from dpsim.torch_ddp.script_error import calls_to, place_in, what_happened
+from dpsim.torch_ddp.script_error import calls_to, place_in, remedy_of, what_happened
 from dpsim.user_code import text_of
 from dpsim.workload import Workload
 
@@ -144,7 +145,12 @@ def synchronises_batch_norm(module: Any) -> bool:
 
 
 def act_as_rank(rank: int, devices: int) -> None:
-    """Set what ``torchrun`` sets for a rank on one node."""
+    """Set what ``torchrun`` sets for a rank on one node, and without a GPU that Accelerate is to use the processors.
+
+    Without that every rank of Accelerate, or of Hugging Face's Trainer, trains alone there and builds no DDP model.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     os.environ.update(dict.fromkeys(names, str(devices)))
     os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)))
@@ -161,7 +167,6 @@ def take_over_spawn(rank: int, devices: int) -> None:
 
     Raises ``Refused`` in the script if it asks for another number of ranks.
     """
-    import torch.multiprocessing
 
     def spawn(name: str) -> Any:
         def call(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
@@ -218,7 +223,7 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
             " kinds of steps apart",
         )
     how = "train its module without dpsim first" if request.function else "start it without dpsim first"
-    return ConfigError(given + calls, remedy=f"{how}; it has to work on this machine")
+    return ConfigError(given + calls, remedy=remedy_of(error, how))
 
 
 def _check_enough(name: str, recorder: Recorder) -> None:

@@ -29,6 +29,8 @@ _WRITE_WORDS = (
     "cannot be opened",
 )
 """What the kernel or PyTorch says of a file that a protected script cannot write, move or keep in memory."""
+_RANK_WORDS = "does not match the world size"
+"""What Lightning says (TorchElasticEnvironment.validate_settings) where ``devices`` is not the number of ranks."""
 _WRITABLE = {
     "namespace": "writing in the script's folder, the working directory, the home and folders that the script's"
     " arguments name (what is written there is discarded), in temporary folders and in caches",
@@ -50,6 +52,16 @@ def what_happened(module: str, name: str, error: BaseException, *, raiser: str =
     given = f"{place}: {raiser} raised {type(error).__name__}{on}" + (f": {text}" if text else "")
     check_writes(given, error)
     return given
+
+
+def remedy_of(error: BaseException, first: str = "start it without dpsim first") -> str:
+    """What to do about an exception of the script; ``first`` is how to try it without dpsim."""
+    if _RANK_WORDS in text_of(error):
+        return (
+            "let the script take its number of ranks from the environment variable WORLD_SIZE, as in"
+            " Trainer(devices=int(os.environ.get('WORLD_SIZE', 1))), or give that number to --devices"
+        )
+    return f"{first}; it has to work on this machine"
 
 
 def place_in(module: str, where: TracebackType | None, name: str) -> str:

@@ -125,16 +125,61 @@ def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:
     assert Verdict(Run(folder="", devices=1), ()).finding is None
 
 
-def case(name: str) -> Case:
+BY_CLOSURE = """\
+def closure():
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    [each.grad.add_(rank) for each in model.parameters()]
+optimizer.step(closure)"""
+"""Forward and backward within the optimizer's step, as in Lightning's Trainer, and a mistake after them."""
+
+
+LOOKING_AHEAD = {
+    "top": """\
+def ahead(loader):
+    batches = iter(loader)
+    batch = next(batches)
+    for following in batches:
+        yield batch
+        batch = following
+    yield batch""",
+    "model": "model = nn.Sequential(nn.Linear(16, 48), nn.Dropout(0.3), nn.Linear(48, 5))",
+    "loader": "batches = DataLoader(data, batch_size=32, sampler=sampler)",
+    "epoch": "loader = ahead(batches)",
+}
+"""Gets the next batch before it trains on one, as Accelerate's loaders do, and draws a mask for each sample."""
+
+
+SHARDS = {
+    "top": """\
+class Shard(torch.utils.data.BatchSampler):
+    def __init__(self, batches, rank, world):
+        self.batches, self.rank, self.world, self.batch_size = batches, rank, world, batches.batch_size
+    def __len__(self):
+        return len(self.batches) // self.world
+    def __iter__(self):
+        yield from list(self.batches)[self.rank::self.world]""",
+    "loader": """\
+loader = DataLoader(data, batch_size=32, shuffle=True)
+batches = loader.batch_sampler
+if world > 1:
+    loader.sampler.generator = torch.Generator().manual_seed(7)
+    batches = Shard(batches, rank, world)
+loader = DataLoader(data, batch_sampler=batches)""",
+}
+"""Replaces the script's loader on several ranks by one that deals out its batches, as Accelerate does."""
+
+
+def named(name: str) -> Case:
     return next(each for each in (*MISTAKES, *CLEAN) if each.name == name)
 
 
 IS_ROUNDING = "The difference is rounding in all 2 steps."
 
 
-def judged(dpsim: Dpsim, folder: Path, name: str, devices: str = "1,2") -> tuple[int, str]:
+def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2") -> tuple[int, str]:
     script = folder / "train.py"
-    script.write_text(case(name).script, encoding="utf-8")
+    script.write_text(case.script, encoding="utf-8")
     code, out, err = dpsim("reproduce", "--torch-script", script, "--devices", devices, "--steps", "2")
     assert "Traceback" not in err, err
     return code, out
@@ -142,23 +187,34 @@ def judged(dpsim: Dpsim, folder: Path, name: str, devices: str = "1,2") -> tuple
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("name", "code", "words"),
+    ("case", "code", "words"),
     [
-        ("a sum as the loss", 1, "Not rounding: step 1 on 2 devices, 4.bias, differs by 0.5 of its size"),
-        ("the ordinary script", 0, IS_ROUNDING),
-        ("FSDP: a mean over unequal numbers of tokens", 1, "and FSDP takes 1/2 of each (class: means of unequal"),
+        (named("a sum as the loss"), 1, "Not rounding: step 1 on 2 devices, 4.bias, differs by 0.5 of its size"),
+        (named("the ordinary script"), 0, IS_ROUNDING),
+        (
+            named("FSDP: a mean over unequal numbers of tokens"),
+            1,
+            "and FSDP takes 1/2 of each (class: means of unequal",
+        ),
+        (Case("a mistake in a closure", {"step": BY_CLOSURE}), 1, "Not rounding: step 1 on 2 devices"),
+        (
+            Case("a sum, looking ahead", {**LOOKING_AHEAD, "step": named("a sum as the loss").parts["step"]}),
+            1,
+            "a sum in place of a mean",
+        ),
+        (Case("a library's shards", SHARDS), 0, IS_ROUNDING),
+        (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, IS_ROUNDING),
     ],
 )
-def test_a_script_is_judged(dpsim: Dpsim, tmp_path: Path, name: str, code: int, words: str) -> None:
-    found = judged(dpsim, tmp_path, name)
+def test_a_script_is_judged(dpsim: Dpsim, tmp_path: Path, case: Case, code: int, words: str) -> None:
+    found = judged(dpsim, tmp_path, case)
     assert found[0] == code and words in found[1], found
 
 
 @pytest.mark.torch
 def test_shards_of_any_number_of_ranks_are_compared_whole(dpsim: Dpsim, tmp_path: Path) -> None:
     """Five rows of the last layer are no multiple of the ranks, and AdamW's states and the clipped norm are shards."""
-    name = "FSDP: several units, AdamW, the norm clipped"
-    code, out = judged(dpsim, tmp_path, name, "2,1,4")
+    code, out = judged(dpsim, tmp_path, named("FSDP: several units, AdamW, the norm clipped"), "2,1,4")
     assert code == 0 and IS_ROUNDING in out
 
 
@@ -168,7 +224,7 @@ def test_shards_of_any_number_of_ranks_are_compared_whole(dpsim: Dpsim, tmp_path
     "case", [each for each in (*MISTAKES, *CLEAN) if "FSDP" in each.name], ids=lambda case: case.name
 )
 def test_scripts_with_fully_shard_are_judged_as_those_with_ddp(dpsim: Dpsim, tmp_path: Path, case: Case) -> None:
-    code, out = judged(dpsim, tmp_path, case.name)
+    code, out = judged(dpsim, tmp_path, case)
     assert (code, f"(class: {case.kind})" in out) == ((1, True) if case.kind else (0, False)), out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,34 @@ def test_a_hook_of_the_scripts_own_stays_and_has_no_place_on_an_emulated_link(dp
     code, out, err = dpsim("explain", "--torch-script", script, "--network", "paced:1ms,1gbit")
     assert (code, out) == (2, "")
     assert "communication hook of its own" in err and "leave --network out" in err and "Traceback" not in err
+
+
+@pytest.mark.torch
+def test_an_update_that_calls_a_closure_is_timed_without_it() -> None:
+    """Lightning's Trainer runs forward and backward within the optimizer's step."""
+    import torch
+
+    from dpsim.torch_ddp.endings import EnoughSteps
+    from dpsim.torch_ddp.observed import Observer
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        observer, optimizer = Observer(3, lambda _: None), torch.optim.SGD(ddp.parameters())
+        with pytest.raises(EnoughSteps):
+            while True:
+                observer.update_begins(optimizer)
+                with observer.forward(ddp, torch.ones(2, 4)):
+                    time.sleep(0.01)
+                    loss = ddp(torch.ones(2, 4)).sum()
+                with observer.backward():
+                    loss.backward()
+                observer.update_ends(optimizer)
+    finally:
+        torch.distributed.destroy_process_group()
+    for step in observer.steps:
+        assert step.forward_s >= 0.01
+        assert step.forward_s + step.backward_s + step.update_s <= step.computed_s - step.began_s
 
 
 @pytest.mark.torch

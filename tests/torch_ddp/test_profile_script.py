@@ -199,6 +199,9 @@ SCRIPTS_OF_LIBRARIES = {
         assert dist.get_backend() == "gloo" and dist.get_backend(dist.new_group()) == "gloo"
         assert dist.get_backend(dist.new_group(backend="nccl")) == "nccl"
     """,
+    "Accelerate's choice of the processor": """
+        assert torch.cuda.is_available() or os.environ["ACCELERATE_USE_CPU"] == "true"
+    """,
     "a wrapper left in evaluation mode": "ddp.eval(), ddp.module.train()",
     "a model trained in evaluation mode": "ddp.eval()",
 }

@@ -44,6 +44,16 @@ def test_every_size_of_batch_is_recorded_in_every_mode() -> None:
     assert all(0 < step.loss_s < step.step_s for step in recorder.steps)
 
 
+def test_a_script_that_trains_on_without_ddp_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    recorder, optimizer = Recorder(12), torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+    said = []
+    for _ in range(250):
+        recorder.update_begins(optimizer)
+        recorder.update_ends(optimizer)
+        said.append(capsys.readouterr().err)
+    assert "has called no model of DistributedDataParallel" in said[99] and not any(said[:99] + said[100:])
+
+
 class QueuedGpu:
     """A GPU that does what it is asked for when the host synchronises; each event comes a second after the last."""
 

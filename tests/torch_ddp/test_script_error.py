@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from dpsim.torch_ddp.script_error import calls_to, place_in
+from dpsim.torch_ddp.script_error import calls_to, place_in, remedy_of
 
 
 def again(number: int) -> None:
@@ -34,3 +34,9 @@ def test_of_a_deep_recursion_only_the_innermost_calls_are_read(monkeypatch: pyte
         sys.setrecursionlimit(limit)
     assert place.startswith("test_script_error.py:") and calls.count(" in again: ") == 8
     assert extracted == [1000]
+
+
+def test_another_number_of_ranks_in_lightning_is_no_failure_of_the_script() -> None:
+    lightning = ValueError("... the product (2 * 1) does not match the world size (1).")
+    assert "WORLD_SIZE" in remedy_of(lightning) and "--devices" in remedy_of(lightning)
+    assert remedy_of(ValueError("no data"), "start it by hand") == "start it by hand; it has to work on this machine"

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from dpsim import codec
+from dpsim.launch import watched_job
+from dpsim.torch_ddp.watched import WatchedRank
+
 SCRIPT = """
 import os, pathlib, sys, time, torch
 import torch.distributed as dist
@@ -37,6 +41,33 @@ def main(rank, folder):
 if __name__ == "__main__":
     mp.spawn(main, (sys.argv[1],), nprocs=2)
     sys.exit(7)
+"""
+CLOSURE = """
+import time, torch
+import torch.distributed as dist
+
+class Update(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure):
+        with torch.enable_grad():
+            closure()
+        time.sleep(0.02)
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(4, 4)
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+ddp.eval()
+model.train(TRAINS)
+optimizer = Update(ddp.parameters(), lr=0.01)
+
+def closure():
+    optimizer.zero_grad()
+    result = ddp(torch.ones(2, 4))
+    time.sleep(0.02)
+    result.sum().backward()
+
+for _ in range(15):
+    optimizer.step(closure=closure)
 """
 DEADLINE_S = 300
 
@@ -86,3 +117,18 @@ def test_killing_it_does_no_harm_to_the_job(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         process.communicate(timeout=DEADLINE_S)  # until the job, too, has closed its output
     assert states(tmp_path) == ["as it was", "as it was"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("trains", [True, False])
+def test_the_wrapper_may_be_in_evaluation_mode_and_an_update_may_call_a_closure(tmp_path: Path, trains: bool) -> None:
+    """So it is with Lightning's Trainer, whose check of the validation loop leaves the wrapper in evaluation mode."""
+    script, folder = tmp_path / "train.py", tmp_path / "records"
+    script.write_text(CLOSURE.replace("TRAINS", str(trains)), encoding="utf-8")
+    folder.mkdir()
+    subprocess.run([sys.executable, str(script)], env=watched_job.environment(folder, 6), check=True)
+    record = codec.decode(codec.read_raw(folder / "rank-0.json", "record"), WatchedRank, "record")
+    assert len(record.steps) == 6
+    for step in record.steps:
+        assert step.update_s >= 0.02
+        assert step.forward_s + step.backward_s + step.update_s + 0.02 <= step.computed_s - step.began_s

@@ -92,8 +92,10 @@ class Watcher:
         self._loss_s: list[float] = []
         self._first_s: float | None = None
         self._optimizer: Any = None
+        self._update_began: Any = None
         self._loader: Any = None
         self._training = self._synchronises = False
+        self._evaluated = self._in_evaluation_mode = False
         self._core = _CoreTime()
         self._clear(now(), self._core.waited_s())
         self._undo: list[Callable[[], None]] = []
@@ -145,15 +147,24 @@ class Watcher:
         self._undo.append(undo)
 
     def _forward(self, original: Callable[..., Any], ddp: Any, /, *arguments: Any, **keywords: Any) -> Any:
-        if ddp is not self._ddp or not self._torch.is_grad_enabled() or not ddp.training:
+        if ddp is not self._ddp or not self._trains(ddp):
             return original(ddp, *arguments, **keywords)
         self._forward_begins(arguments, keywords)
         result = original(ddp, *arguments, **keywords)
         self._forward_ends()
         return result
 
+    def _trains(self, ddp: Any) -> bool:
+        """Whether this forward pass of ``ddp`` trains, as ``dpsim.torch_ddp.record.Training`` decides it."""
+        if not self._torch.is_grad_enabled():
+            return False
+        trains = self._in_evaluation_mode or any(module.training for module in ddp.modules())
+        self._evaluated = not trains
+        return trains
+
     def _backward(self, original: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         self._depth += 1
+        self._in_evaluation_mode |= self._evaluated
         outermost, began = self._depth == 1 and self._training, self._mark()
         try:
             result = original(*arguments, **keywords)
@@ -184,7 +195,6 @@ class Watcher:
     def _clear(self, ended_s: float, without_core_s: float) -> None:
         self._began_s, self._input_s = ended_s, 0.0
         self._seconds: dict[str, list[tuple[Any, Any]]] = {name: [] for name in _DURATIONS[:3]}
-        self._update_began: Any = None
         self._micro_batches = 0
         self._without_core_s = without_core_s
 
@@ -219,15 +229,18 @@ class Watcher:
     def _update_ends(self, optimizer: Any) -> None:
         if self._update_began is not None:
             self._seconds["update_s"].append((self._update_began, self._mark()))
+            self._update_began = None
 
     @_guarded
     def _backward_ends(self, began: Any) -> None:
         self._training = False
         self._micro_batches += 1
-        if not self._synchronises:
-            self._seconds["backward_s"].append((began, self._mark()))
-            return
         ended = self._mark()
+        if self._update_began is not None:  # the optimizer's step has called a closure, which is no update
+            self._update_began = ended
+        if not self._synchronises:
+            self._seconds["backward_s"].append((began, ended))
+            return
         if self._on_gpu:
             self._torch.cuda.synchronize()
         ended_s = now()

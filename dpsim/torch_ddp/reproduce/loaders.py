@@ -12,10 +12,11 @@ import itertools
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -27,6 +28,8 @@ from dpsim.torch_ddp.reproduce.streams import root_index
 Batch = tuple[int, tuple[int, ...], int]
 """Epoch, indices and size of the data set."""
 _INDICES = "indices-{}-{}.json"
+_RECENT = 4
+"""Batches among which that of a forward pass is looked for."""
 
 
 class Loaders:
@@ -39,9 +42,14 @@ class Loaders:
         self._queues: dict[int, deque[Batch]] = {}
         self._taken: list[tuple[int, ...]] = []
         self.reports: list[Loader] = []
-        self.last: Batch | None = None
+        self._recent: deque[tuple[Batch | None, set[int]]] = deque(maxlen=_RECENT)
         self.loaded: Callable[[], None] = lambda: None
         """Called as the script gets a batch."""
+
+    @property
+    def used(self) -> tuple[Loader, ...]:
+        """Those that gave batches: libraries replace a loader of the script by another with the same data."""
+        return tuple(each for number, each in enumerate(self.reports) if number in self._queues)
 
     def size_of(self, own: int) -> int:
         """Return the batch size of the next loader, whose own is ``own``. Raises ``Refused``."""
@@ -96,11 +104,20 @@ class Loaders:
             ranks.append([batch for at, batch in map(json.loads, lines) if at == epoch])
         return [list(itertools.chain(*parts)) for parts in zip(*ranks, strict=False)]
 
-    def got(self, iterator: Any) -> None:
-        """Note that the script has got the next batch of an iterator."""
+    def got(self, iterator: Any, batch: Any) -> None:
+        """Note that the script has got ``batch``, the next one of an iterator."""
         queue = self._queues.get(getattr(iterator._index_sampler, "number", -1))
-        self.last = queue.popleft() if queue else None
+        self._recent.append((queue.popleft() if queue else None, _addresses(batch)))
         self.loaded()
+
+    def batch_of(self, inputs: Any) -> Batch | None:
+        """Return the batch that ``inputs`` of the model are of: the last that holds one of them, or the last of all.
+
+        Accelerate's loaders get the batch after the one that they give, to know the last of an epoch.
+        """
+        wanted = _addresses(inputs)
+        held = (known for known, addresses in reversed(self._recent) if addresses & wanted)
+        return next(held, self._recent[-1][0] if self._recent else None)
 
 
 class _Watched:
@@ -142,21 +159,28 @@ def install(loaders: Loaders) -> None:
     @functools.wraps(following)
     def counted(self: Any) -> Any:
         batch = following(self)
-        loaders.got(self)
+        loaders.got(self, batch)
         return batch
 
     DataLoader.__init__, _BaseDataLoaderIter.__next__ = sized, counted
     DataLoader._index_sampler = property(watched)
 
 
+def _addresses(batch: Any) -> set[int]:
+    """Where the tensors of a batch lie, which may also be a mapping that PyTorch does not know, as Transformers has."""
+    leaves = torch.utils._pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    return {each.data_ptr() for each in leaves if isinstance(each, torch.Tensor) and each.numel()}
+
+
 def _described(loader: Any) -> Loader:
-    sampler = getattr(loader.batch_sampler, "sampler", None) or loader.sampler
+    batches = loader.batch_sampler  # one without a sampler divides batches in a way of its own, as Accelerate's does
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     size = 0 if isinstance(loader.dataset, IterableDataset) else _length(loader.dataset)
     return Loader(
         batch_size=int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0) or 0),
         data_size=size,
-        sampler_size=_length(sampler),
-        sampler=type(sampler).__name__,
+        sampler_size=0 if sampler is None else _length(sampler),
+        sampler=type(batches if sampler is None else sampler).__name__,
     )
 
 

@@ -76,7 +76,7 @@ class Observer:
             switched=tuple(self.streams.switched),
             hook=self._hook,
             wrapper="DDP" if self.model is None else self.model.wrapper,
-            loaders=tuple(self._loaders.reports),
+            loaders=self._loaders.used,
             **fields,
         )
 
@@ -130,7 +130,7 @@ class Observer:
         inputs = (*arguments, *keywords.values())
         samples = leading_extent(inputs)
         rows = _row_hashes(inputs, samples)
-        epoch, indices, data_size = self._loaders.last or (0, (), 0)
+        epoch, indices, data_size = self._loaders.batch_of(inputs) or (0, (), 0)
         if len(indices) != samples:
             epoch, indices, data_size = 0, (), 0
         self._step.micro_batches.append(MicroBatch(rows=rows, epoch=epoch, indices=indices, data_size=data_size))
@@ -158,9 +158,25 @@ class Observer:
                 if parameter.grad is not None:
                     self._step.reduced[name] = sampled(whole(parameter.grad))
 
-    def optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        """Observe the gradients that an optimizer gets."""
+    def optimizer_begins(
+        self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Observe the gradients that an optimizer gets: after its closure, where there is one, which this returns."""
         self.constructed(optimizer)
+        itself, *rest = arguments
+        closure = keywords.get("closure", next(iter(rest), None))
+        if closure is None:
+            self._gradients_of(optimizer)
+            return None
+
+        def observed() -> Any:
+            loss = closure()
+            self._gradients_of(optimizer)
+            return loss
+
+        return (itself,), keywords | {"closure": observed}
+
+    def _gradients_of(self, optimizer: Any) -> None:
         if self._step is None or self._stepped:
             return
         if isinstance(self.model, InShards) and self._losses:

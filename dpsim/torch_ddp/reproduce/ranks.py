@@ -28,7 +28,7 @@ from dpsim.torch_ddp.reproduce.loaders import Loaders
 from dpsim.torch_ddp.reproduce.observation import REQUEST, RankReport, Run, RunsRequest, write_report
 from dpsim.torch_ddp.reproduce.observer import Observer
 from dpsim.torch_ddp.run_script import act_as_rank, take_over_spawn
-from dpsim.torch_ddp.script_error import calls_to, what_happened
+from dpsim.torch_ddp.script_error import calls_to, remedy_of, what_happened
 
 _GRACE_S = 15.0
 """How long ranks may go on after one has ended: they may wait for it for ever."""
@@ -139,7 +139,7 @@ def _died(request: RunsRequest, rank: int, error: BaseException) -> ConfigError:
         return mistake
     if not isinstance(error, SystemExit):
         given += calls_to("__main__", error.__traceback__)
-    return ConfigError(given, remedy="start it without dpsim first; it has to work on this machine")
+    return ConfigError(given, remedy=remedy_of(error))
 
 
 def main() -> None:
