@@ -317,7 +317,7 @@ class ComparedPoint(Row):
         "Where DDP trained by gloo, the step of DDP with `dpsim.torch.allreduce_hook()`, in turns with it; NaN if not "
         "measured. It is not predicted.",
         lambda p: _other_step_s(p, HOOK),
-        head="with dpsim's hook ms",
+        head="hook ms",
         form="ms",
     )
     hook_noise = _Column(
