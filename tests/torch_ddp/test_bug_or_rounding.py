@@ -177,10 +177,10 @@ def named(name: str) -> Case:
 IS_ROUNDING = "The difference is rounding in all 2 steps."
 
 
-def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2") -> tuple[int, str]:
+def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2", steps: int = 2) -> tuple[int, str]:
     script = folder / "train.py"
     script.write_text(case.script, encoding="utf-8")
-    code, out, err = dpsim("reproduce", "--torch-script", script, "--devices", devices, "--steps", "2")
+    code, out, err = dpsim("reproduce", "--torch-script", script, "--devices", devices, "--steps", steps)
     assert "Traceback" not in err, err
     return code, out
 
@@ -202,7 +202,7 @@ def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2") -> tupl
             1,
             "a sum in place of a mean",
         ),
-        (Case("a library's shards", SHARDS), 0, IS_ROUNDING),
+        (Case("a library's shards", SHARDS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, IS_ROUNDING),
     ],
 )
@@ -224,7 +224,7 @@ def test_shards_of_any_number_of_ranks_are_compared_whole(dpsim: Dpsim, tmp_path
     "case", [each for each in (*MISTAKES, *CLEAN) if "FSDP" in each.name], ids=lambda case: case.name
 )
 def test_scripts_with_fully_shard_are_judged_as_those_with_ddp(dpsim: Dpsim, tmp_path: Path, case: Case) -> None:
-    code, out = judged(dpsim, tmp_path, case)
+    code, out = judged(dpsim, tmp_path, case, steps=4)
     assert (code, f"(class: {case.kind})" in out) == ((1, True) if case.kind else (0, False)), out
 
 
@@ -236,7 +236,7 @@ def test_scripts_with_fully_shard_are_judged_as_those_with_ddp(dpsim: Dpsim, tmp
         (", mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)", "mixed precision, which is not compared"),
         ("[0]); fully_shard(model[2]", "two models"),
         ("); model.set_requires_gradient_sync(False", "FSDP has reduced no gradient"),
-        ("); model.parameters = lambda: early", "builds its optimizer before fully_shard"),
+        ("); model.parameters = (lambda: early", "builds its optimizer before fully_shard"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(dpsim: Dpsim, tmp_path: Path, wrap: str, given: str) -> None:
