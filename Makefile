@@ -29,7 +29,7 @@ help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
 	@echo "make accuracy   how right are the predictions? many sweeps, at most an hour; continues where it was interrupted"
 	@echo "make validate   predict what other people measured and published: reports/validation, README (under a minute)"
-	@echo "make test    run the tests (6 to 9 minutes on 2 cores); NUMPY=numpy==VERSION installs another NumPy first"
+	@echo "make test    run the tests (6 to 10 minutes on 2 cores); NUMPY=numpy==VERSION installs another NumPy first"
 	@echo "make test-avx2   run the kernels', layers' and training's tests as on a processor without AVX-512 (under 4 minutes)"
 	@echo "make test-slow   run long tests and every command of the documentation (about 15 minutes)"
 	@echo "make test-torch   run the tests that need PyTorch, with its CPU build; TORCH=torch==VERSION names another one"

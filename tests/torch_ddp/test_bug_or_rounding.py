@@ -48,13 +48,13 @@ def rank(samples: tuple[int, ...], reduced: np.ndarray | None = None) -> RankSte
     )
 
 
-def observed(folder: Path, *ranks: RankStep, null: int = 0) -> Observed:
+def observed(folder: Path, *ranks: RankStep, null: int = 0, wrapper: str = "DDP") -> Observed:
     """A run of one step."""
     folder.mkdir()
     for number, step in enumerate(ranks):
         write_step(folder, number, 0, step)
     loader = Loader(batch_size=8 // len(ranks), data_size=8, sampler_size=8 // len(ranks))
-    report = RankReport(steps=1, parameters=(WEIGHT,), loaders=(loader,))
+    report = RankReport(steps=1, parameters=(WEIGHT,), loaders=(loader,), wrapper=wrapper)
     return Observed(Run(folder=folder.name, devices=len(ranks), null_seed=null), folder, (report,) * len(ranks))
 
 
@@ -264,3 +264,22 @@ def test_shards_that_are_scaled_by_different_numbers_have_norms_of_their_own(tmp
         step.final, step.final_hashes = {WEIGHT: scaled}, {WEIGHT: 3}
     found = finding(tmp_path, *ranks)
     assert found is not None and found.kind == causes.OWN_NORM and "0.25 and 0.5" in found.because
+
+
+@pytest.mark.parametrize("wrapper", ["DDP", "FSDP"])
+def test_only_micro_batches_that_fsdp_reduces_one_by_one_may_cancel(tmp_path: Path, wrapper: str) -> None:
+    """Each is rounded before they are added, so that a small sum has an error of the size of its large parts."""
+    near_zero = np.concatenate([[6e-8], mean(*HALVES)[1:]])
+    ranks = [rank(half, near_zero) for half in HALVES]
+    for step in ranks:
+        step.local[WEIGHT][0] = 1e-9
+        step.micro_batches = [two_samples(step, 0), two_samples(step, 2)]
+    first = observed(tmp_path / "first", rank(ORDER, np.concatenate([[0.0], mean(ORDER)[1:]])))
+    found = first_finding(first, observed(tmp_path / "other", *ranks, wrapper=wrapper), rounding_of(first, []))
+    assert (found is None) == (wrapper == "FSDP")
+
+
+def two_samples(step: RankStep, at: int) -> MicroBatch:
+    """Two samples of a rank's only batch as a micro-batch."""
+    two = step.micro_batches[0].indices[at : at + 2]
+    return MicroBatch(rows=two, indices=two, data_size=8)
