@@ -153,7 +153,7 @@ def _svg(figure: Figure) -> str:
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     text = re.sub(r' id="([^"]+)"', lambda named: named[0] if named[1] in used else "", text)
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
-    text = re.sub(r'(?<=[ "(-])(\d+\.\d\d)\d+(?=[^<>]*>)', r"\1", text)
+    text = re.sub(r"<[^<>]*>", lambda tag: re.sub(r'(?<=[ "(-])(\d+\.\d\d)\d+', r"\1", tag[0]), text)
     text = re.sub(r' d="[^"]*"', lambda path: re.sub(r"\s*([LMCQz])\s*", r"\1", path[0]).replace('" ', '"'), text)
     text = re.sub(r'style="[^"]*"', lambda style: re.sub(r"(?<=[:;]) ", "", style[0]), text)
     text = re.sub(r"font-family:[^;\"]*;?", "", text).replace("</style>", f" text{{font-family:{_FAMILY}}}</style>", 1)
