@@ -42,7 +42,7 @@ class Loaders:
         self._queues: dict[int, deque[Batch]] = {}
         self._taken: list[tuple[int, ...]] = []
         self.reports: list[Loader] = []
-        self._recent: deque[tuple[Batch | None, set[int]]] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[Batch | None, list[Any]]] = deque(maxlen=_RECENT)
         self.loaded: Callable[[], None] = lambda: None
         """Called as the script gets a batch."""
 
@@ -107,17 +107,20 @@ class Loaders:
     def got(self, iterator: Any, batch: Any) -> None:
         """Note that the script has got ``batch``, the next one of an iterator."""
         queue = self._queues.get(getattr(iterator._index_sampler, "number", -1))
-        self._recent.append((queue.popleft() if queue else None, _addresses(batch)))
+        self._recent.append((queue.popleft() if queue else None, _tensors(batch)))
         self.loaded()
 
     def batch_of(self, inputs: Any) -> Batch | None:
-        """Return the batch that ``inputs`` of the model are of: the last that holds one of them, or the last of all.
+        """Return the batch that ``inputs`` of the model are of: that with most of their tensors, else the last one.
 
         Accelerate's loaders get the batch after the one that they give, to know the last of an epoch.
         """
-        wanted = _addresses(inputs)
-        held = (known for known, addresses in reversed(self._recent) if addresses & wanted)
-        return next(held, self._recent[-1][0] if self._recent else None)
+        wanted = _tensors(inputs)
+
+        def shared(batch: tuple[Batch | None, list[Any]]) -> int:
+            return sum(any(_same(each, other) for other in wanted) for each in batch[1])
+
+        return max(reversed(self._recent), key=shared, default=(None, []))[0]
 
 
 class _Watched:
@@ -166,10 +169,16 @@ def install(loaders: Loaders) -> None:
     DataLoader._index_sampler = property(watched)
 
 
-def _addresses(batch: Any) -> set[int]:
-    """Where the tensors of a batch lie, which may also be a mapping that PyTorch does not know, as Transformers has."""
+def _tensors(batch: Any) -> list[Any]:
+    """The tensors of a batch, which may also be a mapping that PyTorch does not know, as Transformers has."""
     leaves = torch.utils._pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
-    return {each.data_ptr() for each in leaves if isinstance(each, torch.Tensor) and each.numel()}
+    return [each for each in leaves if isinstance(each, torch.Tensor) and each.dim()]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two tensors are one, or copies."""
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
 
 
 def _described(loader: Any) -> Loader:
