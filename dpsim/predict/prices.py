@@ -32,6 +32,7 @@ from dpsim.predict.ordered import along_the_tree
 from dpsim.predict.simulate import Prices
 from dpsim.predict.slowest import expected_slowest
 from dpsim.schedule import Schedule
+from dpsim.strategy import own_blocks
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -157,9 +158,8 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         bounds = device_leaves(plan.leaves, data_devices)
         points[:2] = [along_the_tree(machine, collective, bounds, each) for each in points[:2]]
     if strategy.parts > 1:
-        blocks = workload.column_blocks
-        bounds = tuple(blocks * part // strategy.parts for part in range(strategy.parts + 1))
-        points[-1] = along_the_tree(machine, plan.joining, bounds, points[-1])
+        stops = (own_blocks(workload.column_blocks, part, strategy.parts).stop for part in range(strategy.parts))
+        points[-1] = along_the_tree(machine, plan.joining, (0, *stops), points[-1])
     copied = (schedule.gradient_slots, schedule.gradient_slots, schedule.parameter_slots, schedule.parameter_slots)
     for number, slots in enumerate(copied):
         if slots:
