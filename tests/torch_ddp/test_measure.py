@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from interrupted import killed_once_it_exists
 from report_factory import sweep
+from script_profiles import four_layers
 
 from dpsim import codec
 from dpsim.ddp_settings import DdpSettings
@@ -35,7 +36,7 @@ from dpsim.study.environment import environment
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
 from dpsim.study.inputs import Inputs, Prepared
 from dpsim.study.task import SAMPLES_SCHEMA, Samples, samples_before
-from dpsim.workload import Layer, Tensor, Workload
+from dpsim.workload import Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
 PREAMBLE = """
@@ -94,22 +95,6 @@ while True:
 """
 
 
-def profiled(**changes: Any) -> Workload:
-    """A workload as a profile of such a script has it."""
-    layers = tuple(
-        Layer(
-            name=f"{number}",
-            kind="module",
-            forward_s=(1e-4,),
-            backward_s=(2e-4,),
-            tensors=(Tensor(name=f"{number}.weight", shape=(32, 32)), Tensor(name=f"{number}.bias", shape=(32,))),
-        )
-        for number in range(4)
-    )
-    ddp = DdpSettings(torch="2.13.0", devices=2, bucket_cap_bytes=25 * 2**20)
-    return msgspec.structs.replace(Workload(name="four", local_batches=(4,), layers=layers, ddp=ddp), **changes)
-
-
 def a_script(folder: Path, text: str = "train()") -> Path:
     script = folder / "four.py"
     script.write_text(PREAMBLE + text)
@@ -118,8 +103,8 @@ def a_script(folder: Path, text: str = "train()") -> Path:
 
 def write_predictions(folder: Path, config: Experiment, machine: Machine) -> None:
     """Predictions of what is measured on one network in one way, so that the measurement begins at once."""
-    experiment = completed(config, profiled())
-    prepared = Prepared.for_all(settings_of(experiment.rows), profiled(), machine)
+    experiment = completed(config, four_layers())
+    prepared = Prepared.for_all(settings_of(experiment.rows), four_layers(), machine)
     folder.mkdir()
     codec.write(folder / "predictions.json", predict_experiment(experiment, prepared, environment()))
 
@@ -264,20 +249,20 @@ def test_micro_batches_are_predicted_and_measured_of_a_script_that_has_one(dpsim
 
 def test_micro_batches_are_compared_with_the_script_s_own_bucket_cap() -> None:
     config = script_experiment(script=__file__, accumulates=(1, 2, 4), communication=("gloo",))
-    whole = completed(config, profiled())
+    whole = completed(config, four_layers())
     plans = [setting.plan for setting in settings_of(whole.rows)]
     assert [(plan.accumulate, plan.global_batch, plan.threshold_bytes) for plan in plans] == [
         (count, 8 * count, 25 * 2**20) for count in (1, 2, 4)
     ]
     assert compared(whole) == ("accumulate",) and whole.question == "settings"
-    both = completed(script_experiment(script=__file__, accumulates=(1, 2), caps_bytes=(0.0, math.inf)), profiled())
+    both = completed(script_experiment(script=__file__, accumulates=(1, 2), caps_bytes=(0.0, math.inf)), four_layers())
     assert {*compared(both)} == {"accumulate", "fusion_threshold_bytes"}
 
 
 def test_a_script_that_accumulates_already_is_not_made_to() -> None:
     ddp = DdpSettings(torch="2.13.0", devices=2, accumulate=4)
     with pytest.raises(ConfigError, match="the script has 4 micro-batches a step"):
-        completed(script_experiment(script=__file__, accumulates=(1, 2)), profiled(ddp=ddp))
+        completed(script_experiment(script=__file__, accumulates=(1, 2)), four_layers(ddp=ddp))
     with pytest.raises(ConfigError, match="--accumulate where FSDP trains"):
         script_experiment(script=__file__, accumulates=(1, 2), strategy="zero3")
 
@@ -442,7 +427,7 @@ def test_a_script_and_its_flag_are_needed(dpsim: Dpsim, tmp_path: Path) -> None:
 
 
 def test_caps_are_those_that_give_different_buckets() -> None:
-    workload = profiled()
+    workload = four_layers()
     caps, order = telling(workload, "ddp", 2.0**10, 7), workload.ready_order
     counts = [len(fuse(order.size_bytes, "ddp", cap)) - 1 for cap in caps]
     assert counts[0] == 8 and counts[-1] == 1 and len(set(counts)) == len(counts)
@@ -453,7 +438,7 @@ def test_the_grid_has_every_way_to_communicate_on_the_networks_that_have_it(tmp_
     config = script_experiment(
         script=str(a_script(tmp_path)), caps_bytes=(0.0, 1e6), networks=("node", "paced:1ms,100mbit"), arguments=("-x",)
     )
-    experiment = completed(config, profiled())
+    experiment = completed(config, four_layers())
     assert (experiment.values("local_batch"), experiment.arguments) == ((4,), ("-x",))
     assert [(case["runtime"], case["network"], case["overlap"]) for case in experiment.cases] == [
         ("torch-ddp-gloo", "node", "thread"),
@@ -465,10 +450,13 @@ def test_the_grid_has_every_way_to_communicate_on_the_networks_that_have_it(tmp_
 @pytest.mark.parametrize(
     ("workload", "given"),
     [
-        (profiled(ddp=None), "not recorded from a PyTorch script"),
-        (profiled(ddp=DdpSettings(torch="2.13.0", devices=2, communication_hook="fp16")), "hook fp16"),
-        (profiled(ddp=DdpSettings(torch="2.13.0", devices=2, bucket_caps_bytes=(5,))), "bucket_cap_mb_list"),
-        (profiled(ddp=DdpSettings(torch="2.13.0", devices=2, find_unused_parameters=True)), "find_unused_parameters"),
+        (four_layers(ddp=None), "not recorded from a PyTorch script"),
+        (four_layers(ddp=DdpSettings(torch="2.13.0", devices=2, communication_hook="fp16")), "hook fp16"),
+        (four_layers(ddp=DdpSettings(torch="2.13.0", devices=2, bucket_caps_bytes=(5,))), "bucket_cap_mb_list"),
+        (
+            four_layers(ddp=DdpSettings(torch="2.13.0", devices=2, find_unused_parameters=True)),
+            "find_unused_parameters",
+        ),
     ],
 )
 def test_a_workload_that_the_rule_does_not_predict_is_refused(workload: Workload, given: str, tmp_path: Path) -> None:
@@ -481,7 +469,7 @@ BATCHES = (8, 16, 32)
 
 def profiled_at(batches: tuple[int, ...], cap: int | None = None) -> Workload:
     """A workload as a profile at several local batches has it, of a script that sets ``bucket_cap_mb`` or does not."""
-    one = profiled()
+    one = four_layers()
     layers = tuple(
         msgspec.structs.replace(layer, forward_s=(1e-4,) * len(batches), backward_s=(2e-4,) * len(batches))
         for layer in one.layers

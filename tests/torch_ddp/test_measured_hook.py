@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from report_factory import sweep
+from script_profiles import four_layers
 
 from dpsim import codec
 from dpsim.constraints import HOOK
@@ -28,7 +29,6 @@ from dpsim.setting import Setting, settings_of
 from dpsim.study.environment import environment
 from dpsim.study.inputs import Prepared
 from dpsim.study.runners.script import HOOK_SETTLES
-from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
 SCRIPT = """
@@ -49,25 +49,10 @@ for step in range(100_000):
 """
 
 
-def workload(hook: str = "") -> Workload:
-    layers = tuple(
-        Layer(
-            name=f"{number}",
-            kind="module",
-            forward_s=(1e-4,),
-            backward_s=(2e-4,),
-            tensors=(Tensor(name=f"{number}.weight", shape=(32, 32)), Tensor(name=f"{number}.bias", shape=(32,))),
-        )
-        for number in range(4)
-    )
-    ddp = DdpSettings(torch="2.13.0", devices=2, bucket_cap_bytes=25 * 2**20, communication_hook=hook)
-    return Workload(name="four", local_batches=(4,), layers=layers, ddp=ddp)
-
-
 def test_the_hook_is_measured_on_several_devices_with_the_plan_of_gloo() -> None:
     communication = ("gloo", "mpi", "hook")
     config = script_experiment(script=__file__, communication=communication, devices=(1, 2), networks=("node",))
-    experiment = completed(config, workload())
+    experiment = completed(config, four_layers())
     settings = settings_of(experiment.rows)
     assert {setting.plan.threshold_bytes for setting in settings} == {25 * 2**20}, "the script's own cap alone"
     (hook,) = other_settings(settings, experiment.other_runtimes)
@@ -96,7 +81,7 @@ def test_where_the_hook_cannot_be_compared_with_gloo_it_is_refused(given: dict[s
 def test_a_script_with_a_hook_of_its_own_is_refused() -> None:
     config = script_experiment(script=__file__, communication=("gloo", "hook"))
     with pytest.raises(ConfigError, match="registers the communication hook fp16"):
-        completed(config, workload("fp16"))
+        completed(config, four_layers(ddp=DdpSettings(torch="2.13.0", devices=2, communication_hook="fp16")))
 
 
 def with_hook(times: float) -> Comparison:
@@ -138,10 +123,10 @@ def test_an_unchanged_script_trains_by_gloo_and_by_the_hook_in_turns(dpsim: Dpsi
     script, folder = tmp_path / "four.py", tmp_path / "report"
     script.write_text(SCRIPT)
     experiment = completed(
-        script_experiment(str(script), communication=("gloo", "hook"), budget_s=1.0, seed=0), workload()
+        script_experiment(str(script), communication=("gloo", "hook"), budget_s=1.0, seed=0), four_layers()
     )
     machine = Machine(name="m", link=Link(latency_s=1e-4, bandwidth_bytes_per_s=1e9))
-    prepared = Prepared.for_all(settings_of(experiment.rows), workload(), machine)
+    prepared = Prepared.for_all(settings_of(experiment.rows), four_layers(), machine)
     folder.mkdir()
     codec.write(folder / "predictions.json", predict_experiment(experiment, prepared, environment()))
     flags = ("--communication", "gloo,hook", "--budget", "1s", "--output", folder, "--json")
