@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a 
     from dpsim.api import fit as fit
     from dpsim.data import Dataset as Dataset
     from dpsim.data import load_dataset as load_dataset
+    from dpsim.entry import predict as predict
     from dpsim.entry import read_machine as read_machine
     from dpsim.entry import read_workload as read_workload
     from dpsim.entry import sweep as sweep
@@ -46,7 +47,7 @@ __version__ = VERSION
 _HOMES = {
     "dpsim.api": ("fit",),
     "dpsim.data": ("Dataset", "load_dataset"),
-    "dpsim.entry": ("read_machine", "read_workload", "sweep"),
+    "dpsim.entry": ("predict", "read_machine", "read_workload", "sweep"),
     "dpsim.harness.load": ("load",),
     "dpsim.launch.rank_info": ("local_rank", "local_size", "rank", "size"),
     "dpsim.nn": ("FunctionReplica", "build_model"),
@@ -61,8 +62,8 @@ _HOMES = {
     "dpsim.setting": ("Setting",),
     "dpsim.workload": ("Tensor",),
 }
-_MODULES = ("fusion_rules", "machine", "predict", "workload")
-"""Modules that the documentation uses without importing them, as in ``dpsim.predict.predict_points``."""
+_MODULES = ("fusion_rules", "machine", "model", "workload")
+"""Modules that the documentation uses without importing them, as in ``dpsim.model.predict_points``."""
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)
 

@@ -1,15 +1,20 @@
-"""What a Python program calls outside a job of ranks: the readers of files, and a sweep."""
+"""What a Python program calls outside a job of ranks: the readers of files, a prediction, and a sweep."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dpsim import machine, workload
+from dpsim.collective import parse_devices
+from dpsim.errors import ConfigError
+from dpsim.machine import read as read_machine_file
 from dpsim.progress import Progress, no_progress
+from dpsim.workload import read as read_workload_file
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
+    from dpsim.model import Prediction
+    from dpsim.plan import Plan
     from dpsim.records.sweep import Experiment
     from dpsim.report.saved import SavedResult
     from dpsim.workload import Workload
@@ -17,12 +22,47 @@ if TYPE_CHECKING:
 
 def read_workload(path: Path | str) -> Workload:
     """Read a workload file (``.json`` or ``.toml``). Raises ``FileFormatError``."""
-    return workload.read(path)
+    return read_workload_file(path)
 
 
 def read_machine(path: Path | str) -> Machine:
     """Read a machine file (``.json`` or ``.toml``). Raises ``FileFormatError``."""
-    return machine.read(path)
+    return read_machine_file(path)
+
+
+def predict(
+    workload: Workload | Path | str,
+    machine: Machine | Path | str,
+    plan: Plan | None = None,
+    *,
+    devices: int | str | None = None,
+    threshold: float | None = None,
+    **settings: Any,
+) -> Prediction:
+    """Predict one step; workload and machine may be files.
+
+    With ``devices`` (8, or a layout: "2x4"), ``threshold`` in bytes and the other ``settings`` that
+    ``dpsim.model.predict_points`` takes, the defaults are those of ``dpsim predict``. A ``plan`` is predicted as it is
+    written. Raises ``ConfigError`` and ``FileFormatError``.
+    """
+    from dpsim.model import for_prediction, predict_one
+    from dpsim.model import predict as predict_plan
+
+    known_workload = read_workload(workload) if isinstance(workload, (Path, str)) else workload
+    known_machine = read_machine(machine) if isinstance(machine, (Path, str)) else machine
+    if isinstance(machine, (Path, str)):
+        layout = plan.devices if plan else parse_devices(devices or 1)[0]
+        known_machine = for_prediction(known_workload, known_machine, [layout])
+    if plan is None and devices is not None:
+        thresholds = [] if threshold is None else [threshold]
+        return predict_one(known_workload, known_machine, devices, thresholds, **settings)
+    if plan is None or devices is not None or threshold is not None or settings:
+        raise ConfigError(
+            "neither a plan nor devices" if plan is None else "a plan and other settings",
+            allowed="a dpsim.Plan alone, or devices=8 and other settings",
+            remedy='write it like dpsim.predict("w.json", "m.json", devices=8, global_batch=64)',
+        )
+    return predict_plan(known_workload, known_machine, plan)
 
 
 def sweep(experiment: Experiment | Path | str, folder: Path | str, progress: Progress = no_progress) -> SavedResult:

@@ -124,7 +124,7 @@ def _check_memory(what: str, table: AllreduceCost) -> None:
     """Refuse times in which no memory could read what a device puts in and write what it gets out.
 
     An allreduce reads and writes the whole array, each half of one does so with one of the two. A time of 0 was too
-    short for a clock (``dpsim.predict.cautions``).
+    short for a clock (``dpsim.model.cautions``).
     """
     moved = (2 if table.kind == "allreduce" else 1) * (0.5 if table.wire_dtype in SIXTEEN_BITS else 1.0)
     for size, time_s in zip(table.sizes_bytes, table.time_s, strict=True):
@@ -324,8 +324,8 @@ class Machine(Noun, frozen=True, dict=True):
     tables and link say (``None``: not known), likewise. ``fixed_share`` is the share of a workload's layer
     times at its only known local batch that a step takes whatever the batch (``None``: not known, they are in
     proportion). ``assumed`` names the fields that nobody stated
-    (``dpsim.predict.defaults``), and ``interval_widths`` is what past studies on the machine say of predicted intervals
-    (``dpsim.predict.past``). ``network_adapters`` are those of a node, and ``wiring`` joins its devices (``None``: not
+    (``dpsim.model.defaults``), and ``interval_widths`` is what past studies on the machine say of predicted intervals
+    (``dpsim.model.past``). ``network_adapters`` are those of a node, and ``wiring`` joins its devices (``None``: not
     known). ``slow_devices`` are the factors by which some devices compute more slowly than the others (a throttled or
     an older GPU), one entry for each; they are among those of every plan of several devices. ``wake_s`` is how late the
     slowest of ranks wakes that sleep instead of computing: it delays what they stop for, besides the tables.

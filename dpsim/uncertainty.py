@@ -33,7 +33,7 @@ _MOST = 10.0
 class IntervalWidth(Noun, frozen=True):
     """How many times as wide as the model's own a predicted interval must be in a group of settings.
 
-    So many past ``studies`` of this machine call for it; none: it is assumed (``dpsim.predict.residuals``).
+    So many past ``studies`` of this machine call for it; none: it is assumed (``dpsim.model.residuals``).
     """
 
     group: str

@@ -107,7 +107,7 @@ class Workload(Noun, frozen=True, dict=True):
     ``step_spread`` says how much the computing time of one device varies from step to step: evenly spaced quantiles of
     it over its median, ascending (value i of k is quantile (i + 1/2) / k); empty where it is not known.
     ``step_correlation`` says how far the devices of a step are slow together: 0 where each draws its time for itself,
-    1 where all draw the same and none waits for another (``dpsim.predict.slowest``).
+    1 where all draw the same and none waits for another (``dpsim.model.slowest``).
     ``relative_uncertainty`` is one standard error of the layer times over them (``None``: not known). What later
     changes of the machine add is stated by the machine.
 

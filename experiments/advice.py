@@ -23,7 +23,7 @@ from dpsim.harness.sweep.experiment import experiment_of_plans
 from dpsim.harness.sweep.pairing import pair
 from dpsim.harness.sweep.scores import regret
 from dpsim.harness.sweep.sweep import measure
-from dpsim.predict.advise import advise
+from dpsim.model.advise import advise
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.setting import setting_of

@@ -15,8 +15,8 @@ from dpsim.experiments import command
 from dpsim.lowering.computation import ready_times
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
+from dpsim.model import predict, step_times
 from dpsim.plan import Plan
-from dpsim.predict import predict, step_times
 from dpsim.workload import Layer, Tensor, Workload
 
 PLANS = 10_000

@@ -23,9 +23,9 @@ from dpsim.experiments import command
 from dpsim.experiments.cases import Record, Study
 from dpsim.harness import models
 from dpsim.machine import Link, Machine, Network
+from dpsim.model.memory import memory
 from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
-from dpsim.predict.memory import memory
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe, with_work_bytes
 from dpsim.runtime.trainer import Trainer

@@ -29,9 +29,9 @@ from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Study
 from dpsim.harness import models
 from dpsim.machine import Network
+from dpsim.model.asynchronous import AccessTimes, AsynchronousRun, distance, mean, simulate
 from dpsim.optimizer import Sgd
 from dpsim.plan import Plan
-from dpsim.predict.asynchronous import AccessTimes, AsynchronousRun, distance, mean, simulate
 from dpsim.progress import Progress
 from dpsim.replica import Batch, BatchSums, Replica, StepEvents
 from dpsim.runtime import asynchronous

@@ -27,8 +27,8 @@ from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Study
 from dpsim.harness import models
 from dpsim.machine import Link, Machine, Network
+from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
-from dpsim.predict.step import price, scheduled
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.runtime.emulated import EmulatedReplica

@@ -159,7 +159,7 @@ LISTS = {
     "harness/sweep/grids.py": 1,
     "harness/sweep/norms.py": 1,
     "harness/sweep/questions/settings.py": 1,
-    "predict/points.py": 3,
+    "model/points.py": 3,
     "report/sweep/charts.py": 1,
     "report/prediction.py": 2,
     "report/sweep/warnings.py": 1,

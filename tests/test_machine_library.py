@@ -16,7 +16,7 @@ import dpsim
 from dpsim import machine
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.machine_library import library
-from dpsim.predict import predict_points
+from dpsim.model import predict_points
 
 Dpsim = Callable[..., tuple[int, str, str]]
 

@@ -57,7 +57,7 @@ def test_make_test_puts_the_numpy_that_is_named_over_the_installed_one() -> None
 
 
 def test_predict_needs_no_mpi(python: Python) -> None:
-    assert not HEAVY & _loaded(python, "dpsim.predict", "dpsim.study.environment")
+    assert not HEAVY & _loaded(python, "dpsim.model", "dpsim.study.environment")
 
 
 def test_the_readers_of_files_load_nothing_heavy(python: Python) -> None:
@@ -156,11 +156,11 @@ def test_what_the_documentation_names_is_there_after_import_dpsim(python: Python
         "import pathlib, msgspec, dpsim\n"
         "w = dpsim.read_workload('experiments/machines/googlenet_k80.toml')\n"
         "m = dpsim.read_machine(pathlib.Path('experiments/machines/k80_10gbe.toml'))\n"
-        "points, _ = dpsim.predict.predict_points(w, m, [2], [1e6], local_batch=64)\n"
+        "points, _ = dpsim.model.predict_points(w, m, [2], [1e6], local_batch=64)\n"
         "plan = dpsim.Plan(devices=2, global_batch=128, fusion_threshold_bytes=1e6, overlap=points[0]['overlap'])\n"
         "files = ['experiments/machines/googlenet_k80.toml', pathlib.Path('experiments/machines/k80_10gbe.toml')]\n"
         "plan = msgspec.structs.replace(plan, algorithm=points[0]['algorithm'])\n"
-        "known = dpsim.predict.for_prediction(w, m, [2])\n"
+        "known = dpsim.model.for_prediction(w, m, [2])\n"
         "assert dpsim.predict(*files, plan) == dpsim.predict(w, known, plan) != dpsim.predict(w, m, plan)\n"
         "print(dpsim.predict(w, m, plan).step_s == points[0]['predicted_step_s'], 'predict' in dir(dpsim))\n"
     )

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = (
     {"kernels"},
     {"comm", "launch", "nn", "torch_replica", "data", "lowering"},
-    {"runtime", "predict", "report", "explore", "torch_ddp", "torch"},
+    {"runtime", "model", "report", "explore", "torch_ddp", "torch"},
     {"harness", "imports", "lab", "study", "validation"},
     {"cli", "experiments"},
 )

@@ -16,7 +16,7 @@ from dpsim.registry import listed
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
-    from dpsim.predict.advise import Advice
+    from dpsim.model.advise import Advice
 
 EXAMPLES = f"""\
 Examples:
@@ -73,10 +73,10 @@ def advise(
 
     from dpsim import machine as machines
     from dpsim import workload as workloads
+    from dpsim.model.advise import advise
+    from dpsim.model.cautions import cautions
+    from dpsim.model.defaults import for_prediction
     from dpsim.optimizer import Sgd, changed
-    from dpsim.predict.advise import advise
-    from dpsim.predict.cautions import cautions
-    from dpsim.predict.defaults import for_prediction
     from dpsim.report import advice as report
     from dpsim.report.words import interval_sentence
 

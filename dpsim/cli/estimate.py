@@ -10,7 +10,7 @@ from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
-    from dpsim.predict.estimate import Estimated, FreeNumber
+    from dpsim.model.estimate import Estimated, FreeNumber
     from dpsim.workload import Workload
 
 EXAMPLES = f"""\
@@ -52,8 +52,8 @@ def estimate(*, of: EstimateFlags) -> None:
 
     from dpsim import codec
     from dpsim.imports.steps import measured_steps, parse_row, read_rows
-    from dpsim.predict.estimate import DEFAULT_FREE, FREE, free_names
-    from dpsim.predict.estimate import estimate as fitted
+    from dpsim.model.estimate import DEFAULT_FREE, FREE, free_names
+    from dpsim.model.estimate import estimate as fitted
 
     flags.writable(of.output, folder=True)
     free = free_names(flags.listed("--free", of.free, str) or DEFAULT_FREE)

@@ -12,8 +12,8 @@ from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
-    from dpsim.predict.estimate import MeasuredStep
-    from dpsim.predict.explanation import Explanation
+    from dpsim.model.estimate import MeasuredStep
+    from dpsim.model.explanation import Explanation
     from dpsim.workload import Workload
 
 EXAMPLES = f"""\
@@ -125,7 +125,7 @@ def _traces(traces: str) -> Explanation:
 
 
 def _steps(of: StepFlags, measured: str) -> Explanation:
-    from dpsim.predict.two_steps import ANY_LINK, explain_steps
+    from dpsim.model.two_steps import ANY_LINK, explain_steps
 
     machine = _machine(of)
     rows = _rows(of, measured, machine or ANY_LINK)
@@ -175,7 +175,7 @@ def _machine(of: StepFlags) -> Machine | None:
 
 def _workload(of: StepFlags) -> Workload:
     from dpsim import workload as workloads
-    from dpsim.predict.two_steps import layers_of
+    from dpsim.model.two_steps import layers_of
     from dpsim.units import ITEM_BYTES
 
     if (of.workload is None) == (of.parameters is None):

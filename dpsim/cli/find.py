@@ -10,7 +10,7 @@ from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
-    from dpsim.predict.inverse import Prepare, Target
+    from dpsim.model.inverse import Prepare, Target
     from dpsim.workload import Workload
 
 
@@ -28,7 +28,7 @@ class FindFlags(flags.Flags):
     def target(self) -> Target | None:
         """Return the target; ``None`` where there is none. Raises ``ConfigError`` where one is missing, or too many."""
         from dpsim.errors import ConfigError, unknown
-        from dpsim.predict.inverse import QUANTITIES, Target
+        from dpsim.model.inverse import QUANTITIES, Target
         from dpsim.units import parse_duration, parse_share
 
         if self.find not in (None, *QUANTITIES):
@@ -101,8 +101,8 @@ def _answer(
     prepare: Prepare,
     settings: Mapping[str, Any],
 ) -> Found:
-    from dpsim.predict.best_bucket import best_bucket
-    from dpsim.predict.inverse import find
+    from dpsim.model.best_bucket import best_bucket
+    from dpsim.model.inverse import find
     from dpsim.report.inverse import bucket_sentence, sentence
     from dpsim.report.words import interval_sentence
 

@@ -139,8 +139,8 @@ def measure(
 def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) -> None:
     """Print a row for every predicted setting, a verdict for each number of devices, and what is assumed."""
     from dpsim.constraints import HOOK
-    from dpsim.predict.cautions import cautions
-    from dpsim.predict.points import best_of_plans
+    from dpsim.model.cautions import cautions
+    from dpsim.model.points import best_of_plans
     from dpsim.report.prediction import band, best_sentence, faster_with_fewer, verdicts
     from dpsim.report.table import Column
     from dpsim.report.words import interval_name, interval_sentence

@@ -67,7 +67,7 @@ class MachineFlags(flags.Flags):
         import math
 
         from dpsim.errors import ConfigError
-        from dpsim.predict.defaults import with_stated
+        from dpsim.model.defaults import with_stated
         from dpsim.units import parse_duration
 
         if self.synchronisation_loss is not None and not 1 <= self.synchronisation_loss < math.inf:
@@ -131,10 +131,10 @@ def predict(
     from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.collective import parse_devices
+    from dpsim.model import predict_on_machines, predict_points
+    from dpsim.model.critical_batch import add_time_to_target
+    from dpsim.model.defaults import for_prediction
     from dpsim.optimizer import Sgd, changed
-    from dpsim.predict import predict_on_machines, predict_points
-    from dpsim.predict.critical_batch import add_time_to_target
-    from dpsim.predict.defaults import for_prediction
     from dpsim.report.prediction import best_sentence, columns, faster_with_fewer, notes, verdicts
     from dpsim.report.prediction_chart import scaling_chart
 

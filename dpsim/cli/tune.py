@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dpsim.frameworks import Framework
     from dpsim.harness.torch_ddp.tune import Profiled
     from dpsim.machine import Machine
+    from dpsim.model.tune import Tuning
     from dpsim.plan import Plan
-    from dpsim.predict.tune import Tuning
     from dpsim.progress import Progress
     from dpsim.records.comparison import Comparison
     from dpsim.records.sweep import Experiment
@@ -235,8 +235,8 @@ def _of_files(
     """Tune a workload on the machine of a file, which is returned as it is used. Raises ``ConfigError``."""
     from dpsim import machine as machines
     from dpsim.collective import parse_devices
-    from dpsim.predict.defaults import for_prediction
-    from dpsim.predict.tune import tune
+    from dpsim.model.defaults import for_prediction
+    from dpsim.model.tune import tune
     from dpsim.units import ITEM_BYTES
 
     machine = for_prediction(
@@ -275,7 +275,7 @@ def _measured_model(plans: Sequence[Plan], machine: Machine, given: MeasureFlags
 
 
 def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | None) -> list[str]:
-    from dpsim.predict.cautions import cautions
+    from dpsim.model.cautions import cautions
 
     plans = [option.plan for tuned in tuning.tuned for option in tuned.caps]
     refusal = job.profiled.refusal if job is not None else None

@@ -16,7 +16,7 @@ from dpsim.cli import show
 from dpsim.errors import ConfigError, DpsimError
 
 if TYPE_CHECKING:
-    from dpsim.predict.watch import Watched
+    from dpsim.model.watch import Watched
 
 EXAMPLES = """\
 Examples:
@@ -55,7 +55,7 @@ def _answer(job: subprocess.Popen[bytes], folder: Path) -> str:
     """Return what there is to say of the job, once its ranks have written their records."""
     from dpsim import codec
     from dpsim.launch import watched_job
-    from dpsim.predict.watch import watched
+    from dpsim.model.watch import watched
     from dpsim.torch_ddp.watched import WatchedRank
 
     try:

@@ -15,11 +15,11 @@ from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.explore.world import world
 from dpsim.machine import Machine
+from dpsim.model.cautions import cautions
+from dpsim.model.defaults import for_prediction
+from dpsim.model.points import plan_one
+from dpsim.model.residuals import LEVEL
 from dpsim.plan import Plan
-from dpsim.predict.cautions import cautions
-from dpsim.predict.defaults import for_prediction
-from dpsim.predict.points import plan_one
-from dpsim.predict.residuals import LEVEL
 from dpsim.report.page import templates
 from dpsim.report.palette import variables
 from dpsim.strategy import ASYNCHRONOUS, parse_strategy
@@ -41,7 +41,7 @@ DEVICES = 8
 
 
 def engine() -> str:
-    """Return the engine: plain JavaScript whose ``predict(world, setting)`` is ``dpsim.predict`` of that setting."""
+    """Return the engine: plain JavaScript whose ``predict(world, setting)`` is ``dpsim.model`` of that setting."""
     return _scripts("engine", ENGINE)
 
 

@@ -23,20 +23,20 @@ from dpsim.fusion_rules import FUSION_RULES
 from dpsim.lowering import lower
 from dpsim.lowering.computation import global_statistics_bytes, inputs_of
 from dpsim.machine import AllreduceCost, Link, Machine, Network, OverlapCost
-from dpsim.optimizer import Optimizer, Sgd
-from dpsim.plan import Plan
-from dpsim.predict import scaling, slowest
-from dpsim.predict import uncertainty as of_prices
-from dpsim.predict.defaults import CERTAIN, for_prediction
-from dpsim.predict.formulas import wire_share
-from dpsim.predict.interval import (
+from dpsim.model import scaling, slowest
+from dpsim.model import uncertainty as of_prices
+from dpsim.model.defaults import CERTAIN, for_prediction
+from dpsim.model.formulas import wire_share
+from dpsim.model.interval import (
     COMMON_MODEL_ERROR,
     EMULATED_LINK_SHARE,
     EMULATED_MODEL_ERROR,
     EMULATED_OWN_ERROR,
     OWN_MODEL_ERROR,
 )
-from dpsim.predict.residuals import LEVEL, width_of
+from dpsim.model.residuals import LEVEL, width_of
+from dpsim.optimizer import Optimizer, Sgd
+from dpsim.plan import Plan
 from dpsim.schedule import KINDS
 from dpsim.units import ITEM_BYTES
 from dpsim.workload import Workload
@@ -71,7 +71,7 @@ def world(
     """Return what the engine needs of a workload and a machine, which may be that of a file.
 
     ``local_batches`` are in it beside those that every page has, and ``left_out`` says which strategies it lacks. What
-    is assumed of a machine that nobody calibrated is filled in (``dpsim.predict.defaults``). Raises ``ConfigError`` for
+    is assumed of a machine that nobody calibrated is filled in (``dpsim.model.defaults``). Raises ``ConfigError`` for
     what a page cannot hold: more than ``MOST_LAYERS`` layers, and slow devices.
     """
     if len(workload.layers) > MOST_LAYERS:

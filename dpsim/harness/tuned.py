@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dpsim.harness.sweep.pairing import Pair
 from dpsim.harness.sweep.scores import regret
-from dpsim.predict.tune import Option
+from dpsim.model.tune import Option
 from dpsim.records.comparison import Comparison
 from dpsim.report.tuning import measured_point
 

@@ -16,7 +16,7 @@ from dpsim.imports import nccl
 from dpsim.imports.columns import FORMATS as TABLE_FORMATS
 from dpsim.imports.source import Contents, Source, read_source
 from dpsim.machine import AllreduceCost, Machine, Network
-from dpsim.predict.formulas import fitted_links
+from dpsim.model.formulas import fitted_links
 
 T = TypeVar("T")
 Format = Literal["nccl-tests", "osu", "imb"]

@@ -14,9 +14,9 @@ import msgspec
 from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError, DpsimError, FileFormatError, unknown
 from dpsim.machine import Machine
+from dpsim.model.estimate import MeasuredStep
+from dpsim.model.points import default_algorithm
 from dpsim.plan import Plan
-from dpsim.predict.estimate import MeasuredStep
-from dpsim.predict.points import default_algorithm
 from dpsim.units import parse_duration, parse_size
 
 STEP, RATE, BATCH = "step_s", "images_per_s", "local_batch"

@@ -34,7 +34,7 @@ def lower(
 ) -> Schedule:
     """The operations of one step of a plan, by the lowering of its strategy.
 
-    Fusion rules that need costs take ``alpha_s`` and ``beta_s_per_byte`` (``dpsim.predict.alpha_beta``), and
+    Fusion rules that need costs take ``alpha_s`` and ``beta_s_per_byte`` (``dpsim.model.alpha_beta``), and
     ``ready_s``: seconds from the start of the last backward until each tensor is final, in ready order, which defaults
     to the Workload's times at ``plan.local_batch``. Raises ``ConfigError`` where they are missing, and for
     a strategy in which devices make no step together.

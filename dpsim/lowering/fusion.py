@@ -147,7 +147,7 @@ def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
         raise ConfigError(
             "fusion rule 'mg-wfbp' without ready times or without the latency and bandwidth of an allreduce",
             allowed="ready_s, alpha_s and beta_s_per_byte",
-            remedy="give a machine (dpsim.predict.alpha_beta fits its alpha and beta), or choose another rule",
+            remedy="give a machine (dpsim.model.alpha_beta fits its alpha and beta), or choose another rule",
         )
     if len(ready_s) != len(tensors.size_bytes):
         raise ConfigError(

@@ -101,7 +101,7 @@ class Environment(Noun, frozen=True):
 class PredictedPoint(Noun, frozen=True):
     """The model's and the nulls' predictions of a point, made before it was measured.
 
-    ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement, those of ``dpsim.predict.nulls``.
+    ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement, those of ``dpsim.model.nulls``.
     One more, a constant per device count, is computed in the comparison. ``memory_bytes`` is what a device needs,
     without communication buffers (0: not known). ``workload`` and ``machine`` are the places of what it was predicted
     from. ``low_s`` to ``high_s`` holds the median measured step with a probability of ``interval_level`` (``None``: its

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from dpsim.algorithms import ALGORITHMS
+from dpsim.model.advise import Advice, Candidate, Choice, Refusal
 from dpsim.plan import Plan
-from dpsim.predict.advise import Advice, Candidate, Choice, Refusal
 from dpsim.report.prediction import band
 from dpsim.report.table import Column
 from dpsim.report.words import enumerated, interval_name, listed, percent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpsim.predict.explanation import Explanation, Part, Remedy
+from dpsim.model.explanation import Explanation, Part, Remedy
 from dpsim.report.table import Column
 from dpsim.units import format_duration
 

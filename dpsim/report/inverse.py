@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dpsim.predict.best_bucket import BestBucket
-from dpsim.predict.inverse import Answer, Target
-from dpsim.predict.points import Record
+from dpsim.model.best_bucket import BestBucket
+from dpsim.model.inverse import Answer, Target
+from dpsim.model.points import Record
 from dpsim.report.words import devices_name
 from dpsim.units import format_bandwidth, format_duration, format_size
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dpsim.predict.critical_batch import StepsFit, power_law
-from dpsim.predict.norm_gap import FORM, GapFit
+from dpsim.model.critical_batch import StepsFit, power_law
+from dpsim.model.norm_gap import FORM, GapFit
 from dpsim.records.quality import DivergenceResult, GapResult, StepsResult
 from dpsim.report.charts import Lines, Look, Series
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from dpsim.frameworks import Framework
+from dpsim.model.tune import LEAST_SHARE, Growth, Option, Ratio, Tuned, Tuning
 from dpsim.plan import Plan
-from dpsim.predict.tune import LEAST_SHARE, Growth, Option, Ratio, Tuned, Tuning
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.advice import MEASUREMENTS
 from dpsim.report.table import Column

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpsim.frameworks import FRAMEWORKS
-from dpsim.predict.watch import CapGain, Watched
+from dpsim.model.watch import CapGain, Watched
 from dpsim.units import ITEM_BYTES, format_duration, format_size
 
 _FROM_THE_JOB = "as predicted from the job's own gradients and allreduces, over all latencies that these may have"

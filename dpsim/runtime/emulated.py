@@ -304,7 +304,7 @@ def step_factor(workload: Workload, seed: int, rank: int, step: int) -> float:
     """How many times its median a rank's step computes, drawn from the spread; the same in every run of this seed.
 
     With the workload's ``step_correlation`` rho it is the quantile Phi(sqrt(rho) z + sqrt(1 - rho) e) of the spread,
-    with a normal z that all ranks draw alike and an e of each (``dpsim.predict.slowest``).
+    with a normal z that all ranks draw alike and an e of each (``dpsim.model.slowest``).
     """
     own = _uniform("emulated step", seed, rank * _MOST_STEPS + step % _MOST_STEPS)
     if correlation := workload.step_correlation:

@@ -18,9 +18,9 @@ from dpsim.constraints import FSDP, LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
+from dpsim.model.cost import ORDERED_SUM_ALGORITHM, SEND_ALGORITHM
+from dpsim.model.formulas import fitted_links
 from dpsim.plan import Plan
-from dpsim.predict.cost import ORDERED_SUM_ALGORITHM, SEND_ALGORITHM
-from dpsim.predict.formulas import fitted_links
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.strategy import parse_strategy

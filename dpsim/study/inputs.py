@@ -22,11 +22,11 @@ from dpsim.grouping import grouped
 from dpsim.harness import models
 from dpsim.lowering.computation import block_sums, output_bytes
 from dpsim.machine import NODE, ComputeSlowdown, Machine, Selection
+from dpsim.model.prices import local_share
+from dpsim.model.residuals import Widths, all_widths
+from dpsim.model.slowest import median_slowest, median_slowest_error
+from dpsim.model.uncertainty import NORMAL_95
 from dpsim.plan import Plan
-from dpsim.predict.prices import local_share
-from dpsim.predict.residuals import Widths, all_widths
-from dpsim.predict.slowest import median_slowest, median_slowest_error
-from dpsim.predict.uncertainty import NORMAL_95
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.runtime.describe import describe

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import final_buckets
-from dpsim.predict.observed import ObservedRank, ObservedStep
+from dpsim.model.observed import ObservedRank, ObservedStep
 from dpsim.torch_ddp import record
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
 from dpsim.torch_ddp.fsdp import ShardedModel

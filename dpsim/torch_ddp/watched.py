@@ -13,7 +13,7 @@ import msgspec
 from dpsim.codec import Noun
 from dpsim.ddp_settings import DdpSettings
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
-from dpsim.predict.observed import Observed, ObservedRank, ObservedStep, Steps
+from dpsim.model.observed import Observed, ObservedRank, ObservedStep, Steps
 from dpsim.torch_ddp.recorded import Recorded, RecordedParameter, RecordedStep, workload_of
 from dpsim.workload import Workload
 

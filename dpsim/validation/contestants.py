@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dpsim.collective import node_counts
 from dpsim.machine import Link, Machine
+from dpsim.model.compare import nulls
+from dpsim.model.formulas import nonnegative
 from dpsim.plan import Plan
-from dpsim.predict.compare import nulls
-from dpsim.predict.formulas import nonnegative
 from dpsim.validation.inputs import RowInputs, outcome_s
 from dpsim.validation.published import PublishedRow, PublishedSet
 
@@ -107,7 +107,7 @@ def of_step(
 ) -> dict[str, float]:
     """Return what others say of a step: seconds by their names, from the known rows and the fitted inputs.
 
-    Those of ``dpsim.predict.nulls``; the nearest of the known steps, and their median (of several devices where there
+    Those of ``dpsim.model.nulls``; the nearest of the known steps, and their median (of several devices where there
     are such), each in proportion to the local batch; and computation followed by one allreduce of all gradients by each
     published formula, on the machine's link.
     """

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.grouping import grouped
-from dpsim.predict.defaults import DEFAULTS, Default, with_defaults
-from dpsim.predict.residuals import LEVEL, covering_factor, ratio
+from dpsim.model.defaults import DEFAULTS, Default, with_defaults
+from dpsim.model.residuals import LEVEL, covering_factor, ratio
 from dpsim.validation.case import Case, parts
 from dpsim.validation.inputs import Fill, RowInputs, fitted_step_inputs, outcome_s
 from dpsim.validation.judge import JudgedRow, scored

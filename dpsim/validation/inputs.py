@@ -18,10 +18,10 @@ from dpsim import workload as workloads
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import AllreduceCost, Machine
+from dpsim.model.formulas import fitted_links
+from dpsim.model.prices import Factors
+from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
-from dpsim.predict.formulas import fitted_links
-from dpsim.predict.prices import Factors
-from dpsim.predict.step import price, scheduled
 from dpsim.schedule import Schedule
 from dpsim.validation.case import COMPUTE, Case, MachineInputs, ModelInputs, Part
 from dpsim.validation.published import FOLDER, PublishedRow, PublishedSet

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 
 from dpsim.columns import Column, Row
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.predict.interval import predict_with_interval
+from dpsim.model.interval import predict_with_interval
 from dpsim.validation.case import Case, Part, parts
 from dpsim.validation.contestants import MODELS, of_collective, of_step
 from dpsim.validation.inputs import Fill, RowInputs, as_stated, collective_inputs, fitted_step_inputs, outcome_s

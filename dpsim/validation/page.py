@@ -10,7 +10,7 @@ import numpy as np
 
 from dpsim.codec import write_text
 from dpsim.columns import columns_of
-from dpsim.predict.defaults import Default
+from dpsim.model.defaults import Default
 from dpsim.report.charts import Chart, Dot, Rows
 from dpsim.report.content import Card, Content, Tile
 from dpsim.report.table import Column, Table, table

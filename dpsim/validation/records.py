@@ -9,11 +9,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpsim.predict.interval import predict_with_interval
-from dpsim.predict.prices import FREE_NETWORK
-from dpsim.predict.residuals import LEVEL
-from dpsim.predict.step import price, scheduled
-from dpsim.predict.uncertainty import Uncertainty
+from dpsim.model.interval import predict_with_interval
+from dpsim.model.prices import FREE_NETWORK
+from dpsim.model.residuals import LEVEL
+from dpsim.model.step import price, scheduled
+from dpsim.model.uncertainty import Uncertainty
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import counted
 from dpsim.validation.judge import JudgedRow

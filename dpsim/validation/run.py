@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dpsim.predict.defaults import DEFAULTS, Default
+from dpsim.model.defaults import DEFAULTS, Default
 from dpsim.validation.case import Case, read_cases
 from dpsim.validation.contestants import PERFECT
 from dpsim.validation.defaults import (

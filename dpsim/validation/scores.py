@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dpsim.columns import Column, Row
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.coverage import constant_scores, interval_scores
-from dpsim.predict.residuals import LEVEL
+from dpsim.model.residuals import LEVEL
 from dpsim.validation.case import Quantity
 from dpsim.validation.judge import JudgedRow
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, DpsimError, FileFormatError, unknown
-from dpsim.predict.residuals import LEVEL
+from dpsim.model.residuals import LEVEL
 from dpsim.validation.contestants import DPSIM
 from dpsim.validation.judge import JudgedRow
 

@@ -21,7 +21,7 @@ from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.experiment import needed_for, predict_again
 from dpsim.harness.sweep.sweep import blind_predictions, measure
-from dpsim.predict.residuals import Residuals
+from dpsim.model.residuals import Residuals
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, Predictions, Results

@@ -22,7 +22,7 @@ from dpsim.codec import Noun
 from dpsim.experiments import command
 from dpsim.harness.explain.script import ScriptToExplain, explain_script, observe
 from dpsim.launch.child_process import child
-from dpsim.predict.observed import Steps
+from dpsim.model.observed import Steps
 from dpsim.progress import Progress
 
 _JOB = Path(__file__).with_name("job.py")

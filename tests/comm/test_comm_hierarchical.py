@@ -14,9 +14,9 @@ from dpsim.collective import Collective, node_counts, parse_devices
 from dpsim.comm.allreduce import prepare
 from dpsim.errors import ConfigError
 from dpsim.machine import Link, Machine
+from dpsim.model import collective_cost, predict_points
+from dpsim.model.formulas import rounds
 from dpsim.plan import Plan
-from dpsim.predict import collective_cost, predict_points
-from dpsim.predict.formulas import rounds
 from dpsim.workload import Layer, Tensor, Workload
 
 LAYOUTS = ["1x1", "1x2", "2x1", "1x3", "3x1", "2x2", "1x4", "3x2", "2x3", "4x2", "2x4", "8x1"]

@@ -22,10 +22,10 @@ from dpsim.errors import ConfigError
 from dpsim.harness.train.train import train
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import AllreduceCost, Link, Machine, OverlapCost
+from dpsim.model import alpha_beta, collective_cost
+from dpsim.model.cost import overlapped_curve
+from dpsim.model.points import default_algorithm
 from dpsim.plan import Plan
-from dpsim.predict import alpha_beta, collective_cost
-from dpsim.predict.cost import overlapped_curve
-from dpsim.predict.points import default_algorithm
 from dpsim.records.train import TrainConfig
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

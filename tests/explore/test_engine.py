@@ -1,4 +1,4 @@
-"""The engine of the what-if page against ``dpsim.predict``, in a real browser."""
+"""The engine of the what-if page against ``dpsim.model``, in a real browser."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from dpsim.explore.world import world
 from dpsim.explore.written import DIVIDED, MICRO_BATCHES
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, Network, OverlapCost
+from dpsim.model.defaults import CERTAIN, for_prediction
+from dpsim.model.interval import predict
+from dpsim.model.memory import Memory, memory
+from dpsim.model.points import best_of_plans
+from dpsim.model.step import Prediction
 from dpsim.plan import OVERLAPS, Plan
-from dpsim.predict.defaults import CERTAIN, for_prediction
-from dpsim.predict.interval import predict
-from dpsim.predict.memory import Memory, memory
-from dpsim.predict.points import best_of_plans
-from dpsim.predict.step import Prediction
 from dpsim.records.sweep import read_predictions
 from dpsim.strategy import parse_strategy
 from dpsim.workload import Layer, Tensor, Workload

@@ -19,8 +19,8 @@ from dpsim.explore.world import EXAMPLE_WORKLOAD, MOST_LAYERS
 from dpsim.explore.written import DIVIDED
 from dpsim.lowering import LOWERINGS
 from dpsim.machine import AllreduceCost, Machine
-from dpsim.predict import predict_points
-from dpsim.predict.defaults import for_prediction
+from dpsim.model import predict_points
+from dpsim.model.defaults import for_prediction
 from dpsim.strategy import parse_strategy
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.machine import SCHEMA, Machine, Selection
-from dpsim.predict import collective_cost
+from dpsim.model import collective_cost
 from dpsim.study.calibration import CalibrateConfig, calibrate, devices_to_calibrate
 
 TINY = {"max_bytes": 5000, "seconds": 0.3}

@@ -21,8 +21,8 @@ from dpsim.harness.sweep.check import check
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.sweep import blind_predictions, sweep
 from dpsim.lowering.fusion import fuse
-from dpsim.predict import past
-from dpsim.predict.residuals import Residual, all_widths
+from dpsim.model import past
+from dpsim.model.residuals import Residual, all_widths
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA

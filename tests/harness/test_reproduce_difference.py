@@ -14,8 +14,8 @@ from nn_setup import Recorder, batch_for
 
 from dpsim.harness.reproduce.difference import LOSS, StepDump, explained, first_difference, ulps
 from dpsim.harness.reproduce.measure import possible
+from dpsim.model.drift import local_batches, rounding_drift, statistics_drift
 from dpsim.nn import build_model
-from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift
 from dpsim.records.reproduce import Difference, Reproduction, Trajectory, promised
 from dpsim.replica import Array, Batch
 from dpsim.study.runners.digest import SampleDigests

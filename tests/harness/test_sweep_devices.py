@@ -26,8 +26,8 @@ from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.questions.devices import QUESTION, drift_sentence
 from dpsim.harness.sweep.sweep import declared, free_folder, sweep
+from dpsim.model.prices import local_share
 from dpsim.plan import Plan
-from dpsim.predict.prices import local_share
 from dpsim.records.reproduce import DriftPredictions, ReproduceRecord
 from dpsim.records.sweep import (
     Experiment,

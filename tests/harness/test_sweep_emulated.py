@@ -15,7 +15,7 @@ from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.emulation import MOST_LATENESS, VISITS_AT_MOST, EmulationLog, Watched, check_emulation
 from dpsim.harness.sweep.questions import completed, group_name
 from dpsim.harness.sweep.sweep import sweep
-from dpsim.predict import predict
+from dpsim.model import predict
 from dpsim.records.sweep import Emulation, Experiment, Predictions, Results, read_predictions, read_results
 from dpsim.report.sweep.facts import run_facts
 from dpsim.report.sweep.warnings import warnings

@@ -10,9 +10,9 @@ from dpsim.frameworks import FRAMEWORKS
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.tuned import measured_regret
 from dpsim.machine import Link, Machine
+from dpsim.model.interval import predict_with_interval
+from dpsim.model.tune import Option, Ratio, Tuned
 from dpsim.plan import Plan
-from dpsim.predict.interval import predict_with_interval
-from dpsim.predict.tune import Option, Ratio, Tuned
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report import tuning as report
 

@@ -16,8 +16,8 @@ from dpsim.errors import ConfigError, DpsimError, FileFormatError
 from dpsim.harness.machines import merged
 from dpsim.imports import ImportConfig, import_machine
 from dpsim.machine import Machine
+from dpsim.model import predict
 from dpsim.plan import Plan
-from dpsim.predict import predict
 from dpsim.validation.inputs import message
 
 LOG = EXPERIMENTS / "machines" / "benchmarks" / "nccl_gtx1080.txt"

@@ -17,9 +17,9 @@ from dpsim.collective import spread_layout
 from dpsim.errors import ConfigError
 from dpsim.lowering import lower
 from dpsim.machine import Link, Machine
+from dpsim.model.prices import FREE_NETWORK
+from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
-from dpsim.predict.prices import FREE_NETWORK
-from dpsim.predict.step import price, scheduled
 from dpsim.schedule import (
     ALLREDUCE_EVENT,
     BACKWARD_EVENT,

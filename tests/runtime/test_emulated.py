@@ -10,8 +10,8 @@ import pytest
 from scipy.special import ndtri
 
 from dpsim.errors import ConfigError
+from dpsim.model.slowest import median_slowest
 from dpsim.nn.models import build_model
-from dpsim.predict.slowest import median_slowest
 from dpsim.replica import Batch, BatchSums, Capabilities, EmulatedCompute, Replica
 from dpsim.runtime.describe import describe
 from dpsim.runtime.emulated import Clock, EmulatedReplica, WorkloadReplica, step_factor

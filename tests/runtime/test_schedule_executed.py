@@ -15,9 +15,9 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.lowering import lower
 from dpsim.machine import AllreduceCost, Machine
+from dpsim.model import price
 from dpsim.nn import build_model
 from dpsim.plan import Plan
-from dpsim.predict import price
 from dpsim.runtime.describe import describe
 from dpsim.runtime.program import QueuedCollective, compiled
 from dpsim.schedule import ALLREDUCE_EVENT, OTHER_EVENT, Schedule

@@ -12,7 +12,7 @@ import kineto_traces
 import pytest
 from kineto_traces import host_step
 
-from dpsim.predict.observed import Steps
+from dpsim.model.observed import Steps
 from dpsim.torch_ddp.kineto.ranks import observed_traces
 
 Dpsim = Callable[..., tuple[int, str, str]]

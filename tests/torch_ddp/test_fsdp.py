@@ -22,9 +22,9 @@ from dpsim.harness.torch_ddp.experiment import completed, script_experiment
 from dpsim.harness.torch_ddp.places import inputs_for
 from dpsim.lowering import lower
 from dpsim.machine import AllreduceCost, Machine
+from dpsim.model import predict
+from dpsim.model.cost import idle_curve
 from dpsim.plan import Plan
-from dpsim.predict import predict
-from dpsim.predict.cost import idle_curve
 from dpsim.records.sweep import read_results
 from dpsim.schedule import ALL_GATHER_EVENT, REDUCE_SCATTER_EVENT, SYNCHRONISE_EVENT
 from dpsim.setting import settings_of

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from published_files import EXPERIMENTS
 
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.predict.defaults import DEFAULTS
+from dpsim.model.defaults import DEFAULTS
 from dpsim.validation import contestants, defaults
 from dpsim.validation.case import Case, Part, parts, read_cases
 from dpsim.validation.defaults import (

@@ -1,4 +1,4 @@
-// What a collective costs on a machine, as dpsim/predict/cost.py: by its tables, by the nearest tables, scaled
+// What a collective costs on a machine, as dpsim/model/cost.py: by its tables, by the nearest tables, scaled
 // (scaling.js), or by the link's formula (link.js). A curve is {sizes, rows, first, last, scaled}: rows of seconds
 // against sizes in bytes; sizes from `first` to `last` count as known.
 

@@ -1,4 +1,4 @@
-// The interval of a step and of a speedup, as dpsim/predict/interval.py: the schedule is priced again with each
+// The interval of a step and of a speedup, as dpsim/model/interval.py: the schedule is priced again with each
 // uncertainty one standard error up and one down.
 
 /** {low_s, high_s, shifts}: `shifts` of each uncertainty are the changes of the step's logarithm, [up, down]. */

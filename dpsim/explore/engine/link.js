@@ -1,4 +1,4 @@
-// What the link's formula says of a collective, as dpsim/predict/formulas.py.
+// What the link's formula says of a collective, as dpsim/model/formulas.py.
 
 const messageS = (link) => link.latency_s + link.message_overhead_s;
 

@@ -1,4 +1,4 @@
-// What a plan needs of each device's memory, as dpsim/predict/memory.py: bytes by part, of the class that needs most.
+// What a plan needs of each device's memory, as dpsim/model/memory.py: bytes by part, of the class that needs most.
 
 const MEMORY_PARTS = ["parameters", "gradients", "optimizer_state", "activations", "communication_buffers"];
 const SHARD_LINE = 16; // elements between the bounds of shards

@@ -1,4 +1,4 @@
-// The predicted step of a setting, as dpsim/predict/step.py and horovod.py. A setting has the names of a
+// The predicted step of a setting, as dpsim/model/step.py and horovod.py. A setting has the names of a
 // dpsim.Plan; its `latency_s`, `bandwidth_bytes_per_s` and `contention` are null where the machine's own hold.
 
 /**

@@ -1,4 +1,4 @@
-// What a step charges for its operations, as dpsim/predict/prices.py: computation, collectives and overlap.
+// What a step charges for its operations, as dpsim/model/prices.py: computation, collectives and overlap.
 
 const EXACT = {compute: 1, network: 1, overlapped: 1, loss: 1, overhead: 1};
 const FREE_NETWORK = {compute: 1, network: 0, overlapped: 0, loss: 0, overhead: 0};
@@ -143,7 +143,7 @@ function pricesOf(world, plan, schedule, factors) {
   };
 }
 
-/** Of each send {seconds, copied: its receiver does the work, extrapolated}, as dpsim/predict/messages.py. */
+/** Of each send {seconds, copied: its receiver does the work, extrapolated}, as dpsim/model/messages.py. */
 function messagesOf(machine, plan, {operations}) {
   return operations.map(({kind, peer, rank_class, size_bytes}) => {
     if (kind !== "send") return undefined;

@@ -1,4 +1,4 @@
-// The communication lane of a rank class, as dpsim/predict/queue.py: how its collectives go on, one after another.
+// The communication lane of a rank class, as dpsim/model/queue.py: how its collectives go on, one after another.
 
 /**
  * `rows` are a class's collectives of buckets, `costs` of each the seconds alone, beside computation, and lost then.

@@ -1,4 +1,4 @@
-// Prices on devices without a table, as dpsim/predict/scaling.py: the nearest tables, scaled by the rounds and bytes
+// Prices on devices without a table, as dpsim/model/scaling.py: the nearest tables, scaled by the rounds and bytes
 // that the algorithm counts.
 
 /** Whether devices are inside one node or across several: "inside", "across" or "unknown". */

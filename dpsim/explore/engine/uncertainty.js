@@ -1,4 +1,4 @@
-// How uncertain the prices of a plan are, as dpsim/predict/uncertainty.py: relative standard errors, independent of
+// How uncertain the prices of a plan are, as dpsim/model/uncertainty.py: relative standard errors, independent of
 // each other. What nobody stated is assumed (`constants`).
 
 function uncertainty({workload, machine, constants}, plan, schedule) {

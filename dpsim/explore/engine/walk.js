@@ -1,4 +1,4 @@
-// The walk over a schedule, as dpsim/predict/simulate.py: when each operation starts and ends. Each rank class has a
+// The walk over a schedule, as dpsim/model/simulate.py: when each operation starts and ends. Each rank class has a
 // lane that computes, and one that communicates (queue.js).
 //
 // - off: collectives run only while something waits for them.

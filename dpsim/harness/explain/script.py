@@ -15,12 +15,12 @@ from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.user_script import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
+from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
+from dpsim.model.observed import Observed, Steps, joined, observed_parts
+from dpsim.model.points import plan_one
+from dpsim.model.remedies import remedies
+from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
-from dpsim.predict.explanation import Explanation, Part, Remedy, summed, without_parts
-from dpsim.predict.observed import Observed, Steps, joined, observed_parts
-from dpsim.predict.points import plan_one
-from dpsim.predict.remedies import remedies
-from dpsim.predict.step import price, scheduled
 from dpsim.progress import Progress, no_progress
 from dpsim.study.observe_task import ObserveTask
 from dpsim.torch_ddp.profile_script import check_torch, profile_script

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpsim.predict.explanation import Explanation, summed, without_parts
-from dpsim.predict.observed import Steps, observed_parts
+from dpsim.model.explanation import Explanation, summed, without_parts
+from dpsim.model.observed import Steps, observed_parts
 from dpsim.torch_ddp.kineto.ranks import observed_traces
 
 _ONE = (

@@ -17,8 +17,8 @@ import numpy as np
 
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.predict.critical_batch import StepsFit, fit_steps, gradient_noise, power_law, same_samples
-from dpsim.predict.norm_gap import FORM, FORMS, fit_gap, interpolated_gap
+from dpsim.model.critical_batch import StepsFit, fit_steps, gradient_noise, power_law, same_samples
+from dpsim.model.norm_gap import FORM, FORMS, fit_gap, interpolated_gap
 from dpsim.records.convergence import Convergence
 from dpsim.records.quality import (
     GapPoint,

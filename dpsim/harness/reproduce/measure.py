@@ -17,9 +17,9 @@ from dpsim.harness.reproduce.difference import StepDump, explained, first_differ
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.launch.scratch import scratch
 from dpsim.lowering import lower
+from dpsim.model.drift import local_batches, rounding_drift, statistics_drift, unpredictable_drift
 from dpsim.nn.implementations import committed
 from dpsim.plan import Plan
-from dpsim.predict.drift import local_batches, rounding_drift, statistics_drift, unpredictable_drift
 from dpsim.progress import Progress
 from dpsim.records.reproduce import (
     Difference,

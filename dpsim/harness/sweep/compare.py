@@ -17,8 +17,8 @@ from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import compared, group_name
+from dpsim.model import recommended
 from dpsim.plan import Plan
-from dpsim.predict import recommended
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
 from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised

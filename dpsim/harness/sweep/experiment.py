@@ -14,8 +14,8 @@ from dpsim.grouping import grouped
 from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.harness.sweep.scores import PROPORTIONAL
 from dpsim.machine import Machine
+from dpsim.model import choose_overlap, memory, nulls, predict, price, recommended, scheduled
 from dpsim.plan import OVERLAPS, Overlap, Plan
-from dpsim.predict import choose_overlap, memory, nulls, predict, price, recommended, scheduled
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
 from dpsim.setting import OVERLAP_CHOICES, Row, Setting, setting_of
 from dpsim.study.calibration import MECHANISMS

@@ -17,7 +17,7 @@ from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
 from dpsim.harness import models
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Network
-from dpsim.predict.tune import caps_up_to_all
+from dpsim.model.tune import caps_up_to_all
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS

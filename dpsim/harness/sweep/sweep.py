@@ -19,8 +19,8 @@ from dpsim.harness.sweep.drift import DRIFT, drift, read_drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again
 from dpsim.harness.sweep.quality import QUALITY, measure_quality, read_quality, study_of
 from dpsim.harness.sweep.questions import completed
-from dpsim.predict import past
-from dpsim.predict.residuals import all_widths
+from dpsim.model import past
+from dpsim.model.residuals import all_widths
 from dpsim.progress import Progress
 from dpsim.records.comparison import SweepData
 from dpsim.records.quality import RECORD

@@ -27,9 +27,9 @@ from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
-from dpsim.predict import past
-from dpsim.predict.residuals import all_widths
-from dpsim.predict.step import price, scheduled
+from dpsim.model import past
+from dpsim.model.residuals import all_widths
+from dpsim.model.step import price, scheduled
 from dpsim.progress import Progress
 from dpsim.records.comparison import SweepData
 from dpsim.records.sweep import Experiment, Predictions, Results, read_predictions

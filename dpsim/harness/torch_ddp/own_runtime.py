@@ -13,8 +13,8 @@ import msgspec
 from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine, Network
+from dpsim.model.cost import added_s, compute_slowdown
 from dpsim.plan import Plan
-from dpsim.predict.cost import added_s, compute_slowdown
 from dpsim.runtime.emulated import check_tensors
 from dpsim.setting import Setting
 from dpsim.workload import Workload

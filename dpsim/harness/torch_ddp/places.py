@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dpsim.grouping import grouped
-from dpsim.predict.residuals import all_widths
+from dpsim.model.residuals import all_widths
 from dpsim.records.sweep import Environment, Experiment
 from dpsim.setting import Setting, setting_of
 from dpsim.study.calibration import CalibrateConfig

@@ -14,8 +14,8 @@ from dpsim.fusion_rules import FUSION_RULES
 from dpsim.harness.train.resume import TrainTask, survivors
 from dpsim.launch.jobs import JobFailed, on_ranks
 from dpsim.launch.rank_info import job
-from dpsim.predict import choose_overlap
-from dpsim.predict.cost import nearest_line
+from dpsim.model import choose_overlap
+from dpsim.model.cost import nearest_line
 from dpsim.progress import Progress
 from dpsim.records.train import TrainConfig, TrainResult
 from dpsim.runtime.checkpoint import check_unused, wait_until_free

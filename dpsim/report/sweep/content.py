@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dpsim.predict.critical_batch import StepsFit, paying_devices
+from dpsim.model.critical_batch import StepsFit, paying_devices
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.records.convergence import Convergence
 from dpsim.report.content import Card, Content, Facts, Tile

@@ -16,10 +16,7 @@ from dpsim.data import Dataset, load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
 from dpsim.machine import Network as Link
-from dpsim.nn import build_model
-from dpsim.nn.layer import tree_sum
-from dpsim.nn.network import Network, NoEvents
-from dpsim.predict.statistics_divergence import (
+from dpsim.model.statistics_divergence import (
     STATISTICS,
     Spread,
     divergence,
@@ -27,6 +24,9 @@ from dpsim.predict.statistics_divergence import (
     rms_difference,
     spread,
 )
+from dpsim.nn import build_model
+from dpsim.nn.layer import tree_sum
+from dpsim.nn.network import Network, NoEvents
 from dpsim.progress import Progress
 from dpsim.records.quality import DivergencePoint, DivergenceStudy, Evaluation, TrainingCase, TrainingRun
 from dpsim.replica import Array, Batch

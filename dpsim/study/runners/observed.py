@@ -14,7 +14,7 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.networks import transport
 from dpsim.machine import Network
-from dpsim.predict.observed import Observed, ObservedRank
+from dpsim.model.observed import Observed, ObservedRank
 from dpsim.progress import Progress
 from dpsim.study.observe_task import ObserveTask
 from dpsim.torch_ddp import in_turns, timed

@@ -16,7 +16,7 @@ from dpsim.harness.sweep.emulation import Watch, Watched, machine_cores
 from dpsim.launch.rank_process import pin
 from dpsim.lowering import lower
 from dpsim.machine import Machine, Network
-from dpsim.predict import scheduled
+from dpsim.model import scheduled
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.replica import Replica
 from dpsim.runtime.emulated import EmulatedReplica, WorkloadReplica

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpsim.errors import ConfigError
-from dpsim.predict.observed import Observed, ObservedRank, ObservedStep
+from dpsim.model.observed import Observed, ObservedRank, ObservedStep
 from dpsim.torch_ddp.kineto.events import open_trace, read_events
 from dpsim.torch_ddp.kineto.marks import collect
 from dpsim.torch_ddp.kineto.steps import TracedStep, steps_of

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.grids import of_devices, one_threshold, places
 from dpsim.harness.sweep.scores import DEVICES_NULLS
-from dpsim.predict.drift import unpredictable_drift
+from dpsim.model.drift import unpredictable_drift
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart, Lines, Look

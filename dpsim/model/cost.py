@@ -1,0 +1,414 @@
+"""What a collective costs on a Machine: by its tables, or by the link's formula where no table covers the case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.algorithms import ALGORITHMS
+from dpsim.collective import Collective, CollectiveKind, check_layout, node_counts
+from dpsim.constraints import check
+from dpsim.errors import ConfigError
+from dpsim.jit import jit
+from dpsim.machine import AllreduceCost, Machine, Network, OverlapCost
+from dpsim.memo import remember
+from dpsim.model.formulas import line_points, link_points, nonnegative, send_points, wire_share
+from dpsim.model.scaling import Nearest, level, nearest_tables, scaled_points
+
+Floats = NDArray[np.float64]
+Table = TypeVar("Table", AllreduceCost, OverlapCost)
+ORDERED_SUM_ALGORITHM = "direct"
+"""What tables of ordered sums are called by: every rank sends to every other."""
+SEND_ALGORITHM = "direct"
+"""What tables of messages from one device to another are called by."""
+_NOTHING = (math.inf, -1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Costs against size: row 0 of ``points`` (rows, two or more columns) is bytes, ascending; the others seconds.
+
+    The last segment says how costs go on. Sizes from ``first_bytes`` to ``last_bytes`` count as known; the cost of any
+    other is extrapolated. Where other tables were scaled (``dpsim.model.scaling``), ``scaled`` are these, and nothing
+    counts as known.
+    """
+
+    points: Floats
+    first_bytes: float
+    last_bytes: float
+    scaled: Nearest | None = None
+
+
+@jit
+def segment(points, size_bytes):  # type: ignore[no-untyped-def]
+    """(column, weight) of a size: a row r of the curve is r[column] + weight (r[column + 1] - r[column]) there.
+
+    Weight is 0 below the first size, and above 1 beyond the last.
+    """
+    low, high = 0, points.shape[1] - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if points[0, middle] <= size_bytes:
+            low = middle
+        else:
+            high = middle
+    return low, max(0.0, (size_bytes - points[0, low]) / (points[0, high] - points[0, low]))
+
+
+@jit
+def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
+    """Row ``row`` of a curve at a size: linear between points, the first value below them, the last slope above.
+
+    Size 0 costs 0: there is nothing to send.
+    """
+    if size_bytes <= 0:
+        return 0.0
+    low, weight = segment(points, size_bytes)
+    return points[row, low] + weight * (points[row, low + 1] - points[row, low])
+
+
+def _continued(points: Floats) -> Floats:
+    """A table's points, one more at size 0 and one at twice its last size.
+
+    Below the first size costs fall along a line to the alpha of the line that is nearest to the table
+    (``fitted_line``), and to as much of the other rows. Above the last size they go on along the last segment, which
+    runs from the largest size that is at most half the last one: in a table whose sizes double that is its last two
+    points, and in a denser one it does not hang on the noise between two neighbours. A falling one counts as flat. A
+    single point goes on in proportion, both ways.
+    """
+    last_size, last = points[0, -1], points[1:, -1]
+    if points.shape[1] == 1:
+        slope = last / last_size if last_size > 0 else np.zeros_like(last)
+    else:
+        base = int(np.clip(np.searchsorted(points[0], last_size / 2, side="right") - 1, 0, points.shape[1] - 2))
+        slope = np.maximum((last - points[1:, base]) / (last_size - points[0, base]), 0.0)
+    step = max(last_size, 1.0)
+    beyond = np.concatenate([[last_size + step], last + slope * step])
+    if points[0, 0] == 0:
+        return np.column_stack([points, beyond])
+    first = points[1:, 0]
+    share = min(fitted_line(points[0], points[1])[0] / first[0], 1.0) if first[0] > 0 else 1.0
+    return np.column_stack([np.concatenate([[0.0], first * share]), points, beyond])
+
+
+def collective_cost(
+    machine: Machine, algorithm: str, devices: int, size_bytes: float, wire_dtype: str = "float32", layout: str = ""
+) -> tuple[float, bool]:
+    """``cost`` of the ``Collective`` with these fields."""
+    collective = Collective(algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire_dtype)
+    return cost(machine, collective, size_bytes)
+
+
+def cost(machine: Machine, collective: Collective, size_bytes: float) -> tuple[float, bool]:
+    """(seconds of one allreduce with nothing else running, whether that is extrapolated).
+
+    Where a table of this algorithm, device count and layout covers the size, the cost is linear between its points;
+    outside it is extrapolated (``_continued``). Without such a table the nearest ones of the algorithm are scaled, and
+    where there are none the link's formula gives it; both count as extrapolated. One device costs 0. Raises
+    ``ConfigError`` where the machine has neither table nor link.
+    """
+    if collective.devices == 1:
+        return 0.0, False
+    curve = idle_curve(machine, collective)
+    seconds = float(at(curve.points, 1, float(size_bytes)))
+    return seconds, size_bytes > 0 and not curve.first_bytes <= size_bytes <= curve.last_bytes
+
+
+@remember
+def idle_curve(machine: Machine, collective: Collective) -> Curve:
+    """The collective's cost curve (bytes, seconds), nothing else running. Raises ``ConfigError``.
+
+    Without any table of its kind a reduce-scatter or an all-gather costs half of the allreduce's tables, or what the
+    link's formula says of it, as an extrapolation. A send costs what ``send_curve`` says.
+    """
+    if collective.kind == "send":
+        return send_curve(machine, collective.layout)
+    algorithm, devices, layout = collective.algorithm, collective.devices, collective.layout
+    ALGORITHMS.find(algorithm)
+    if devices < 1:
+        raise ConfigError(f"devices is {devices}", allowed="1 or more")
+    if devices == 1:
+        return Curve(np.array([[0.0, 1.0], [0.0, 0.0]]), 0.0, math.inf)
+    check_layout(layout, devices)
+    check(algorithm=algorithm, devices=devices, layout=layout)
+    table = table_for(tables_of(machine, collective.kind), collective)
+    if table is not None:
+        return Curve(_table_points(table, collective.wire_dtype), *_known(table, collective.wire_dtype))
+    near = nearest_tables(machine, tables_of(machine, collective.kind), collective)
+    if near is not None:
+        curves = [_table_points(each, collective.wire_dtype) for each in near.tables]
+        return Curve(scaled_points(machine, near, curves, collective), *_NOTHING, scaled=near)
+    if collective.kind != "allreduce" and has_tables(machine, whole(collective)):
+        return Curve(_halved(idle_curve(machine, whole(collective)).points), *_NOTHING)
+    if machine.link is None:
+        article = "a" if collective.kind == "reduce-scatter" else "an"
+        covered = sorted({(t.algorithm, t.layout or str(t.devices)) for t in machine.allreduce})
+        raise ConfigError(
+            f"machine {machine.name!r} does not say what {article} {collective.kind} by {algorithm!r} on"
+            f" {layout or devices} devices costs",
+            allowed=", ".join(f"{name} on {count}" for name, count in covered) or "a machine with allreduce tables",
+            remedy="calibrate it, or add a [link] with latency_s and bandwidth_bytes_per_s to the machine file",
+        )
+    _refuse_unknown_nodes(machine, layout, layout)
+    return Curve(link_points(machine, machine.link, collective), *_NOTHING)
+
+
+def _refuse_unknown_nodes(machine: Machine, layout: str, what: str) -> None:
+    """Raise ``ConfigError`` for a layout of several nodes where the link is that of the devices of one."""
+    if node_counts(layout, 1)[0] > 1 and machine.of_one_node:
+        raise ConfigError(
+            f"{what} devices are on several nodes, and machine {machine.name!r} was calibrated on one: nothing says"
+            " what a message between nodes costs",
+            allowed="a machine file with a table of several nodes, or with the link between them",
+            remedy="calibrate between nodes (docs/cluster.md), import a log with dpsim calibrate --from, or write"
+            " their link by hand: [link] with latency_s and bandwidth_bytes_per_s",
+        )
+
+
+def has_tables(machine: Machine, collective: Collective) -> bool:
+    """Whether a table of the collective, or tables of its kind that are scaled, say what it costs."""
+    tables = tables_of(machine, collective.kind)
+    return table_for(tables, collective) is not None or nearest_tables(machine, tables, collective) is not None
+
+
+def tables_of(machine: Machine, kind: CollectiveKind) -> tuple[AllreduceCost, ...]:
+    """The machine's tables of collectives of a kind, with nothing else running."""
+    return machine.allreduce if kind == "allreduce" else machine.halves
+
+
+def whole(collective: Collective) -> Collective:
+    """The allreduce that a reduce-scatter or an all-gather is half of."""
+    return msgspec.structs.replace(collective, kind="allreduce")
+
+
+def sums_curve(machine: Machine, collective: Collective) -> Curve:
+    """The cost curve of ordered sums on the devices of ``collective``: by a table of them, or as ``collective``."""
+    sums = msgspec.structs.replace(
+        collective, kind="ordered-sum", algorithm=ORDERED_SUM_ALGORITHM, wire_dtype="float32"
+    )
+    has_table = table_for(machine.halves, sums) is not None
+    return idle_curve(machine, sums if has_table else collective)
+
+
+@remember
+def copy_curve(machine: Machine, collective: Collective) -> Curve | None:
+    """The cost curve of a copy inside the memory of each device, as all of ``collective`` make one at once.
+
+    By the table of the nearest device count; ``None`` where the machine has none.
+    """
+    tables = [table for table in machine.halves if table.kind == "copy"]
+    table = min(tables, key=lambda each: abs(each.devices - collective.devices), default=None)
+    return None if table is None else Curve(_table_points(table, "float32"), *_known(table, "float32"))
+
+
+@remember
+def send_curve(machine: Machine, layout: str = "") -> Curve:
+    """The cost curve (bytes, seconds) of one message from a device to another, nothing else running.
+
+    ``layout`` says where the two are: ``1x2`` in one node, ``2x1`` in two nodes, empty in a flat layout. By the table
+    of messages there (``send_table``); without one, latency + bytes / bandwidth: of the link that the machine's network
+    emulates, which is exact, or else of the machine's link at that level, as an extrapolation. Raises ``ConfigError``
+    where the machine has neither.
+    """
+    check_layout(layout, 2)
+    table = send_table(machine, layout)
+    if table is not None:
+        return Curve(_table_points(table, "float32"), *_known(table, "float32"))
+    if paced := emulated_link(machine, layout):
+        return Curve(line_points(paced.latency_s, 1 / paced.bandwidth_bytes_per_s), 0.0, math.inf)
+    if machine.link is None:
+        raise ConfigError(
+            f"machine {machine.name!r} does not say what a message between {layout or 2} devices costs",
+            allowed="a machine with a [[halves]] table of kind send, or with a [link]",
+            remedy="calibrate it with the strategy pipeline, or add a [link] with latency_s and bandwidth_bytes_per_s"
+            " to the machine file",
+        )
+    _refuse_unknown_nodes(machine, layout, layout)
+    return Curve(send_points(machine, machine.link, layout), *_NOTHING)
+
+
+def send_table(machine: Machine, layout: str) -> AllreduceCost | None:
+    """The table of messages between two devices in ``layout``, or else one of the same level (inside, across)."""
+    tables = [table for table in machine.halves if table.kind == "send"]
+    alike = [table for table in tables if level(machine, table.layout) == level(machine, layout)]
+    return min(alike, key=lambda table: table.layout != layout, default=None)
+
+
+def emulated_link(machine: Machine, layout: str) -> Network | None:
+    """The emulated link between two devices in ``layout``; ``None`` where no emulation joins them."""
+    across = machine.emulated_network and level(machine, layout) == "across"
+    network = Network.parse(machine.network) if across else Network()
+    return network if network.emulated else None
+
+
+def _halved(points: Floats) -> Floats:
+    """Points of costs against size, at half the cost."""
+    return np.vstack([points[:1], points[1:] / 2])
+
+
+def _table_points(table: AllreduceCost, wire_dtype: str) -> Floats:
+    return _continued(np.array([sizes_on_the_wire(table, wire_dtype), table.time_s], np.float64))
+
+
+def _known(table: Table, wire_dtype: str) -> tuple[float, float]:
+    """The smallest and the largest size that a table covers; nothing where it is of another wire dtype."""
+    return (table.sizes_bytes[0], table.sizes_bytes[-1]) if table.wire_dtype == wire_dtype else _NOTHING
+
+
+def sizes_on_the_wire(table: Table, wire_dtype: str) -> Floats:
+    """A table's sizes for a wire dtype. Where it is of another one, messages cost what as many bytes on the wire do.
+
+    ``hierarchical`` sends only some of its bytes in that dtype, and shared memory none: they cost what the table says.
+    """
+    sizes = np.array(table.sizes_bytes, np.float64)
+    share = wire_share(table.wire_dtype) / wire_share(wire_dtype)
+    return sizes * share if ALGORITHMS.find(table.algorithm).sixteen_bit_messages else sizes
+
+
+def table_for(tables: Sequence[Table], collective: Collective) -> Table | None:
+    """The table of this kind, algorithm, device count and layout, of the same wire dtype if there is one.
+
+    For flat devices it is also that of so many devices of one node, or of so many nodes, unless there are both.
+    """
+    key = collective.kind, collective.algorithm, collective.devices
+    alike = [table for table in tables if (table.kind, table.algorithm, table.devices) == key]
+    fitting = [table for table in alike if table.layout == collective.layout]
+    if not fitting and not collective.layout:
+        fitting = [table for table in alike if 1 in node_counts(table.layout, collective.devices)]
+        fitting = fitting if len({table.layout for table in fitting}) == 1 else []
+    return min(fitting, key=lambda table: table.wire_dtype != collective.wire_dtype, default=None)
+
+
+@remember
+def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> tuple[Curve, float]:
+    """(curve with rows bytes, seconds during a backward, compute seconds lost; seconds of one poll).
+
+    Without a table of this algorithm, device count and mechanism the nearest device count's is taken, as an
+    extrapolation: the same compute seconds lost, and the allreduce longer than alone by the same factor. Where the
+    machine has no table of the algorithm and mechanism at all, the allreduce takes as long as alone, or longer by the
+    machine's contention, and takes no compute time away, as for a GPU's copy engines; that is extrapolated where it has
+    tables of the mechanism. A reduce-scatter of which it has no table but of the allreduce costs half of it, as an
+    extrapolation.
+    The simulation charges the seconds to ``thread`` alone: under ``poll`` an allreduce takes as long as alone, and the
+    compute seconds lost are added (``dpsim.model.simulate``).
+    """
+    of_mechanism = [t for t in machine.overlap if t.overlap == overlap]
+    of_any_kind = [t for t in of_mechanism if t.algorithm == collective.algorithm]
+    of_algorithm = [t for t in of_any_kind if t.kind == collective.kind]
+    if of_any_kind and not of_algorithm and collective.kind != "allreduce":
+        curve, poll_s = overlapped_curve(machine, whole(collective), overlap)
+        return Curve(_halved(curve.points), *_NOTHING), poll_s
+    wire_dtype = collective.wire_dtype
+    table = table_for(of_algorithm, collective)
+    if table is not None:
+        points = np.array([sizes_on_the_wire(table, wire_dtype), table.time_s, table.compute_loss_s], np.float64)
+        largest = _known(table, wire_dtype)[1]  # small messages count as covered: the allreduce alone tells their cost
+        return Curve(_continued(points), 0.0, largest), table.poll_s
+    idle = idle_curve(machine, collective)
+    if not of_algorithm:
+        factor = 1.0 if machine.contention is None else machine.contention
+        points = np.vstack([idle.points[0], factor * idle.points[1], np.zeros(idle.points.shape[1])])
+        return Curve(points, *(_NOTHING if of_mechanism else (0.0, math.inf))), 0.0
+    nearest = min(
+        of_algorithm, key=lambda t: (abs(t.devices - collective.devices), t.layout, t.wire_dtype != wire_dtype)
+    )
+    alone = idle_curve(machine, nearest.collective)
+    sizes = sizes_on_the_wire(nearest, wire_dtype)
+    ratios = [
+        _ratio(time_s, at(alone.points, 1, size))
+        for size, time_s in zip(nearest.sizes_bytes, nearest.time_s, strict=True)
+    ]
+    idle_s = np.array([at(idle.points, 1, size) for size in sizes])
+    points = np.array([sizes, idle_s * np.array(ratios), nearest.compute_loss_s])
+    return Curve(_continued(points), *_NOTHING), nearest.poll_s
+
+
+def _ratio(overlapped_s: float, alone_s: float) -> float:
+    return overlapped_s / alone_s if alone_s > 0 else 1.0
+
+
+def alpha_beta(
+    machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: str = ""
+) -> tuple[float, float]:
+    """``nearest_line`` of the ``Collective`` with these fields."""
+    return nearest_line(machine, Collective(algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire_dtype))
+
+
+@remember
+def nearest_line(machine: Machine, collective: Collective) -> tuple[float, float]:
+    """(alpha_s, beta_s_per_byte) of the line alpha + beta M that is nearest to the allreduce's cost.
+
+    With a table: least squares of the relative error over its points, neither number below 0; a single point is all
+    bandwidth. Without one: the same of the scaled tables, or the formula's first value and last slope. (0, 0) on one
+    device.
+    """
+    if collective.devices == 1:
+        return 0.0, 0.0
+    table = table_for(tables_of(machine, collective.kind), collective)
+    if table is not None:
+        return fitted_line(sizes_on_the_wire(table, collective.wire_dtype), np.array(table.time_s))
+    if (
+        collective.kind != "allreduce"
+        and not has_tables(machine, collective)
+        and has_tables(machine, whole(collective))
+    ):
+        alpha_s, beta = nearest_line(machine, whole(collective))
+        return alpha_s / 2, beta / 2
+    curve = idle_curve(machine, collective)
+    sizes, times = curve.points
+    if curve.scaled is not None:
+        return fitted_line(sizes, times)
+    return float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
+
+
+def fitted_line(sizes: Floats, times: Floats) -> tuple[float, float]:
+    """(alpha_s, beta_s_per_byte) of the line nearest to times at sizes in bytes; (0, 0) where all of them are 0."""
+    keep = (times > 0) & (sizes > 0)
+    if not np.any(keep):
+        return 0.0, 0.0
+    if np.count_nonzero(keep) == 1:
+        return 0.0, float(times[keep][0] / sizes[keep][0])
+    alpha_s, beta = nonnegative(np.column_stack([np.ones(int(keep.sum())), sizes[keep]]), times[keep])
+    return float(alpha_s), float(beta)
+
+
+@remember
+def compute_slowdown(machine: Machine, devices: int, layout: str = "") -> tuple[float, bool]:
+    """(factor on every compute time when ``devices`` compute at once, whether that is extrapolated).
+
+    Linear between calibrated device counts, 1 for one device unless it is given, the largest count's beyond it; and at
+    least the devices that share the machine's cores over their number (``sharing``).
+    """
+    factors = {1: 1.0} | {s.devices: s.factor for s in machine.compute_slowdown}
+    counts = sorted(factors)
+    factor = float(np.interp(devices, counts, [factors[count] for count in counts]))
+    oversubscription = sharing(machine, devices, layout)
+    beyond = devices > counts[-1] and (bool(machine.compute_slowdown) or oversubscription > 1)
+    return max(factor, oversubscription) if oversubscription > 1 else factor, beyond
+
+
+@remember
+def added_s(machine: Machine, devices: int) -> float:
+    """Seconds that a step's computation takes longer on ``devices`` devices, beside the factor.
+
+    Linear between calibrated device counts, 0 for one device unless it is given, the largest count's beyond it.
+    """
+    seconds = {1: 0.0} | {slowdown.devices: slowdown.added_s for slowdown in machine.compute_slowdown}
+    counts = sorted(seconds)
+    return float(np.interp(devices, counts, [seconds[count] for count in counts]))
+
+
+def sharing(machine: Machine, devices: int, layout: str = "") -> float:
+    """Devices that compute on the cores of one node, over those cores; 1 where each has one, or nothing is known.
+
+    The devices of a flat layout, and those on an emulated network, are taken to be on one node.
+    """
+    _, of_a_node = node_counts(layout, devices)
+    together = devices if not layout or machine.emulated_network else of_a_node
+    return max(1.0, together / machine.cores) if machine.cores else 1.0

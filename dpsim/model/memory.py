@@ -1,0 +1,137 @@
+"""What a plan needs of each device's memory, by part."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.codec import Noun
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.kernels.allreduce.shards import largest_shard
+from dpsim.machine import Machine
+from dpsim.model.prices import local_share
+from dpsim.model.step import scheduled
+from dpsim.plan import Plan
+from dpsim.schedule import FORWARD_EVENT, RECEIVE_EVENT, RECOMPUTE_EVENT, Schedule
+from dpsim.workload import Workload
+
+
+class Memory(Noun, frozen=True):
+    """Bytes per device. ``activations`` is ``None`` where the workload states none; then ``total`` is without them.
+
+    ``fits`` compares with the machine's ``memory_bytes``; ``None`` where that is not stated, or where it is not known
+    because the activations are not.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    activations: int | None
+    communication_buffers: int
+    total: int
+    fits: bool | None
+
+    def parts(self) -> dict[str, int | None]:
+        """Bytes by part, without the total."""
+        names = ("parameters", "gradients", "optimizer_state", "activations", "communication_buffers")
+        return {name: getattr(self, name) for name in names}
+
+
+def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
+    """total = P + state + G + slots S + A + buffers, of the rank class that needs most.
+
+    P and G are the bytes of the class's parameters and of its gradients: all of them, or its shard of every bucket
+    (``dpsim.kernels.allreduce.shards``) and the largest bucket of each slot, where a schedule has slots
+    (``Schedule.parameter_slots``, ``gradient_slots``); dpsim's own runtime has log2 m more arrays of gradients for the
+    sums of m micro-batches along a tree. slots: the workload's ``optimizer_slots``, or else those of the
+    plan's optimizer (SGD and LARS 1, AdamW 2). S: what a slot has, all parameters or the shards of a sharded schedule.
+    A: what a micro-batch takes on the device with the most samples, times the micro-batches in flight
+    (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again keeps
+    what each of these enters and leaves it with, and all of one alone. Activations are unknown where no layer states
+    any. Buffers: an allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod: its
+    fusion buffer, the threshold or all gradients, whichever is less). Every class is taken to have all other state.
+    """
+    schedule = scheduled(workload, machine, plan)
+    classes = [_of_class(schedule, rank_class) for rank_class in range(schedule.classes)]
+    parts = max(classes, key=lambda each: sum(value or 0 for value in each.values()))
+    total = sum(value or 0 for value in parts.values())
+    fits: bool | None = total <= machine.memory_bytes
+    if fits and (parts["activations"] is None or math.isinf(machine.memory_bytes)):
+        fits = None
+    return Memory(**parts, total=total, fits=fits)  # type: ignore[arg-type]
+
+
+def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
+    """Bytes by part of ``Memory`` on a rank of a class."""
+    workload, plan = schedule.workload, schedule.plan
+    own = np.array(schedule.buckets_of(rank_class), np.int64)
+    sizes, shards = schedule.bucket_size_bytes[own], _shard_bytes(schedule, own)
+    whole = int(sizes.sum())
+
+    def in_slots(slots: int) -> int:
+        return shards + sum(int(sizes[slot::slots].max()) for slot in range(min(slots, len(sizes)))) if slots else whole
+
+    buffers = 0
+    if plan.data_devices > 1 and whole:
+        buffers = int(sizes.max())
+        if FUSION_RULES.find(plan.fusion_rule).while_running:
+            buffers = max(buffers, int(min(plan.threshold_bytes, whole)))
+    partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
+    slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
+    return {
+        "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
+        "gradients": in_slots(schedule.gradient_slots) + partial_sums * whole,
+        "optimizer_state": slots * (shards if schedule.sharded else whole),
+        "activations": _activations(schedule, rank_class),
+        "communication_buffers": buffers,
+    }
+
+
+def _activations(schedule: Schedule, rank_class: int) -> int | None:
+    """The bytes that micro-batches take: what layers keep until backward, or work in, and what is received for them.
+
+    Where the workload knows what dpsim's own runtime allocates (``work_bytes``), it is that.
+    ``None`` where no layer states anything.
+    """
+    layers = schedule.workload.layers
+    of_class = schedule.rank_class == rank_class
+    own = [layers[number] for number in np.unique(schedule.layer[of_class & (schedule.kind == FORWARD_EVENT)])]
+    samples, stash = math.ceil(local_share(schedule.plan)), schedule.stashes[rank_class]
+    if _knows_runtime(schedule.workload):
+        taken = sum(layer.work_bytes + samples * layer.work_bytes_per_sample for layer in own)
+    elif any(layer.activation_bytes_per_sample for layer in layers):
+        taken = samples * sum(layer.activation_bytes_per_sample for layer in own)
+    else:
+        return None
+    received = _largest_messages(schedule, rank_class)
+    entered = sum(size for sender, size in received.items() if sender < rank_class)
+    messages = stash * entered + sum(size for sender, size in received.items() if sender > rank_class)
+    if not np.any(of_class & (schedule.kind == RECOMPUTE_EVENT)):
+        return int(math.ceil(stash * taken) + messages)
+    kept = entered + samples * own[-1].output_bytes_per_sample
+    return int(math.ceil(taken + stash * kept) + messages)
+
+
+def _knows_runtime(workload: Workload) -> bool:
+    """Whether a workload knows what dpsim's own runtime allocates for its layers."""
+    return any(layer.work_bytes_per_sample for layer in workload.layers)
+
+
+def _largest_messages(schedule: Schedule, rank_class: int) -> dict[int, int]:
+    """The size of the largest message that a class receives from each other one."""
+    largest: dict[int, int] = {}
+    for receive in np.flatnonzero((schedule.kind == RECEIVE_EVENT) & (schedule.rank_class == rank_class)).tolist():
+        sender = int(schedule.rank_class[schedule.peer[receive]])
+        largest[sender] = max(largest.get(sender, 0), int(schedule.size_bytes[receive]))
+    return largest
+
+
+def _shard_bytes(schedule: Schedule, buckets: NDArray[np.int64]) -> int:
+    """The bytes of one array of optimizer state: the largest shard of each of these buckets."""
+    tensors, devices = schedule.workload.tensors, schedule.plan.data_devices
+    firsts = (tensors[int(schedule.tensor_order[start])] for start in schedule.bucket_start[buckets])
+    itemsizes = [np.dtype(tensor.dtype).itemsize for tensor in firsts]
+    sizes = schedule.bucket_size_bytes[buckets].tolist()
+    return sum(largest_shard(size // item, devices) * item for size, item in zip(sizes, itemsizes, strict=True))

@@ -1,0 +1,213 @@
+"""Prices one step of a Plan: its time, its exposed communication, its Timeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.codec import Noun
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.lowering import lower
+from dpsim.machine import Machine
+from dpsim.model.cost import nearest_line
+from dpsim.model.horovod import joined
+from dpsim.model.prices import EXACT, Factors, local_share, prices_of
+from dpsim.model.queue import MODES
+from dpsim.model.simulate import operations_of, simulate
+from dpsim.plan import Plan
+from dpsim.schedule import (
+    BACKWARD_EVENT,
+    COMPUTE_LANE,
+    FORWARD_EVENT,
+    LOSS_EVENT,
+    OVERHEAD_EVENT,
+    SEND_EVENT,
+    UPDATE_EVENT,
+    Schedule,
+)
+from dpsim.timeline import EXPOSED_S, Timeline
+from dpsim.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+class Prediction(Noun, frozen=True):
+    """One predicted step.
+
+    step_s = overhead + forward_s + backward_s + update_s + waiting_for_slowest_s + exposed communication +
+    waiting_for_input_s, plus what the computation waits for the host or for Horovod's cycle. ``backward_s`` contains
+    what communication beside it takes away. ``extrapolated``: outside what the workload or the machine was measured on.
+
+    - ``waiting_for_slowest_s``: how much longer the slowest device computes than the workload and the compute slowdown
+      say, where more devices take part than were calibrated together (``dpsim.model.prices``).
+    - ``communication_cost_s`` = step_s - the step on a network where every collective takes no time. It is more than
+      the exposed communication where overlap takes compute time away.
+    - ``low_s`` and ``high_s`` are the ends of the interval that holds the median measured step with a probability of
+      ``interval_level`` (``dpsim.model.interval``; ``None``: its width is assumed). It is ``interval_factor`` times
+      as wide as the model's own, by ``interval_studies`` past studies of the machine.
+
+    The last six are not set where they were not asked for: in ``price(...).prediction``.
+    """
+
+    step_s: float
+    exposed_communication_s: float
+    buckets: int
+    forward_s: float
+    backward_s: float
+    update_s: float
+    extrapolated: bool
+    images_per_s: float
+    waiting_for_slowest_s: float = 0.0
+    waiting_for_input_s: float = 0.0
+    communication_cost_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    interval_level: float | None = None
+    interval_factor: float = 1.0
+    interval_studies: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PricedStep:
+    """A schedule with the time of each operation on a machine: every operation's instants, and the sums.
+
+    ``schedule`` has Horovod's buckets decided; ``times`` (3, operations) are start, end and gradients ready. ``sums``
+    are those of the rank class that waits least (``dpsim.model.simulate``).
+    """
+
+    machine: Machine
+    schedule: Schedule
+    times: Floats
+    sums: Floats
+    step_s: float
+    extrapolated: bool
+    waiting_s: tuple[float, float, float, float]
+    input_s: float
+
+    @property
+    def prediction(self) -> Prediction:
+        """The sums over the operations."""
+        exposed_s, forward_s, backward_s, update_s = (
+            float(self.sums[kind]) for kind in (EXPOSED_S, FORWARD_EVENT, BACKWARD_EVENT, UPDATE_EVENT)
+        )
+        return Prediction(
+            step_s=self.step_s,
+            exposed_communication_s=exposed_s,
+            buckets=self.schedule.buckets,
+            forward_s=forward_s - self.waiting_s[0],
+            backward_s=backward_s - self.waiting_s[1],
+            update_s=update_s - self.waiting_s[2],
+            extrapolated=self.extrapolated,
+            images_per_s=self.schedule.plan.global_batch / self.step_s if self.step_s > 0 else math.inf,
+            waiting_for_slowest_s=sum(self.waiting_s),
+            waiting_for_input_s=self.input_s,
+        )
+
+    def timeline(self) -> Timeline:
+        """The step as events of the first rank of each class, in the order of their starts.
+
+        A backward that stops for an allreduce is two events. What takes no time is left out where no layer does it.
+        """
+        schedule, (start, end, _) = self.schedule, self.times
+        queue = schedule.gradient_collectives if schedule.plan.overlap == "inline" else np.empty(0, np.int64)
+        ranks = schedule.rank_class.astype(np.int64) * (schedule.plan.devices // schedule.classes)
+        kinds, lanes = schedule.kind, schedule.lane
+        events: list[tuple[float, float, int, int, int]] = []
+        for i in range(len(schedule.kind)):
+            lane, size = int(lanes[i]), int(schedule.size_bytes[i])
+            paused = queue[:0]
+            if lane == COMPUTE_LANE:
+                inside = (start[queue] >= start[i]) & (end[queue] <= end[i]) & (end[queue] > start[queue])
+                paused = queue[inside & (ranks[queue] == ranks[i])]
+            edges = [float(start[i]), *np.column_stack([start[paused], end[paused]]).ravel().tolist(), float(end[i])]
+            empty = len(paused) or kinds[i] in (OVERHEAD_EVENT, LOSS_EVENT, SEND_EVENT)
+            for begin, stop in zip(edges[::2], edges[1::2], strict=True):
+                if stop > begin or not empty:
+                    events.append((begin, stop, lane, i, size))
+        events.sort(key=lambda event: event[:2])
+        columns = [np.array(column) for column in zip(*events, strict=True)]
+        rows = columns[3].astype(np.int64)
+        return Timeline(
+            source="predicted",
+            operations=tuple(schedule.operation_name(i) for i in range(len(schedule.kind))),
+            step=np.zeros(len(events), np.int64),
+            rank=ranks[rows],
+            lane=columns[2].astype(np.int64),
+            operation=rows,
+            start_s=columns[0],
+            end_s=columns[1],
+            size_bytes=columns[4].astype(np.int64),
+            emulated_network=self.machine.emulated_network,
+            emulated_compute=schedule.workload.emulated_compute,
+        )
+
+    def buckets_ready_s(self) -> Floats:
+        """When each bucket of gradients is complete, in the order in which they are sent: seconds of computation.
+
+        They count from the start of their class's backward, the last one of the step. What runs beside backward slows
+        it down; where backward stands still for an allreduce (inline), that does not count.
+        """
+        schedule, (start, end, ready) = self.schedule, self.times
+        queue = schedule.gradient_collectives
+        ready_s: Floats = np.array([ready[schedule.dependencies(int(bucket))].max() for bucket in queue])
+        for own in range(schedule.classes):
+            backward = (schedule.kind == BACKWARD_EVENT) & (schedule.rank_class == own)
+            backward &= schedule.micro_batch == schedule.plan.accumulate - 1
+            of_class = schedule.rank_class[queue] == own
+            ready_s[of_class] -= start[backward].min()
+            if schedule.plan.overlap == "inline":
+                standing = (end - start)[queue[of_class]]
+                ready_s[of_class] -= np.cumsum(standing) - standing
+        return ready_s
+
+
+def price(schedule: Schedule, machine: Machine, factors: Factors = EXACT) -> PricedStep:
+    """When each operation of a schedule starts and ends (``dpsim.model.simulate.simulate``).
+
+    Layer times are the Workload's at the largest local batch, times the machine's compute slowdown at this device
+    count (overhead and update too), and times what waiting for the slowest device adds (``prices.waiting_factor``).
+    The step lasts until its input is prepared. ``factors`` multiply parts of the prices. Raises ``ConfigError`` where
+    the machine does not price the plan's allreduce.
+    """
+    plan, workload = schedule.plan, schedule.workload
+    priced = prices_of(machine, schedule, factors)
+    (first_bytes, last_bytes), extrapolated, mode = priced.known_bytes, priced.extrapolated, MODES[plan.overlap]
+    if schedule.dynamic:
+        schedule, operations = joined(schedule, priced.prices, mode)
+    else:
+        operations = operations_of(schedule)
+    times, sums, step_s = simulate(operations, priced.prices, mode)
+    if plan.data_devices > 1 and schedule.buckets and not extrapolated:
+        sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0]
+        extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)
+    input_s = _waiting_for_input_s(workload, plan, step_s)
+    waiting_s = priced.waiting_s
+    return PricedStep(machine, schedule, times, sums, float(step_s) + input_s, extrapolated, waiting_s, input_s)
+
+
+def step_times(workload: Workload, machine: Machine, plans: Iterable[Plan]) -> Floats:
+    """``predict(...).step_s`` of each plan."""
+    return np.array([price(scheduled(workload, machine, plan), machine).step_s for plan in plans], np.float64)
+
+
+def timeline(workload: Workload, machine: Machine, plan: Plan) -> Timeline:
+    """The predicted step of a plan as events (``PricedStep.timeline``), from the same numbers as ``predict``."""
+    return price(scheduled(workload, machine, plan), machine).timeline()
+
+
+def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
+    """The plan's schedule, with alpha and beta from the machine where its fusion rule needs them."""
+    if not FUSION_RULES.find(plan.fusion_rule).needs_costs:
+        return lower(workload, plan)
+    alpha_s, beta = nearest_line(machine, machine.priced(plan.collective))
+    return lower(workload, plan, alpha_s=alpha_s, beta_s_per_byte=beta)
+
+
+def _waiting_for_input_s(workload: Workload, plan: Plan, step_s: float) -> float:
+    """Seconds that a step waits for its samples: for all of them, or for what prefetching beside a step leaves."""
+    input_s = workload.input_s(local_share(plan) * plan.accumulate)
+    return max(0.0, input_s - step_s) if workload.input_prefetch else input_s

@@ -1,0 +1,175 @@
+"""What the records of a watched job say: where its steps' time goes, and which bucket cap it should have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from dpsim.errors import ConfigError
+from dpsim.fusion_rules import FUSION_RULES
+from dpsim.machine import AllreduceCost, Machine
+from dpsim.model.explanation import Explanation, summed, without_parts
+from dpsim.model.observed import LEAST_STEPS, Steps, observed_parts
+from dpsim.model.points import plan_one
+from dpsim.model.step import price, scheduled
+from dpsim.model.tune import caps_up_to_all
+from dpsim.schedule import Schedule
+from dpsim.torch_ddp.watched import WatchedRank, observed, watched_workload
+from dpsim.units import format_duration
+from dpsim.workload import Workload
+
+_ALGORITHM, _OVERLAP = "mpi", "thread"
+_SIZES_BYTES = tuple(4**power for power in range(1, 20))
+LATENCIES_S = {"nccl": (10e-6, 30e-6, 100e-6), "gloo": (20e-6, 80e-6, 300e-6)}
+"""What an allreduce of nothing may take, by PyTorch's backend; of others as of gloo.
+
+One exposed time gives one number, so the rest of an allreduce's cost is found for each of these.
+"""
+_SLOW, _FAST, _HALVINGS = 1e6, 1e13, 30
+"""Bytes per second between which an allreduce's rate is looked for, and in how many halvings."""
+_LEAST_CAP_BYTES = 2.0**18
+_LEAST_GAIN = 0.01
+"""A gain below this is not advised: two runs of one job differ by more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapGain:
+    """A bucket cap: its buckets, and the least and the largest gain in speed over the job's own, over what may be."""
+
+    cap_bytes: float
+    buckets: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """Where the time of a watched job's steps goes, and what each other bucket cap would gain, the surest first.
+
+    ``caps`` is empty where ``untuned`` says why none is priced.
+    """
+
+    ranks: tuple[WatchedRank, ...]
+    explained: Explanation
+    workload: Workload
+    caps: tuple[CapGain, ...] = ()
+    untuned: str = ""
+
+    @property
+    def advised(self) -> CapGain | None:
+        """The cap with the largest gain that is sure; None where the job's own is to be left."""
+        best = self.caps[0] if self.caps else None
+        return best if best is not None and best.low > 1 + _LEAST_GAIN else None
+
+
+def watched(ranks: Sequence[WatchedRank]) -> Watched:
+    """Explain the steps of a job, and tune its bucket cap. Raises ``ConfigError`` where nothing was learned."""
+    refusals = [each for each in ranks if each.reason]
+    if refusals:
+        raise ConfigError(
+            f"the job cannot be watched: {refusals[0].reason}",
+            allowed="a job that trains one model with DistributedDataParallel on processors or CUDA devices",
+        )
+    if ranks[0].ranks < 2:
+        raise ConfigError("the job has one rank, which waits for nobody", allowed="2 ranks or more")
+    count = min(len(each.steps) for each in ranks)
+    if count < LEAST_STEPS:
+        raise ConfigError(
+            f"the job ended after {count} steps that could be watched",
+            allowed=f"{LEAST_STEPS} or more, after those in which DDP rebuilds its buckets",
+            remedy="watch a longer run",
+        )
+    ranks = tuple(sorted(ranks, key=lambda each: each.rank))
+    steps = Steps(observed(ranks))
+    parts = observed_parts(steps)
+    explained = summed(
+        ranks[0].script or ranks[0].model,
+        f"{ranks[0].ranks} ranks",
+        float(steps.step_s.mean()),
+        parts,
+        f"{count} steps of the job itself",
+        remedies=tuple(without_parts(parts)),
+        notes=_notes(ranks),
+    )
+    workload = watched_workload(ranks, steps)
+    try:
+        caps = _priced(workload, ranks[0], float(steps.exposed_s.mean()), float(steps.step_s.mean()))
+    except ConfigError as error:
+        return Watched(ranks=ranks, explained=explained, workload=workload, untuned=error.given)
+    return Watched(ranks=ranks, explained=explained, workload=workload, caps=caps)
+
+
+def _notes(ranks: Sequence[WatchedRank]) -> tuple[str, ...]:
+    first, notes = ranks[0], list[str]()
+    if len(ranks) < first.ranks:
+        numbers = ", ".join(str(each.rank) for each in ranks)
+        notes.append(
+            f"only ranks {numbers} of {first.ranks} were seen, those of this machine: waiting for another one counts as"
+            " communication"
+        )
+    own_s = max(each.own_s for each in ranks)
+    notes.append(f"watching took {format_duration(own_s)} in all of the rank that it took the longest")
+    return tuple(notes)
+
+
+def _priced(workload: Workload, rank: WatchedRank, exposed_s: float, step_s: float) -> tuple[CapGain, ...]:
+    """Price every cap that makes other buckets, once for each latency. Raises ``ConfigError``.
+
+    Where the ranks compute on all cores, an allreduce during backward may also save nothing: then a cap only changes
+    how many latencies a step has.
+    """
+    free = _machine(rank, 0.0, _FAST)
+    plan, told = plan_one(
+        workload,
+        free,
+        rank.ranks,
+        (),
+        local_batch=rank.local_batch,
+        algorithm=_ALGORITHM,
+        overlap=_OVERLAP,
+    )
+    if told.unpriced or FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is None:
+        raise ConfigError("; ".join(told.unpriced) or f"buckets by rule {plan.fusion_rule!r} have no cap")
+    own, *others = (
+        scheduled(workload, free, msgspec.structs.replace(plan, fusion_threshold_bytes=cap))
+        for cap in (plan.fusion_threshold_bytes, *caps_up_to_all(workload, _LEAST_CAP_BYTES))
+    )
+    gains: dict[float, list[float]] = {}
+    for latency_s in LATENCIES_S.get(rank.backend, LATENCIES_S["gloo"]):
+        machine = _as_seen(own, rank, latency_s, exposed_s)
+        if machine is None:
+            continue
+        now = price(own, machine).prediction
+        for other in others:
+            then = price(other, machine).prediction
+            each = gains.setdefault(other.plan.threshold_bytes, [])
+            each.append(step_s / (step_s - now.step_s + then.step_s))
+            if rank.computes_on_every_core:
+                each.append(step_s / max(step_s + latency_s * (then.buckets - now.buckets), step_s - exposed_s))
+    buckets = {other.plan.threshold_bytes: other.buckets for other in others}
+    priced = [CapGain(cap_bytes=cap, buckets=buckets[cap], low=min(of), high=max(of)) for cap, of in gains.items()]
+    return tuple(sorted(priced, key=lambda each: -each.low))
+
+
+def _machine(rank: WatchedRank, latency_s: float, bytes_per_s: float) -> Machine:
+    time_s = tuple(latency_s + size / bytes_per_s for size in _SIZES_BYTES)
+    cost = AllreduceCost(algorithm=_ALGORITHM, devices=rank.ranks, sizes_bytes=_SIZES_BYTES, time_s=time_s)
+    return Machine(name="the job's own communication", allreduce=(cost,))
+
+
+def _as_seen(schedule: Schedule, rank: WatchedRank, latency_s: float, exposed_s: float) -> Machine | None:
+    """A machine on which as much communication is exposed as was; None where the latency alone exposes more."""
+
+    def exposed(bytes_per_s: float) -> float:
+        return price(schedule, _machine(rank, latency_s, bytes_per_s)).prediction.exposed_communication_s
+
+    low, high = np.log([_SLOW, _FAST])
+    if exposed(_FAST) > exposed_s:
+        return None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if exposed(float(np.exp(middle))) > exposed_s else (low, middle)
+    return _machine(rank, latency_s, float(np.exp(high)))

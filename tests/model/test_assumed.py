@@ -1,0 +1,76 @@
+"""What machine files leave open: flags state it, and help and pages name the numbers that are assumed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published_files import EXPERIMENTS, PREDICT
+from small_step import machine, workload
+
+from dpsim.errors import ConfigError
+from dpsim.machine import ComputeSlowdown
+from dpsim.model.defaults import DEFAULTS, with_defaults, with_stated
+from dpsim.uncertainty import IntervalWidth
+
+Dpsim = Callable[..., tuple[int, str, str]]
+ASSUMED = {default.field: default.value for default in DEFAULTS}
+PAGES = EXPERIMENTS.parent / "docs" / "predict.md", EXPERIMENTS / "machines" / "README.md"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "in_file"),
+    [
+        ("compute_slowdown", 1.3, (ComputeSlowdown(devices=2, factor=1.1),)),
+        ("fixed_share", 0.2, 0.0),
+        ("contention", 1.5, 1.0),
+        ("collective_overhead_s", 2e-5, 0.0),
+    ],
+)
+def test_what_somebody_states_is_taken_once_and_not_assumed(field: str, value: float, in_file: Any) -> None:
+    stated = with_stated(workload(), machine(), [1, 2, 4], field, value)
+    slowdowns = [(slowdown.devices, slowdown.factor) for slowdown in stated.compute_slowdown]
+    assert slowdowns == [(2, 1.3), (4, 1.3)] if field == "compute_slowdown" else getattr(stated, field) == value
+    filled = with_defaults(workload(), stated, [2])
+    assert set(filled.assumed) == ASSUMED.keys() - {field}
+    assert getattr(filled, field) == getattr(stated, field)
+    with pytest.raises(ConfigError, match=f"stated already, by {field} of the machine"):
+        with_stated(workload(), machine(**{field: in_file}), [2], field, value)
+
+
+def test_intervals_that_the_machine_states_are_not_assumed() -> None:
+    widths = (IntervalWidth(group="any", factor=2.0),)
+    assert with_defaults(workload(), machine(interval_widths=widths), [2]).interval_widths == widths
+    (assumed,) = with_defaults(workload(), machine(), [2]).interval_widths
+    assert assumed.factor == ASSUMED["interval_widths"]
+
+
+def test_a_flag_says_what_a_file_would_say(dpsim: Dpsim) -> None:
+    at = (*PREDICT, "--devices", "4", "--local-batch", "16", "--overlap", "thread")
+    plain, contended = (dpsim(*at, *flag)[1] for flag in ((), ("--contention", "3")))
+    assert "assumed to last 1.875 times as long as alone" in " ".join(plain.split())
+    assert "an allreduce beside backward is assumed" not in " ".join(contended.split())
+
+
+def test_help_and_pages_name_the_numbers_that_are_assumed(dpsim: Dpsim) -> None:
+    _, text, _ = dpsim("predict", "--help")
+    numbers = re.findall(r"assumed:\s+([\d.]+)", re.sub(r"[\s│]+", " ", text))
+    assert numbers == [f"{ASSUMED[field]:g}" for field in ("compute_slowdown", "fixed_share", "contention")] + ["0"]
+    prediction, machines = (Path(page).read_text(encoding="utf-8") for page in PAGES)
+    for said in (
+        f"computation takes {ASSUMED['compute_slowdown']:g} times as long",
+        f"{ASSUMED['fixed_share'] * 100:g} % of the layer times",
+        f"takes {ASSUMED['contention']:g} times as long as alone",
+        f"{ASSUMED['interval_widths']:g} times as wide as the",
+    ):
+        assert said in prediction
+    contention = next(default for default in DEFAULTS if default.field == "contention")
+    for said in (
+        f"a factor of {ASSUMED['compute_slowdown']:g} is assumed",
+        f"left out: {ASSUMED['fixed_share']:g} is assumed",
+        f"left out: {contention.value:g} and {contention.doubt:g} are assumed",
+    ):
+        assert said in machines

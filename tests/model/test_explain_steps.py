@@ -1,0 +1,100 @@
+"""Step times on two numbers of devices: the link that they imply, what nothing explains, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from dpsim.errors import ConfigError
+from dpsim.machine import Link, Machine
+from dpsim.model.estimate import MeasuredStep
+from dpsim.model.explanation import Explanation
+from dpsim.model.step import price, scheduled
+from dpsim.model.two_steps import ANY_LINK, explain_steps, layers_of
+from dpsim.plan import Plan
+from dpsim.workload import Workload
+
+BYTES = 400e6
+
+
+def computing(seconds: float) -> Workload:
+    """A workload with gradients of ``BYTES`` that computes for so long at a local batch of 1."""
+    model = layers_of(BYTES)
+    part_s = seconds / len(model.layers) / 3
+    layers = [msgspec.structs.replace(each, forward_s=(part_s,), backward_s=(2 * part_s,)) for each in model.layers]
+    return msgspec.structs.replace(model, layers=tuple(layers))
+
+
+def plan(devices: int, layout: str = "") -> Plan:
+    return Plan(
+        devices=devices, layout=layout, global_batch=devices, fusion_rule="ddp", algorithm="ring", overlap="thread"
+    )
+
+
+def step(machine: Machine, devices: int, layout: str = "") -> MeasuredStep:
+    own = plan(devices, layout)
+    return MeasuredStep(own, price(scheduled(computing(0.3), machine, own), machine).step_s)
+
+
+def linked(bandwidth: float) -> Machine:
+    """A machine whose link is all that it states, as ``explain_steps`` assumes of those that it does not know."""
+    return msgspec.structs.replace(
+        ANY_LINK, link=Link(latency_s=20e-6, bandwidth_bytes_per_s=bandwidth), contention=1.875
+    )
+
+
+def seconds(explained: Explanation, kind: str) -> float:
+    return sum(part.seconds for part in explained.parts if part.kind == kind)
+
+
+def test_a_slow_link_is_the_cause_and_its_bandwidth_is_told() -> None:
+    rows = [step(linked(2e9), 1), step(linked(2e9), 16)]
+    explained = explain_steps(layers_of(BYTES), None, rows)
+    assert [part.kind for part in explained.causes] == ["communication"]
+    (cause,) = explained.causes
+    assert "GB/s" in cause.text
+    assert cause.low_s < rows[1].step_s - rows[0].step_s < cause.high_s
+    assert math.fsum(part.seconds for part in explained.parts) == pytest.approx(rows[1].step_s, rel=1e-12)
+
+
+def test_a_faster_link_gains_most_of_what_is_exposed() -> None:
+    explained = explain_steps(layers_of(BYTES), None, [step(linked(2e9), 1), step(linked(2e9), 16)])
+    gains = {remedy.text: remedy for remedy in explained.remedies}
+    fast = gains["a link 10 times as fast"]
+    assert fast.low_s < fast.gain_s < fast.high_s
+    assert 0.5 * seconds(explained, "communication") < fast.gain_s < 1.2 * seconds(explained, "communication")
+    assert [each.gain_s for each in explained.remedies] == sorted((r.gain_s for r in explained.remedies), reverse=True)
+
+
+def test_nodes_share_a_link_and_their_own_devices_are_not_counted_against_it() -> None:
+    explained = explain_steps(layers_of(BYTES), None, [step(linked(2e9), 8, "1x8"), step(linked(2e9), 16, "2x8")])
+    assert [part.kind for part in explained.causes] == ["communication"]
+    assert "between the nodes" in explained.causes[0].text
+
+
+def test_a_step_that_is_as_long_on_more_devices_is_healthy() -> None:
+    explained = explain_steps(layers_of(BYTES), None, [MeasuredStep(plan(1), 0.3), MeasuredStep(plan(16), 0.305)])
+    assert explained.causes == ()
+    assert seconds(explained, "computation") == pytest.approx(0.3)
+    assert seconds(explained, "unexplained") == pytest.approx(0.005)
+
+
+def test_what_a_machine_does_not_predict_is_unexplained() -> None:
+    slow = step(linked(2e9), 16)._replace(step_s=2.0)
+    explained = explain_steps(layers_of(BYTES), linked(1e11), [step(linked(2e9), 1), slow])
+    assert [part.kind for part in explained.causes] == ["unexplained"]
+    assert seconds(explained, "unexplained") > 1.0
+
+
+def test_one_number_of_devices_is_refused() -> None:
+    with pytest.raises(ConfigError, match="step times of 8 devices alone"):
+        explain_steps(layers_of(BYTES), None, [MeasuredStep(plan(8), 0.3), MeasuredStep(plan(8), 0.4)])
+
+
+def test_steps_that_no_link_explains_are_refused_with_what_else_to_give() -> None:
+    rows = [MeasuredStep(plan(1), 0.3), MeasuredStep(plan(2), 30.0), MeasuredStep(plan(16), 0.5)]
+    with pytest.raises(ConfigError, match="these steps tell no link") as refused:
+        explain_steps(layers_of(BYTES), None, rows)
+    assert "--network-log" in refused.value.remedy

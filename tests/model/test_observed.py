@@ -1,0 +1,115 @@
+"""Steps that were observed on every rank: the rank that others wait for, contention, and that the parts add up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dpsim.errors import ConfigError
+from dpsim.model.explanation import Explanation, summed
+from dpsim.model.observed import Observed, ObservedRank, ObservedStep, Steps, exposed_buckets, joined, observed_parts
+
+COUNT = 20
+EXPOSED_S = 0.01
+
+
+def observed(
+    *computed_s: float,
+    input_s: float = 0.0,
+    delayed_s: float = 0.0,
+    exposed_s: float = EXPOSED_S,
+    steps: int = COUNT,
+) -> Observed:
+    """Ranks that compute for these seconds in each step, and then wait for the last of them and for two buckets."""
+    own_s = [each + input_s + delayed_s for each in computed_s]
+    length_s = max(own_s) + exposed_s
+
+    def rank(computed_s: float, own_s: float) -> ObservedRank:
+        begins_s = [number * length_s for number in range(steps)]
+        return ObservedRank(
+            steps=tuple(
+                ObservedStep(
+                    began_s=begin_s,
+                    computed_s=begin_s + own_s,
+                    ended_s=begin_s + length_s,
+                    forward_s=(computed_s + delayed_s) / 3,
+                    backward_s=(computed_s + delayed_s) * 2 / 3,
+                    update_s=0.0,
+                    input_s=input_s,
+                    delayed_s=delayed_s,
+                    ready_s=(begin_s + own_s / 2, begin_s + own_s),
+                    done_s=(begin_s + max(own_s, length_s - exposed_s), begin_s + length_s),
+                )
+                for begin_s in begins_s
+            ),
+            bucket_bytes=(1024, 2048),
+            local_batch=4,
+        )
+
+    return Observed(ranks=tuple(map(rank, computed_s, own_s)))
+
+
+def explained(of: Observed) -> Explanation:
+    steps = Steps(of)
+    return summed("job", "2 ranks", float(steps.step_s.mean()), observed_parts(steps), "test")
+
+
+def seconds(of: Explanation) -> dict[str, float]:
+    return {part.kind: part.seconds for part in of.parts}
+
+
+def test_a_slow_rank_is_named_with_its_own_time_and_what_the_others_wait() -> None:
+    found = explained(observed(0.1, 0.3))
+    assert [part.kind for part in found.causes] == ["slowest rank"]
+    (cause,) = found.causes
+    assert cause.seconds == pytest.approx(0.2)
+    assert cause.text.startswith("rank 1, which takes 300 ms itself where rank 0 takes 100 ms")
+    assert "waits 200 ms for the last rank" in cause.details[0]
+    assert "waits 0 s for the last rank" in cause.details[1]
+
+
+def test_of_four_ranks_the_slow_one_is_held_against_the_lower_median() -> None:
+    found = explained(observed(0.1, 0.12, 0.4, 0.11))
+    assert seconds(found)["slowest rank"] == pytest.approx(0.4 - 0.11)
+    assert "rank 2" in found.causes[0].text
+
+
+def test_two_causes_are_both_named_the_larger_first() -> None:
+    found = explained(observed(0.1, 0.3, input_s=0.15))
+    assert [part.kind for part in found.causes] == ["slowest rank", "input"]
+    assert seconds(found)["input"] == pytest.approx(0.15)
+
+
+def test_time_without_a_core_is_contention_and_no_computation() -> None:
+    found = explained(observed(0.1, 0.1, delayed_s=0.08))
+    assert [part.kind for part in found.causes] == ["contention"]
+    assert seconds(found)["computation"] == pytest.approx(0.1)
+    assert seconds(found)["contention"] == pytest.approx(0.08)
+
+
+def test_what_backward_does_not_hide_is_communication_by_bucket() -> None:
+    of = observed(0.1, 0.1, exposed_s=0.05)
+    assert [part.kind for part in explained(of).causes] == ["communication"]
+    assert exposed_buckets(Steps(of)) == ("bucket 2 of 2 (2 KiB): 50 ms",)
+
+
+def test_a_healthy_job_has_no_cause() -> None:
+    assert explained(observed(0.1, 0.101, exposed_s=0.004)).causes == ()
+
+
+@pytest.mark.parametrize("of", [observed(0.1, 0.3, input_s=0.02, delayed_s=0.01), observed(0.2, 0.1, 0.15)])
+def test_the_parts_add_up_to_the_step(of: Observed) -> None:
+    found = explained(of)
+    assert math.fsum(seconds(found).values()) == pytest.approx(found.step_s, rel=1e-12)
+    assert seconds(found)["unexplained"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_runs_are_joined_step_by_step() -> None:
+    both = joined([observed(0.1, 0.1), observed(0.1, 0.1)])
+    assert [len(rank.steps) for rank in both.ranks] == [2 * COUNT, 2 * COUNT]
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2 steps were observed"):
+        Steps(observed(0.1, 0.1, steps=2))

@@ -1,0 +1,147 @@
+"""How wide intervals must be by past studies: the factor, its groups, and the file in which studies are kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from small_step import machine, plan, workload
+
+from dpsim import codec
+from dpsim.model import past, predict
+from dpsim.model.residuals import Residual, Residuals, conformal_factor, group_name, ratio, shipped, widths
+
+GROUP = "node, several devices"
+
+
+def study(number: int, *ratios: float, group: str = GROUP, kind: str = "beforehand") -> Residual:
+    return codec.decode(
+        {"study": f"study {number}", "kind": kind, "group": group, "ratios": list(ratios)}, Residual, "residual"
+    )
+
+
+def test_nine_studies_are_needed_and_the_largest_of_nine_counts() -> None:
+    nine = [(float(number),) for number in range(1, 10)]
+    assert conformal_factor(nine) == 9.0
+    assert conformal_factor(nine[:8]) == math.inf
+    assert conformal_factor([(float(number),) for number in range(1, 20)]) == 18.0
+
+
+def test_a_study_weighs_as_much_as_any_other_however_many_settings_it_has() -> None:
+    """Nine studies that missed by 1, of which one has 90 settings that missed by 5: a tenth is beyond 1."""
+    studies = [(1.0,)] * 19 + [(5.0,) * 90]
+    assert conformal_factor(studies) == 1.0
+    assert conformal_factor([(1.0,)] * 17 + [(5.0,)] * 3) == 5.0
+
+
+def test_the_next_study_is_held_with_the_stated_probability() -> None:
+    """Whatever the distribution of errors: over many draws, the ratio of a new study lies below the factor."""
+    random = np.random.default_rng(3)
+    held = []
+    for _ in range(2000):
+        drawn = random.pareto(1.5, 13)
+        held.append(drawn[0] <= conformal_factor([(float(each),) for each in drawn[1:]]))
+    assert np.mean(held) + 0.02 >= 0.9 and np.mean(held) < 0.95
+
+
+def test_a_ratio_is_taken_on_the_side_of_the_error() -> None:
+    assert ratio(1.2, 1.0, 0.5, 1.2) == pytest.approx(1.0)
+    assert ratio(0.5, 1.0, 0.5, 1.2) == pytest.approx(1.0)
+    assert ratio(math.sqrt(1.2), 1.0, 0.5, 1.2) == pytest.approx(0.5)
+
+
+def test_blind_and_beforehand_and_groups_are_apart() -> None:
+    rows = [study(n, 2.0) for n in range(9)] + [study(n, 7.0, kind="blind") for n in range(9)]
+    rows += [study(n, 3.0, group="node, 1 device") for n in range(8)]
+    known = {width.group: width for width in widths(rows, "beforehand")}
+    assert (known[GROUP].factor, known[GROUP].studies) == (2.0, 9)
+    assert "node, 1 device" not in known and known["any"].studies == 0
+
+
+def test_what_no_study_covers_gets_the_widest_of_the_groups_that_come_with_dpsim() -> None:
+    for kind in ("blind", "beforehand"):
+        of_group: dict[str, list[tuple[float, ...]]] = {}
+        for residual in shipped().residuals:
+            if residual.kind == kind and "emulated computation" not in residual.group:
+                of_group.setdefault(residual.group, []).append(residual.ratios)
+        widest = max(1.0, *map(conformal_factor, of_group.values()))
+        assert {width.group: width.factor for width in widths((), kind)}["any"] == widest
+    assert len({residual.study for residual in shipped().residuals}) >= 20
+
+
+def test_an_interval_is_as_many_times_as_wide_and_states_its_level_only_by_studies() -> None:
+    plain = predict(workload(), machine(), plan())
+    learnt = replace(machine(), interval_widths=widths([study(n, 2.0) for n in range(12)], "beforehand"))
+    assumed = replace(machine(), interval_widths=widths((), "beforehand"))
+    wide, wider = predict(workload(), learnt, plan()), predict(workload(), assumed, plan())
+    assert (wide.interval_level, wide.interval_studies, wide.interval_factor) == (0.9, 12, 2.0)
+    assert (wider.interval_level, wider.interval_studies) == (None, 0)
+    for end in ("low_s", "high_s"):
+        own, doubled = (abs(math.log(getattr(each, end) / each.step_s)) for each in (plain, wide))
+        assert doubled == pytest.approx(2 * own, rel=1e-12)
+    assert wide.step_s == plain.step_s
+
+
+def test_groups_tell_networks_counts_emulation_and_scripts_apart() -> None:
+    flags = {"emulated_network": False, "emulated_compute": False, "script": False}
+    names = {group_name(2, **flags), group_name(8, **flags), group_name(1, **flags)}
+    names |= {group_name(2, **(flags | {name: True})) for name in flags}
+    assert len(names) == 5
+
+
+@pytest.fixture
+def studies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("DPSIM_STUDIES_DIR", str(tmp_path / "studies"))
+    return tmp_path / "studies"
+
+
+def test_studies_are_kept_by_machine_each_once(studies: Path) -> None:
+    past.add("a processor", 2, [study(1, 0.5), study(1, 0.7, group="node, 1 device")])
+    past.add("a processor", 2, [study(1, 0.5)])
+    past.add("a processor", 2, [study(2, 0.9)])
+    assert [row.study for row in past.load("a processor", 2)] == ["study 1", "study 1", "study 2"]
+    assert past.load("a processor", 4) == past.load("another processor", 2) == ()
+
+
+def test_the_oldest_studies_are_forgotten(studies: Path) -> None:
+    for number in range(past.MOST_STUDIES + 5):
+        past.add("a processor", 2, [study(number, 0.5)])
+    kept = [row.study for row in past.load("a processor", 2)]
+    assert len(kept) == past.MOST_STUDIES and kept[0] == "study 5"
+
+
+def test_a_damaged_file_counts_as_no_study_and_is_replaced(studies: Path) -> None:
+    past.add("a processor", 2, [study(1, 0.5)])
+    (path,) = studies.glob("*.json")
+    path.write_text("{", encoding="utf-8")
+    assert past.load("a processor", 2) == ()
+    past.add("a processor", 2, [study(2, 0.5)])
+    assert [row.study for row in past.load("a processor", 2)] == ["study 2"]
+
+
+def test_a_folder_that_cannot_be_made_loses_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DPSIM_STUDIES_DIR", str(tmp_path / "file" / "studies"))
+    past.add("a processor", 2, [study(1, 0.5)])
+    assert past.load("a processor", 2) == ()
+
+
+def test_a_calibrated_machine_learns_from_its_own_studies_and_a_published_one_stays(studies: Path) -> None:
+    past.add("a processor", 2, [study(number, 3.0) for number in range(10)])
+    published = replace(machine(), relative_uncertainty=None)
+    measured = replace(machine(), relative_uncertainty=0.01, calibrated_on="a processor, node, today", cores=2)
+    assert past.with_past_studies(published) == published
+    known = {width.group: width for width in past.with_past_studies(measured).interval_widths}
+    assert (known[GROUP].factor, known[GROUP].studies) == (3.0, 10)
+    elsewhere = past.with_past_studies(replace(measured, cores=8))
+    assert {width.studies for width in elsewhere.interval_widths} == {0}
+
+
+def test_the_files_of_studies_are_strict(tmp_path: Path) -> None:
+    path = tmp_path / "residuals.json"
+    codec.write(path, Residuals(measured_on="here", residuals=(study(1, 0.5),)))
+    assert json.loads(path.read_text())["model"] == 1

@@ -1,0 +1,143 @@
+"""What the records of a watched job say: who is slow, what a bucket cap gains, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpsim.errors import ConfigError
+from dpsim.model.observed import ObservedStep, Steps
+from dpsim.model.watch import watched
+from dpsim.report.watch import advice
+from dpsim.torch_ddp.watched import WatchedParameter, WatchedRank, observed, watched_workload
+
+LAYERS, SIZE, BACKWARD_S, LOSS_S, STEPS = 8, 1 << 20, 0.080, 0.002, 12
+
+
+def a_rank(rank: int, *, late_s: float = 0.0, exposed_s: float = 0.040, **changes: Any) -> WatchedRank:
+    """A rank that computes for 100 ms of each step, and more by ``late_s``; then all wait for the slowest."""
+    steps, began_s = [], 5.0
+    for _ in range(STEPS):
+        computed_s, ended_s = began_s + 0.100 + late_s, began_s + 0.100 + exposed_s
+        steps.append(
+            ObservedStep(
+                began_s=began_s,
+                computed_s=computed_s,
+                ended_s=max(ended_s, computed_s),
+                forward_s=0.015,
+                backward_s=BACKWARD_S,
+                update_s=0.005,
+                input_s=0.0,
+            )
+        )
+        began_s = steps[-1].ended_s
+    parameters = tuple(
+        WatchedParameter(
+            name=f"{number}.weight",
+            module=str(number),
+            shape=(SIZE,),
+            dtype="float32",
+            batch_norm_channels=0,
+            size_bytes=4 * SIZE,
+            device="cpu",
+            sparse=False,
+        )
+        for number in range(LAYERS)
+    )
+    ready_s = [LOSS_S + BACKWARD_S * (LAYERS - number) / LAYERS for number in range(LAYERS)]
+    record = WatchedRank(
+        rank=rank,
+        ranks=2,
+        ranks_here=2,
+        reason="",
+        script="train.py",
+        model="Sequential",
+        torch="2.13.0",
+        device="cpu",
+        cores=64,
+        threads=1,
+        backend="gloo",
+        steps=tuple(steps),
+        last_backward_s=(BACKWARD_S,) * STEPS,
+        loss_s=(LOSS_S,) * STEPS,
+        ready_ns=(tuple(int(seconds * 1e9) for seconds in ready_s),) * STEPS,
+        local_batch=16,
+        accumulate=1,
+        parameters=parameters,
+        rebuilt=" ".join(str(number) for number in reversed(range(LAYERS))),
+        initial_bucket_bytes=str(4 * SIZE * LAYERS),
+        communication_hook="",
+        bucket_cap_bytes=100 << 20,
+        bucket_caps_bytes=(),
+        find_unused_parameters=False,
+        static_graph=False,
+        state_bytes=0,
+        optimizer_slots=0,
+        input_workers=0,
+        own_s=0.001,
+    )
+    return msgspec.structs.replace(record, **changes)
+
+
+def test_a_slow_rank_is_named_with_what_the_others_wait() -> None:
+    seen = watched([a_rank(1, late_s=0.030), a_rank(0)])
+    parts = {part.kind: part for part in seen.explained.parts}
+    assert parts["slowest rank"].seconds == pytest.approx(0.030)
+    assert parts["slowest rank"].text.startswith("rank 1, which takes 130 ms itself where rank 0 takes 100 ms")
+    assert parts["communication"].seconds == pytest.approx(0.010)
+    assert seen.explained.step_s == pytest.approx(0.140)
+
+
+def test_the_workload_has_the_gradients_as_they_were_ready() -> None:
+    ranks = [a_rank(0), a_rank(1)]
+    workload = watched_workload(ranks, Steps(observed(ranks)))
+    assert [layer.name for layer in workload.layers] == [str(number) for number in range(LAYERS)]
+    assert [layer.backward_s[0] for layer in workload.layers] == pytest.approx([BACKWARD_S / LAYERS] * LAYERS)
+    assert sum(layer.forward_s[0] for layer in workload.layers) == pytest.approx(0.015)
+    assert workload.update_s == pytest.approx(0.005)
+
+
+def test_a_bucket_that_nothing_hides_is_better_in_parts() -> None:
+    seen = watched([a_rank(0), a_rank(1)])
+    best = seen.advised
+    assert best is not None and best.buckets > 1 and 1.2 < best.low <= best.high < 1.4
+    assert advice(seen)[-1] == f"DistributedDataParallel(model, bucket_cap_mb={best.cap_bytes / 2**20:.15g})"
+
+
+def test_where_ranks_compute_on_all_cores_smaller_buckets_may_gain_nothing() -> None:
+    seen = watched([a_rank(rank, cores=2) for rank in (0, 1)])
+    assert seen.caps and max(each.high for each in seen.caps) > 1.2
+    assert seen.advised is None
+    assert advice(seen)[0].startswith("Leave the bucket cap (1 bucket)")
+
+
+def test_without_exposed_communication_no_cap_is_advised() -> None:
+    seen = watched([a_rank(rank, exposed_s=0.0) for rank in (0, 1)])
+    assert not seen.caps and advice(seen) == [
+        "No bucket cap is advised for its 1 bucket: its allreduces end with backward."
+    ]
+
+
+def test_ranks_that_stop_at_other_steps_are_compared_at_the_same_ones() -> None:
+    longer = a_rank(0)
+    shorter = msgspec.structs.replace(a_rank(1), steps=a_rank(1).steps[:5])
+    assert [len(rank.steps) for rank in observed([longer, shorter]).ranks] == [5, 5]
+
+
+def test_a_rank_that_was_not_seen_is_said() -> None:
+    assert any("only ranks 0 of 2" in note for note in watched([a_rank(0)]).explained.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given"),
+    [
+        ({"ranks": 1}, "one rank"),
+        ({"reason": "it trains two models"}, "it trains two models"),
+        ({"steps": ()}, "ended after 0 steps"),
+    ],
+)
+def test_what_says_nothing_is_refused(changes: dict[str, Any], given: str) -> None:
+    with pytest.raises(ConfigError, match=given):
+        watched([a_rank(0, **changes)])
