@@ -17,11 +17,12 @@ HOROVOD_PADDING_BYTES = 16
 class HorovodCycle:
     """Horovod's rule, decided while running: every ``cycle_s`` the tensors that became ready are packed at once.
 
-    Greedy in ready order: a bucket takes its first tensor, then every later one of the same dtype while the sum of
-    sizes, each padded to 16 bytes, stays <= ``threshold_bytes`` (a maximum), looking past tensors that do not fit;
-    what was passed over forms the next bucket. A tensor above the threshold goes alone; threshold 0 is one a tensor.
-    ``reference formulas`` states it so; Horovod's own ``controller.cc`` bounds the look-ahead (size + skipped bytes
-    <= threshold), so there it passes over tensors of another dtype only.
+    Greedy in ready order, as ``FuseResponses`` in Horovod's ``controller.cc``: a bucket takes its first tensor, then
+    every next one of the same dtype while the sum of sizes stays <= ``threshold_bytes`` (a maximum). A tensor that is
+    of another dtype, or does not fit, is passed over while the bucket and all that it passed over stay within the
+    threshold together; the first one beyond that closes the bucket. What was passed over comes first in the next one.
+    Sizes are padded to 16 bytes, as in Horovod's builds for CUDA (``HOROVOD_BATCH_D2D_MEMCOPIES``, on by default). A
+    tensor above the threshold goes alone; threshold 0 is one a tensor.
     """
 
     threshold_bytes: float
@@ -46,14 +47,18 @@ class HorovodCycle:
         waiting = list(range(len(padded)))
         buckets = []
         while waiting:
-            first = waiting[0]
-            bucket, passed, total = [first], [], padded[first]
-            for i in waiting[1:]:
+            first, *others = waiting
+            bucket, passed, total, passed_bytes = [first], [], padded[first], 0
+            for position, i in enumerate(others):
                 if codes[i] == codes[first] and total + padded[i] <= self.threshold_bytes:
                     bucket.append(i)
                     total += padded[i]
-                else:
-                    passed.append(i)
+                    continue
+                passed_bytes += padded[i]
+                if total + passed_bytes > self.threshold_bytes:
+                    passed += others[position:]
+                    break
+                passed.append(i)
             buckets.append(tuple(bucket))
             waiting = passed
         return tuple(buckets)

@@ -89,11 +89,19 @@ function packed(tensors, thresholdBytes) {
     const bucket = [first];
     const passed = [];
     let total = padded[first];
-    for (const i of others) {
+    let passedBytes = 0;
+    for (const [position, i] of others.entries()) {
       if (tensors[i].dtype === tensors[first].dtype && total + padded[i] <= thresholdBytes) {
         bucket.push(i);
         total += padded[i];
-      } else passed.push(i);
+        continue;
+      }
+      passedBytes += padded[i];
+      if (total + passedBytes > thresholdBytes) {
+        passed.push(...others.slice(position));
+        break;
+      }
+      passed.push(i);
     }
     buckets.push(bucket);
     waiting = passed;
