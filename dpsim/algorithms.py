@@ -289,3 +289,4 @@ for _algorithm in (
     ),
 ):
     ALGORITHMS.register(_algorithm)
+ALGORITHMS.close()

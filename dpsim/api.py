@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
+from dpsim.arguments import TrainingSettings, shows
 from dpsim.constraints import check
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError, unknown
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from dpsim.records.train import TrainResult
     from dpsim.runtime.fit import Callback
 
-_PLAN_FIELDS = [name for name in Plan.__struct_fields__ if name != "devices"]
 
-
+@shows(TrainingSettings)
 def fit(
     replica: Replica,
     dataset: Dataset | str,
@@ -40,7 +40,7 @@ def fit(
     stall_after_s: float | None = None,
     resume: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
-    **plan: Any,
+    **plan: Unpack[TrainingSettings],
 ) -> TrainResult:
     """Train ``replica`` on every rank of this job, then test it. Every rank calls it and gets the same result.
 
@@ -63,14 +63,12 @@ def fit(
     if comm.size > 1:
         sys.excepthook = _end_all
     for name in plan:
-        if name not in _PLAN_FIELDS:
-            raise unknown("argument of fit:", name, _PLAN_FIELDS)
+        if name not in TrainingSettings.__annotations__:
+            raise unknown("argument of fit:", name, TrainingSettings.__annotations__)
     parsed_network = Network.parse(network)
-    defaults = {
-        "algorithm": parsed_network.default_algorithm(),
-        "batch_norm": Plan.default_batch_norm(plan.get("leaves", 0)),
-    }
-    complete_plan = Plan(devices=comm.size, global_batch=global_batch, **(defaults | plan))
+    plan.setdefault("algorithm", parsed_network.default_algorithm())
+    plan.setdefault("batch_norm", Plan.default_batch_norm(plan.get("leaves", 0)))
+    complete_plan = Plan(devices=comm.size, global_batch=global_batch, **plan)
     check("network", algorithm=complete_plan.algorithm, network=parsed_network)
     data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset
     with one_thread():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
+from dpsim.arguments import PredictionSettings, shows
 from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.machine import read as read_machine_file
@@ -30,6 +31,7 @@ def read_machine(path: Path | str) -> Machine:
     return read_machine_file(path)
 
 
+@shows(PredictionSettings)
 def predict(
     workload: Workload | Path | str,
     machine: Machine | Path | str,
@@ -37,7 +39,7 @@ def predict(
     *,
     devices: int | str | None = None,
     threshold: float | None = None,
-    **settings: Any,
+    **settings: Unpack[PredictionSettings],
 ) -> Prediction:
     """Predict one step; workload and machine may be files.
 
@@ -68,13 +70,16 @@ def predict(
 def sweep(experiment: Experiment | Path | str, folder: Path | str, progress: Progress = no_progress) -> SavedResult:
     """Run a sweep into ``folder``, or continue it where it stopped, and return its result.
 
-    ``experiment`` is the file that declares it, or the experiment itself. Raises ``ConfigError`` and
-    ``CommunicationError``.
+    ``experiment`` is the file that declares it, or the experiment itself. Where the program that calls this registered
+    algorithms, rules or strategies, the ranks run its file too, up to ``if __name__ == "__main__"``. Raises
+    ``ConfigError`` and ``CommunicationError``.
     """
     from dpsim.harness.load import KINDS
     from dpsim.harness.sweep.sweep import sweep as run
+    from dpsim.launch.program import on_ranks_too
     from dpsim.records.sweep import read_experiment
     from dpsim.report.saved import SavedResult
 
     declared = read_experiment(experiment) if isinstance(experiment, (Path, str)) else experiment
-    return SavedResult(KINDS["sweep"], run(declared, Path(folder), progress))
+    with on_ranks_too():
+        return SavedResult(KINDS["sweep"], run(declared, Path(folder), progress))

@@ -69,3 +69,5 @@ for _name, _summary, _threshold_bytes, _module in (
             buckets=f"dpsim.lowering.{_module}:{re.sub('[-.]', '_', _name)}",
         )
     )
+
+FUSION_RULES.close()

@@ -37,6 +37,15 @@ class Registry(Mapping[str, T]):
         self._what, self._kind, self._group = what, kind, group
         self._items: dict[str, T] = {}
         self._plugged: set[str] = set()
+        self._built_in: frozenset[str] = frozenset()
+
+    def close(self) -> None:
+        """Take the items so far as dpsim's own: later ones are those of a program or a plug-in."""
+        self._built_in = frozenset(self._items)
+
+    def of_program(self) -> list[str]:
+        """Return the names that the running program registered: neither dpsim's own nor a plug-in's."""
+        return [name for name in self._items if name not in self._built_in | self._plugged]
 
     def register(self, item: T) -> T:
         """Add an item under its name. Raises ``ConfigError`` where the name is taken."""
@@ -56,11 +65,16 @@ class Registry(Mapping[str, T]):
         if name not in self._items:
             points = self._plug_ins()
             if name not in points:
-                raise unknown(
-                    self._what, name, [*self._items, *(other for other in points if other not in self._items)]
-                )
+                known = [*self._items, *(other for other in points if other not in self._items)]
+                raise unknown(self._what, name, known, remedy=self._remedy(name))
             self._items[name] = self._loaded(points[name])
         return self._items[name]
+
+    def _remedy(self, name: str) -> str:
+        """Return what to do for a function of the user's in a file, which has no name here."""
+        if ".py" not in name or not self._group:
+            return ""
+        return f"register it in a program that calls dpsim.sweep, or as the entry point {self._group} of a package"
 
     def _plug_ins(self) -> dict[str, EntryPoint]:
         """Return the entry points of installed packages, by name. Raises ``ConfigError`` for a name that is taken."""

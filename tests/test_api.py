@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 import dpsim
+from dpsim.arguments import PredictionSettings, TrainingSettings
 from dpsim.launch import jobs
+from dpsim.plan import Plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,12 +81,59 @@ def test_a_run_goes_on_from_its_checkpoints_to_the_same_bits(
 
 
 def test_mistakes_say_what_was_given_and_what_is_allowed(runs: dict[int, list[dict[str, Any]]]) -> None:
-    epochs, field, devices, algorithm, gradients = runs[2][1]["refused"]
+    epochs, field, devices, algorithm, gradients, one_shot = runs[2][1]["refused"]
     assert "0 epochs" in epochs and "allowed: 1 or more" in epochs
     assert "unknown argument of fit: 'fusionrule'" in field and "did you mean 'fusion_rule'" in field
     assert "'devices'" in devices
     assert "unknown algorithm 'rign'" in algorithm
     assert "weight (10, 64)" in gradients and "weight (64, 10), bias (10,)" in gradients
+    assert "a one-shot allreduce of" in one_shot and "allowed: at most 64 KiB" in one_shot
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_all_ranks_refuse_what_one_of_them_finds_wrong(devices: int, runs: dict[int, list[dict[str, Any]]]) -> None:
+    assert len({mine["refused"][-1] for mine in runs[devices]}) == 1
+
+
+def test_settings_are_typed_as_in_a_plan_and_stand_in_the_signature() -> None:
+    of_plan = {name: kind for name, kind in get_type_hints(Plan).items() if name != "devices"}
+    training = get_type_hints(TrainingSettings) | {"global_batch": int}
+    assert training == {name: of_plan[name] for name in training} and set(training) == set(of_plan)
+    others = {"layout", "fusion_threshold_bytes"}
+    assert set(get_type_hints(PredictionSettings)) - {"local_batch"} == set(of_plan) - others
+    assert {*training} <= set(inspect.signature(dpsim.fit).parameters)
+    assert {"devices", "threshold", "local_batch", "strategy"} <= set(inspect.signature(dpsim.predict).parameters)
+    assert dpsim.predict.__module__ == "dpsim.entry"
+
+
+def test_ranks_know_what_the_program_that_starts_them_registered(tmp_path: Path) -> None:
+    script = tmp_path / "registers.py"
+    script.write_text(
+        "from dataclasses import replace\n"
+        "from helper import NAME\n"
+        "from dpsim.fusion_rules import FUSION_RULES\n"
+        "from dpsim.launch import jobs, program\n"
+        "FUSION_RULES.register(replace(FUSION_RULES['one'], name=NAME))\n"
+        "if __name__ == '__main__':\n"
+        "    with program.on_ranks_too():\n"
+        "        print(jobs.on_ranks('ranks_api:registered', {'rule': NAME}, devices=2))\n"
+    )
+    (tmp_path / "helper.py").write_text("NAME = 'mine'\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])}
+    run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=60, check=False)
+    done = run([sys.executable, script], env=environment)
+    assert done.stdout == "[True, True]\n", done.stderr
+    script.write_text(script.read_text().replace("if __name__ == '__main__':", "if True:"))
+    done = run([sys.executable, script], env=environment)
+    assert "registers.py starts ranks while a rank reads what it registers" in done.stderr
+
+
+def test_a_folder_named_dpsim_where_a_program_runs_does_not_hide_the_package(tmp_path: Path) -> None:
+    (tmp_path / "dpsim" / "dpsim").mkdir(parents=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", "import dpsim; print(dpsim.fit.__name__)"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "fit\n", done.stderr
 
 
 def test_an_uncaught_exception_on_one_rank_ends_all_of_them(tmp_path: Path) -> None:

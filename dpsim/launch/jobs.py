@@ -18,7 +18,7 @@ from typing import Any
 
 from dpsim import installation, processor
 from dpsim.errors import CommunicationError, ConfigError
-from dpsim.launch import control_channel, hosts, mpiexec, rank_process, scratch
+from dpsim.launch import control_channel, hosts, mpiexec, program, rank_process, scratch
 from dpsim.launch.failure_report import JobFailed as JobFailed
 from dpsim.launch.failure_report import JobState, failure
 from dpsim.launch.protection import Protection, protected
@@ -150,7 +150,9 @@ def _mpiexec(machines: tuple[hosts.Host, ...]) -> list[str]:
     if flavour != "openmpi":
         return [path, *flags]
     limit = (processor.VARIABLE,) if processor.limited() else ()
-    for variable in (control_channel.VARIABLE, "PYTHONPATH", *THREAD_VARIABLES, *limit) if machines else ():
+    for variable in (
+        (control_channel.VARIABLE, program.VARIABLE, "PYTHONPATH", *THREAD_VARIABLES, *limit) if machines else ()
+    ):
         flags += ["-x", variable]  # mpich passes on the whole environment; Open MPI does so only on its own machine
     return [path, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", *flags]
 

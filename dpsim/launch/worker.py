@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 
 from dpsim.errors import CommunicationError
-from dpsim.launch import rank_info, scratch_keeper
+from dpsim.launch import program, rank_info, scratch_keeper
 from dpsim.launch.child_process import end_with_parent
 from dpsim.launch.control_channel import LauncherConnection, connect
 from dpsim.launch.failure_report import describe
@@ -59,6 +59,7 @@ def main(task: str) -> None:
         if request["pin"]:
             pin(comm)
         progress = functools.partial(launcher.send, "progress") if comm.rank == 0 else no_progress
+        program.register_on_rank()
         independent(lambda: launcher.send("independent", True))
         result = load(task)(comm, request["argument"], progress)
         if result is not None if request["outlives"] else comm.rank == 0:

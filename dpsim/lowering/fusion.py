@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -86,7 +87,32 @@ def fuse(
         default_threshold=default,
     )
     starts: Ints = load(kind.buckets)(tensors, float(threshold_bytes))
-    return starts
+    return starts if str(kind.buckets).startswith("dpsim.") else _checked(starts, rule, tensors.dtype_code)
+
+
+def _checked(starts: object, rule: str, dtype_code: Ints) -> Ints:
+    """Return what a rule that dpsim did not write says, as integers. Raises ``ConfigError`` if it is no partition."""
+    count = len(dtype_code)
+    found = np.asarray(starts)
+    fault = ""
+    if found.ndim != 1 or len(found) < 2 or not np.issubdtype(found.dtype, np.integer):
+        fault = "no array of whole numbers"
+    elif found[0] != 0 or found[-1] != count:
+        fault = f"it begins with {found[0]} and ends with {found[-1]}"
+    elif np.any(backward := np.diff(found) <= 0):
+        bucket = int(np.argmax(backward))
+        fault = f"bucket {bucket} would begin at tensor {found[bucket]} and end before tensor {found[bucket + 1]}"
+    else:
+        mixed = [k for k, (a, b) in enumerate(pairwise(found)) if np.any(dtype_code[a:b] != dtype_code[a])]
+        fault = f"bucket {mixed[0]} would mix data types" if mixed else ""
+    if fault:
+        text = np.array2string(found, threshold=12, separator=", ")
+        raise ConfigError(
+            f"fusion rule {rule!r} returned {text} for {count} gradient tensors: {fault}",
+            allowed=f"the first tensor of each bucket in growing order from 0 on, then {count}; one data type a bucket",
+            remedy="correct the rule's function; docs/extend.md has one",
+        )
+    return found.astype(np.int64)
 
 
 def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:

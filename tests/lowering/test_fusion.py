@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -196,6 +197,27 @@ def test_horovod_buckets_are_those_of_its_own_code(sizes: list[int], threshold: 
     if threshold:
         assert list(buckets) == fuse_responses(sizes, codes, threshold)
     assert sorted(i for bucket in buckets for i in bucket) == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("returned", "fault"),
+    [
+        ([0, 3, 2], "begins with 0 and ends with 2"),
+        ([1, 4], "begins with 1 and ends with 4"),
+        ([0, 3, 2, 4], "bucket 1 would begin at tensor 3 and end before tensor 2"),
+        ([0, 0, 4], "bucket 0 would begin at tensor 0 and end before tensor 0"),
+        ([0.0, 4.0], "no array of whole numbers"),
+        (4, "no array of whole numbers"),
+        ([0, 1, 4], "bucket 1 would mix data types"),
+    ],
+)
+def test_a_wrong_rule_of_a_program_is_refused_by_name(
+    returned: object, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = replace(FUSION_RULES["one"], name="mine", buckets=lambda tensors, threshold_bytes: returned)
+    monkeypatch.setitem(FUSION_RULES._items, "mine", rule)
+    with pytest.raises(ConfigError, match=rf"fusion rule 'mine' returned .* for 4 gradient tensors: .*{fault}"):
+        fuse(np.array([4, 4, 4, 4], np.int64), "mine", dtype_code=np.array([0, 0, 1, 1], np.int64))
 
 
 def test_horovod_makes_18_buckets_of_resnet20_at_64_kib() -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import dpsim
 from dpsim.errors import DpsimError
+from dpsim.fusion_rules import FUSION_RULES
 from dpsim.progress import Progress
 
 Array = NDArray[Any]
@@ -60,6 +61,16 @@ class TestsInBetween(dpsim.Callback):
         self.accuracies.append(test.correct / test.samples)
 
 
+def _too_large_for_one_shot() -> dpsim.Replica:
+    """A model with more bytes of gradients than a one-shot allreduce takes: only a rank that prepares it finds out."""
+    return dpsim.build_model("mlp:256", (8, 8, 1), 10)
+
+
+def registered(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[bool]:
+    """Whether each rank knows a fusion rule of that name."""
+    return comm.allgather(argument["rule"] in FUSION_RULES)
+
+
 def everything(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
     """One run with callbacks on all ranks and on one, the same run again from dpsim's own model, and refusals."""
     everywhere, last, tests = Diary(), Diary(), TestsInBetween()
@@ -91,6 +102,7 @@ def everything(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) 
         {"devices": 2},
         {"algorithm": "rign"},
         {"replica": wrong},
+        {"replica": _too_large_for_one_shot(), "algorithm": "one-shot", "fusion_rule": "one"},
     ):
         try:
             dpsim.fit(**{"replica": own, "dataset": "digits", "global_batch": 64} | arguments)
