@@ -81,7 +81,8 @@ class Inputs(Noun, frozen=True):
     ``bare`` are the workloads of ``profiles`` without their times, and ``selections`` what ``auto`` stands for in each
     of ``calibrations``. A calibration with a ``workload`` is that of ranks which wait for its times. ``rows`` are those
     of profiles and calibrations alone; the first sample was taken after ``beforehand_until``. ``widths`` are
-    those of intervals, by the residuals of the machine's past studies when this one began.
+    those of intervals, by the residuals of the machine's past studies when this one began. ``model_version`` is that
+    of the model for which they were measured (0: from before versions were recorded).
     """
 
     profiles: tuple[ProfileConfig, ...]
@@ -94,6 +95,7 @@ class Inputs(Noun, frozen=True):
     widths: Widths
     beforehand_until: str = ""
     schema: str = SCHEMA
+    model_version: int = 0
 
     def with_medians(self) -> Inputs:
         """Return what the predictions of a finished study are made from: of the parts of steps only the medians."""

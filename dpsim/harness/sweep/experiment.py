@@ -15,6 +15,7 @@ from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.harness.sweep.scores import PROPORTIONAL
 from dpsim.machine import Machine
 from dpsim.model import choose_overlap, memory, nulls, predict, price, recommended, scheduled
+from dpsim.model.version import MODEL_VERSION
 from dpsim.plan import OVERLAPS, Overlap, Plan
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
 from dpsim.setting import OVERLAP_CHOICES, Row, Setting, setting_of
@@ -74,6 +75,7 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
         machines=prepared.machines,
         points=tuple(points),
         mechanisms=mechanisms,
+        model_version=MODEL_VERSION,
     )
 
 
@@ -93,6 +95,7 @@ def predict_again(predictions: Predictions, prepared: Prepared) -> Predictions:
         workloads=prepared.workloads,
         machines=prepared.machines,
         points=tuple(points),
+        model_version=MODEL_VERSION,
     )
 
 
