@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsim import codec
-from dpsim.errors import ConfigError, FileFormatError, FormatVersionError
+from dpsim.errors import ConfigError, DpsimError, FormatVersionError
 from dpsim.harness.sweep.experiment import needed_for, predict_again, predict_beforehand
 from dpsim.harness.sweep.sweep import blind_predictions, read_swept
 from dpsim.model.version import MODEL_VERSION
@@ -42,7 +42,7 @@ def check(folder: Path) -> Checked:
         inputs = codec.read(folder / "inputs.json", Inputs, "inputs", SCHEMA)
     except FormatVersionError:
         raise
-    except FileFormatError as error:
+    except DpsimError as error:
         return Checked(model_version=0, today=MODEL_VERSION, damage=error.given)
     return check_records(swept, inputs)
 
