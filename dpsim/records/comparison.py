@@ -548,3 +548,8 @@ class SweepData(NamedTuple):
     comparison: Comparison
     drift: ReproduceRecord | None = None
     blind: Predictions | None = None
+
+    @property
+    def scored(self) -> Predictions:
+        """The predictions that the comparison is with: of the same minutes, or where there are none, beforehand."""
+        return self.blind or self.predictions

@@ -101,8 +101,8 @@ def samples(data: SweepData) -> Samples:
 
 
 def timeline(data: SweepData) -> Samples:
-    """Return each event of the timelines that were kept, measured and predicted."""
-    points: list[MeasuredPoint | PredictedPoint] = [*data.results.points, *data.predictions.points]
+    """Return each event of the timelines that were kept, measured and predicted: those of the scored predictions."""
+    points: list[MeasuredPoint | PredictedPoint] = [*data.results.points, *data.scored.points]
     kept = [(point.setting, Timeline.from_record(point.timeline)) for point in points if point.timeline is not None]
     rows = [
         run_values(setting) | {name: getattr(events, name) for name in ("source", "emulated_network", "clock")}
