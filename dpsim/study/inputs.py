@@ -132,6 +132,11 @@ class Prepared:
         """Return the indices of a setting's workload and machine."""
         return self.indices[kinds_of(setting)]
 
+    def of(self, setting: Setting) -> tuple[Workload, Machine]:
+        """Return the workload and the machine that a setting is predicted from."""
+        workload, machine = self.indices_of(setting)
+        return self.workloads[workload], self.machines[machine]
+
     def name(self, setting: Setting) -> str:
         """Return what the settings with one workload and machine are called: where they run, numbered if need be.
 
