@@ -99,7 +99,7 @@ class Environment(Noun, frozen=True):
 
 
 class PredictedPoint(Noun, frozen=True):
-    """The model's and the nulls' predictions of a point, made before it was measured.
+    """The model's and the nulls' predictions of a point, made without its samples.
 
     ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement, those of ``dpsim.model.nulls``.
     One more, a constant per device count, is computed in the comparison. ``memory_bytes`` is what a device needs,

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dpsim.codec import SIGNIFICANT_DIGITS
 from dpsim.records.checked import Checked, CheckedPoint, CheckedRecord
 from dpsim.records.columns import run_values
 from dpsim.report.words import percent
 from dpsim.units import format_duration
 
-HASHED = (
-    "SHA-256 of what a file says, with numbers of 9 significant digits, as `dpsim report FOLDER --check` computes it; "
-    "`sha256sum` of the file gives another value"
-)
-HASHED_IN_FULL = HASHED.replace("numbers of 9 significant digits", "numbers of all digits")
-"""What the hashes of records are of, since versions of the model are recorded and before."""
 SHOWN = 6
 """Points that a terminal shows without ``--verbose``: those that differ most."""
+
+
+def hashed(model_version: int) -> str:
+    """Return what the hashes of records are of, since versions of the model are recorded and before."""
+    digits = f"rounded to {SIGNIFICANT_DIGITS} digits" if model_version else "of all digits"
+    return (
+        f"What predictions.json, blind.json and inputs.json say, numbers {digits}, as dpsim report FOLDER --check "
+        "computes it; sha256sum of a file gives another value"
+    )
 
 
 def sentences(checked: Checked) -> Iterator[str]:
@@ -35,7 +39,7 @@ def sentences(checked: Checked) -> Iterator[str]:
     for record in checked.records:
         yield f"{record.what} ({record.file}): {_found(record)}"
     if checked.records:
-        yield f"The hashes are {HASHED if checked.model_version else HASHED_IN_FULL}."
+        yield f"Hashed: {hashed(checked.model_version)}."
         yield "inputs.json holds no measured sample. No hash is of the samples in results.json."
 
 
@@ -93,7 +97,7 @@ def summary(checked: Checked) -> dict[str, Any]:
         "model_version": checked.model_version,
         "todays_model_version": checked.today,
         "damage": checked.damage,
-        "hashed": HASHED if checked.model_version else HASHED_IN_FULL,
+        "hashed": hashed(checked.model_version),
         "records": [
             {
                 "what": record.what,

@@ -65,6 +65,8 @@ def summary(data: SweepData) -> dict[str, Any]:
     summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}
     summary |= {name: overall.get(name) for name in ("shape", "exposed_communication", "noise", "effect")}
     summary |= {name: parts[name] for name in names}
+    stated = ("inputs_sha256", "blind_sha256", "model_version")
+    summary |= {name: getattr(data.results, name) for name in stated}
     interval = comparison.interval
     summary |= {
         "interval_level": comparison.interval_level,
