@@ -104,7 +104,7 @@ def _heading(comparison: Comparison) -> str:
     processor = first.calibrated_on.partition(",")[0].partition(";")[0]
     machine = f"{counted(comparison.cores, 'core')}{f' ({processor})' if processor else ''}"
     order = "Profiled and measured in turns" if comparison.blind_predicted_at else "Predicted first, then measured"
-    without = ", predicted from the profiles alone" * bool(comparison.blind_predicted_at)
+    without = ", predicted without a sample" * bool(comparison.blind_predicted_at)
     return f"{models} on {experiment.dataset}, {batch}, {machine}. {order}{time}{without}."
 
 
