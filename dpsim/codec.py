@@ -21,12 +21,16 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from dpsim.errors import ConfigError, DpsimError, FileFormatError
+from dpsim.errors import ConfigError, DpsimError, FileFormatError, FormatVersionError
 from dpsim.packing import Unpacking, columns_text
 from dpsim.units import parse_bandwidth, parse_duration
 
 T = TypeVar("T", bound="Noun")
 PARTIAL = ".partial"
+SIGNIFICANT_DIGITS = 9
+"""Digits of the numbers that the digest of predictions is of."""
+_NOTHING = 1e-15
+"""What is less is the rest of a difference of equal numbers: as seconds, a femtosecond."""
 _DEEPEST = 100
 _REMEDIES = {
     "machine": "make it again if it is cut off; from a log of nccl-tests, OSU or IMB: dpsim calibrate --from FILE"
@@ -89,11 +93,24 @@ def to_json(value: Any, *, indent: int | None = 1) -> str:
 def digest(value: Any) -> str:
     """SHA-256 of the canonical JSON of a value, without the fields of nouns that have their default value.
 
-    So the digest of a record stays the same when a later version of dpsim adds a field with a default.
+    So the digest of a record stays the same when a later version of dpsim adds a field with a default. A record that
+    states a ``model_version`` is hashed of numbers with ``SIGNIFICANT_DIGITS``, so that processors and libraries whose
+    last digits differ agree; records from before versions were stated are hashed of every digit, as they were then.
     """
     essential = to_builtins(_without_defaults(value))
+    if getattr(value, "model_version", 0):
+        essential = rounded(essential)
     text = json.dumps(essential, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def rounded(value: Any) -> Any:
+    """Return plain values with each fraction rounded to ``SIGNIFICANT_DIGITS``; what is below 1e-15 becomes 0."""
+    if isinstance(value, float):
+        return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if abs(value) >= _NOTHING else 0.0
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def _without_defaults(value: Any) -> Any:
@@ -296,7 +313,7 @@ def read(path: Path, kind: type[T], what: str, schema: str, *, convert: Callable
         schema_found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         kind_of_file, _, version = schema.partition("/")
         if isinstance(schema_found, str) and schema_found.startswith(f"{kind_of_file}/"):
-            raise FileFormatError(
+            raise FormatVersionError(
                 f"{path} has version {schema_found.partition('/')[2][:20]} of the format of {what} files",
                 allowed=f"version {version}, schema = {schema!r}",
                 remedy="make it again with this version of dpsim, or read it with the one that wrote it",

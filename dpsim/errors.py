@@ -47,6 +47,10 @@ class FileFormatError(DpsimError):
     """A file is missing, damaged or not of the kind that is read."""
 
 
+class FormatVersionError(FileFormatError):
+    """A file is of the right kind, in the format of another version of dpsim."""
+
+
 class CommunicationError(DpsimError):
     """Ranks could not be started, or a rank failed."""
 

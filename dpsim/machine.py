@@ -183,6 +183,21 @@ class AllreduceCost(Noun, frozen=True):
         return _collective(self)
 
 
+class FusionCosts(Noun, frozen=True):
+    """By what a fusion rule that needs costs makes the buckets of a training: decided once, so that the same buckets
+    are trained and priced, whatever is measured later.
+
+    ``ready_s`` are the times at which backward makes each tensor final, in ready order; an allreduce of m bytes takes
+    ``alpha_s + beta_s_per_byte * m``.
+    """
+
+    collective: Collective
+    local_batch: float
+    ready_s: tuple[float, ...]
+    alpha_s: float
+    beta_s_per_byte: float
+
+
 class Selection(Noun, frozen=True):
     """Which allreduce in shared memory is the fastest by size on ``devices``: what ``auto`` runs.
 
@@ -329,6 +344,7 @@ class Machine(Noun, frozen=True, dict=True):
     known). ``slow_devices`` are the factors by which some devices compute more slowly than the others (a throttled or
     an older GPU), one entry for each; they are among those of every plan of several devices. ``wake_s`` is how late the
     slowest of ranks wakes that sleep instead of computing: it delays what they stop for, besides the tables.
+    ``fusion_costs`` are those by which a study decided buckets on this machine.
     """
 
     name: str
@@ -361,6 +377,7 @@ class Machine(Noun, frozen=True, dict=True):
     nodes_per_rack: int | None = None
     link_between_racks: Link | None = None
     wake_s: float = 0.0
+    fusion_costs: tuple[FusionCosts, ...] = ()
 
     def __post_init__(self) -> None:
         for name, tables, halves in (("allreduce", self.allreduce, False), ("halves", self.halves, True)):

@@ -59,7 +59,7 @@ Scaling = Annotated[
 
 def group() -> App:
     """``dpsim sweep`` with its commands."""
-    app = flags.group("sweep", "Predict, then measure, then compare over a range of settings.", EXAMPLES + flags.WORDS)
+    app = flags.group("sweep", "Predict, measure and compare over a range of settings.", EXAMPLES + flags.WORDS)
     app.usage = "Usage: dpsim sweep COMMAND\n       dpsim sweep FILE [OPTIONS]"
     flags.command(app, fusion_threshold, _THRESHOLD_EXAMPLES)
     flags.command(app, devices, _DEVICES_EXAMPLES)
@@ -125,9 +125,10 @@ class ThresholdFlags(SweepFlags, of="global_batch fusion_threshold_bytes... over
 def fusion_threshold(*, given: ThresholdFlags) -> None:
     """Which fusion threshold makes a step fastest, and does the model predict it?
 
-    Profiles the model and calibrates the network, writes its predictions down,
-    and only then measures all settings, interleaved and in random order. The
-    page to open is index.html in the folder of the report.
+    Profiles the model and calibrates the network, and writes a prediction
+    down. Then all settings are measured, in random order and in turns with
+    more profiles and calibrations; from these they are predicted once more,
+    which is scored. The page to open is index.html in the report's folder.
     """
     base = given.declared("fusion-threshold")
     given.run(given.changed(base, given.values()), "sweep fusion-threshold")
@@ -151,7 +152,7 @@ def devices(
 ) -> int:
     """How fast is training on more devices, and is it still the same training?
 
-    Predicts, then measures the step on each number of devices, interleaved,
+    Predicts and measures the step on each number of devices, interleaved,
     and then trains on each to see how far the parameters diverge from those on
     one device. Exits with 1 where bits that should be the same differ.
     """
@@ -182,7 +183,7 @@ class LocalBatchFlags(
 def local_batch(*, given: LocalBatchFlags) -> None:
     """How fast is training at each local batch, and when is a device busy?
 
-    Profiles every other batch, predicts all of them, and only then measures.
+    Profiles every other batch, predicts all of them, and measures them.
     Reports samples per second, speedup, exposed communication and memory, the
     batch from which a device is busy, and from which communication hides.
     """
@@ -209,7 +210,7 @@ class BatchNormFlags(SweepFlags, of="norms local_batch... global_batch... scalin
 def batch_norm(*, given: BatchNormFlags) -> None:
     """What does batch norm cost, with whose statistics, and what do other norms cost?
 
-    Predicts, then measures the step with each norm, at each local batch and on
+    Predicts and measures the step with each norm, at each local batch and on
     each number of devices, interleaved. With --seeds it also predicts and then
     measures how much worse training becomes with small local batches.
     """
@@ -241,8 +242,9 @@ def _of_file(
 ) -> int:
     """Which of the settings in FILE trains fastest, and does the model predict it?
 
-    Profiles the models and calibrates the networks, writes its predictions
-    down, and only then measures all settings, interleaved and in random order.
+    Profiles the models and calibrates the networks, and writes a prediction
+    down. Then all settings are measured, in random order and in turns with
+    more of both, from which they are predicted once more; that is scored.
     """
     from dpsim.errors import ConfigError, unknown
     from dpsim.records.sweep import read_experiment

@@ -19,6 +19,9 @@ Examples:
   dpsim trace reports/fusion-threshold --fusion-threshold inf"""
 
 
+_RECORDS = ("results", "predictions", "blind")
+
+
 class PointFlags(flags.Flags, of="network devices local_batch batch_norm fusion_threshold_bytes overlap"):
     """The flags that choose a point of a sweep."""
 
@@ -37,22 +40,25 @@ def trace(
 ) -> None:
     """Export a step of a sweep as a Chrome trace, for Perfetto (ui.perfetto.dev).
 
-    The default is the setting that trains most samples per second on the largest number of devices.
+    The default is the setting that trains most samples per second on the largest number of devices. The predicted step
+    is that of the prediction which the report compares with the measurement.
     """
     from dpsim.records.sweep import read_predictions, read_results
     from dpsim.report.trace import write_trace
     from dpsim.timeline import Timeline
 
-    flags.writable(point.output, inputs=(folder / "results.json", folder / "predictions.json"))
+    flags.writable(point.output, inputs=tuple(folder / f"{name}.json" for name in _RECORDS))
     conditions = point.values()
     if "devices" in conditions:
         conditions["devices"] = conditions.pop("layout") or str(conditions["devices"])
     points: list[MeasuredPoint | PredictedPoint] = []
     _check_sweep(folder)
+    same_minutes = (folder / "blind.json").is_file()
+    predicted = folder / ("blind.json" if same_minutes else "predictions.json")
     if point.source != "predicted":
         points += [p for p in read_results(folder / "results.json").points if p.timeline is not None]
     if point.source != "measured":
-        points += [p for p in read_predictions(folder / "predictions.json").points if p.timeline is not None]
+        points += [p for p in read_predictions(predicted).points if p.timeline is not None]
     setting = _first(points, conditions)
     timelines = [p.timeline for p in points if p.setting == setting and p.timeline is not None]
     write_trace(point.output, [Timeline.from_record(timeline) for timeline in timelines])
@@ -60,7 +66,8 @@ def trace(
         summary = {"trace": str(point.output), "timelines": [timeline.source for timeline in timelines]}
         show.print_json("trace", [_point(setting)], summary)
         return
-    print(f"{' and '.join(timeline.source for timeline in timelines)}: {_describe(setting)}")
+    kinds = {"predicted": "predicted from the same minutes" if same_minutes else "predicted"}
+    print(f"{' and '.join(kinds.get(each.source, each.source) for each in timelines)}: {_describe(setting)}")
     print(f"trace file: {point.output}; open it at https://ui.perfetto.dev")
 
 

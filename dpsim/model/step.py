@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from dpsim.codec import Noun
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.lowering import lower
-from dpsim.machine import Machine
+from dpsim.lowering.computation import ready_times
+from dpsim.machine import FusionCosts, Machine
 from dpsim.model.cost import nearest_line
 from dpsim.model.horovod import joined
 from dpsim.model.prices import EXACT, Factors, local_share, prices_of
@@ -200,11 +201,40 @@ def timeline(workload: Workload, machine: Machine, plan: Plan) -> Timeline:
 
 
 def scheduled(workload: Workload, machine: Machine, plan: Plan) -> Schedule:
-    """The plan's schedule, with alpha and beta from the machine where its fusion rule needs them."""
+    """The plan's schedule. A rule that needs costs takes those that were decided, or else the machine's line."""
     if not FUSION_RULES.find(plan.fusion_rule).needs_costs:
         return lower(workload, plan)
+    if (costs := _decided_costs(machine, plan)) is not None:
+        return lower(workload, plan, np.array(costs.ready_s), costs.alpha_s, costs.beta_s_per_byte)
     alpha_s, beta = nearest_line(machine, machine.priced(plan.collective))
     return lower(workload, plan, alpha_s=alpha_s, beta_s_per_byte=beta)
+
+
+def decides_by_costs(plan: Plan) -> bool:
+    """Whether the plan's buckets depend on ready times and on what its allreduce costs."""
+    return plan.data_devices > 1 and FUSION_RULES.find(plan.fusion_rule).needs_costs
+
+
+def fusion_costs(workload: Workload, machine: Machine, plan: Plan) -> FusionCosts:
+    """Return by what the plan's rule makes buckets: those that were decided, or else the workload's and the machine's.
+
+    Raises ``ConfigError`` where the machine does not price the plan's allreduce.
+    """
+    if (decided := _decided_costs(machine, plan)) is not None:
+        return decided
+    alpha_s, beta = nearest_line(machine, machine.priced(plan.collective))
+    return FusionCosts(
+        collective=plan.collective,
+        local_batch=plan.local_batch,
+        ready_s=tuple(ready_times(workload, plan.local_batch).tolist()),
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta,
+    )
+
+
+def _decided_costs(machine: Machine, plan: Plan) -> FusionCosts | None:
+    key = plan.collective, plan.local_batch
+    return next((each for each in machine.fusion_costs if (each.collective, each.local_batch) == key), None)
 
 
 def _waiting_for_input_s(workload: Workload, plan: Plan, step_s: float) -> float:

@@ -47,7 +47,7 @@ class OfSetting(Column["ComparedPoint", T]):
 
 
 class ComparedPoint(Row):
-    """One configuration: what was measured (both runs of an A/A pair pooled), and what was predicted before.
+    """One configuration: what was measured (both runs of an A/A pair pooled), and what was predicted without that.
 
     Its sources: ``runs`` are the measured runs, and ``machine`` is what the prediction was made from. ``alone`` is the
     point on one device that its speedup is over, ``other_run`` that of another runtime with the same plan on the same
@@ -548,3 +548,8 @@ class SweepData(NamedTuple):
     comparison: Comparison
     drift: ReproduceRecord | None = None
     blind: Predictions | None = None
+
+    @property
+    def scored(self) -> Predictions:
+        """The predictions that the comparison is with: of the same minutes, or where there are none, beforehand."""
+        return self.blind or self.predictions

@@ -260,7 +260,10 @@ class PredictedCurve(Noun, frozen=True):
 
 
 class QualityPredictions(Noun, frozen=True):
-    """All predictions, in the order of the studies; written and hashed before the first held-out run."""
+    """All predictions, in the order of the studies; written and hashed before the first held-out run.
+
+    ``model_version`` is that of the model (0: from before versions were recorded).
+    """
 
     study: QualityStudy
     predicted_at: str
@@ -268,6 +271,7 @@ class QualityPredictions(Noun, frozen=True):
     divergence: tuple[tuple[DivergencePoint, ...], ...]
     steps_to_target: tuple[PredictedCurve, ...]
     schema: str = PREDICTIONS_SCHEMA
+    model_version: int = 0
 
 
 class QualityRecord(Noun, frozen=True):

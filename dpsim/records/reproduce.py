@@ -244,13 +244,17 @@ class DriftInputs(Noun, frozen=True):
 
 
 class DriftPredictions(Noun, frozen=True):
-    """All predictions of drift and their inputs; written and hashed before the runs that they predict."""
+    """All predictions of drift and their inputs; written and hashed before the runs that they predict.
+
+    ``model_version`` is that of the model (0: from before versions were recorded).
+    """
 
     reproduction: Reproduction
     predicted_at: str
     inputs: tuple[DriftInputs, ...] = msgspec.field(name="basis")
     points: tuple[PredictedDrift, ...]
     schema: str = "dpsim.drift/1"
+    model_version: int = 0
 
 
 class Divergence(Noun, frozen=True):

@@ -99,7 +99,7 @@ class Environment(Noun, frozen=True):
 
 
 class PredictedPoint(Noun, frozen=True):
-    """The model's and the nulls' predictions of a point, made before it was measured.
+    """The model's and the nulls' predictions of a point, made without its samples.
 
     ``null_step_s`` and ``null_exposed_s`` hold the nulls that need no measurement, those of ``dpsim.model.nulls``.
     One more, a constant per device count, is computed in the comparison. ``memory_bytes`` is what a device needs,
@@ -129,8 +129,9 @@ class PredictedPoint(Noun, frozen=True):
 
 
 class Predictions(Noun, frozen=True):
-    """Everything that was predicted in a sweep, and what from. Written and hashed before the first measurement.
+    """Everything that was predicted in a sweep, and what from, by the model of ``model_version``.
 
+    Those made beforehand are written and hashed before the first measurement, those of the same minutes after the last.
     ``mechanisms`` are the predicted seconds per step by overlap, for each kind of setting that was prepared apart
     (``dpsim.study.inputs``): for each network, where all settings have one model.
     """
@@ -143,6 +144,7 @@ class Predictions(Noun, frozen=True):
     points: tuple[PredictedPoint, ...]
     mechanisms: dict[str, dict[str, float]]
     schema: str = PREDICTIONS_SCHEMA
+    model_version: int = 0
 
 
 class Emulation(Noun, frozen=True):
@@ -194,7 +196,8 @@ class Results(Noun, frozen=True):
 
     ``other_points`` are those of the experiment's other runtimes; each has the plan of one of ``points``, and none was
     predicted. ``inputs_sha256`` is the digest of what was profiled and calibrated in turns with the samples (empty:
-    nothing was).
+    nothing was), and ``blind_sha256`` that of the predictions from it. Both predictions are by the model of
+    ``model_version`` (0: from before versions and the second digest were recorded).
     """
 
     experiment: Experiment
@@ -209,6 +212,8 @@ class Results(Noun, frozen=True):
     schema: str = RESULTS_SCHEMA
     other_points: tuple[MeasuredPoint, ...] = ()
     inputs_sha256: str = ""
+    blind_sha256: str = ""
+    model_version: int = 0
 
 
 def read_experiment(path: Path | str) -> Experiment:

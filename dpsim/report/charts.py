@@ -170,12 +170,14 @@ class Steps:
     """A panel of one step on one rank, measured above predicted, each with a label; ``waits_s`` of that rank.
 
     ``buckets``, measured and predicted, are empty where it is not known which gradients a collective sums.
+    ``exposed`` are the shares of exposed communication in the measured and in the predicted step of the table.
     """
 
     title: str
     measured: Timeline
     predicted: Timeline
     labels: tuple[str, str]
+    exposed: tuple[float, float]
     waits_s: Sequence[Span] = ()
     buckets: tuple[Sequence[Bucket], Sequence[Bucket]] = ((), ())
 

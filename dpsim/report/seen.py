@@ -118,11 +118,8 @@ def _map(panel: Map) -> str:
 
 def _steps(panel: Steps) -> str:
     """Return how much communication is exposed, and how many buckets wait for the link after they are full."""
-    shares = []
-    for step in (panel.measured, panel.predicted):
-        whole_s = float(step.end_s.max() - step.start_s.min())
-        shares.append(f"{percent(step.exposed_communication_s() / whole_s)} of the {step.source} step")
-    text = f"{_WAIT} takes {' and '.join(shares)}"
+    measured, predicted = map(percent, panel.exposed)
+    text = f"{_WAIT} takes {measured} of the measured step (the median of all) and {predicted} of the predicted step"
     if filled := panel.buckets[0]:
         length_s = float(panel.measured.end_s.max() - panel.measured.start_s.min())
         late = sum(bucket.sent_s - bucket.full_s > _TOUCHES * length_s for bucket in filled)

@@ -81,7 +81,8 @@ class Inputs(Noun, frozen=True):
     ``bare`` are the workloads of ``profiles`` without their times, and ``selections`` what ``auto`` stands for in each
     of ``calibrations``. A calibration with a ``workload`` is that of ranks which wait for its times. ``rows`` are those
     of profiles and calibrations alone; the first sample was taken after ``beforehand_until``. ``widths`` are
-    those of intervals, by the residuals of the machine's past studies when this one began.
+    those of intervals, by the residuals of the machine's past studies when this one began. ``model_version`` is that
+    of the model for which they were measured (0: from before versions were recorded).
     """
 
     profiles: tuple[ProfileConfig, ...]
@@ -94,6 +95,7 @@ class Inputs(Noun, frozen=True):
     widths: Widths
     beforehand_until: str = ""
     schema: str = SCHEMA
+    model_version: int = 0
 
     def with_medians(self) -> Inputs:
         """Return what the predictions of a finished study are made from: of the parts of steps only the medians."""
@@ -129,6 +131,11 @@ class Prepared:
     def indices_of(self, setting: Setting) -> Indices:
         """Return the indices of a setting's workload and machine."""
         return self.indices[kinds_of(setting)]
+
+    def of(self, setting: Setting) -> tuple[Workload, Machine]:
+        """Return the workload and the machine that a setting is predicted from."""
+        workload, machine = self.indices_of(setting)
+        return self.workloads[workload], self.machines[machine]
 
     def name(self, setting: Setting) -> str:
         """Return what the settings with one workload and machine are called: where they run, numbered if need be.

@@ -20,6 +20,7 @@ from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
 from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.machine import Selection
+from dpsim.model.version import MODEL_VERSION
 from dpsim.progress import Progress
 from dpsim.records.sweep import Predictions, read_predictions
 from dpsim.runtime.recorder import seconds_per_event
@@ -137,6 +138,7 @@ class Preparation:
     def inputs(self) -> Inputs:
         """Return what was profiled and calibrated so far; on rank 0."""
         return Inputs(
+            model_version=MODEL_VERSION,
             profiles=tuple(self._profiles),
             bare=tuple(self._bare),
             calibrations=tuple(self._configs),

@@ -133,7 +133,7 @@ def profiled_workload(config: ProfileConfig, bare: Workload, rows: Rows, profile
         update_s=update_s,
         overhead_s=overhead_s,
         overhead_per_sample_s=per_sample_s,
-        loss_s=tuple(parts[:, -2].tolist()),
+        loss_s=tuple(parts[:, -2].tolist()) if _has_loss(cases[0], rows) else (),
         accumulation_factor=_accumulation_factor(config, rows, profile),
         relative_uncertainty=float(np.sqrt(np.mean(np.square(errors)))),
         step_spread=_spread([rows.values(case, STEP_S) for case in cases]),
@@ -145,10 +145,18 @@ def _parts(case: ProfiledBatch, layers: int, rows: Rows) -> Floats:
     """Return forward, backward and ready times of each layer, then update, loss and overhead: 3 layers + 3 values."""
     keys = [(quantity, layer) for quantity in (FORWARD_S, BACKWARD_S, READY_S) for layer in range(layers)]
     keys += [(UPDATE_S, 0), (LOSS_S, 0), (OVERHEAD_S, 0)]
-    medians = np.array([np.median(np.maximum(rows.values(case, *key), 0.0)) for key in keys])
+    values = {key: rows.values(case, *key) for key in keys}
+    if not _has_loss(case, rows):
+        values[LOSS_S, 0] = np.zeros(1)
+    medians = np.array([np.median(np.maximum(each, 0.0)) for each in values.values()])
     total_s = max(medians[: 2 * layers].sum() + medians[-3:].sum(), TICK_S)
     scaled: Floats = medians * (np.median(rows.values(case, STEP_S)) / total_s)
     return scaled
+
+
+def _has_loss(case: ProfiledBatch, rows: Rows) -> bool:
+    """Return whether the loss was profiled; in inputs of model 0 it is within the overhead."""
+    return len(rows.values(case, LOSS_S)) > 0
 
 
 def _accumulation_factor(config: ProfileConfig, rows: Rows, profile: int) -> float:

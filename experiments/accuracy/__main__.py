@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 from dpsim import codec
+from dpsim.errors import FileFormatError
 from dpsim.experiments import command, emulation, waiting
 from dpsim.experiments.accuracy.declared import experiments
-from dpsim.experiments.accuracy.derive import derive, run_sweeps, write_residuals
+from dpsim.experiments.accuracy.derive import SUFFIX, checked, derive, read, run_sweeps, write_residuals
 from dpsim.experiments.accuracy.page import into
 from dpsim.experiments.quality.__main__ import measured
 
@@ -22,6 +23,7 @@ def main() -> int:
     options.add_argument("--output", type=Path, default=Path("reports/accuracy"), help="folder for the records")
     options.add_argument("--quick", action="store_true", help="a few rounds: 10 minutes instead of 60")
     options.add_argument("--no-run", action="store_true", help="only derive the table from the records that are there")
+    options.add_argument("--check", action="store_true", help="only predict each record again, as report --check does")
     options.add_argument("--readme", type=Path, help="a file with marks, between which the short table is written")
     options.add_argument("--residuals", type=Path, help="a file for the residuals, as they come with dpsim")
     given = options.parse_args()
@@ -47,7 +49,15 @@ def main() -> int:
             write_residuals(given.residuals, declared, folder / "sweeps")
         print(derived.table)
 
-    return command.ended("accuracy", run)
+    def check() -> None:
+        for each in declared:
+            if (path := given.output / "sweeps" / f"{each.name}{SUFFIX}").exists():
+                found = checked(read(path))
+                print(f"{each.name}: {found.verdict} (model {found.model_version}) {found.damage}".rstrip(), flush=True)
+                if found.damage:
+                    raise FileFormatError(f"{path} is damaged: {found.damage}")
+
+    return command.ended("accuracy", check if given.check else run)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,15 @@ from dpsim.experiments import emulation, waiting
 from dpsim.experiments.accuracy.lines import emulation_line, lines, quality_lines, waiting_line
 from dpsim.experiments.accuracy.page import FIGURE, markdown, note, summary, write_page
 from dpsim.harness.quality.study import read_results
+from dpsim.harness.sweep.check import check_records
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.experiment import needed_for, predict_again
 from dpsim.harness.sweep.sweep import blind_predictions, measure
 from dpsim.model.residuals import Residuals
 from dpsim.progress import Progress
-from dpsim.records.comparison import Comparison
+from dpsim.records.checked import Checked
+from dpsim.records.comparison import Comparison, SweepData
 from dpsim.records.sweep import Experiment, Predictions, Results
 from dpsim.report.content import Content
 from dpsim.study.environment import environment
@@ -92,6 +94,19 @@ def read(path: Path) -> Swept:
             remedy="delete it: the sweep is then run again",
         ) from error
     return codec.decode(raw, Swept, "record of a sweep")
+
+
+def checked(swept: Swept) -> Checked:
+    """Return whether a record has the hashes that it states and is predicted again from its inputs.
+
+    Raises ``FileFormatError`` where its parts do not belong together.
+    """
+    predictions, results, blind, inputs = swept.predictions, swept.results, swept.blind, swept.inputs
+    if blind is None or inputs is None:
+        raise FileFormatError("a record of a sweep without inputs", allowed="one with inputs and blind predictions")
+    return check_records(
+        SweepData(predictions, results, compare(predictions, results, blind=blind), None, blind), inputs
+    )
 
 
 def predicted_again(swept: Swept) -> Comparison:

@@ -11,7 +11,7 @@ from report_factory import sweep
 from dpsim import codec
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.experiments.accuracy.declared import experiments
-from dpsim.experiments.accuracy.derive import SUFFIX, Swept, finished, keep, run_sweeps
+from dpsim.experiments.accuracy.derive import SUFFIX, Swept, checked, finished, keep, read, run_sweeps
 from dpsim.experiments.accuracy.lines import Line, lines
 from dpsim.experiments.accuracy.page import (
     BEGIN,
@@ -29,6 +29,9 @@ from dpsim.harness.sweep.questions import completed
 from dpsim.records.comparison import Comparison
 
 ROOT = Path(__file__).parents[2]
+RECORDS = sorted((ROOT / "reports/accuracy/sweeps").glob(f"*{SUFFIX}"))
+QUICK = ("emulated-00", "real-00")
+"""Committed records that every run of the tests predicts again; the others take a minute."""
 SWEEPS = 10
 """As many as intervals of the others need."""
 
@@ -134,3 +137,24 @@ def test_the_page_has_every_point_with_its_interval_and_says_how_many_intervals_
     page = (tmp_path / "index.html").read_text()
     assert f"{inside / len(points):.0%} of the {len(points)} measured steps lie inside" in page
     assert "#fefefe" not in (tmp_path / f"{FIGURE}-dark.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.name, marks=() if path.name.removesuffix(SUFFIX) in QUICK else pytest.mark.slow)
+        for path in RECORDS
+    ],
+)
+def test_no_committed_record_is_damaged(path: Path) -> None:
+    found = checked(read(path))
+    assert found.damage == "" and all(record.points for record in found.records[1:])
+
+
+def test_a_record_that_was_edited_is_damaged() -> None:
+    swept = read(RECORDS[-1])
+    inputs = swept.inputs
+    assert inputs is not None
+    faster = [msgspec.structs.replace(each, value=tuple(0.9 * s for s in each.value)) for each in inputs.rows]
+    edited = msgspec.structs.replace(swept, inputs=msgspec.structs.replace(inputs, rows=tuple(faster)))
+    assert "inputs.json has another SHA-256" in checked(edited).damage

@@ -23,6 +23,7 @@ from dpsim.harness.sweep.sweep import blind_predictions, sweep
 from dpsim.lowering.fusion import fuse
 from dpsim.model import past
 from dpsim.model.residuals import Residual, all_widths
+from dpsim.model.version import MODEL_VERSION
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
@@ -76,8 +77,10 @@ def test_both_predictions_follow_from_what_was_profiled_and_calibrated_alone(don
     inputs = codec.read(done.folder / "inputs.json", Inputs, "inputs", INPUTS_SCHEMA)
     assert inputs.beforehand_until <= read_results(done.folder / "results.json").measured_from
     assert any(len(series.value) > series.beforehand > 0 for series in inputs.rows)
-    assert [each.what for each in check(done.folder)] == ["inputs", "predictions made beforehand", "blind predictions"]
-    assert all(each.same for each in check(done.folder))
+    checked = check(done.folder)
+    assert (checked.verdict, checked.model_version) == ("verified", MODEL_VERSION)
+    assert [each.file for each in checked.records] == ["inputs.json", "predictions.json", "blind.json"]
+    assert all(each.stated == each.computed for each in checked.records)
 
 
 def test_other_measured_samples_change_no_prediction(done: Done, tmp_path: Path) -> None:
@@ -85,7 +88,7 @@ def test_other_measured_samples_change_no_prediction(done: Done, tmp_path: Path)
     results = read_results(folder / "results.json")
     slower = [msgspec.structs.replace(p, step_s=tuple(3 * s for s in p.step_s)) for p in results.points]
     codec.write(folder / "results.json", msgspec.structs.replace(results, points=tuple(slower)))
-    assert all(each.same for each in check(folder))
+    assert check(folder).verdict == "verified"
 
 
 def test_a_profiled_time_that_was_edited_is_found(
@@ -95,13 +98,27 @@ def test_a_profiled_time_that_was_edited_is_found(
     inputs = codec.read(folder / "inputs.json", Inputs, "inputs", INPUTS_SCHEMA)
     longer = [msgspec.structs.replace(each, value=tuple(2 * s for s in each.value)) for each in inputs.rows]
     codec.write(folder / "inputs.json", msgspec.structs.replace(inputs, rows=tuple(longer)))
-    assert not any(each.same for each in check(folder))
     with pytest.raises(SystemExit, match="1"):
         app.run(["report", str(folder), "--check"])
-    assert capsys.readouterr().out.count("is stated") == 3
+    shown = capsys.readouterr().out
+    assert shown.startswith("damaged: inputs.json has another SHA-256 than results.json states") and "today" in shown
     codec.write(folder / "inputs.json", msgspec.structs.replace(inputs, bare=()))
-    assert app.run(["report", str(folder), "--check"]) == 2
-    assert "does not hold what the experiment" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="1"):
+        app.run(["report", str(folder), "--check"])
+    assert "does not hold what the experiment" in capsys.readouterr().out
+
+
+def test_predictions_that_were_edited_with_their_hashes_are_found(done: Done, tmp_path: Path) -> None:
+    """Who alters a prediction can state its new hash, but not make the inputs give it."""
+    folder = shutil.copytree(done.folder, tmp_path / "copy")
+    predictions, results = read_predictions(folder / "predictions.json"), read_results(folder / "results.json")
+    better = [msgspec.structs.replace(point, step_s=point.step_s * 1.0001) for point in predictions.points]
+    predictions = msgspec.structs.replace(predictions, points=tuple(better))
+    codec.write_record(folder / "predictions.json", predictions)
+    assert "not measured against these predictions" in check(folder).damage
+    restated = msgspec.structs.replace(results, predictions_sha256=codec.digest(predictions))
+    codec.write_record(folder / "results.json", restated)
+    assert check(folder).damage == "predictions.json holds other predictions than the same model makes of inputs.json"
 
 
 def test_without_inputs_there_is_nothing_to_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,17 @@
 import dataclasses
+import re
+from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from report_factory import sweep, timeline
 
 from dpsim.cli.trace import _first
 from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.sweep import read_swept
 from dpsim.records.sweep import MeasuredPoint
+from dpsim.report.charts import Steps
 from dpsim.report.figures import draw
 from dpsim.report.sweep.charts import step_chart
 from dpsim.report.sweep.timelines import (
@@ -19,7 +24,7 @@ from dpsim.report.sweep.timelines import (
     waits_for_ranks_s,
 )
 from dpsim.schedule import COMPUTE_LANE
-from dpsim.timeline import Timeline
+from dpsim.timeline import Timeline, TimelineRecord
 
 
 def _timeline(compute: float, exposed: float = 1e-3, source: str = "measured") -> Timeline:
@@ -111,3 +116,55 @@ def test_the_step_is_drawn_of_the_point_that_trains_fastest_and_named_with_its_b
     assert "local batch 32" in title
     labels = [text.get_text() for axis in figure.axes for text in axis.texts]
     assert any(f"{slowest.measured_step_s * 1e3:.2f} ms" in label for label in labels)
+
+
+REPORTS = Path(__file__).parents[2] / "reports"
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in REPORTS.glob("*/timeline.svg")))
+def test_a_step_that_is_drawn_is_as_long_as_its_label_says_and_is_the_scored_prediction(name: str) -> None:
+    swept = read_swept(REPORTS / name)
+    chart = step_chart(swept.comparison, Timelines.of(swept.scored, swept.results))
+    assert chart is not None and chart.panels
+    for panel in chart.panels:
+        assert isinstance(panel, Steps)
+        for drawn, label in zip((panel.measured, panel.predicted), panel.labels, strict=True):
+            said_ms = float(re.findall(r"([\d.]+) ms", label)[0])
+            assert length_s(drawn) * 1e3 == pytest.approx(said_ms, rel=0.006, abs=0.006)
+        predicted = re.findall(r"[\d.]+ ms", panel.labels[1])[-1]
+        of_label = [point for point in swept.comparison.points if f"{point.predicted_step_s * 1e3:.2f} ms" == predicted]
+        assert length_s(panel.predicted) == pytest.approx(of_label[0].predicted_step_s, rel=0.03)
+        assert panel.exposed in [
+            (
+                point.exposed_communication_s / point.measured_step_s,
+                point.predicted_exposed_communication_s / point.predicted_step_s,
+            )
+            for point in of_label
+        ]
+
+
+def _with_an_early_rank(record: TimelineRecord, early_s: float) -> TimelineRecord:
+    """The timeline with a rank 1 that begins each step so much earlier."""
+    step = Timeline.from_record(record)
+    first = np.zeros(len(step.start_s), bool)
+    for number in np.unique(step.step):
+        of_rank = np.flatnonzero((step.step == number) & (step.rank == 1))
+        first[of_rank[step.start_s[of_rank].argmin()]] = True
+    return dataclasses.replace(step, start_s=step.start_s - early_s * first).to_record()
+
+
+def test_the_length_of_a_rank_that_began_late_stands_beside_that_of_the_step() -> None:
+    predictions, results = sweep(devices=(1, 2))
+    late = [
+        msgspec.structs.replace(point, timeline=_with_an_early_rank(point.timeline, 2e-3))
+        if point.timeline is not None and point.setting.plan.devices == 2
+        else point
+        for point in results.points
+    ]
+    results = msgspec.structs.replace(results, points=tuple(late))
+    chart = step_chart(compare(predictions, results), Timelines.of(predictions, results))
+    assert chart is not None
+    for panel in chart.panels:
+        assert isinstance(panel, Steps)
+        drawn, step = (float(each) for each in re.findall(r"([\d.]+) ms", panel.labels[0])[:2])
+        assert panel.labels[0].startswith("drawn ") and step == pytest.approx(drawn + 2, abs=0.02)

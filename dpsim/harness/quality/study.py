@@ -11,6 +11,7 @@ import msgspec
 from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.harness.quality.fits import Runs, cases, compare_gap, compare_steps, convergence, predict_gap, predict_steps
+from dpsim.model.version import MODEL_VERSION
 from dpsim.progress import Progress
 from dpsim.records.convergence import ConvergenceFile
 from dpsim.records.quality import (
@@ -112,6 +113,7 @@ def _predictions(study: QualityStudy, fitted: Runs, folder: Path, progress: Prog
         return before
     progress("predicting")
     predictions = QualityPredictions(
+        model_version=MODEL_VERSION,
         study=study,
         predicted_at=stamp(),
         gap=tuple(predict_gap(each, fitted) for each in study.gap),

@@ -18,6 +18,7 @@ from dpsim.kernels.allreduce.registry import versions
 from dpsim.launch.scratch import scratch
 from dpsim.lowering import lower
 from dpsim.model.drift import local_batches, rounding_drift, statistics_drift, unpredictable_drift
+from dpsim.model.version import MODEL_VERSION
 from dpsim.nn.implementations import committed
 from dpsim.plan import Plan
 from dpsim.progress import Progress
@@ -226,7 +227,13 @@ def _predictions(reproduction: Reproduction, plans: Sequence[Plan], inputs: Sequ
                     reason="" if local else unpredictable,
                 )
             )
-    return DriftPredictions(reproduction=reproduction, predicted_at=stamp(), inputs=tuple(inputs), points=tuple(points))
+    return DriftPredictions(
+        reproduction=reproduction,
+        predicted_at=stamp(),
+        inputs=tuple(inputs),
+        points=tuple(points),
+        model_version=MODEL_VERSION,
+    )
 
 
 def _explain(record: ReproduceRecord, trainings: _Trainings) -> Iterator[Divergence]:

@@ -1,40 +1,33 @@
-"""``report --check``: compute both predictions of a sweep again, from what was profiled and calibrated alone."""
+"""``report --check``: hold a sweep against the hashes that it states, and predict it again from its inputs alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from dpsim import codec
-from dpsim.errors import ConfigError, FileFormatError
-from dpsim.harness.sweep.experiment import predict_beforehand
-from dpsim.harness.sweep.sweep import blind_predictions
-from dpsim.records.sweep import Predictions, read_predictions, read_results
-from dpsim.study.inputs import SCHEMA, Inputs
+from dpsim.errors import ConfigError, DpsimError, FormatVersionError
+from dpsim.harness.sweep.experiment import needed_for, predict_again, predict_beforehand
+from dpsim.harness.sweep.sweep import blind_predictions, read_swept
+from dpsim.model.version import MODEL_VERSION
+from dpsim.records.checked import SAME, Checked, CheckedPoint, CheckedRecord
+from dpsim.records.comparison import SweepData
+from dpsim.records.sweep import Predictions
+from dpsim.study.inputs import SCHEMA, Inputs, prepared
+
+_NOTHING_S = 1e-15
+"""Times that differ by less are the same."""
 
 
-@dataclass(frozen=True)
-class CheckedHash:
-    """A hash that a folder states, and the one that its files give now."""
-
-    what: str
-    stated: str
-    computed: str
-
-    @property
-    def same(self) -> bool:
-        """Whether both are the same."""
-        return self.stated == self.computed
-
-
-def check(folder: Path) -> tuple[CheckedHash, ...]:
-    """Return the hashes of a folder's inputs and of its predictions, as stated and as computed again.
+def check(folder: Path) -> Checked:
+    """Return whether a folder's records belong together, have their stated hashes, and follow from its inputs.
 
     Neither prediction reads a measured sample: both follow from ``inputs.json`` and the experiment that was declared.
-    Raises ``ConfigError`` where the folder holds no finished sweep with these files, ``FileFormatError`` where one of
-    them is damaged.
+    Raises ``ConfigError`` where the folder holds no finished sweep with these files, ``FormatVersionError`` where one
+    of them has a format of another version.
     """
     for name in ("inputs.json", "predictions.json", "blind.json", "results.json"):
         if not (folder / name).is_file():
@@ -44,25 +37,97 @@ def check(folder: Path) -> tuple[CheckedHash, ...]:
                 remedy="an interrupted sweep goes on when its command is given again; where nothing was profiled and "
                 "calibrated in turns with the samples, there is nothing to compute again",
             )
-    inputs = codec.read(folder / "inputs.json", Inputs, "inputs", SCHEMA)
-    predictions, blind = (read_predictions(folder / name) for name in ("predictions.json", "blind.json"))
-    results = read_results(folder / "results.json")
     try:
-        again = predict_beforehand(predictions.experiment, inputs)
-        blind_again = blind_predictions(predictions, inputs)
-    except (ValueError, IndexError, KeyError) as error:
-        raise FileFormatError(
-            f"{folder / 'inputs.json'} does not hold what the experiment in predictions.json needs: {error}",
-            allowed="the inputs of the same sweep, as they were written",
-            remedy="restore the file, or run the sweep again",
-        ) from error
-    return (
-        CheckedHash("inputs", results.inputs_sha256, codec.digest(inputs)),
-        CheckedHash("predictions made beforehand", results.predictions_sha256, _digest_of(again, predictions)),
-        CheckedHash("blind predictions", codec.digest(blind), _digest_of(blind_again, blind)),
+        swept = read_swept(folder)
+        inputs = codec.read(folder / "inputs.json", Inputs, "inputs", SCHEMA)
+    except FormatVersionError:
+        raise
+    except DpsimError as error:
+        return Checked(model_version=0, today=MODEL_VERSION, damage=error.given)
+    return check_records(swept, inputs)
+
+
+def check_records(swept: SweepData, inputs: Inputs) -> Checked:
+    """Return the same of records that were read and compared."""
+    predictions, results, blind = swept.predictions, swept.results, swept.blind
+    assert blind is not None
+    version = results.model_version
+    versions = {record.model_version for record in (inputs, predictions, blind, results)}
+    content = CheckedRecord(
+        what="inputs", file="inputs.json", stated=results.inputs_sha256, computed=codec.digest(inputs)
+    )
+    ways: dict[str, tuple[str, Predictions, str, Callable[[], Predictions]]] = {
+        "predictions made beforehand": (
+            "predictions.json",
+            predictions,
+            results.predictions_sha256,
+            lambda: _beforehand_again(predictions, inputs, same_model=version == MODEL_VERSION),
+        ),
+        "predictions of the same minutes": (
+            "blind.json",
+            blind,
+            results.blind_sha256,
+            lambda: blind_predictions(predictions, inputs),
+        ),
+    }
+    records, damage = [content], [] if len(versions) == 1 else [f"its files are of models {_listed(versions)}"]
+    for what, (file, stated, sha256, again) in ways.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)  # a mean of nothing, a NaN
+                today = again()
+        except (ValueError, IndexError, KeyError, RuntimeWarning) as error:
+            return Checked(
+                model_version=version,
+                today=MODEL_VERSION,
+                records=tuple(records),
+                damage=f"inputs.json does not hold what the experiment in predictions.json needs: {error}",
+            )
+        records.append(_checked(what, file, stated, today, sha256))
+    for record in records:
+        if not record.as_stated:
+            damage.append(f"{record.file} has another SHA-256 than results.json states")
+        elif record.agrees is False and version == MODEL_VERSION:
+            damage.append(f"{record.file} holds other predictions than the same model makes of inputs.json")
+    return Checked(model_version=version, today=MODEL_VERSION, records=tuple(records), damage="; ".join(damage))
+
+
+def _beforehand_again(predictions: Predictions, inputs: Inputs, *, same_model: bool) -> Predictions:
+    """Predict from what was measured before the first sample; another model predicts the settings that were chosen."""
+    if same_model:
+        return predict_beforehand(predictions.experiment, inputs)
+    needed = needed_for(predictions.experiment, inputs.environment)
+    return predict_again(predictions, prepared(needed.settings, inputs.early()))
+
+
+def _checked(what: str, file: str, stated: Predictions, today: Predictions, sha256: str) -> CheckedRecord:
+    of_today = {point.setting: point.step_s for point in today.points}
+    points = [
+        CheckedPoint(setting=point.setting, stated_step_s=point.step_s, today_step_s=of_today[point.setting])
+        for point in stated.points
+        if point.setting in of_today
+    ]
+    both = [codec.to_builtins(each) | {"predicted_at": "", "model_version": 0} for each in (stated, today)]
+    return CheckedRecord(
+        what=what,
+        file=file,
+        stated=sha256,
+        computed=codec.digest(stated),
+        points=tuple(points),
+        agrees=_agree(*both),
     )
 
 
-def _digest_of(again: Predictions, saved: Predictions) -> str:
-    """Return the digest of predictions that were made again, at the instant of the saved ones."""
-    return codec.digest(msgspec.structs.replace(again, predicted_at=saved.predicted_at))
+def _agree(stated: Any, today: Any) -> bool:
+    """Return whether plain values are the same but for the last digits of fractions, which processors round apart."""
+    if isinstance(stated, float) and isinstance(today, float):
+        return math.isclose(stated, today, rel_tol=SAME, abs_tol=_NOTHING_S)
+    if isinstance(stated, dict) and isinstance(today, dict):
+        return stated.keys() == today.keys() and all(_agree(stated[key], today[key]) for key in stated)
+    if isinstance(stated, list) and isinstance(today, list):
+        return len(stated) == len(today) and all(map(_agree, stated, today))
+    return bool(stated == today)
+
+
+def _listed(versions: set[int]) -> str:
+    return " and ".join(map(str, sorted(versions)))

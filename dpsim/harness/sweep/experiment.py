@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -13,8 +14,10 @@ from dpsim.data import load_dataset
 from dpsim.grouping import grouped
 from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.harness.sweep.scores import PROPORTIONAL
-from dpsim.machine import Machine
+from dpsim.machine import FusionCosts, Machine
 from dpsim.model import choose_overlap, memory, nulls, predict, price, recommended, scheduled
+from dpsim.model.step import decides_by_costs, fusion_costs
+from dpsim.model.version import MODEL_VERSION
 from dpsim.plan import OVERLAPS, Overlap, Plan
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
 from dpsim.setting import OVERLAP_CHOICES, Row, Setting, setting_of
@@ -52,15 +55,19 @@ def _alone(experiment: Experiment, setting: Setting) -> Setting:
 
 
 def predict_experiment(experiment: Experiment, prepared: Prepared, environment: Environment) -> Predictions:
-    """Predict every point of the experiment, with the overlap that the calibration recommends and others."""
+    """Predict every point of the experiment, with the overlap that the calibration recommends and others.
+
+    What decides the buckets of rules that need costs is decided here, and kept in the machines.
+    """
+    settings = [setting_of(row) for row in experiment.rows]
+    prepared = _with_decided_buckets(prepared, [(each, *prepared.of(each)) for each in settings])
     points: list[PredictedPoint] = []
     mechanisms: dict[str, dict[str, float]] = {}
     for name, members in grouped(experiment.rows, lambda row: prepared.name(setting_of(row))).items():
         of = [setting_of(row) for row in members]
-        place = prepared.indices_of(of[0])
         named = {str(row["overlap"]) for row in members if "overlap" in row} - {*OVERLAP_CHOICES}
         chosen_from = None if len(named) < len({str(row.get("overlap", "auto")) for row in members}) else sorted(named)
-        workload, machine = prepared.workloads[place[0]], prepared.machines[place[1]]
+        workload, machine = prepared.of(of[0])
         mechanisms[name] = choose_overlap(workload, machine, [each.plan for each in of], chosen_from)[1]
         points += [
             _predicted_point(experiment, prepared, setting)
@@ -74,6 +81,7 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
         machines=prepared.machines,
         points=tuple(points),
         mechanisms=mechanisms,
+        model_version=MODEL_VERSION,
     )
 
 
@@ -84,8 +92,18 @@ def predict_beforehand(experiment: Experiment, inputs: Inputs) -> Predictions:
 
 
 def predict_again(predictions: Predictions, prepared: Prepared) -> Predictions:
-    """Predict the settings of other predictions from other profiles and calibrations of the same run."""
+    """Predict the settings of other predictions from other profiles and calibrations of the same run.
+
+    Buckets are those that the other predictions decided, which are those that were trained.
+    """
     experiment = predictions.experiment
+    prepared = _with_decided_buckets(
+        prepared,
+        [
+            (point.setting, predictions.workloads[point.workload], predictions.machines[point.machine])
+            for point in predictions.points
+        ],
+    )
     points = [_predicted_point(experiment, prepared, point.setting) for point in predictions.points]
     return msgspec.structs.replace(
         predictions,
@@ -93,7 +111,25 @@ def predict_again(predictions: Predictions, prepared: Prepared) -> Predictions:
         workloads=prepared.workloads,
         machines=prepared.machines,
         points=tuple(points),
+        model_version=MODEL_VERSION,
     )
+
+
+def _with_decided_buckets(prepared: Prepared, deciding: Sequence[tuple[Setting, Workload, Machine]]) -> Prepared:
+    """Return what was prepared, where each setting's buckets are those that a workload and a machine decide.
+
+    That is so for rules that need costs; others decide by sizes alone.
+    """
+    costs: dict[int, dict[FusionCosts, None]] = {}
+    for setting, workload, machine in deciding:
+        if decides_by_costs(setting.plan):
+            of_machine = costs.setdefault(prepared.indices_of(setting)[1], {})
+            of_machine[fusion_costs(workload, machine, setting.plan)] = None
+    machines = [
+        msgspec.structs.replace(machine, fusion_costs=tuple(costs[index])) if index in costs else machine
+        for index, machine in enumerate(prepared.machines)
+    ]
+    return replace(prepared, machines=tuple(machines))
 
 
 def chosen_overlap(steps: dict[str, float]) -> Overlap:
@@ -156,7 +192,7 @@ def _devices(row: Row) -> int:
 
 def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Setting) -> PredictedPoint:
     plan, (of_workload, of_machine) = setting.plan, prepared.indices_of(setting)
-    workload, machine = prepared.workloads[of_workload], prepared.machines[of_machine]
+    workload, machine = prepared.of(setting)
     priced = price(scheduled(workload, machine, plan), machine)
     prediction = predict(workload, machine, plan)
     of_nulls = nulls(workload, machine, plan)

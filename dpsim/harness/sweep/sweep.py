@@ -21,6 +21,7 @@ from dpsim.harness.sweep.quality import QUALITY, measure_quality, read_quality, 
 from dpsim.harness.sweep.questions import completed
 from dpsim.model import past
 from dpsim.model.residuals import all_widths
+from dpsim.model.version import MODEL_VERSION
 from dpsim.progress import Progress
 from dpsim.records.comparison import SweepData
 from dpsim.records.quality import RECORD
@@ -203,11 +204,12 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
 
     Before it what was profiled and calibrated in turns with them is written, and the blind predictions from that.
     """
-    predictions, inputs = read_predictions(folder / "predictions.json"), measured[-1].inputs
+    predictions, inputs, blind = read_predictions(folder / "predictions.json"), measured[-1].inputs, None
     if inputs is not None:
         inputs = inputs.with_medians()
         codec.write_record(folder / "inputs.json", inputs)
         codec.write_record(folder / "blind.json", blind_predictions(predictions, inputs))
+        blind = read_predictions(folder / "blind.json")
     experiment, points = predictions.experiment, [point for samples in measured for point in samples.points]
     others = [point for point in points if point.setting.runtime in experiment.other_runtimes]
     results = Results(
@@ -221,6 +223,8 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
         recording_s_per_event=measured[0].recording_s_per_event,
         other_points=tuple(others),
         inputs_sha256="" if inputs is None else codec.digest(inputs),
+        blind_sha256="" if blind is None else codec.digest(blind),
+        model_version=predictions.model_version,
     )
     codec.write_record(folder / "results.json", results)
 
@@ -240,7 +244,7 @@ def _run(
     before: Samples | None = None
     if predictions is not None and path.exists():
         before = samples_before(path, predictions, progress)
-        check_same_machine(predictions.environment, current, folder)
+        check_same_machine(predictions, current, folder)
     known = all_widths(past.load(current.processor, current.cores))
     needed = msgspec.structs.replace(needed_for(experiment, current), widths=known)
     folder.mkdir(parents=True, exist_ok=True)
@@ -256,11 +260,20 @@ def _run(
     return codec.decode(measured, Samples, "samples")
 
 
-def check_same_machine(predicted: Environment, current: Environment, folder: Path) -> None:
+def check_same_machine(predictions: Predictions, current: Environment, folder: Path) -> None:
+    """Raise ``ConfigError`` unless the predictions were made on this machine, by this version of the model."""
+    predicted = predictions.environment
     if (predicted.processor, predicted.cores, predicted.blas) != (current.processor, current.cores, current.blas):
         raise ConfigError(
             f"the predictions in {folder} were made on {predicted.processor} with {predicted.cores} cores, this is "
             f"{current.processor} with {current.cores}",
             allowed="the machine that was calibrated",
             remedy="start another sweep for this machine with --output",
+        )
+    if predictions.model_version != MODEL_VERSION:
+        raise ConfigError(
+            f"the predictions in {folder} were made by model {predictions.model_version}, this version of dpsim has "
+            f"model {MODEL_VERSION}",
+            allowed="one model for both predictions of a sweep",
+            remedy="finish it with the version of dpsim that began it, or start another sweep with --output",
         )

@@ -235,7 +235,7 @@ def _measure(predictions: Predictions, folder: Path, progress: Progress, *, scri
     was profiled and calibrated in turns with the samples and the predictions from that.
     """
     current, path = environment(), folder / "inputs.json"
-    check_same_machine(predictions.environment, current, folder)
+    check_same_machine(predictions, current, folder)
     inputs = codec.read(path, Inputs, "inputs", SCHEMA) if path.exists() else None
     places = settings_by_place(predictions.experiment)
     measured: list[Samples] = []

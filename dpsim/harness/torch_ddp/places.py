@@ -8,6 +8,7 @@ import numpy as np
 
 from dpsim.grouping import grouped
 from dpsim.model.residuals import all_widths
+from dpsim.model.version import MODEL_VERSION
 from dpsim.records.sweep import Environment, Experiment
 from dpsim.setting import Setting, setting_of
 from dpsim.study.calibration import CalibrateConfig
@@ -34,6 +35,7 @@ def inputs_for(
     """
     places = settings_by_place(experiment).values()
     return Inputs(
+        model_version=MODEL_VERSION,
         profiles=tuple(_profile(experiment, settings, times_given=times_given) for settings in places),
         bare=tuple(workload for _ in places),
         calibrations=tuple(_calibration(settings, workload) for settings in places),

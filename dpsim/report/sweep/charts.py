@@ -18,6 +18,8 @@ Value = Callable[[ComparedPoint, float, Look], float]
 _REST = "computation and the rest"
 _VISIBLE = 0.01
 """Waiting for this share of a step is drawn."""
+_SAME_LENGTH = 0.005
+"""Lengths that differ by a smaller share look the same."""
 
 
 def curve(
@@ -184,18 +186,35 @@ def _step(
     last = ready_last(measured)
     waits = waits_for_ranks_s(measured, int(last.rank[0]))
     fields = [f"{field_name(name, point.runtime)} {point.setting.text(name)}" for name in varied]
-    ms = "{:.2f} ms".format
     return Steps(
         title=", ".join([network_name(point), devices_name(point.devices), *fields]),
         measured=last,
         predicted=predicted,
         labels=(
-            f"this step {ms(length_s(measured) * 1e3)}, median {ms(point.measured_step_s * 1e3)}",
-            f"{ms(point.predicted_step_s * 1e3)} ({percent(point.error, sign=True)})",
+            _label(last, length_s(measured), "this step {}" + f", median {_ms(point.measured_step_s)}"),
+            _label(predicted, point.predicted_step_s, "{}" + f" ({percent(point.error, sign=True)})"),
+        ),
+        exposed=(
+            point.exposed_communication_s / point.measured_step_s,
+            point.predicted_exposed_communication_s / point.predicted_step_s,
         ),
         waits_s=[(low, high) for low, high in waits if high - low > _VISIBLE * point.measured_step_s],
         buckets=(buckets(last, gradient_bytes), buckets(predicted, gradient_bytes)),
     )
+
+
+def _label(drawn: Timeline, step_s: float, text: str) -> str:
+    """Return a text with the length of a step; before it the length of what is drawn, where that is another.
+
+    The step of all ranks is longer than that of a rank which began late; a prediction's also waits for its input.
+    """
+    label = text.format(_ms(step_s))
+    drawn_s = length_s(drawn)
+    return label if abs(drawn_s / step_s - 1) <= _SAME_LENGTH else f"drawn {_ms(drawn_s)}; {label}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
 
 
 def _varied(comparison: Comparison) -> list[str]:

@@ -12,7 +12,7 @@ from dpsim.report.content import Card, Content, Facts, Tile
 from dpsim.report.quality import RULES as QUALITY_RULES
 from dpsim.report.quality import answers as quality_answers
 from dpsim.report.quality import tables as quality_tables
-from dpsim.report.sweep.facts import RULES
+from dpsim.report.sweep.facts import rules
 from dpsim.report.sweep.question import QUESTIONS
 from dpsim.report.sweep.reliability import disturbance, nothing_said
 from dpsim.report.sweep.tables import (
@@ -35,7 +35,7 @@ def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content
     report = QUESTIONS.find(comparison.experiment.question)
     return Content(
         name=comparison.experiment.name,
-        heading=f"{_title(comparison)}: predicted, then measured",
+        heading=f"{_title(comparison)}: {_order(comparison)}",
         question=report.question(comparison),
         answers=answers(comparison),
         cards=tuple(Card(title=group_title(group), tiles=tiles(comparison, group)) for group in comparison.groups),
@@ -44,7 +44,7 @@ def content(comparison: Comparison, facts: Facts, environment: Facts) -> Content
         facts=facts,
         environment=environment,
         rules=(
-            *RULES,
+            *rules(comparison),
             *(report.rules if comparison.drift_measured else ()),
             *(QUALITY_RULES if comparison.quality is not None else ()),
         ),
@@ -55,6 +55,11 @@ def _title(comparison: Comparison) -> str:
     """Return the experiment's name, or what PyTorch's DDP trained."""
     experiment = comparison.experiment
     return f"{Path(experiment.script).name} under PyTorch's DDP" if experiment.script else experiment.name
+
+
+def _order(comparison: Comparison) -> str:
+    """Return in which order the scored predictions and the measurement were made."""
+    return "predicted and measured in the same minutes" if comparison.blind_predicted_at else "predicted, then measured"
 
 
 def answers(comparison: Comparison) -> tuple[str, ...]:

@@ -8,20 +8,33 @@ from collections.abc import Iterable
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Predictions, Results
 from dpsim.report.content import Facts
+from dpsim.report.sweep.checked import hashed
 from dpsim.report.sweep.reliability import beforehand_sentence
 from dpsim.report.sweep.tables import group_title
 from dpsim.report.words import EMULATED_COMPUTE, field_name, interval_sentence, percent
 from dpsim.units import format_size
 from dpsim.workload import Workload
 
-RULES = (
-    "Every point was predicted, and the predictions were written and hashed, before the first sample was taken.",
+_BEFOREHAND = (
+    "Every point was predicted, and the predictions were written and hashed, before the first sample was taken."
+)
+_SAME_MINUTES = (
+    "These are the predictions made beforehand. The scored ones are others: they were made after the last sample, from "
+    "profiles and calibrations that took turns with the samples, and from no sample."
+)
+_RULES = (
     "Configurations were interleaved in one run, in random order, after warm-up. The first two steps after each "
     "change of configuration and short last batches do not count; no other sample was dropped.",
     "Some configurations ran twice, the same against the same (A/A): the difference of the two medians is the noise.",
     "The model is scored against simple baselines (nulls); a model that does not beat the best of them has no skill.",
     "Networks marked (emulated) are paced links on this machine, never a real network, and are scored apart.",
 )
+
+
+def rules(comparison: Comparison) -> tuple[str, ...]:
+    """Return by which rules a sweep was predicted, measured and scored."""
+    predicted = (_BEFOREHAND, *([_SAME_MINUTES] if comparison.blind_predicted_at else ()))
+    return " ".join(predicted), *_RULES
 
 
 def run_facts(comparison: Comparison, predictions: Predictions, results: Results) -> Facts:
@@ -48,10 +61,14 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("recording", _recording(results)),
         ("A/A noise", "; ".join(noise)),
         ("predicted intervals", _intervals(comparison)),
-        ("predicted at", comparison.predicted_at),
+        ("predicted beforehand at", comparison.predicted_at),
         ("predicted from the same minutes at", _blind(comparison)),
         ("measured", f"{comparison.measured_from} to {comparison.measured_until}"),
-        ("predictions' SHA-256", comparison.predictions_sha256),
+        ("model", _model(results)),
+        ("SHA-256 of the predictions made beforehand", comparison.predictions_sha256),
+        ("SHA-256 of those of the same minutes", results.blind_sha256),
+        ("SHA-256 of the inputs of both", results.inputs_sha256),
+        ("what is hashed", f"{hashed(results.model_version)}."),
         ("SHA-256 of the predicted drift", comparison.drift_predictions_sha256),
         ("calibrated on", "; ".join(calibrated) or "not stated"),
         ("workload", "; ".join(_each(each.source or each.name for each in workloads)) + EMULATED_COMPUTE * emulated),
@@ -66,6 +83,11 @@ def _blind(comparison: Comparison) -> str:
     if not comparison.blind_predicted_at:
         return ""
     return f"{comparison.blind_predicted_at}, without a measured sample. {beforehand_sentence(comparison)}"
+
+
+def _model(results: Results) -> str:
+    """Return which version of the model predicted."""
+    return f"version {results.model_version}" if results.model_version else "from before versions were recorded"
 
 
 def _emulation(comparison: Comparison, results: Results) -> str:

@@ -65,6 +65,8 @@ def summary(data: SweepData) -> dict[str, Any]:
     summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}
     summary |= {name: overall.get(name) for name in ("shape", "exposed_communication", "noise", "effect")}
     summary |= {name: parts[name] for name in names}
+    stated = ("inputs_sha256", "blind_sha256", "model_version")
+    summary |= {name: getattr(data.results, name) for name in stated}
     interval = comparison.interval
     summary |= {
         "interval_level": comparison.interval_level,
@@ -101,8 +103,8 @@ def samples(data: SweepData) -> Samples:
 
 
 def timeline(data: SweepData) -> Samples:
-    """Return each event of the timelines that were kept, measured and predicted."""
-    points: list[MeasuredPoint | PredictedPoint] = [*data.results.points, *data.predictions.points]
+    """Return each event of the timelines that were kept, measured and predicted: those of the scored predictions."""
+    points: list[MeasuredPoint | PredictedPoint] = [*data.results.points, *data.scored.points]
     kept = [(point.setting, Timeline.from_record(point.timeline)) for point in points if point.timeline is not None]
     rows = [
         run_values(setting) | {name: getattr(events, name) for name in ("source", "emulated_network", "clock")}

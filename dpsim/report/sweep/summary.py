@@ -103,8 +103,9 @@ def _heading(comparison: Comparison) -> str:
     time = f" for {_minutes(end, begin)}" if begin and end and end > begin else ""
     processor = first.calibrated_on.partition(",")[0].partition(";")[0]
     machine = f"{counted(comparison.cores, 'core')}{f' ({processor})' if processor else ''}"
-    predicted = "Predicted first, then profiled and" if comparison.blind_predicted_at else "Predicted first, then"
-    return f"{models} on {experiment.dataset}, {batch}, {machine}. {predicted} measured{time}."
+    order = "Profiled and measured in turns" if comparison.blind_predicted_at else "Predicted first, then measured"
+    without = ", predicted without a sample" * bool(comparison.blind_predicted_at)
+    return f"{models} on {experiment.dataset}, {batch}, {machine}. {order}{time}{without}."
 
 
 def _minutes(end: datetime, begin: datetime) -> str:

@@ -40,7 +40,7 @@ class Timelines:
 
     @staticmethod
     def of(predictions: Predictions, results: Results) -> Timelines:
-        """Return the timelines of the two records."""
+        """Return the timelines of the two records: of the results, and of the predictions that they are scored by."""
         measured: dict[Setting, tuple[TimelineRecord, ...]] = {}
         predicted: dict[Setting, TimelineRecord] = {}
         gradient_bytes: dict[Setting, Mapping[str, int]] = {}

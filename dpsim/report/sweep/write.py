@@ -21,8 +21,9 @@ from dpsim.report.write import DRIFT_CAPTION, PAGES, figure, write_content
 
 _TIMELINE = (
     "One training step of the setting that trains most samples per second on the most devices, measured above and "
-    "predicted below on one time axis. Of the kept steps, the one nearest to the median of the table is shown, "
-    "on the rank that was ready last. A bucket, as high as it has bytes, fills while backward computes its gradients; "
+    "below as the scored prediction has it, on one time axis. Of the kept steps, the one nearest to the median of the "
+    "table is shown, on the rank that was ready last; where that rank's part is shorter than the step, both lengths "
+    "are stated. A bucket, as high as it has bytes, fills while backward computes its gradients; "
     "the line from it leads to the collective that sends it. Hatched: computation waits for communication. Dotted: a "
     "collective waits for another rank to begin it. Other: the loss and the beginning of the step."
 )
@@ -41,7 +42,7 @@ def write_report(folder: Path, data: SweepData, pages: Collection[str] = tuple(P
     """
     comparison, predictions, results = data.comparison, data.predictions, data.results
     facts = run_facts(comparison, predictions, results), environment_facts(results.environment)
-    figures = _figures(comparison, Timelines.of(predictions, results), data.drift)
+    figures = _figures(comparison, Timelines.of(data.scored, results), data.drift)
     return write_content(folder, content(comparison, *facts), figures, pages)
 
 

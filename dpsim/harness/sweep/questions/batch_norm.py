@@ -47,7 +47,7 @@ def _question(comparison: Comparison) -> str:
     return (
         f"What does batch norm cost when training {model} on {comparison.experiment.dataset}: with the statistics of "
         "each device, of each leaf or of the whole batch, or with another norm in its place; and does the model know "
-        "it before anything is measured?"
+        "it without a measured step?"
     )
 
 

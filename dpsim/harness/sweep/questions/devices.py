@@ -47,8 +47,8 @@ def question(comparison: Comparison) -> str:
     where = "on each device" if run.weak else "over all devices"
     return (
         f"How fast does training {first.model} on {run.dataset} become on more devices, with {batch:g} "
-        f"samples per step {where}, does it stay the same training, and does the model know both before anything "
-        "is measured?"
+        f"samples per step {where}, does it stay the same training, and does the model know both without "
+        "measuring them?"
     )
 
 

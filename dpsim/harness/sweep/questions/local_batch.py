@@ -74,7 +74,7 @@ def _question(comparison: Comparison) -> str:
     return (
         f"How many samples per second does training {models} on {comparison.experiment.dataset} reach at each local "
         f"batch, with {scaling}; when is a device busy, when does communication no longer hide, and does the model "
-        "know all this before anything is measured?"
+        "know all this without a measured step?"
     )
 
 

@@ -48,7 +48,7 @@ def _question(comparison: Comparison) -> str:
     verb = "train" if len(comparison.compared) > 1 else "trains"
     return (
         f"Which {fields} {verb} {models} on {comparison.experiment.dataset} fastest, in samples per second, and does "
-        "the model know it before anything is measured?"
+        "the model know it without a measured step?"
     )
 
 

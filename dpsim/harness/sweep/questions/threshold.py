@@ -54,7 +54,7 @@ def question(comparison: Comparison) -> str:
     span = f" from {format_size(min(sizes))} to {format_size(max(sizes))} bytes".replace("inf bytes", "inf")
     return (
         f"Which {threshold}{span} makes a training step of {first.model} on {dataset} fastest at a global "
-        f"batch of {first.global_batch}, and does the model know it before anything is measured?"
+        f"batch of {first.global_batch}, and does the model know it without a measured step?"
     )
 
 
