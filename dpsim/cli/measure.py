@@ -64,6 +64,7 @@ class ScriptFlags(
         "Time for which DDP trains, in turns with profiles and calibrations, like 60s (45s); 6 rounds in any case. "
         "First rounds before it take 10 to 20 s for each way to communicate on each network."
     )
+    wait_until_quiet: flags.WaitUntilQuiet = None
     output: Path | None = flags.flag("Folder of the report [reports/ddp-NAME].")
     json: flags.Json = False
 
@@ -116,7 +117,7 @@ def measure(
         machine=None if given.machine is None else machines.read(given.machine),
         script_may_write=bool(given.script_may_write),
     )
-    with show.progress() as progress:
+    with show.measuring(given.wait_until_quiet) as progress:
         if given.predict_only:
             predictions = harness.predict(experiment, known, folder, progress)
         else:
