@@ -125,7 +125,10 @@ def tune(
         comparison = job.measured(plans) if job else _measured_model(plans, machine, measured)
         rows = report.measured_records(comparison, tuned)
         show.table(report.measured_columns(), rows, title="Measured in turns")
-        print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
+        if report.measured_point(comparison, tuned.advised.plan) is None:
+            print("What is advised was left out of the measurement: raise the budget to measure it.")
+        else:
+            print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
         for sentence in report.measured_batches(rows):
             print(sentence)
         sentence, line = report.measured_answer(rows, framework, workload)
