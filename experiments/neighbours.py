@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dpsim.entry import sweep
 from dpsim.experiments import command
+from dpsim.harness.sweep.sweep import declared, sweep
+from dpsim.report.sweep.saved import points
 
-_SWEEP = command.ROOT / "experiments" / "sweeps" / "fusion_threshold.toml"
 _BESIDE = [*[""] * 2, *["--processes 1"] * 5, "--processes 2 --sleep-ms 0"]
 _HEAD = "beside | error | medians inside | width | wrong | spoken of quiet's | left out | seconds"
 
@@ -30,10 +30,10 @@ def swept(number: int, folder: Path) -> dict[str, Any]:
         neighbour = subprocess.Popen(words if _BESIDE[number] else ["sleep", "inf"])
         begin_s = time.monotonic() if not output.exists() else float("nan")  # unknown if it was interrupted
         try:
-            result = sweep(_SWEEP, output, command.tell)
+            result = sweep(declared("fusion_threshold"), output, command.tell)
         finally:
             neighbour.kill()
-        saved.write_text(json.dumps({"points": result.points(), "seconds": time.monotonic() - begin_s}))
+        saved.write_text(json.dumps({"points": points(result), "seconds": time.monotonic() - begin_s}))
     return dict(json.loads(saved.read_text()))
 
 
