@@ -23,11 +23,12 @@ marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
 PROCESSOR_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_schedule.py,$(wildcard tests/kernels/test_*.py)) \
 	tests/nn tests/runtime tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
 
-.PHONY: help sweep accuracy validate test test-avx2 test-slow test-torch test-cupy check gpu-check format clean
+.PHONY: help sweep accuracy neighbours validate test test-avx2 test-slow test-torch test-cupy check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
 	@echo "make accuracy   how right are the predictions? many sweeps, at most an hour; continues where it was interrupted"
+	@echo "make neighbours   what do sweeps say beside other processes? eight sweeps, under 20 minutes; continues where it was interrupted"
 	@echo "make validate   predict what other people measured and published: reports/validation, README (under a minute)"
 	@echo "make test    run the tests (6 to 10 minutes on 2 cores); NUMPY=numpy==VERSION installs another NumPy first"
 	@echo "make test-avx2   run the kernels', layers' and training's tests as on a processor without AVX-512 (under 4 minutes)"
@@ -46,6 +47,9 @@ sweep: $(VENV)/.ready
 
 accuracy: $(VENV)/.ready
 	$(BIN)/python -m dpsim.experiments.accuracy
+
+neighbours: $(VENV)/.ready
+	$(BIN)/python -m dpsim.experiments.neighbours
 
 validate: $(VENV)/.ready
 	$(BIN)/python -m dpsim.experiments.validation_page --workers 2

@@ -63,7 +63,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     app = app or build()
     try:
         _check_utf8(arguments)
-        code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+        code = app(flags.with_wait(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except CycloptsError as error:

@@ -50,6 +50,7 @@ class BenchFlags(flags.Flags):
         "NAME=FOLDER,...: virtual environments with another MPI library, or with PyTorch for gloo."
     )
     budget: str | None = flags.flag("Time to spend on measuring, like 60s; at least three rounds are measured.")
+    wait_until_quiet: flags.WaitUntilQuiet = None
     output: Path | None = flags.flag("Folder for the record with all samples, and the report.")
     json: flags.Json = False
     plot: Path | None = flags.flag("Draw the bandwidths into this file, .png or .svg.")
@@ -88,7 +89,7 @@ def allreduce(*, given: BenchFlags) -> int:
         seed=given.seed,
     )
     with locked(given.output):
-        with show.progress() as progress:
+        with show.measuring(given.wait_until_quiet) as progress:
             record = measure(AllreduceBench(**fields), progress)
         if given.output is not None:
             codec.write_record(given.output / RECORD, record)

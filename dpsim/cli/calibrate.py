@@ -42,6 +42,7 @@ class CollectiveFlags(
     budget: str | None = flags.flag(
         "Time to spend on measuring, like 10s or 2min (4s); up to twice as long until it is settled."
     )
+    wait_until_quiet: flags.WaitUntilQuiet = None
     output: Path = flags.flag("The machine file to write.", default=Path("machine.json"))
     json: flags.Json = False
     from_: list[str] | None = flags.flag(
@@ -102,7 +103,7 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     fields |= flags.provided(seconds=flags.budget(of.budget))
     if "strategy" in fields:
         fields |= calibration.devices_to_calibrate(fields["strategy"], fields.get("devices", (2,)))
-    with show.progress() as progress:
+    with show.measuring(of.wait_until_quiet) as progress:
         machine = calibration.calibrate(calibration.CalibrateConfig(**fields), progress)
     codec.write(of.output, machine)
     return machine, {}
@@ -117,7 +118,10 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     del fields["local_batch"]
     known = flags.provided(algorithms=fields.pop("algorithm", None), format=of.format, out_of_place=of.out_of_place)
     known |= {name: fields.pop(name) for name in ("network", "devices") if name in fields}
-    _refuse(fields | flags.provided(budget=of.budget), "with --from nothing is measured")
+    _refuse(
+        fields | flags.provided(budget=of.budget, wait_until_quiet=of.wait_until_quiet),
+        "with --from nothing is measured",
+    )
     line_rate, replaced = _line_rate(of), _replaceable(of.output)
     files = flags.listed("--from", ",".join(of.from_ or ()), str) or ()
     machine, tables = import_machine(ImportConfig(files=files, **known))

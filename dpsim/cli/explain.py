@@ -39,6 +39,7 @@ class ScriptFlags(flags.Flags, of="torch_script torch_module network"):
         "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
     )
     script_may_write: flags.ScriptMayWrite = None
+    wait_until_quiet: flags.WaitUntilQuiet = None
 
 
 class StepFlags(flags.Flags, of="local_batch global_batch accumulate strategy wire_dtype fusion_threshold_bytes"):
@@ -114,7 +115,7 @@ def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
 
     given = flags.provided(devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write)
     program = flags.program(of.torch_script, of.torch_module)
-    with show.progress() as progress:
+    with show.measuring(of.wait_until_quiet) as progress:
         return explain_script(ScriptToExplain(script=program, arguments=arguments, **given), progress)
 
 

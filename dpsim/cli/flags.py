@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, dataclass_transform, get_args
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MOST_DIGITS = 18
 _SEVERAL = "..."
+_WAIT, _WAIT_DEFAULT, _LEAST_WAIT_S = "--wait-until-quiet", "10m", 10.0
 WORDS = "\n\nWords and formulas: docs/glossary.md and docs/formulas.md of dpsim."
 """How the help of ``dpsim``, and of commands that predict, ends."""
 
@@ -184,6 +186,13 @@ ScriptMayWrite = Annotated[
     bool | None,
     Parameter(negative="", help="Let the script change your files; otherwise what it writes is discarded."),
 ]
+WaitUntilQuiet = Annotated[
+    str | None,
+    Parameter(
+        name=_WAIT,
+        help="First wait, for 10m or the time that is given, until other processes use less than 5% of the cores.",
+    ),
+]
 AllTables = Annotated[bool, Parameter(name="--verbose", negative="", help="Show all tables and all warnings too.")]
 Json = Annotated[
     bool, Parameter(negative="", show_default=False, help="Print one JSON object on stdout, progress on stderr.")
@@ -280,6 +289,23 @@ def budget(text: str | None) -> float | None:
     if text is None:
         return None
     return parse_duration(f"{text}s" if text.strip().isdecimal() else text)
+
+
+def with_wait(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a command line, with the time that ``--wait-until-quiet`` waits where none follows it."""
+    words = list(arguments)
+    for number, word in enumerate(itertools.takewhile(lambda word: word != "--", arguments)):
+        if word == _WAIT and not "".join(words[number + 1 : number + 2])[:1].isdecimal():
+            words[number] = f"{_WAIT}={_WAIT_DEFAULT}"
+    return words
+
+
+def wait(text: str | None) -> float | None:
+    """The seconds of ``--wait-until-quiet``, like ``10m``; a bare number is in seconds. Raises ``ConfigError``."""
+    seconds = budget(None if text is None else re.sub(r"(?<=[0-9])m$", "min", text.strip()))
+    if seconds is not None and seconds < _LEAST_WAIT_S:
+        raise ConfigError(f"{_WAIT} {text}", allowed="10s or more: for so long the cores have to be quiet")
+    return seconds
 
 
 def layout(text: str) -> tuple[int, str]:

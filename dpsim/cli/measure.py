@@ -61,9 +61,11 @@ class ScriptFlags(
     predict_only: bool = flags.flag("Print and write the predictions, and measure later.", default=False)
     script_may_write: flags.ScriptMayWrite = None
     budget: str | None = flags.flag(
-        "Time for which DDP trains, in turns with profiles and calibrations, like 60s (45s); 6 rounds in any case. "
+        "Time for which DDP trains, in turns with profiles and calibrations, like 60s (45s); twice that, or 30s more, "
+        "if 6 rounds of all settings need it: then 3 are measured, and fewer settings. "
         "First rounds before it take 10 to 20 s for each way to communicate on each network."
     )
+    wait_until_quiet: flags.WaitUntilQuiet = None
     output: Path | None = flags.flag("Folder of the report [reports/ddp-NAME].")
     json: flags.Json = False
 
@@ -116,7 +118,7 @@ def measure(
         machine=None if given.machine is None else machines.read(given.machine),
         script_may_write=bool(given.script_may_write),
     )
-    with show.progress() as progress:
+    with show.measuring(given.wait_until_quiet) as progress:
         if given.predict_only:
             predictions = harness.predict(experiment, known, folder, progress)
         else:

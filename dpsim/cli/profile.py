@@ -41,6 +41,7 @@ class ModelFlags(flags.Flags, of="model dataset local_batch... seed optimizer co
     devices: int | None = flags.flag("With --torch-script, --torch: ranks that it sees (8).")
     steps: int | None = flags.flag("With --torch-script, --torch: training steps to record; then it is ended (15).")
     script_may_write: flags.ScriptMayWrite = None
+    wait_until_quiet: flags.WaitUntilQuiet = None
     output: Path = flags.flag("The workload file to write.", default=Path("workload.json"))
     json: flags.Json = False
 
@@ -71,16 +72,18 @@ def profile(
         raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")
     if not sources:
         _refuse(of_script, "without --torch-script", "name the script, or leave them out")
-        workload = _of_model(of_model, local_batches)
+        workload = _of_model(of_model, local_batches, of.wait_until_quiet)
     elif of.from_ is not None:
-        _refuse(of_model | of_script, "with --from", "leave them out: the trace says what it was recorded of")
+        unused = of_model | of_script | flags.provided(wait_until_quiet=of.wait_until_quiet)
+        _refuse(unused, "with --from", "leave them out: the trace says what it was recorded of")
         workload = _of_trace(of.from_, local_batches)
     else:
         (source,) = map(_flag, sources)
         _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
         script = "" if of.torch else flags.program(of.torch_script, of.torch_module)
         request = ScriptRequest(script=script, function=of.torch or "", **({"devices": 8} | of_script))
-        workload = profile_script(request, local_batches)
+        with show.measuring(of.wait_until_quiet):
+            workload = profile_script(request, local_batches)
     codec.write(of.output, workload)
     _print(workload, of.output, json=of.json)
 
@@ -94,7 +97,7 @@ def _refuse(unused: dict[str, Any], reason: str, remedy: str) -> None:
         raise ConfigError(f"{', '.join(map(_flag, unused))} {reason}", remedy=remedy)
 
 
-def _of_model(given: dict[str, Any], local_batches: tuple[int, ...]) -> Workload:
+def _of_model(given: dict[str, Any], local_batches: tuple[int, ...], wait: str | None) -> Workload:
     import msgspec
 
     from dpsim.optimizer import changed
@@ -107,7 +110,7 @@ def _of_model(given: dict[str, Any], local_batches: tuple[int, ...]) -> Workload
     if local_batches:
         given["local_batches"] = tuple(sorted(set(local_batches)))
     config = study.ProfileConfig(**given, plan=msgspec.structs.replace(plan, **computation))
-    with show.progress() as progress:
+    with show.measuring(wait) as progress:
         return study.profile(config, progress)
 
 

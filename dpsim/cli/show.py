@@ -47,6 +47,21 @@ def progress() -> Iterator[Progress]:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
+@contextmanager
+def measuring(wait: str | None) -> Iterator[Progress]:
+    """The same for a command that measures: first it waits as ``--wait-until-quiet`` says, or says who uses the cores.
+
+    Raises ``ConfigError`` where they stay busy.
+    """
+    from dpsim.cli import flags
+    from dpsim.study.other_processes import before_measuring
+
+    wait_s = flags.wait(wait)
+    with progress() as shown:
+        before_measuring(wait_s, shown)
+        yield shown
+
+
 def json_object(command: str, points: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> dict[str, Any]:
     """The object that a command prints with ``--json``."""
     from dpsim import codec

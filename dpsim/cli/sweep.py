@@ -76,10 +76,12 @@ class SweepFlags(
     """The flags that every sweep has."""
 
     budget: str | None = flags.flag(
-        "Time to spend on measuring, like 60s; 6 rounds are measured in any case. Profile and calibration "
-        "get as much, 2 to 12s for each computation, and twice that where the machine is not steady."
+        "Time to spend on measuring, like 60s; twice that, or 30s more, if 6 rounds of all settings need it: then 3 "
+        "are measured, and fewer settings. Profile and calibration get as much as the budget, 2 to 12s for each "
+        "computation, and twice that where the machine is not steady."
     )
     experiment: Path | None = flags.flag("A file (.toml) that declares an experiment; flags override it.")
+    wait_until_quiet: flags.WaitUntilQuiet = None
     output: Path | None = flags.flag("Folder of the report [reports/NAME, or the next that is free].")
     json: flags.Json = False
     verbose: flags.AllTables = False
@@ -98,7 +100,14 @@ class SweepFlags(
 
     def run(self, experiment: Experiment, command: str) -> Comparison:
         """Run a sweep and print its result."""
-        return run(experiment, self.output, json=self.json, verbose=self.verbose, command=command)
+        return run(
+            experiment,
+            self.output,
+            json=self.json,
+            verbose=self.verbose,
+            command=command,
+            wait=self.wait_until_quiet,
+        )
 
     def changed(self, base: Experiment, values: dict[str, Any]) -> Experiment:
         """Return ``base`` with other values of its fields and its settings', and with its budget."""
@@ -312,7 +321,13 @@ def _batches(base: Experiment, scaling: str | None, given: Mapping[str, Any]) ->
 
 
 def run(
-    experiment: Experiment, output: Path | None, *, command: str, json: bool = False, verbose: bool = False
+    experiment: Experiment,
+    output: Path | None,
+    *,
+    command: str,
+    json: bool = False,
+    verbose: bool = False,
+    wait: str | None = None,
 ) -> Comparison:
     """Run a sweep and print its result. Without ``output`` its folder is the next that is free."""
     from dpsim.harness.sweep.sweep import free_folder, sweep
@@ -321,7 +336,7 @@ def run(
     from dpsim.report.sweep.summary import Summary
 
     folder = output if output is not None else free_folder(Path("reports"), experiment)
-    with show.progress() as progress:
+    with show.measuring(wait) as progress:
         swept = sweep(experiment, folder, progress)
     if json:
         show.print_json(command, points(swept), summary(swept))

@@ -64,6 +64,7 @@ class MeasureFlags(flags.Flags, of="measure budget model dataset network script_
     model: str | None = flags.flag("With --workload and --measure: the model that was profiled.")
     network: str | None = flags.flag("With a script: node, or an emulated link such as paced:200us,1gbit (node).")
     script_may_write: flags.ScriptMayWrite = None
+    wait_until_quiet: flags.WaitUntilQuiet = None
     output: Path | None = flags.flag("Folder of the records [reports/tune-NAME; of a model reports/tuned].")
 
 
@@ -87,7 +88,7 @@ def tune(
     scripted = source.torch_script is not None or source.torch_module is not None
     here = scripted and source.machine is None
     _check(source, given, measured, arguments, here=here, json=json)
-    with show.progress() as progress:
+    with show.measuring(measured.wait_until_quiet) if scripted else show.progress() as progress:
         job = _Job.of(source, counts, arguments, given, measured, progress) if scripted else None
         if job is not None and here:
             tuning, workload, machine = job.tuned(progress)
@@ -124,7 +125,10 @@ def tune(
         comparison = job.measured(plans) if job else _measured_model(plans, machine, measured)
         rows = report.measured_records(comparison, tuned)
         show.table(report.measured_columns(), rows, title="Measured in turns")
-        print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
+        if report.measured_point(comparison, tuned.advised.plan) is None:
+            print("What is advised was left out of the measurement: raise the budget to measure it.")
+        else:
+            print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
         for sentence in report.measured_batches(rows):
             print(sentence)
         sentence, line = report.measured_answer(rows, framework, workload)
@@ -156,6 +160,8 @@ def _check(
         names = ", ".join(unused or [f"--framework {given.framework}"])
         remedy = "leave it out, or give --machine with the times of the framework's allreduces"
         wrong = f"{names} with a script that is calibrated here, where DDP decides it", "DDP by its own library", remedy
+    elif measured.wait_until_quiet is not None and not scripted and not measured.measure:
+        wrong = "--wait-until-quiet with files alone, where nothing is measured", "", "leave it out, or add --measure"
     elif measured.measure and json:
         wrong = "--measure with --json", "", "leave --json out: the folder of --measure has files for programs"
     elif measured.measure and scripted and not here:
@@ -271,7 +277,8 @@ def _measured_model(plans: Sequence[Plan], machine: Machine, given: MeasureFlags
     waits = machine.emulated_network and plans[0].devices > (machine.cores or math.inf)
     base = {name: value for name, value in given.values().items() if name in ("model", "dataset")}
     base |= {"network": machine.network} | ({"compute": "emulated"} if waits else {})
-    return run(experiment_of_plans("tuned", plans, **base), given.output, command="tune")
+    experiment = experiment_of_plans("tuned", plans, **base)
+    return run(experiment, given.output, command="tune", wait=given.wait_until_quiet)
 
 
 def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | None) -> list[str]:

@@ -22,7 +22,7 @@ from dpsim.launch import hosts, jobs, rank_info
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.progress import Progress
 from dpsim.runtime import choice_file
-from dpsim.study import environment
+from dpsim.study import environment, other_processes
 from dpsim.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -179,14 +179,15 @@ def _shared_memory() -> Finding:
 
 
 def _cores() -> Finding:
-    usable, present = environment.cores(), os.cpu_count() or 1
-    load = os.getloadavg()[0]
-    text = f"{usable} of {present} usable, load {load:.1f}"
+    usable, use = environment.cores(), other_processes.look()
+    text = f"{usable} of {os.cpu_count() or 1} usable"
+    if use is not None:
+        text += f"; {use.sentence}"
     if usable < RANKS:
         remedy = "two devices on one core measure waiting, not training: use a machine with two cores or more"
         return Finding("warn", text, remedy)
-    if load > 0.5 * present:
-        return Finding("warn", text, "other processes are computing: measure when they have finished")
+    if use is not None and use.busy:
+        return Finding("warn", text, "measure when they have finished: --wait-until-quiet waits for that")
     return Finding("ok", text)
 
 

@@ -41,7 +41,9 @@ class StopRule:
 
     It ends after ``least_rounds`` or more, as soon as it has ``most_rounds``, or has taken ``most_s``, or has taken
     ``least_s`` and its samples suffice. With ``whole_rounds`` a round is not begun that would end after ``most_s``
-    if it took as long as the longest so far. Raises ``ConfigError`` for limits that contradict each other.
+    if it took as long as the longest so far. After ``fewest_rounds`` no round is begun that would end so after
+    ``limit_s``, even where the least rounds are not measured yet. Raises ``ConfigError`` for limits that contradict
+    each other.
     """
 
     least_rounds: int = 1
@@ -49,6 +51,8 @@ class StopRule:
     least_s: float = 0.0
     most_s: float = math.inf
     whole_rounds: bool = False
+    fewest_rounds: int = 1
+    limit_s: float = math.inf
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_rounds <= self.most_rounds or not 0 <= self.least_s <= self.most_s:
@@ -62,6 +66,8 @@ class StopRule:
 
         ``suffice`` tells whether the samples do; it is asked only where that decides.
         """
+        if rounds >= self.fewest_rounds and spent_s + longest_s >= self.limit_s:
+            return True
         if rounds < self.least_rounds:
             return False
         ahead_s = longest_s if self.whole_rounds else 0.0

@@ -35,6 +35,7 @@ from dpsim.study.runners.calibration import Visited, calibrators, until_known
 from dpsim.study.runners.profile import profilers
 from dpsim.study.runners.training import TrainedSetting, check_losses
 from dpsim.study.task import SweepTask, samples_for
+from dpsim.study.time_limit import limit_s
 from dpsim.workload import Workload
 
 _FIRST_VISITS, _PROFILE_VISITS, _TOGETHER_VISITS = 3, 2, 4
@@ -212,6 +213,7 @@ def sweep_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         folder / "samples.json",
         report,
         budget_s=experiment.budget_s,
+        limit_s=limit_s(experiment.budget_s),
         interval=experiment.interval,
         seed=experiment.seed,
         often=one_device * (_ONE_DEVICE_VISITS - 1),

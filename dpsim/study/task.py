@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from dpsim import codec
@@ -96,8 +97,9 @@ class ScriptTask(Noun, frozen=True):
 
     ``place`` counts the places of ``inputs``, which are None where nothing is profiled or calibrated here. Without
     ``before`` there are first rounds alone, of ``first_s`` or twice that; else the settings are measured for the
-    experiment's budget, and after every round the samples are saved to ``save_to``. Ranks of dpsim's own runtime wait
-    for the times of ``workload``, as ``machine`` slows them down. ``meeting`` is the folder in which all meet.
+    experiment's budget, ``limit_s`` at most, and after every round the samples are saved to ``save_to``. Ranks of
+    dpsim's own runtime wait for the times of ``workload``, as ``machine`` slows them down. ``meeting`` is the folder in
+    which all meet.
     """
 
     experiment: Experiment
@@ -108,6 +110,7 @@ class ScriptTask(Noun, frozen=True):
     settings: tuple[Setting, ...] = ()
     before: Samples | None = None
     save_to: str = ""
+    limit_s: float = math.inf
     workload: Workload | None = None
     machine: Machine | None = None
 

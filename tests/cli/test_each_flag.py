@@ -12,6 +12,7 @@ from published_files import EXPERIMENTS
 
 from dpsim.cli import app
 from dpsim.launch import jobs
+from dpsim.study import other_processes
 
 Dpsim = Callable[..., tuple[int, str, str]]
 STARTED = "the ranks would start here"
@@ -87,6 +88,7 @@ VALUES = {
     "--framework": "horovod",
     "--wire-dtype": "bfloat16",
     "--seeds": "10",
+    "--wait-until-quiet": "10m",
 }
 """Values of flags whose type does not say one that every command takes."""
 _GLOBAL, _LOCAL = "64,128,256", "8,16,32"
@@ -94,6 +96,7 @@ OF_COMMAND = {
     "advise --memory": "16GiB",
     "advise --measure": "--model mlp:8",
     "tune --measure": "--model mlp:8",
+    "tune --wait-until-quiet": "10m --measure --model mlp:8",
     "tune --local-batch": "64,128",
     "explain --machine": f"{MACHINES}/k80_10gbe.toml",
     "explain --network-log": f"{LOG.parent}/nccl.json",
@@ -141,7 +144,7 @@ OWN_TESTS = {
     *(f"reproduce --{flag}" for flag in ("torch-script", "torch-module", "bucket-cap", "script-may-write")),
     *(f"estimate --{flag}" for flag in ("model", "dataset", "torch-script", "machine", "rows", "free", "row")),
     *(f"explain --{flag}" for flag in ("torch-script", "torch-module", "trace", "devices", "steps", "network")),
-    *("explain --script-may-write", "explain --workload"),
+    *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
     *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),
     *("tune --torch-script", "tune --torch-module"),
     *("profile --torch", "profile --from", "profile --devices", "profile --steps", "profile --script-may-write"),
@@ -186,6 +189,8 @@ def test_a_flag_does_not_break_its_command(
     command: str, given: str, dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(other_processes, "wait_until_quiet", lambda *_: None)
+    monkeypatch.setattr(other_processes, "look", lambda: None)
     monkeypatch.setattr(jobs.on_ranks, "__code__", started.__code__)
     arguments = f"{given} {EACH[command]}" if command.startswith("launch") else f"{EACH[command]} {given}"
     try:

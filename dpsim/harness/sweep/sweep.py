@@ -41,9 +41,10 @@ from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import Inputs, preparation_s, prepared
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, SweepTask, samples_before
+from dpsim.study.time_limit import FEWEST_ROUNDS, limit_s
 
-_REPORT_S = 10.0
-"""About what starting the ranks and writing the report take."""
+_REPORT_S, _BUSY_REPORT_S = 10.0, 30.0
+"""About what starting the ranks and writing the report take, on a quiet machine and beside others."""
 
 
 def read_swept(folder: Path) -> SweepData:
@@ -121,10 +122,12 @@ def plan_text(experiment: Experiment) -> str:
         trainings += " (--seeds 0 leaves them out)" * bool(study.gap)
     elif experiment.measures_drift:
         trainings = f"; beside that trainings of {experiment.steps} steps, whose time is not known yet"
+    most_s = limit_s(experiment.budget_s)
     return (
         f"{len(settings)} settings, some of them twice, about {total_s:.0f} s or more in all: {prepare_s:.0f} to "
-        f"{2 * prepare_s:.0f} s to profile and calibrate, a budget of {experiment.budget_s:g} s to measure (but "
-        f"{LEAST_ROUNDS} rounds of all settings in any case), {report_s:.0f} s for the report{trainings}"
+        f"{2 * prepare_s:.0f} s to profile and calibrate, a budget of {experiment.budget_s:g} s to measure (at most "
+        f"{most_s:g} s, where {LEAST_ROUNDS} rounds of all settings do not fit: then {FEWEST_ROUNDS} are measured, and "
+        f"then fewer settings), {report_s:.0f} s for the report, {_BUSY_REPORT_S:.0f} s where cores are busy{trainings}"
     )
 
 

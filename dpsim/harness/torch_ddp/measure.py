@@ -38,6 +38,7 @@ from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import SCHEMA, Inputs
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, ScriptTask, samples_before
+from dpsim.study.time_limit import FEWEST_ROUNDS, limit_s
 from dpsim.torch_ddp.profile_script import check_torch, profile_script
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.units import format_duration, format_size
@@ -213,7 +214,8 @@ def _at_most(declared: Experiment, first_s: float) -> str:
     return (
         f"at most {settings} settings: first {first_s:.2g} to {2 * first_s:.2g} s of profiles and calibrations{places},"
         f" each after the script's start; then DDP trains in turns with them for the budget of"
-        f" {format_duration(declared.budget_s)}, or longer if {LEAST_ROUNDS} rounds of all settings need it"
+        f" {format_duration(declared.budget_s)}, and {format_duration(limit_s(declared.budget_s))} at most where"
+        f" {LEAST_ROUNDS} rounds of all settings need it: then {FEWEST_ROUNDS} are measured, and then fewer settings"
     )
 
 
@@ -239,16 +241,14 @@ def _measure(predictions: Predictions, folder: Path, progress: Progress, *, scri
     inputs = codec.read(path, Inputs, "inputs", SCHEMA) if path.exists() else None
     places = settings_by_place(predictions.experiment)
     measured: list[Samples] = []
+    budget = predictions.experiment.budget_s
     (folder / _SAVED).mkdir(exist_ok=True)
     for place, where in enumerate(places):
         save_to = folder / _SAVED / f"{place + 1}.json"  # a folder for them alone: the ranks and the script write it
         samples = samples_before(save_to, predictions, progress)
         if not samples.complete:
-            budget_s = predictions.experiment.budget_s / len(places)
-            progress(
-                f"measuring on {where}: a budget of {budget_s:.3g} s, but {LEAST_ROUNDS} rounds of all settings in any "
-                "case"
-            )
+            budget_s, most_s = (each / len(places) for each in (budget, limit_s(budget)))
+            progress(f"measuring on {where}: a budget of {budget_s:.3g} s, {most_s:.3g} s at most")
             points = [point for point in predictions.points if point.setting.where == where]
             settings = tuple(point.setting for point in points)
             task = ScriptTask(
@@ -259,6 +259,7 @@ def _measure(predictions: Predictions, folder: Path, progress: Progress, *, scri
                 settings=settings + other_settings(settings, predictions.experiment.other_runtimes),
                 before=samples,
                 save_to=str(save_to.resolve()),
+                limit_s=most_s,
                 workload=predictions.workloads[points[0].workload],
                 machine=predictions.machines[points[0].machine],
             )

@@ -37,6 +37,7 @@ from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows
 from dpsim.study.runners.load import Load, ReplicaLoad, StandIn, nothing
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 60
+_FEWEST_ROUNDS, _GRACE_S = 2, 10.0
 _LEAST_LOAD_S = 1e-3
 _LOADED_S = 4e-3
 _MOST_AT_ONCE = 20
@@ -355,8 +356,18 @@ def _start(group: MPI.Intracomm, link: Transport) -> float:
 
 
 def until_known(seconds: float, most_rounds: float = math.inf, least_rounds: int = _LEAST_ROUNDS) -> StopRule:
-    """Measure for ``seconds``, and for up to twice as long until every compute slowdown is known well enough."""
-    return StopRule(least_rounds=least_rounds, least_s=seconds, most_s=2 * seconds, most_rounds=most_rounds)
+    """Measure for ``seconds``, and for up to twice as long until every compute slowdown is known well enough.
+
+    Where the least rounds take 10 s longer than that, fewer are measured, but all sizes of a collective.
+    """
+    return StopRule(
+        least_rounds=least_rounds,
+        least_s=seconds,
+        most_s=2 * seconds,
+        most_rounds=most_rounds,
+        fewest_rounds=_FEWEST_ROUNDS,
+        limit_s=2 * seconds + _GRACE_S,
+    )
 
 
 def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:

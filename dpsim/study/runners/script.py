@@ -241,6 +241,7 @@ class Study:
             Path(task.save_to),
             self._report,
             budget_s=experiment.budget_s,
+            limit_s=task.limit_s,
             interval=experiment.interval,
             seed=experiment.seed,
             beside=self.beside,
