@@ -117,7 +117,7 @@ class DdpSettings(Noun, frozen=True):
             sentences.append("the script's SyncBatchNorm sends statistics of every batch norm, which are not predicted")
         if self.sparse_gradient_bytes:
             sentences.append(
-                f"gradients of {format_size(self.sparse_gradient_bytes)} are sparse: DDP sends the rows of a batch alone,"
+                f"gradients of {format_size(self.sparse_gradient_bytes)} are sparse: DDP sends a batch's rows alone,"
                 " and all rows are priced here, so that communication is predicted far too slow"
             )
         if self.sharded_optimizer:
