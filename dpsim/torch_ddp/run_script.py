@@ -256,6 +256,14 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
             remedy="set find_unused_parameters=True for parameters that never get one, as DDP asks for, and profile the"
             " kinds of steps apart",
         )
+    groups = [each for each in distributed.distributed_c10d._world.pg_map if hasattr(each, "received")]
+    if received := next((each.received for each in groups if each.received), ""):
+        return ConfigError(
+            f"{given}{calls}\n  Before that the script asked for {received}, which a profile does not have.",
+            allowed="a script that gets nothing from other ranks but what rank 0 has too: it is profiled as rank 0 in"
+            " one process, and the other ranks hold its values",
+            remedy="let rank 0 send it; real ranks train with dpsim watch and dpsim reproduce",
+        )
     how = "train its module without dpsim first" if request.function else "start it without dpsim first"
     return ConfigError(given + calls, remedy=remedy_of(error, how))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -406,3 +407,10 @@ def seed_untouched(rank: int) -> None:
     """Seed what Python and NumPy seed differently in every process, so that a run can be repeated."""
     random.seed(rank)
     np.random.seed(rank)
+    make, made = np.random.default_rng, itertools.count()
+
+    @functools.wraps(make)
+    def default_rng(seed: Any = None) -> Any:
+        return make([rank, next(made)] if seed is None else seed)
+
+    np.random.default_rng = default_rng
