@@ -44,6 +44,8 @@ class DdpSettings(Noun, frozen=True):
     ``whole_buckets``: the workload has a tensor for each of these buckets, as what is in them is not known.
     ``own_collectives`` are those that the script asks for itself in most steps, outside of backward, and
     ``own_allreduce_bytes`` the sizes of the allreduces and barriers among them: these have a price.
+    ``sparse_gradient_bytes`` are those of parameters whose gradients are sparse, as if these were whole.
+    ``sharded_optimizer``: the optimizer is a ``ZeroRedundancyOptimizer``.
     ``units``: the script calls ``fully_shard`` in place of DDP; each unit is a layer of the workload, in their order.
     """
 
@@ -62,6 +64,8 @@ class DdpSettings(Noun, frozen=True):
     units: tuple[ShardedUnit, ...] = ()
     own_collectives: int = 0
     own_allreduce_bytes: tuple[int, ...] = ()
+    sparse_gradient_bytes: int = 0
+    sharded_optimizer: bool = False
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate"):
@@ -111,6 +115,16 @@ class DdpSettings(Noun, frozen=True):
             sentences.append("bucket_cap_mb_list gives each bucket a size of its own, which rule ddp does not")
         if self.sync_batch_norm and not batch_norm:
             sentences.append("the script's SyncBatchNorm sends statistics of every batch norm, which are not predicted")
+        if self.sparse_gradient_bytes:
+            sentences.append(
+                f"gradients of {format_size(self.sparse_gradient_bytes)} are sparse: DDP sends a batch's rows alone,"
+                " and all rows are priced here, so that communication is predicted far too slow"
+            )
+        if self.sharded_optimizer:
+            sentences.append(
+                "the script's ZeroRedundancyOptimizer broadcasts what each rank has updated, which is not priced"
+                " (--strategy zero1 prices an update of shards)"
+            )
         if others := self.own_collectives - len(self.own_allreduce_bytes):
             what = "a collective" if others == 1 else f"{others} collectives"
             sentences.append(

@@ -115,9 +115,12 @@ def _of_model(given: dict[str, Any], local_batches: tuple[int, ...], wait: str |
 
 
 def _of_trace(path: Path, local_batches: tuple[int, ...]) -> Workload:
+    from dpsim.torch_ddp.kineto.ranks import traced_steps
     from dpsim.torch_ddp.kineto.workload import read_trace
 
     if len(local_batches) != 1:
+        if path.is_file():
+            traced_steps(path)  # a trace that no batch helps is refused first
         given = ",".join(map(str, local_batches))
         raise ConfigError(
             f"--from with --local-batch {given}" if given else "--from without --local-batch",

@@ -62,11 +62,13 @@ def _answer(job: subprocess.Popen[bytes], folder: Path) -> str:
         records = [codec.decode(each, WatchedRank, "record") for each in watched_job.records(job, folder)]
         if not records:
             raise ConfigError(
-                "nothing was learned of the job: none of its processes left a record of DistributedDataParallel",
+                "nothing was learned of the job: none of its processes left a record of DistributedDataParallel, and"
+                " jobs that shard their model by fully_shard (FSDP) are not watched yet",
                 allowed="a job whose ranks are processes of this machine that read PYTHONPATH (not python -I or -E) and"
                 " wrap their model in it",
                 remedy="on processors Accelerate needs torchrun and Accelerator(cpu=True), and Hugging Face's Trainer"
-                " use_cpu=True, or each rank trains alone",
+                " use_cpu=True, or each rank trains alone; dpsim profile, measure and reproduce take scripts with FSDP,"
+                " by --torch-script",
             )
         return _text(watched(records))
     except DpsimError as error:

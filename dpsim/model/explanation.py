@@ -16,6 +16,7 @@ Kind = Literal[
     "slowest rank",
     "small buckets",
     "communication",
+    "other collectives",
     "unexplained",
 ]
 LEAST_SHARE = {
@@ -25,6 +26,7 @@ LEAST_SHARE = {
     "slowest rank": 0.1,
     "small buckets": 0.1,
     "communication": 0.1,
+    "other collectives": 0.1,
     "unexplained": 0.1,
 }
 """The share of a step from which a part of that kind is a cause of slowness.

@@ -16,6 +16,7 @@ _TITLES = {
     "slowest rank": "waiting for the slowest rank",
     "small buckets": "many small buckets",
     "communication": "exposed communication",
+    "other collectives": "other collectives than DDP's",
     "unexplained": "unexplained",
 }
 _CAUSES = {
@@ -25,6 +26,7 @@ _CAUSES = {
     "slowest rank": "ranks wait for the slowest",
     "small buckets": "the buckets are small",
     "communication": "the network is slow for this model",
+    "other collectives": "other collectives than DDP's allreduces take time",
     "unexplained": "nothing here explains part of the step",
 }
 _LEAST_GAIN = 0.01

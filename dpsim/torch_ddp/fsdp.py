@@ -18,6 +18,7 @@ from torch import distributed, nn
 from torch.distributed import fsdp
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from dpsim.comm.clock import now
 from dpsim.ddp_settings import ShardedUnit
@@ -183,6 +184,14 @@ def watch(
     replace_everywhere(shard, checked)
     fsdp.FullyShardedDataParallel.__init__ = _refuse_first_version
     if instead_of_ddp:
+        make = Optimizer.__init__
+
+        @functools.wraps(make)
+        def made(self: Any, *arguments: Any, **keywords: Any) -> None:
+            make(self, *arguments, **keywords)
+            _OPTIMIZERS.append(self)
+
+        Optimizer.__init__ = made
         replace_everywhere(DistributedDataParallel, ShardedInstead)
 
 
@@ -197,9 +206,11 @@ class ShardedInstead(nn.Module):
         super().__init__()
         for tensor in (*module.parameters(), *module.buffers()):
             distributed.broadcast(tensor.detach(), src=0)
+        whole = dict(module.named_parameters())
         for block in _blocks(module):
             fsdp.fully_shard(block)
         self.module = fsdp.fully_shard(module)
+        _give_shards({whole[name]: shard for name, shard in self.module.named_parameters() if name in whole})
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         return self.module(*arguments, **keywords)
@@ -212,6 +223,22 @@ class ShardedInstead(nn.Module):
             yield
         finally:
             self.module.set_requires_gradient_sync(True)
+
+
+_OPTIMIZERS: list[Any] = []
+"""Those that a script has built, where what it wraps in DDP is sharded instead."""
+
+
+def _give_shards(shards: dict[Any, Any]) -> None:
+    """Let the optimizers that were built before the model was wrapped have its shards, as with DDP they are the same.
+
+    One that has a state of the whole parameters already is left alone, and refused as it steps.
+    """
+    for optimizer in _OPTIMIZERS:
+        if any(optimizer.state.get(whole) for whole in shards):
+            continue
+        for group in optimizer.param_groups:
+            group["params"] = [shards.get(each, each) for each in group["params"]]
 
 
 def _blocks(module: Any) -> list[Any]:

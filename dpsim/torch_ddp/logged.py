@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
@@ -21,8 +22,8 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
     ddp = recorder.ddp
     if isinstance(ddp, ShardedModel):
         return _recorded_of_shards(ddp, recorder, request)
-    logged, buckets = ddp._get_ddp_logging_data(), kept_buckets(ddp)
-    sizes = [parameter.size_bytes for parameter in parameters_of(ddp)]
+    logged, buckets, reduced = ddp._get_ddp_logging_data(), kept_buckets(ddp), parameters_of(ddp)
+    sizes = [parameter.size_bytes for parameter in reduced]
     by_count = sorted((step.own_collectives for step in recorder.steps), key=len)
     own = by_count[(len(by_count) - 1) // 2]
     settings = DdpSettings(
@@ -38,6 +39,8 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         bucket_bytes=tuple(sum(sizes[index] for index in bucket) for bucket in buckets),
         own_collectives=len(own),
         own_allreduce_bytes=tuple(size for size in own if size is not None),
+        sparse_gradient_bytes=sum(parameter.size_bytes for parameter in reduced if parameter.sparse),
+        sharded_optimizer=isinstance(recorder.optimizer, ZeroRedundancyOptimizer),
     )
     parameters = tuple(_described(ddp, *named) for named in reduced_parameters(ddp))
     return _recorded(recorder, request, settings, parameters, buckets)
@@ -167,6 +170,8 @@ def _slots(optimizer: Any) -> int | None:
     """Arrays of the parameters' size that an optimizer keeps for a parameter; None without an optimizer of PyTorch."""
     if optimizer is None:
         return None
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        optimizer = optimizer.optim  # of this rank's parameters
     kept = (
         sum(isinstance(value, torch.Tensor) and value.shape == parameter.shape for value in state.values())
         for parameter, state in optimizer.state.items()

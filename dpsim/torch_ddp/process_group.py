@@ -77,6 +77,8 @@ class ReplicatedGroup(distributed.ProcessGroup):
         """How long a rank sleeps in each all-gather and reduce-scatter of a whole tensor, for each of its bytes."""
         self._sent: Any = None
         self._name = ""
+        self.received = ""
+        """The last collective that should have brought what another rank alone has."""
         self.reduced_elements = 0
 
     def getBackendName(self) -> str:
@@ -131,6 +133,8 @@ class ReplicatedGroup(distributed.ProcessGroup):
         return _finished(tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+        if opts is not None and opts.rootRank != self.rank():
+            self.received = f"a broadcast from rank {opts.rootRank}"
         return _finished(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
@@ -211,6 +215,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
                     tensor.copy_(sent)
                 else:
                     tensor.zero_()
+                    self.received = f"a message from rank {rank}"
         return _finished(tensors)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:

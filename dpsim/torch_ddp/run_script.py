@@ -7,6 +7,8 @@ was recorded. What the script prints goes where this process prints.
 from __future__ import annotations
 
 import contextlib
+import functools
+import multiprocessing.process
 import os
 import signal
 import sys
@@ -18,6 +20,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import torch.multiprocessing
+from torch import distributed
 
 from dpsim import codec
 from dpsim.errors import ConfigError
@@ -48,6 +51,9 @@ _SYNC_BATCH_NORM_WORDS = (
     "SyncBatchNorm expected input tensor to be on",
 )
 
+
+_ENDS = ("terminate", "kill", "close")
+"""What may be asked of a process of another rank, which is never started."""
 
 _GRACE_S = 5.0
 """How long a script may go on after it has been ended from within, to clean up behind itself."""
@@ -165,6 +171,7 @@ def act_as_rank(rank: int, devices: int) -> None:
 def take_over_spawn(rank: int, devices: int) -> None:
     """Let ``torch.multiprocessing.spawn`` call its function in this process, as this rank of ``devices``.
 
+    Likewise ``multiprocessing.Process`` that the script starts as ranks, which get their rank as the first argument.
     Raises ``Refused`` in the script if it asks for another number of ranks.
     """
 
@@ -178,6 +185,33 @@ def take_over_spawn(rank: int, devices: int) -> None:
 
     for original in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
         process_group.replace_everywhere(original, spawn(original.__name__))
+    _take_over_processes(rank, devices)
+
+
+def _take_over_processes(rank: int, devices: int) -> None:
+    """Let ``multiprocessing.Process`` call the function of this rank here, and start none for another rank.
+
+    A process is a rank's if its function is the script's own and gets a rank first, before there is a process group.
+    """
+    start = multiprocessing.process.BaseProcess.start
+    ended = SimpleNamespace(poll=lambda *_: 0, wait=lambda *_: 0, returncode=0, **dict.fromkeys(_ENDS, lambda: None))
+    ranks: dict[Any, int] = {}
+
+    @functools.wraps(start)
+    def started(process: Any) -> None:
+        function, number = process._target, next(iter((*process._args, *process._kwargs.values())), None)
+        library = getattr(function, "__module__", "").partition(".")[0] in ("torch", "multiprocessing")
+        expected = ranks.get(function, 0)
+        if library or distributed.is_initialized() or type(number) is not int or number != expected < devices:
+            start(process)
+            return
+        ranks[function] = expected + 1
+        process._popen, process._parent_pid = ended, os.getpid()
+        if number == rank:
+            function(*process._args, **process._kwargs)
+
+    process_class: Any = multiprocessing.process.BaseProcess
+    process_class.start = started
 
 
 def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
@@ -221,6 +255,14 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
             allowed="a script that trains the same parameters in every step",
             remedy="set find_unused_parameters=True for parameters that never get one, as DDP asks for, and profile the"
             " kinds of steps apart",
+        )
+    groups = [each for each in distributed.distributed_c10d._world.pg_map if hasattr(each, "received")]
+    if received := next((each.received for each in groups if each.received), ""):
+        return ConfigError(
+            f"{given}{calls}\n  Before that the script asked for {received}, which a profile does not have.",
+            allowed="a script that gets nothing from other ranks but what rank 0 has too: it is profiled as rank 0 in"
+            " one process, and the other ranks hold its values",
+            remedy="let rank 0 send it; real ranks train with dpsim watch and dpsim reproduce",
         )
     how = "train its module without dpsim first" if request.function else "start it without dpsim first"
     return ConfigError(given + calls, remedy=remedy_of(error, how))

@@ -1,7 +1,7 @@
 """``python -m dpsim.experiments.bug_or_rounding`` lets scripts train on 1 and 2 devices, and asks what differs.
 
-Twenty have a planted mistake, which should be found and named; three differ by design, which is to be named and is no
-mistake; twenty-five are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
+Twenty-three have a planted mistake, which should be found and named; five differ by design, which is to be named and is
+no mistake; twenty-seven are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
 names have these words; ``--devices 1,2,4`` others.
 """
 

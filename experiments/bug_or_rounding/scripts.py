@@ -121,6 +121,7 @@ loss.backward()
 {before}
 optimizer.step()
 {after}"""
+_DRAWN = "x = torch.randn(8, 16)\n" + _PARTS["step"].replace("y)", "x.abs()[:, :5].softmax(1))")
 _ACCUMULATE = """\
 last = number % 2 == 1
 model.require_backward_grad_sync = {sync}
@@ -155,6 +156,25 @@ MISTAKES = (
         {"sampler": "sampler = RandomSampler(data, generator=torch.Generator().manual_seed(rank))"},
         causes.SEEDS,
     ),
+    Case(
+        "a DistributedSampler with the rank's seed",
+        {"sampler": "sampler = DistributedSampler(data, seed=rank)", "loader": _PARTS["loader"].replace("32", "4")},
+        causes.SEEDS,
+    ),
+    Case(
+        "a method of the module",
+        {
+            "top": _NET.format(
+                layers="self.head = nn.Linear(16, 5)",
+                forward="return self.head(x)\n"
+                "    def loss(self, x, y):\n        return F.cross_entropy(F.linear(x, self.head.weight), y)",
+            ),
+            "model": "model = Net()",
+            "step": _PARTS["step"].replace("F.cross_entropy(model(x), y)", "model.module.loss(x, y)"),
+        },
+        causes.MISSING,
+    ),
+    Case("one seed for the batches that all ranks draw", {"step": _DRAWN}, causes.REPEATED),
     Case(
         "the last batch is padded",
         {"data": "data = TensorDataset(torch.randn(93, 16), torch.randint(0, 5, (93,)))"},
@@ -284,6 +304,20 @@ def hook(state, bucket):
 )
 
 BY_DESIGN = (
+    Case(
+        "batches that the loop draws by the rank's seed",
+        {"more": "torch.manual_seed(rank)", "step": _DRAWN},
+        causes.OTHER_SAMPLES,
+    ),
+    Case(
+        "batches that the loop draws without a seed",
+        {
+            "more": "torch.default_generator.set_state(unseeded)",
+            "top": "unseeded = torch.get_rng_state()",
+            "step": _DRAWN,
+        },
+        causes.OTHER_SAMPLES,
+    ),
     Case("local batch norm", {"data": _PICTURES, "model": _CONV.format(norm="nn.BatchNorm2d(8)")}, design="batch norm"),
     Case(
         "dropout inside of an LSTM",
@@ -399,6 +433,11 @@ CLEAN = (
         "model": "model = Net()",
         "wrap": "model = DDP(model, find_unused_parameters=True)",
     }),
+    Case("a weighted sampler of each rank", {
+        "sampler": "generator = torch.Generator().manual_seed(rank)\n"
+                   "sampler = torch.utils.data.WeightedRandomSampler(torch.rand(128), 128 // world, True, generator)",
+    }),
+    Case("a loss that is not a number", {"step": _PARTS["step"].replace("model(x)", "model(x).log()")}),
     Case("the script divides its batches itself", {
         "sampler": "sampler = RandomSampler(data, generator=torch.Generator().manual_seed(2))",
         "step": "x, y = x[rank::world], y[rank::world]\n" + _PARTS["step"],

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dpsim.experiments.bug_or_rounding.scripts import CLEAN, MISTAKES, Case
+from dpsim.experiments.bug_or_rounding.scripts import BY_DESIGN, CLEAN, MISTAKES, Case
 from dpsim.harness.reproduce.script import Verdict
 from dpsim.torch_ddp.reproduce import causes
 from dpsim.torch_ddp.reproduce.causes import Finding, first_finding
@@ -21,6 +21,7 @@ from dpsim.torch_ddp.reproduce.observation import (
     RankStep,
     Run,
     read_step,
+    write_shards,
     write_step,
 )
 from dpsim.torch_ddp.reproduce.rounding import rounding_of
@@ -62,8 +63,8 @@ def mean(*parts: tuple[int, ...]) -> np.ndarray:
     return np.mean([OF_SAMPLES[list(samples)].mean(axis=0) for samples in parts], axis=0)
 
 
-def finding(tmp_path: Path, *ranks: RankStep) -> Finding | None:
-    first = observed(tmp_path / "first", rank(ORDER))
+def finding(tmp_path: Path, *ranks: RankStep, one: RankStep | None = None) -> Finding | None:
+    first = observed(tmp_path / "first", one or rank(ORDER))
     shuffled = rank(ORDER, mean(ORDER) * (1 + 1e-7))
     rounding = rounding_of(first, [observed(tmp_path / "null", shuffled, null=1)])
     return first_finding(first, observed(tmp_path / "other", *ranks), rounding)
@@ -100,6 +101,73 @@ def test_the_class_of_a_mistake_is_named(
     got = mean(*shares) if reduced is None else reduced
     found = finding(tmp_path, *(rank(share, got) for share in shares))
     assert found is not None and found.kind == kind and found.is_mistake and found.step == 1
+
+
+@pytest.mark.parametrize(
+    ("shards", "kind"),
+    [
+        ((range(0, 30), range(20, 50)), causes.SEEDS),
+        ((range(0, 25), range(25, 50)), None),
+        (([*range(25), 3], range(25, 50)), None),
+        (([each // 3 for each in range(45)], range(45)), None),
+    ],
+    ids=["by seeds", "divided", "padded", "with replacement"],
+)
+def test_shards_of_an_epoch_decide_whatever_a_step_shares(
+    tmp_path: Path, shards: tuple[Sequence[int], ...], kind: str | None
+) -> None:
+    runs = [
+        observed(tmp_path / "first", rank(ORDER)),
+        observed(tmp_path / "other", *(rank(half, mean(*HALVES)) for half in HALVES)),
+    ]
+    for run, parts in zip(runs, ([range(50)], shards), strict=True):
+        for number, part in enumerate(parts):
+            write_shards(run.folder, number, {1: np.array(part, np.int64)}, {1: 50})
+    found = first_finding(*runs, rounding_of(runs[0], []))
+    assert (None if found is None else found.kind) == kind
+    assert found is None or "of 50 samples 10 train more than once in an epoch, and 0 never" in found.because
+
+
+def by_value(samples: tuple[int, ...], rows: tuple[int, ...], reduced: np.ndarray | None = None) -> RankStep:
+    """A rank whose samples came from no data loader."""
+    return replace(rank(samples, reduced), micro_batches=[MicroBatch(rows=rows)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        (((1, 1, 1, 1), (1, 1, 1, 1)), causes.OTHER_SAMPLES),
+        (((1, 1, 1, 1), (2, 2, 2, 2)), causes.OTHER_SAMPLES),
+        (((1, 2, 3, 4), (3, 4, 5, 6)), causes.OTHER_SAMPLES),
+        (((1, 2, 3, 4), (1, 2, 3, 4)), causes.REPEATED),
+    ],
+)
+def test_what_equals_in_value_alone_is_not_the_same_sample(
+    tmp_path: Path, rows: tuple[tuple[int, ...], ...], kind: str
+) -> None:
+    ranks = [by_value(half, own, mean(*HALVES)) for half, own in zip(HALVES, rows, strict=True)]
+    found = finding(tmp_path, *ranks, one=by_value(ORDER, tuple(range(11, 19))))
+    assert found is not None and found.kind == kind
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_loss_that_is_not_a_number_is_a_mistake_on_several_devices_alone(tmp_path: Path, both: bool) -> None:
+    ranks = [replace(rank(half, mean(*HALVES)), loss=float("nan")) for half in HALVES]
+    found = finding(tmp_path, *ranks, one=replace(rank(ORDER), loss=float("nan" if both else 1.0)))
+    assert found is None if both else found is not None and found.kind == causes.NOT_A_NUMBER
+
+
+def test_a_wrapper_that_is_bypassed_leaves_a_gradient_missing(tmp_path: Path) -> None:
+    steps = [replace(rank(half), bypassed=True, micro_batches=[]) for half in (ORDER, *HALVES)]
+    found = finding(tmp_path, *steps[1:], one=steps[0])
+    assert found is not None and found.kind == causes.MISSING and "not by what DDP returned" in found.because
+
+
+@pytest.mark.parametrize("weights", [[0.508, 0.488], [0.2, 0.3, 0.5], [0.3337, 0.3331, 0.3332]])
+def test_weights_of_a_mean_are_printed_so_that_they_add_to_1(weights: list[float]) -> None:
+    printed = causes._parts_of_one(weights)
+    assert sum(printed) == pytest.approx(1.0, abs=1e-12)
+    assert max(abs(a - b) for a, b in zip(printed, weights, strict=True)) < 0.01
 
 
 def test_a_gradient_that_is_not_reduced_is_missing(tmp_path: Path) -> None:
@@ -171,7 +239,7 @@ loader = DataLoader(data, batch_sampler=batches)""",
 
 
 def named(name: str) -> Case:
-    return next(each for each in (*MISTAKES, *CLEAN) if each.name == name)
+    return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN) if each.name == name)
 
 
 IS_ROUNDING = "The difference is rounding in all 2 steps."
@@ -196,6 +264,9 @@ def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2", steps: 
             1,
             "and FSDP takes 1/2 of each (class: means of unequal",
         ),
+        (named("a method of the module"), 1, "and not by what DDP returned (class: a missing gradient)"),
+        (named("batches that the loop draws without a seed"), 0, "draws its samples without a seed"),
+        (named("a loss that is not a number"), 0, "The loss is nan from step 1 on, on 1 device too"),
         (Case("a mistake in a closure", {"step": BY_CLOSURE}), 1, "Not rounding: step 1 on 2 devices"),
         (
             Case("a sum, looking ahead", {**LOOKING_AHEAD, "step": named("a sum as the loss").parts["step"]}),

@@ -10,7 +10,7 @@ from typing import Any
 
 import kineto_traces
 import pytest
-from kineto_traces import host_step
+from kineto_traces import event, host_step
 
 from dpsim.model.observed import Steps
 from dpsim.torch_ddp.kineto.ranks import observed_traces
@@ -174,9 +174,25 @@ def traces(folder: Path, *shifts_us: float) -> list[Path]:
 
 
 def test_traces_of_ranks_are_put_on_one_clock(tmp_path: Path) -> None:
-    one, both = Steps(observed_traces(traces(tmp_path, 0.0))), Steps(observed_traces(traces(tmp_path, 0.0, 5e9)))
+    one, both = (Steps(observed_traces(traces(tmp_path, *shifts_us))[0]) for shifts_us in ((0.0,), (0.0, 5e9)))
     assert both.wait_s == pytest.approx(0.0, abs=1e-6)
     assert both.step_s == pytest.approx(one.step_s, abs=1e-6)
+
+
+def test_other_collectives_of_a_trace_are_a_part_of_their_own(dpsim: Dpsim, tmp_path: Path) -> None:
+    """Half of an all_to_all of 2 ms lies within the forward, whose computation it is not."""
+    events, longer = [], []
+    for number in range(6):
+        step = host_step(number, 10_000 * number)
+        forward_us = next(each["ts"] for each in step if each["name"] == "DistributedDataParallel.forward")
+        events += step
+        longer += [*step, event("gloo:all_to_all", forward_us - 1000, forward_us + 1000, thread=9)]
+    plain, other = (
+        {each["kind"]: each["seconds"] for each in explained(dpsim, "--trace", str(path))["points"]}
+        for path in (kineto_traces.write(tmp_path / f"{len(all_)}.json", all_) for all_ in (events, longer))
+    )
+    assert other["other collectives"] == pytest.approx(2e-3) and "other collectives" not in plain
+    assert plain["computation"] - other["computation"] == pytest.approx(1e-3)
 
 
 def test_traces_are_explained(dpsim: Dpsim, tmp_path: Path) -> None:

@@ -185,10 +185,10 @@ def test_a_script_with_fully_shard_becomes_a_workload_of_its_units_that_predict_
 
 
 @pytest.mark.torch
-def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block(tmp_path: Path) -> None:
+def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_optimizer(tmp_path: Path) -> None:
     text = """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     while True:
         with ddp.no_sync():
             ddp(torch.randn(4, 16)).sum().backward()

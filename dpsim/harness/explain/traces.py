@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpsim.model.explanation import Explanation, summed, without_parts
+from msgspec.structs import replace
+
+from dpsim.model.explanation import Explanation, Part, summed, without_parts
 from dpsim.model.observed import Steps, observed_parts
+from dpsim.torch_ddp.kineto.others import Others
 from dpsim.torch_ddp.kineto.ranks import observed_traces
 
 _ONE = (
@@ -23,8 +26,14 @@ def explain_traces(paths: Sequence[Path]) -> Explanation:
 
     The profiler itself makes steps longer, which counts as what it delays.
     """
-    steps = Steps(observed_traces(paths))
-    parts = observed_parts(steps)
+    observed, others = observed_traces(paths)
+    steps = Steps(observed)
+    parts, other = observed_parts(steps), others[steps.typical]
+    notes = tuple[str, ...]()
+    if other.on_device:
+        notes = (f"other collectives than DDP's allreduces ran, which computation may hide: {other.text}",)
+    elif other.counts:
+        parts = _with_others(parts, other)
     return summed(
         paths[0].name,
         f"{len(paths)} rank" + "s" * (len(paths) > 1),
@@ -32,5 +41,15 @@ def explain_traces(paths: Sequence[Path]) -> Explanation:
         parts,
         f"{len(steps.step_s)} steps of {len(paths)} trace" + "s" * (len(paths) > 1),
         remedies=tuple(without_parts(parts)),
-        notes=(*(_ONE if len(paths) == 1 else ()), *_ALWAYS),
+        notes=(*notes, *(_ONE if len(paths) == 1 else ()), *_ALWAYS),
     )
+
+
+def _with_others(parts: list[Part], other: Others) -> list[Part]:
+    """The parts with one for other collectives, whose time in forward, backward and update is no computation."""
+    own = next(part for part in parts if part.kind == "computation")
+    inside_s = min(other.inside_s, own.seconds)
+    less = {name: getattr(own, name) - inside_s for name in ("seconds", "low_s", "high_s")}
+    taken_s = other.taken_s
+    found = Part(kind="other collectives", seconds=taken_s, low_s=taken_s, high_s=taken_s, text=other.text)
+    return [*(replace(own, **less) if part is own else part for part in parts), found]

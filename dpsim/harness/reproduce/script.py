@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +21,11 @@ from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.user_script import check_program
 from dpsim.progress import Progress
 from dpsim.torch_ddp.profile_script import check_torch, script_environment
-from dpsim.torch_ddp.reproduce.causes import OTHER_SAMPLES, Finding, first_finding
+from dpsim.torch_ddp.reproduce.causes import OTHER_SAMPLES, REPEATED, Finding, first_finding, is_no_number
 from dpsim.torch_ddp.reproduce.observation import REQUEST, Observed, Run, RunsRequest, read_reports
-from dpsim.torch_ddp.reproduce.rounding import EPSILON, Rounding, quantities, rounding_of, sent_epsilon, size
-from dpsim.torch_ddp.reproduce.samples import padding
+from dpsim.torch_ddp.reproduce.rounding import EPSILON, Rounding, mean_loss, quantities, rounding_of, sent_epsilon, size
+from dpsim.torch_ddp.reproduce.samples import Samples, padding, told_by_index
+from dpsim.torch_ddp.reproduce.samples import compared as compared_samples
 
 _STDERR = 2
 _MOST_DEVICES = 64
@@ -33,8 +36,9 @@ _WORDS = {True: "Not rounding", False: "Not comparable"}
 class Compared:
     """A run against the first one: how many steps, how far its gradients were, its finding, and what is by design.
 
-    ``samples`` are those of the first step on all ranks, ``largest`` is the largest difference of a reduced gradient,
-    in units of what rounding explains, in the steps before the finding (None without such a step).
+    ``samples`` are those of the first step on all ranks, ``largest`` is the largest difference of a reduced gradient or
+    of the finding, in units of what rounding explains (None where no numbers were compared). From step
+    ``no_number_from`` on the loss is ``no_number`` (nan, inf) in both runs (None: it is a number in the last step).
     """
 
     run: Run
@@ -43,6 +47,8 @@ class Compared:
     largest: float | None
     finding: Finding | None
     designs: tuple[str, ...]
+    no_number_from: int | None = None
+    no_number: str = ""
 
     @property
     def point(self) -> dict[str, Any]:
@@ -54,6 +60,7 @@ class Compared:
             "steps": self.steps,
             "global_batch": self.samples,
             "largest_difference_over_rounding": self.largest,
+            "no_number_from_step": self.no_number_from,
             "finding": found,
         }
 
@@ -82,9 +89,20 @@ class Verdict:
         finding = self.finding
         if finding is not None:
             return f"{_WORDS[finding.is_mistake]}: {finding.sentence}"
+        if without := [each for each in self.compared if each.no_number_from is not None]:
+            return self._without_numbers(min(without, key=lambda each: each.no_number_from or 0))
         steps = min(each.steps for each in self.compared)
         apart = ", apart from what differs by design" if self.designs else ""
         return f"The difference is rounding in all {steps} steps{apart}."
+
+    def _without_numbers(self, compared: Compared) -> str:
+        """The answer where the loss ends as no number on any number of devices."""
+        step = compared.no_number_from or 1
+        before = f"the difference is rounding in the {step - 1} before" if step > 1 else "no step can be compared"
+        return (
+            f"The loss is {compared.no_number} from step {step} on, on {self.first.name} too: it does not come from the"
+            f" number of devices. Of {compared.steps} steps {before}."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +163,11 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
                     repeated = _compared(first, each, rounding)
                     if repeated.steps and not _has_other_samples(repeated):
                         compared[run] = repeated
+        again = {run: repeat for run, each in compared.items() if (repeat := _with_own_seeds(first, each))}
+        repeats = _observed(comparison, (first.run, *again.values()), folder, progress)[1:] if again else []
+        for run, each in zip(again, repeats, strict=True):
+            if compared_samples(first, each, 0) is not Samples.SAME_ON_ALL_RANKS:
+                compared[run] = _drawn_without_seed(compared[run])
         return Verdict(first.run, tuple(compared.values()))
 
 
@@ -166,17 +189,54 @@ def _with_same_samples(_: Observed, compared: Compared) -> Run | None:
     return replace(compared.run, same_samples=True, folder=f"{compared.run.folder}-samples")
 
 
+def _with_own_seeds(first: Observed, compared: Compared) -> Run | None:
+    """The run once more with a random state of each rank's own, where all train on the same samples of no data loader.
+
+    Without a seed in the script ranks of ``torchrun`` begin with states of their own, and those of dpsim with one.
+    """
+    if compared.finding is None or compared.finding.kind != REPEATED or told_by_index(first, first, 0):
+        return None
+    return replace(compared.run, own_seeds=True, folder=f"{compared.run.folder}-seeds")
+
+
+def _drawn_without_seed(compared: Compared) -> Compared:
+    assert compared.finding is not None
+    because = "the script draws its samples without a seed, so that every process draws others whenever it is started"
+    finding = dataclasses.replace(compared.finding, kind=OTHER_SAMPLES, because=because)
+    return dataclasses.replace(compared, finding=finding)
+
+
 def _compared(first: Observed, other: Observed, rounding: Rounding) -> Compared:
     steps = min(first.steps, other.steps)
     finding = first_finding(first, other, rounding)
-    ratios = []
+    if finding is None and first.step(0)[0].bypassed:
+        raise ConfigError(
+            "the script trains a model in DistributedDataParallel without calling it, and reduces the gradients itself",
+            allowed="a script that calls what DistributedDataParallel returned",
+            remedy="call it in place of the model inside, and leave out the script's own all_reduce",
+        )
+    ratios = [] if finding is None or not finding.rounding else [(finding.difference or 0.0) / finding.rounding]
     for number in range(steps if finding is None else finding.step - 1):
+        if is_no_number(first.step(number)) or is_no_number(other.step(number)):
+            continue
         ours, theirs = (quantities(each.step(number), "reduced") for each in (first, other))
         for name in ours.keys() & theirs.keys():
             explained = rounding.explains("reduced", name, number, ours[name])
             ratios.append(size(ours[name] - theirs[name]) / explained if explained else 0.0)
     samples = sum(rank.samples for rank in other.step(0))
-    return Compared(other.run, steps, samples, max(ratios, default=None), finding, tuple(_designs(first, other)))
+    designs = tuple(_designs(first, other))
+    return Compared(other.run, steps, samples, max(ratios, default=None), finding, designs, *_no_numbers(first, other))
+
+
+def _no_numbers(first: Observed, other: Observed) -> tuple[int | None, str]:
+    """The step from which on the loss is no number in both runs, and what it is; None where it ends as a number."""
+    since, word = None, ""
+    for number in reversed(range(min(first.steps, other.steps))):
+        loss = mean_loss(first.step(number))
+        if math.isfinite(loss) or not is_no_number(other.step(number)):
+            break
+        since, word = number + 1, word or f"{loss:g}"
+    return since, word
 
 
 def _designs(first: Observed, other: Observed) -> list[str]:

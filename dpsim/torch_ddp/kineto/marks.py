@@ -8,7 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dpsim.errors import FileFormatError
 from dpsim.torch_ddp.kineto.events import Event
@@ -22,6 +22,8 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _BACKEND_SPAN = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)")
 _WORD = re.compile(r"\w{1,40}", re.ASCII)
 _ALLREDUCES = ("allreduce", "all_reduce", "allreduce_", "allreduce_coalesced", "allreduce_coalesced_")
+_OTHERS = ("all_to_all", "all_gather", "reduce_scatter", "broadcast", "scatter", "gather", "reduce", "send", "recv")
+"""Other collectives, which c10d, backends and NCCL's kernels call so, but for case and underscores."""
 _MOST_EXTENTS = 64
 _MOST_COLLECTIVES = 100
 MOST_SPANS, MOST_KERNELS = 2_000_000, 20_000_000
@@ -70,6 +72,14 @@ class Allreduce(Span):
     done_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class OtherCollective(Span):
+    """A call of a collective that is no allreduce, what a backend of the host did for it, or a kernel of a device."""
+
+    name: str
+    by: Literal["call", "backend", "device"]
+
+
 @dataclass
 class DeviceWork:
     """Columns of what ran on a device: seconds of start and end, the number of its launch, whether it communicates."""
@@ -100,13 +110,14 @@ class Marks:
     device: DeviceWork = field(default_factory=DeviceWork)
     launch: array[int] = field(default_factory=lambda: array("q"))
     launched_s: array[float] = field(default_factory=lambda: array("d"))
+    others: list[OtherCollective] = field(default_factory=list)
     collectives: Counter[str] = field(default_factory=Counter)
 
     @property
     def spans(self) -> tuple[list[Any], ...]:
         """All lists of spans."""
         host = (self.forwards, self.updates, self.loads, self.functions, self.gradients)
-        return (*host, self.allreduces, self.transfers)
+        return (*host, self.allreduces, self.transfers, self.others)
 
     def sort(self) -> None:
         """Order everything by its beginning; of two that begin at once the longer goes first."""
@@ -173,7 +184,10 @@ def _keep_device_work(marks: Marks, trace: str, event: Event, name: str, is_laun
         marks.device.start_s.append(start_s)
         marks.device.end_s.append(end_s)
         marks.device.launch.append(-1 if number is None else number)
-        marks.device.communicates.append("nccl" in name.lower())
+        communicates = "nccl" in name.lower()
+        marks.device.communicates.append(communicates)
+        if communicates and "allreduce" not in _plain(name):
+            _keep_other(marks, trace, event, name, "device")
     elif number is not None:
         marks.launch.append(number)
         marks.launched_s.append(start_s)
@@ -195,6 +209,9 @@ def _keep_collective(marks: Marks, trace: str, event: Event, name: str) -> None:
     if collective not in _ALLREDUCES:
         if _WORD.fullmatch(collective) and len(marks.collectives) < _MOST_COLLECTIVES:
             marks.collectives[collective.strip("_")] += 1
+        backend = span is not None and not name.startswith("nccl")
+        if name != "record_param_comms":  # it lies within a call that c10d marks
+            _keep_other(marks, trace, event, collective, "backend" if backend else "call")
         return
     marks.collectives["allreduce"] += 1
     shapes, dtype = _inputs(arguments)
@@ -214,6 +231,16 @@ def _keep_collective(marks: Marks, trace: str, event: Event, name: str) -> None:
             done_s=end_s if asynchronous else None,
         )
     )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _keep_other(marks: Marks, trace: str, event: Event, name: str, by: Literal["call", "backend", "device"]) -> None:
+    found = next((each for each in _OTHERS if _plain(each) in _plain(name)), None)
+    if found is not None:
+        marks.others.append(OtherCollective(*_span(trace, event), name=found, by=by))
 
 
 def _span(trace: str, event: Event) -> tuple[float, float, str]:

@@ -11,18 +11,19 @@ from dpsim.errors import ConfigError
 from dpsim.model.observed import Observed, ObservedRank, ObservedStep
 from dpsim.torch_ddp.kineto.events import open_trace, read_events
 from dpsim.torch_ddp.kineto.marks import collect
+from dpsim.torch_ddp.kineto.others import Others, others_of
 from dpsim.torch_ddp.kineto.steps import TracedStep, steps_of
 from dpsim.units import ITEM_BYTES
 
 
-def observed_traces(paths: Sequence[Path], local_batch: int = 1) -> Observed:
-    """Return what the traces show of their ranks' steps, a rank a trace, in the order of the paths.
+def observed_traces(paths: Sequence[Path], local_batch: int = 1) -> tuple[Observed, tuple[Others, ...]]:
+    """Return what the traces show of their ranks' steps, a rank a trace, and of other collectives than DDP's.
 
     Their clocks differ. All ranks leave the allreduces of a step together, so each clock is moved by the median
     difference of these moments from the first trace's. Raises ``FileFormatError`` for what is no trace of DDP, and
     ``ConfigError`` for traces of different steps.
     """
-    traced = [_traced(path) for path in paths]
+    traced, others = zip(*map(traced_steps, paths), strict=True)
     counts = [len(steps) for steps in traced]
     buckets = [steps[-1].buckets for steps in traced]
     if len(set(counts)) > 1 or len(set(buckets)) > 1:
@@ -36,11 +37,13 @@ def observed_traces(paths: Sequence[Path], local_batch: int = 1) -> Observed:
         statistics.median(own.communicated_s - one.communicated_s for own, one in zip(steps, traced[0], strict=True))
         for steps in traced
     ]
-    return Observed(ranks=tuple(_rank(*each, local_batch) for each in zip(traced, shifts_s, strict=True)))
+    return Observed(ranks=tuple(_rank(*each, local_batch) for each in zip(traced, shifts_s, strict=True))), others
 
 
-def _traced(path: Path) -> list[TracedStep]:
-    return steps_of(path.name, collect(path.name, read_events(open_trace(path), {})))
+def traced_steps(path: Path) -> tuple[list[TracedStep], Others]:
+    """Return the steps of a trace, and what other collectives took in them. Raises ``FileFormatError``."""
+    marks = collect(path.name, read_events(open_trace(path), {}))
+    return steps_of(path.name, marks), others_of(marks)
 
 
 def _rank(steps: Sequence[TracedStep], shift_s: float, local_batch: int) -> ObservedRank:

@@ -92,9 +92,17 @@ def steps_of(trace: str, marks: Marks) -> list[TracedStep]:
 
 def _check_marks(trace: str, marks: Marks) -> None:
     if not marks.allreduces:
-        seen = ", ".join(f"{count} {name}" for name, count in marks.collectives.most_common(4)) or "no collective"
-        remedy = "record a script that trains with DistributedDataParallel on 2 ranks or more"
-        raise _refuse(trace, f"there is no allreduce among its {marks.events} events, but {seen}", remedy)
+        if marks.transfers:
+            remedy = "record it with ProfilerActivity.CPU among the activities, on the rank's own thread"
+            what = (
+                f"its {len(marks.transfers)} allreduces are only there as what the backend did, and no call of DDP is"
+            )
+            raise _refuse(trace, what, remedy)
+        remedy = (
+            "record a script that trains with DistributedDataParallel on 2 ranks or more; one with fully_shard is read"
+            " by dpsim profile --torch-script"
+        )
+        raise _refuse(trace, f"there is no allreduce among its {marks.events} events, but {_seen(marks)}", remedy)
     if not marks.steps:
         remedy = "give torch.profiler.profile a schedule=, and call profiler.step() after every training step"
         raise _refuse(trace, f"there is no ProfilerStep#n among its {marks.events} events", remedy)
@@ -106,7 +114,13 @@ def _check_marks(trace: str, marks: Marks) -> None:
     if not marks.functions or not marks.forwards:
         missing = "DistributedDataParallel.forward" if marks.functions else "function of autograd's backward"
         remedy = "record it with ProfilerActivity.CPU among the activities, which GPU traces need too"
-        raise _refuse(trace, f"there is no {missing} among its {marks.events} events", remedy)
+        what = f"there is no {missing} among its {marks.events} events, but {_seen(marks)}"
+        raise _refuse(trace, what, remedy)
+
+
+def _seen(marks: Marks) -> str:
+    """The collectives of a trace, the most frequent first."""
+    return ", ".join(f"{count} {name}" for name, count in marks.collectives.most_common(4)) or "no collective"
 
 
 def _refuse(trace: str, what: str, remedy: str) -> FileFormatError:

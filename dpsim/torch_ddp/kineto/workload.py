@@ -22,6 +22,7 @@ from dpsim.errors import FileFormatError
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, final_buckets
 from dpsim.torch_ddp.kineto.events import open_trace, read_events
 from dpsim.torch_ddp.kineto.marks import collect
+from dpsim.torch_ddp.kineto.others import others_of
 from dpsim.torch_ddp.kineto.steps import SentBucket, TracedGradient, TracedStep, steps_of
 from dpsim.torch_ddp.recorded import Recorded, RecordedParameter, workload_of
 from dpsim.units import ITEM_BYTES
@@ -59,7 +60,7 @@ def read_trace(path: Path, local_batch: int) -> Workload:
     header: dict[str, Any] = {"distributedInfo": None}
     trace = path.name
     marks = collect(trace, read_events(open_trace(path), header))
-    steps = _alike(steps_of(trace, marks))
+    steps, others = _alike(steps_of(trace, marks)), others_of(marks)
     distributed = header["distributedInfo"] if isinstance(header["distributedInfo"], dict) else {}
     devices = _devices(trace, steps, distributed)
     parts = _gradients(steps) or _whole_buckets(steps)
@@ -73,7 +74,8 @@ def read_trace(path: Path, local_batch: int) -> Workload:
         source=f"dpsim profile --from {trace}: medians of {len(steps)} steps of a trace of PyTorch's profiler,"
         f" rank {rank if isinstance(rank, int) else 'unknown'} of {devices}"
         + (f" over {backend}" if isinstance(backend, str) and _WORD.fullmatch(backend) else "")
-        + f"; times beside communication; {parts.text}; {_NOT_IN_A_TRACE}",
+        + f"; times beside communication; {parts.text}; {_NOT_IN_A_TRACE}"
+        + (f"; other collectives, which are not priced, took {others.text}" if others.counts else ""),
         parameters=parts.parameters,
         first_parameter={parts.parameters[parts.buckets[-1][-1]].module: parts.buckets[-1][-1]},
         buckets=parts.buckets,
@@ -88,6 +90,7 @@ def read_trace(path: Path, local_batch: int) -> Workload:
             communication_hook=_HOOKS.get(steps[0].buckets[0].dtype, "") if compressed else "",
             bucket_bytes=bucket_bytes,
             whole_buckets=parts.whole_buckets,
+            own_collectives=round(sum(others.counts.values())),
         ),
     )
     workload = workload_of(recorded)

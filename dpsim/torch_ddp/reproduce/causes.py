@@ -5,6 +5,7 @@ Loads no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from dpsim.torch_ddp.reproduce.rounding import (
     sent_epsilon,
     size,
 )
-from dpsim.torch_ddp.reproduce.samples import Samples, compared
+from dpsim.torch_ddp.reproduce.samples import Samples, compared, overlap, told_apart
 
 REPEATED = "a sampler that repeats"
 PADDED = "a sampler that pads"
@@ -34,6 +35,7 @@ OVERWRITTEN = "a bucket written while it is sent"
 MISSING = "a missing gradient"
 OWN_NORM = "a norm of each shard's own"
 APART = "ranks that come apart"
+NOT_A_NUMBER = "a loss that is not a number"
 RANDOM = "random by design"
 OTHER_SAMPLES = "other samples"
 UNKNOWN = "no class of mistake that dpsim knows"
@@ -42,6 +44,10 @@ NO_MISTAKE = (RANDOM, OTHER_SAMPLES)
 """What makes runs incomparable, and is no mistake."""
 
 _SAME_WEIGHT = 1e-3
+_LEAST_WEIGHT = 1e-3
+"""Below it a rank has no share in the mean: what was compared are other samples."""
+_NEAR_ONE = 0.02
+"""Weights of a mean add to 1, but for what rounding leaves open where numbers have 16 bits."""
 _LEAST_NORMAL_HALF = 2.0**-14
 """Below it numbers of float16 are at equal distances."""
 
@@ -109,12 +115,39 @@ class Step:
 
 def first_finding(first: Observed, other: Observed, rounding: Rounding) -> Finding | None:
     """Return the first difference that rounding does not explain; None without one."""
+    if found := _shards(first, other):
+        return found
     for number in range(min(first.steps, other.steps)):
         step = Step(first, other, rounding, number)
-        for check in CHECKS:
+        for check in _checks(step):
             if finding := check(step):
                 return finding
     return None
+
+
+def _checks(step: Step) -> Sequence[Callable[[Step], Finding | None]]:
+    """What can be checked in a step: no values where they are not numbers in both runs."""
+    if any(rank.bypassed for rank in (*step.ours, *step.theirs)):
+        return (_ranks_agree,)
+    return () if is_no_number(step.ours) and is_no_number(step.theirs) else CHECKS
+
+
+def is_no_number(ranks: Sequence[RankStep]) -> bool:
+    """Whether the loss of a rank, or a reduced gradient, is not finite."""
+    gradients = (values for rank in ranks for values in rank.reduced.values())
+    return not (all(math.isfinite(rank.loss) for rank in ranks) and all(np.isfinite(each).all() for each in gradients))
+
+
+def _shards(first: Observed, other: Observed) -> Finding | None:
+    """Whether the ranks' samplers divide an epoch, whatever ranks share within a step."""
+    found = None if other.run.same_samples else overlap(first, other)
+    if found is None:
+        return None
+    because = (
+        f"each rank draws its shard by a seed of its own: of {found.size} samples {found.repeated} train more than"
+        f" once in an epoch, and {found.never} never"
+    )
+    return Finding(other.run.name, 1, "the samples of the first epoch", SEEDS, because)
 
 
 def _begun(step: Step) -> Finding | None:
@@ -141,9 +174,9 @@ def _buffers_seen(step: Step) -> Finding | None:
 
 
 def _samples(step: Step) -> Finding | None:
-    if step.other.run.same_samples:
-        return None
     found, ranks = compared(step.first, step.other, step.number), step.other.run.devices
+    if step.other.run.same_samples and found is not Samples.SAME:
+        found = Samples.OTHER
     tensor = "the samples"
     if found is Samples.SAME_ON_ALL_RANKS:
         return step.found(tensor, REPEATED, f"all {ranks} ranks train on the same samples: no sampler divides them")
@@ -162,8 +195,33 @@ def _samples(step: Step) -> Finding | None:
     if found is Samples.OTHER:
         return step.found(tensor, OTHER_SAMPLES, "they are in another order than in the first run")
     if found is Samples.UNKNOWN:
-        return step.found(tensor, OTHER_SAMPLES, "the script draws other samples on another number of devices")
+        return step.found(tensor, OTHER_SAMPLES, _drawn(step))
     return None
+
+
+def _drawn(step: Step) -> str:
+    """What differs where the script draws its batches itself, or they are known by values that repeat."""
+    if not told_apart(step.first, step.other, step.number):
+        return "samples that are alike in value, and come from no data loader, cannot be told apart"
+    ours, theirs = (sum(rank.samples for rank in ranks) for ranks in (step.ours, step.theirs))
+    counts = f": {ours} a step on {step.first.run.name}, {theirs} on {step.other.run.name}" if ours != theirs else ""
+    return f"the script draws other samples on another number of devices{counts}"
+
+
+def _numbers(step: Step) -> Finding | None:
+    """Whether what is a number in one run is none in the other."""
+    ours, theirs = is_no_number(step.ours), is_no_number(step.theirs)
+    if ours == theirs:
+        return None
+    ranks = step.theirs if theirs else step.ours
+    losses = ", ".join(f"{rank.loss:.3g}" for rank in ranks)
+    where, other = (step.other.run.name, step.first.run.name) if theirs else (step.first.run.name, step.other.run.name)
+    what = f"the ranks' losses are {losses}" if len(ranks) > 1 else f"the loss is {losses}"
+    return step.found(
+        LOSS,
+        NOT_A_NUMBER,
+        f"{what} on {where}, and the loss and gradients are numbers on {other}: a mean over no samples is not a number",
+    )
 
 
 def _ranks_agree(step: Step) -> Finding | None:
@@ -179,6 +237,8 @@ def _ranks_agree(step: Step) -> Finding | None:
         kept = all(_parallel(mine, rank.final[name]) for mine, rank in zip(own, ranks, strict=True))
         if kept:
             reason = "its gradient is not reduced: each rank updates it with that of its own samples"
+            if ranks[0].bypassed:
+                reason += ", for the loss is computed by parts of the model and not by what DDP returned"
             return step.found(name, MISSING, reason)
         if not hashes_differ(tuple(_keys(rank, name) for rank in ranks)):
             return step.found(name, APART, "ranks change its gradient differently after it was reduced")
@@ -258,6 +318,8 @@ def _why(step: Step, name: str) -> tuple[str, str]:
     """The class and the reason of a gradient that is not the first run's, though it is the mean of the ranks'."""
     ranks = step.theirs
     without = [number for number, rank in enumerate(ranks) if name not in rank.local]
+    if not told_apart(step.first, step.other, step.number):
+        return OTHER_SAMPLES, _drawn(step)
     if weights := _weights(step):
         count = len(weights)
         if np.ptp(weights) < _SAME_WEIGHT * np.mean(np.abs(weights)):
@@ -266,7 +328,7 @@ def _why(step: Step, name: str) -> tuple[str, str]:
                 f"every gradient is {factor:.4g} times that on {where}: the loss or the gradient is scaled by another"
                 " number than the global batch"
             )
-        shares = ", ".join(f"{weight:.3g}" for weight in weights)
+        shares = ", ".join(f"{weight:g}" for weight in _parts_of_one(weights))
         samples = [rank.samples for rank in ranks]
         unequal = f" ({', '.join(map(str, samples))} samples)" if len(set(samples)) > 1 else ""
         return SHARES, (
@@ -299,9 +361,21 @@ def _weights(step: Step) -> list[float]:
     allowed = [step.rounding.explains("reduced", name, step.number, ours[name]) for name in names]
     sizes = [ours[name].size for name in names]
     total = float(np.sqrt(np.dot(np.square(allowed), sizes) / sum(sizes)))
-    if rank_of < len(ranks) or size(left) > ALLOWANCE * total:
+    if rank_of < len(ranks) or size(left) > ALLOWANCE * total or min(weights) < _LEAST_WEIGHT * max(weights):
         return []
     return [float(weight) for weight in weights]
+
+
+def _parts_of_one(weights: Sequence[float]) -> list[float]:
+    """The weights to three decimals, which add to 1 where the weights do but for rounding."""
+    total = sum(weights)
+    if abs(total - 1) > _NEAR_ONE:
+        return [round(weight, 3) for weight in weights]
+    thousandths = [1000 * weight / total for weight in weights]
+    down = [math.floor(each) for each in thousandths]
+    order = sorted(range(len(down)), key=lambda rank: down[rank] - thousandths[rank])
+    up = set(order[: 1000 - sum(down)])
+    return [(each + (rank in up)) / 1000 for rank, each in enumerate(down)]
 
 
 def _loss(step: Step) -> Finding | None:
@@ -377,6 +451,7 @@ CHECKS: Sequence[Callable[[Step], Finding | None]] = (
     _begun,
     _buffers_seen,
     _samples,
+    _numbers,
     _ranks_agree,
     _sums,
     _gradients,

@@ -16,20 +16,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import Refused
-from dpsim.torch_ddp.reproduce.observation import Loader, Run, dealt
+from dpsim.torch_ddp.reproduce.observation import Loader, Run, dealt, write_shards
 from dpsim.torch_ddp.reproduce.streams import root_index
 
-Batch = tuple[int, tuple[int, ...], int]
-"""Epoch, indices and size of the data set."""
+Batch = tuple[int, int, tuple[int, ...], int]
+"""Number of the loader, epoch, indices and size of the data set."""
 _INDICES = "indices-{}-{}.json"
 _RECENT = 4
 """Batches among which that of a forward pass is looked for."""
+_MOST_SAMPLES = 2**21
+"""Samples of an epoch up to which a rank's shard of it is kept."""
 
 
 class Loaders:
@@ -40,7 +43,8 @@ class Loaders:
         self._rank = rank
         self._sizes: list[int] = []
         self._queues: dict[int, deque[Batch]] = {}
-        self._taken: list[tuple[int, ...]] = []
+        self._shards: dict[int, tuple[Any, list[int], Iterator[Any]]] = {}
+        self._training: set[int] = set()
         self.reports: list[Loader] = []
         self._recent: deque[tuple[Batch | None, list[Any]]] = deque(maxlen=_RECENT)
         self.loaded: Callable[[], None] = lambda: None
@@ -77,18 +81,45 @@ class Loaders:
         loader.dpsim_epoch += 1
         queue = self._queues.setdefault(number, deque())
         forced = self._forced(number, epoch) if self._run.same_samples else None
-        for count, indices in enumerate(sampler):
-            if isinstance(indices, (list, tuple)) and all(isinstance(index, int) for index in indices):
+        drawn = self._noted(number, loader.dataset, iter(sampler)) if epoch == 0 else iter(sampler)
+        for count, indices in enumerate(drawn):
+            if _are_indices(indices):
                 if forced is not None and count < len(forced):
                     indices = list(dealt(tuple(forced[count]), self._rank, self._run.devices))
                 if self._run.permuted:
                     indices = random.Random(f"{self._run.null_seed},{count}").sample(list(indices), len(indices))
                 known = tuple(root_index(loader.dataset, index)[0] for index in indices)
-                queue.append((epoch, known, len(root_index(loader.dataset, indices[0])[1]) if indices else 0))
+                size = len(root_index(loader.dataset, indices[0])[1]) if indices else 0
+                queue.append((number, epoch, known, size))
                 self._write(number, epoch, tuple(indices))
             else:
-                queue.append((epoch, (), 0))
+                queue.append((number, epoch, (), 0))
             yield indices
+
+    def _noted(self, number: int, dataset: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of a loader's first epoch, and keep their samples."""
+        shard: list[int] = []
+        self._shards[number] = dataset, shard, batches
+        for indices in batches:
+            if _are_indices(indices):
+                shard += (root_index(dataset, index)[0] for index in indices)
+            yield indices
+
+    def write_shards(self) -> None:
+        """Draw what is left of the first epoch of each loader that gave training batches, and write this rank's shards.
+
+        The script must have ended. A shard is left out whose sampler does not end, or draws no indices.
+        """
+        shards, sizes = {}, {}
+        for number in sorted(self._training & self._shards.keys()):
+            dataset, shard, batches = self._shards[number]
+            for indices in batches:
+                if not _are_indices(indices) or len(shard) > _MOST_SAMPLES:
+                    break
+                shard += (root_index(dataset, index)[0] for index in indices)
+            else:
+                shards[number], sizes[number] = np.array(shard, np.int64), _length(dataset)
+        write_shards(self._folder, self._rank, shards, sizes)
 
     def _write(self, number: int, epoch: int, indices: tuple[int, ...]) -> None:
         if self._run == self._first:
@@ -111,7 +142,7 @@ class Loaders:
         self.loaded()
 
     def batch_of(self, inputs: Any) -> Batch | None:
-        """Return the batch that ``inputs`` of the model are of: that with most of their tensors, else the last one.
+        """Return the batch that ``inputs`` of a training step are of: that with most of their tensors, else the last.
 
         Accelerate's loaders get the batch after the one that they give, to know the last of an epoch.
         """
@@ -120,7 +151,10 @@ class Loaders:
         def shared(batch: tuple[Batch | None, list[Any]]) -> int:
             return sum(any(_same(each, other) for other in wanted) for each in batch[1])
 
-        return max(reversed(self._recent), key=shared, default=(None, []))[0]
+        batch: Batch | None = max(reversed(self._recent), key=shared, default=(None, []))[0]
+        if batch is not None:
+            self._training.add(batch[0])
+        return batch
 
 
 class _Watched:
@@ -167,6 +201,11 @@ def install(loaders: Loaders) -> None:
 
     DataLoader.__init__, _BaseDataLoaderIter.__next__ = sized, counted
     DataLoader._index_sampler = property(watched)
+
+
+def _are_indices(indices: Any) -> bool:
+    """Whether a sampler has given a batch of indices, rather than keys of another kind."""
+    return isinstance(indices, (list, tuple)) and all(isinstance(index, int) for index in indices)
 
 
 def _tensors(batch: Any) -> list[Any]:

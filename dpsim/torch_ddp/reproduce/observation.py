@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,12 +16,13 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.units import format_size
 
+IntArray = NDArray[np.int64]
 Tensors = dict[str, NDArray[np.floating]]
 """Values of tensors by their names: at most ``MOST_VALUES`` of each, taken at equal distances."""
 
 MOST_VALUES = 2**16
 REQUEST = "request.json"
-_META, _REPORT = "meta", "report-{}.json"
+_META, _REPORT, _SHARDS, _SIZES = "meta", "report-{}.json", "shards-{}.npz", "sizes-{}.npz"
 
 
 class Run(Noun, frozen=True):
@@ -29,7 +31,8 @@ class Run(Noun, frozen=True):
     In a run with ``null_seed`` every module's output gets the noise of a rounding, and where it is ``permuted`` samples
     change their order within a rank's batches. With ``same_samples`` the ranks get the samples of the first run, dealt
     out in turn. With ``own_batches`` loaders keep the batch size that the script gives them, for it divides the batches
-    itself.
+    itself. With ``own_seeds`` PyTorch begins with another random state on each rank, as it does in processes of their
+    own; otherwise ranks begin with the same.
     """
 
     folder: str
@@ -39,6 +42,7 @@ class Run(Noun, frozen=True):
     permuted: bool = False
     same_samples: bool = False
     own_batches: bool = False
+    own_seeds: bool = False
 
     @property
     def name(self) -> str:
@@ -109,6 +113,7 @@ class _Meta(Noun, frozen=True):
     settings: dict[str, float]
     final_hashes: dict[str, int]
     draws: bool
+    bypassed: bool
 
 
 @dataclass
@@ -119,7 +124,8 @@ class RankStep:
     run was loaded, ``buffers_seen`` those of the buffers that forward got. Gradients are ``local`` before they are
     reduced, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers``
     have their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were
-    drawn that could not be switched to one stream a sample.
+    drawn that could not be switched to one stream a sample. ``bypassed``: the step was of gradients of a wrapped model
+    whose own forward was not called.
     """
 
     loss: float = 0.0
@@ -129,6 +135,7 @@ class RankStep:
     settings: dict[str, float] = field(default_factory=dict)
     final_hashes: dict[str, int] = field(default_factory=dict)
     draws: bool = False
+    bypassed: bool = False
     local: Tensors = field(default_factory=dict)
     reduced: Tensors = field(default_factory=dict)
     final: Tensors = field(default_factory=dict)
@@ -153,9 +160,10 @@ def write_step(folder: Path, rank: int, number: int, step: RankStep) -> None:
         settings=step.settings,
         final_hashes=step.final_hashes,
         draws=step.draws,
+        bypassed=step.bypassed,
     )
     arrays = {f"{kind}|{name}": values for kind in _KINDS for name, values in getattr(step, kind).items()}
-    arrays[_META] = np.frombuffer(msgspec.json.encode(meta), dtype=np.uint8)
+    arrays[_META] = np.frombuffer(msgspec.msgpack.encode(meta), dtype=np.uint8)  # JSON has no NaN
     with open(folder / f"step-{number}-{rank}.npz", "wb") as file:
         np.savez(file, **arrays)
 
@@ -164,12 +172,20 @@ def read_step(folder: Path, rank: int, number: int) -> RankStep:
     """Read what ``write_step`` wrote."""
     with np.load(folder / f"step-{number}-{rank}.npz") as saved:
         arrays = dict(saved)
-    meta = msgspec.json.decode(arrays.pop(_META).tobytes(), type=_Meta)
+    meta = msgspec.msgpack.decode(arrays.pop(_META).tobytes(), type=_Meta)
     step = RankStep(**msgspec.structs.asdict(meta) | {"micro_batches": list(meta.micro_batches)})
     for name, values in arrays.items():
         kind, _, tensor = name.partition("|")
         getattr(step, kind)[tensor] = values
     return step
+
+
+def write_shards(folder: Path, rank: int, shards: Mapping[int, IntArray], sizes: Mapping[int, int]) -> None:
+    """Write the indices that a rank gets in the first epoch of each loader, and the sizes of the loaders' data sets."""
+    for name, values in ((_SHARDS, shards), (_SIZES, sizes)):
+        with open(folder / name.format(rank), "wb") as file:
+            arrays: dict[str, Any] = {str(number): np.asarray(value) for number, value in values.items()}
+            np.savez(file, **arrays)
 
 
 def write_report(folder: Path, rank: int, report: RankReport) -> None:
@@ -202,6 +218,27 @@ class Observed:
     def step(self, number: int) -> tuple[RankStep, ...]:
         """Return a step of every rank."""
         return tuple(read_step(self.folder, rank, number) for rank in range(self.run.devices))
+
+    @functools.cached_property
+    def shards(self) -> dict[int, tuple[list[IntArray], list[int]]]:
+        """Each rank's indices of the first epoch and the size of its data set, by the number of the loader.
+
+        Loaders that gave training batches on all ranks, and whose epoch is known.
+        """
+        kinds: list[list[dict[str, IntArray]]] = [[], []]
+        for name, ranks in zip((_SHARDS, _SIZES), kinds, strict=True):
+            for rank in range(self.run.devices):
+                path = self.folder / name.format(rank)
+                if not path.exists():
+                    return {}
+                with np.load(path) as saved:
+                    ranks.append(dict(saved))
+        indices, sizes = kinds
+        names = set.intersection(*(set(rank) for rank in indices))
+        return {
+            int(name): ([rank[name] for rank in indices], [int(rank[name]) for rank in sizes])
+            for name in sorted(names, key=int)
+        }
 
 
 def dealt(global_batch: tuple[int, ...], rank: int, devices: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ class Observer:
         self._step: RankStep | None = None
         self._stepped = False
         self._losses: list[float] = []
+        self._bypassed_loss: float | None = None
+        """Of a backward since the last optimizer step, where no forward of the wrapped model was called."""
         self._random_state = b""
         self._noise = torch.Generator().manual_seed(run.null_seed)
         loaders.loaded = self._mark_random_state
@@ -130,7 +133,7 @@ class Observer:
         inputs = (*arguments, *keywords.values())
         samples = leading_extent(inputs)
         rows = _row_hashes(inputs, samples)
-        epoch, indices, data_size = self._loaders.batch_of(inputs) or (0, (), 0)
+        _, epoch, indices, data_size = self._loaders.batch_of(inputs) or (0, 0, (), 0)
         if len(indices) != samples:
             epoch, indices, data_size = 0, (), 0
         self._step.micro_batches.append(MicroBatch(rows=rows, epoch=epoch, indices=indices, data_size=data_size))
@@ -140,7 +143,7 @@ class Observer:
             self._mark_random_state()
 
     def _gradient(self, name: str, gradient: Any) -> None:
-        if self._step is not None:
+        if self._step is not None and not self._stepped:
             self._step.local[name] = sampled(gradient)
 
     def backward(self, tensors: Any) -> None:
@@ -148,9 +151,9 @@ class Observer:
         self._training.backward()
         self.streams.end()
         if self._step is None or self._stepped:
+            self._bypassed_loss = _mean(tensors)
             return
-        several = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-        self._losses.append(sum(float(each.detach().float().mean()) for each in several))
+        self._losses.append(_mean(tensors))
         self._step.loss = sum(self._losses)
         self._step.draws |= self._random_state != _random_state()
         if self.model is not None and self.model.reduced():
@@ -176,7 +179,22 @@ class Observer:
 
         return (itself,), keywords | {"closure": observed}
 
+    def _begin_bypassed(self, optimizer: Any) -> None:
+        """Begin a step of gradients that a backward gave to a wrapped model without a forward of it."""
+        loss = self._bypassed_loss
+        if not isinstance(self.model, InReplicas) or loss is None:
+            return
+        wrapped = {id(each) for _, each in self.model.named_parameters()}
+        given = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        if any(id(each) in wrapped for each in given):
+            self._finish_step()
+            if self.steps == self._wanted:
+                raise EnoughSteps
+            self._step, self._losses = RankStep(loss=loss, bypassed=True), [loss]
+
     def _gradients_of(self, optimizer: Any) -> None:
+        if self._step is None or self._stepped:
+            self._begin_bypassed(optimizer)
         if self._step is None or self._stepped:
             return
         if isinstance(self.model, InShards) and self._losses:
@@ -259,7 +277,7 @@ class Observer:
             write_step(self._folder, self._rank, self.steps, self._step)
             self.steps += 1
         self._step, self._stepped = None, False
-        self._losses = []
+        self._losses, self._bypassed_loss = [], None
 
     def _state(self) -> dict[str, Any]:
         """Parameters, buffers and optimizer states as whole tensors. All ranks must ask for it."""
@@ -307,6 +325,12 @@ class Observer:
 
 
 _NORMAL = torch.Tensor.normal_
+
+
+def _mean(tensors: Any) -> float:
+    """The sum of the means of what backward begins at."""
+    several = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    return sum(float(each.detach().float().mean()) for each in several)
 
 
 def sampled(tensor: Any) -> Array:
@@ -383,3 +407,10 @@ def seed_untouched(rank: int) -> None:
     """Seed what Python and NumPy seed differently in every process, so that a run can be repeated."""
     random.seed(rank)
     np.random.seed(rank)
+    make, made = np.random.default_rng, itertools.count()
+
+    @functools.wraps(make)
+    def default_rng(seed: Any = None) -> Any:
+        return make([rank, next(made)] if seed is None else seed)
+
+    np.random.default_rng = default_rng

@@ -84,6 +84,8 @@ def _become_rank(request: RunsRequest, run: Run, folder: Path, rank: int) -> NoR
         torch.set_num_threads(1)
         timed.connect(str(own / "ranks"), rank, run.devices)
         step_observer.seed_untouched(rank)
+        if run.own_seeds and rank:
+            torch.manual_seed(rank)
         loaders = Loaders(run, first, own, folder / first.folder, rank)
         data_loaders.install(loaders)
         observer = Observer(run, rank, request.steps, own, folder / first.folder, loaders)
@@ -91,6 +93,8 @@ def _become_rank(request: RunsRequest, run: Run, folder: Path, rank: int) -> NoR
         report = _ran(request, rank, observer, own)
         write_report(own, rank, report)
         code = 1 if report.error else 0
+        with contextlib.suppress(Exception):  # a sampler of the script's, whatever it does after the script's end
+            loaders.write_shards()
     except BaseException:
         traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):

@@ -77,6 +77,8 @@ def rounding_of(first: Observed, nulls: Sequence[Observed]) -> Rounding:
             for kind in KINDS:
                 ours, theirs = quantities(first.step(step), kind), quantities(null.step(step), kind)
                 for name in ours.keys() & theirs.keys():
+                    if not (np.isfinite(ours[name]).all() and np.isfinite(theirs[name]).all()):
+                        continue
                     moved, own = size(ours[name] - theirs[name]), size(ours[name])
                     absolute[kind, name, step] = max(absolute.get((kind, name, step), 0.0), moved)
                     if own:
