@@ -97,7 +97,14 @@ class Inputs(Noun, frozen=True):
 
     def with_medians(self) -> Inputs:
         """Return what the predictions of a finished study are made from: of the parts of steps only the medians."""
-        rows = tuple(series.medians() if series.quantity in PARTS else series for series in self.rows)
+        early, late = Rows(self.early().rows), Rows(self.late().rows)
+
+        def medians(series: Series) -> Series:
+            of = series.subject, series.quantity, series.part
+            values = (*early.medians(*of), *late.medians(*of))
+            return msgspec.structs.replace(series, visit=(), value=values, beforehand=min(series.beforehand, 1))
+
+        rows = tuple(medians(series) if series.quantity in PARTS else series for series in self.rows)
         return msgspec.structs.replace(self, rows=rows)
 
     def early(self) -> Inputs:
