@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from dpsim.records.sweep import (
     Results,
     clean_values,
     enough_clean,
+    share_clean,
 )
 from dpsim.setting import Setting
 
@@ -344,7 +345,7 @@ class ComparedPoint(Row):
     share_clean = _Column(
         "ratio",
         "The share of the samples that other processes left undisturbed; NaN if not known.",
-        lambda p: _share([mark for run in p.runs for mark in run.clean if mark is not None]),
+        lambda p: share_clean(p.runs),
         head="clean",
         form="percent",
     )
@@ -379,10 +380,6 @@ def _other_step_s(point: ComparedPoint, runtime: str) -> float | None:
 
 def _median(values: Iterable[float]) -> float:
     return float(np.median(list(values)))
-
-
-def _share(marks: Sequence[bool]) -> float | None:
-    return sum(marks) / len(marks) if marks else None
 
 
 class Score(Noun, frozen=True):
@@ -545,6 +542,11 @@ class Comparison(Noun, frozen=True):
     def interval_level(self) -> float | None:
         """The level of the predicted intervals (``None``: the widths of some are assumed)."""
         return self.interval.level if self.interval is not None and self.interval_studies else None
+
+    @property
+    def share_clean(self) -> float | None:
+        """The share of all samples that other processes left undisturbed; ``None`` where it is not known."""
+        return share_clean([run for point in self.points for run in point.runs])
 
     @property
     def drift_measured(self) -> bool:

@@ -213,6 +213,12 @@ def enough_clean(runs: Sequence[Marked]) -> bool:
     return not marks or sum(marks) >= LEAST_CLEAN
 
 
+def share_clean(runs: Sequence[Marked]) -> float | None:
+    """Return the share of the samples of runs that are clean, of those of which it is known; ``None`` without one."""
+    marks = [mark for run in runs for mark in run.clean if mark is not None]
+    return sum(marks) / len(marks) if marks else None
+
+
 def clean_values(runs: Sequence[Marked], name: str = "step_s") -> tuple[Any, ...]:
     """Return the values of a series of samples (``step_s``, ``round``, ...) of which the medians of these runs are.
 

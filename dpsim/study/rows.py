@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -124,11 +124,6 @@ class Rows:
         """Note that whatever was kept so far was taken before the first measured sample."""
         self._beforehand = {key: len(values) for key, (_, values) in self._series.items()}
 
-    def medians(self, subject: Subject, quantity: str, part: int) -> list[float]:
-        """Return the median of the clean values of a quantity, or none where nothing was measured."""
-        values = self.values(subject, quantity, part)
-        return [float(np.median(values))] if len(values) else []
-
     def next_visit(self, subject: Subject) -> int:
         """Return the number of the subject's next visit."""
         return 1 + max((visits[-1] for key, (visits, _) in self._series.items() if key[0] == subject), default=-1)
@@ -179,6 +174,18 @@ class Rows:
             )
             for key, (visits, values) in self._series.items()
         )
+
+
+def with_medians(rows: Sequence[Series], quantities: Collection[str]) -> tuple[Series, ...]:
+    """Return the series, those of these quantities as medians: of the clean values of ``early``, and of ``late``."""
+    early, late = Rows(each.early() for each in rows), Rows(each.late() for each in rows)
+
+    def medians(of: Series) -> Series:
+        taken = (part.values(of.subject, of.quantity, of.part) for part in (early, late))
+        values = tuple(float(np.median(each)) for each in taken if len(each))
+        return msgspec.structs.replace(of, visit=(), value=values, beforehand=min(of.beforehand, 1))
+
+    return tuple(medians(each) if each.quantity in quantities else each for each in rows)
 
 
 def _by_visit(visits: Iterable[int], values: Iterable[float]) -> dict[int, list[float]]:
