@@ -95,8 +95,8 @@ def samples(data: SweepData) -> Samples:
         "step": _joined([range(length) for length in lengths], np.int64),
         "step_s": _joined([run.step_s for run in runs]),
         "exposed_communication_s": _joined([run.exposed_communication_s for run in runs]),
-        "clean": _joined([_filled(run.clean, len(run.step_s)) for run in runs]),
         "loss": _joined([_filled(run.losses, len(run.step_s)) for run in runs]),
+        "clean": _joined([_filled(run.clean, len(run.step_s)) for run in runs]),
     }
     return [run_values(run.setting) for run in runs], lengths, values
 
