@@ -106,8 +106,12 @@ def _first(points: list[MeasuredPoint | PredictedPoint], conditions: dict[str, o
     import numpy as np
 
     from dpsim.errors import ConfigError
+    from dpsim.records.sweep import MeasuredPoint, clean_values
 
-    step_s = {point.setting: float(np.median(point.step_s)) for point in reversed(points)}
+    step_s = {
+        point.setting: float(np.median(clean_values([point]) if isinstance(point, MeasuredPoint) else point.step_s))
+        for point in reversed(points)
+    }
     settings = sorted(
         dict.fromkeys(point.setting for point in points),
         key=lambda setting: (-setting.plan.devices, step_s[setting] / setting.plan.global_batch),

@@ -59,6 +59,9 @@ FRAMES: Mapping[str, Mapping[str, tuple[AnyColumn, ...]]] = {
             column("step_s", "s", "The time of the step on the slowest rank, as it was measured."),
             column("exposed_communication_s", "s", "Its communication that was not hidden by computation."),
             column("loss", "ratio", "The mean training loss of the step."),
+            column(
+                "clean", "ratio", "1 where other processes left the step undisturbed, 0 where not; NaN if not known."
+            ),
         ),
         "timeline": (
             *_OF_RUN,

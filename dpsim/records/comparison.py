@@ -18,7 +18,17 @@ from dpsim.plan import Plan
 from dpsim.records.coverage import StratumCoverage
 from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, Trajectory
-from dpsim.records.sweep import Emulation, Experiment, MeasuredPoint, PredictedPoint, Predictions, Results
+from dpsim.records.sweep import (
+    Emulation,
+    Experiment,
+    MeasuredPoint,
+    PredictedPoint,
+    Predictions,
+    Results,
+    clean_values,
+    enough_clean,
+    share_clean,
+)
 from dpsim.setting import Setting
 
 ALL_NETWORKS = "all"
@@ -99,7 +109,8 @@ class ComparedPoint(Row):
     )
     measured_step_s = _Column[float](
         "s",
-        "The measured time of a step: the median over all samples.",
+        "The measured time of a step: the median over all clean samples, or over all where too few are clean or it is "
+        "not known which are.",
         head="measured ms",
         form="ms",
     )
@@ -116,8 +127,8 @@ class ComparedPoint(Row):
     predicted_high_s = _Column("s", "The upper end of the predicted interval.", lambda p: p.predicted.high_s)
     exposed_communication_s = _Column(
         "s",
-        "Measured time of a step in which communication is not hidden by computation: the median over all samples.",
-        lambda p: _median(s for run in p.runs for s in run.exposed_communication_s),
+        "Measured time of a step in which communication is not hidden: the median over the same samples.",
+        lambda p: _median(clean_values(p.runs, "exposed_communication_s")),
         head="exposed ms",
         form="ms",
     )
@@ -202,8 +213,8 @@ class ComparedPoint(Row):
     )
     slow_samples = _Column(
         "ratio",
-        f"The share of the samples above {SLOW} times the median.",
-        lambda p: sum(s > SLOW * p.measured_step_s for run in p.runs for s in run.step_s) / p.samples,
+        f"The share of these samples above {SLOW} times the median.",
+        lambda p: float(np.mean([s > SLOW * p.measured_step_s for s in clean_values(p.runs)])),
     )
     null_step_s = _Column(
         "s",
@@ -310,7 +321,11 @@ class ComparedPoint(Row):
     dpsim_exposed_communication_s = _Column(
         "s",
         "Its exposed communication; NaN if not measured.",
-        lambda p: _median(p.other_run.exposed_communication_s) if p.other_run and p.dpsim_step_s is not None else None,
+        lambda p: (
+            _median(clean_values([p.other_run], "exposed_communication_s"))
+            if p.other_run and p.dpsim_step_s is not None
+            else None
+        ),
     )
     hook_step_s = _Column(
         "s",
@@ -326,6 +341,20 @@ class ComparedPoint(Row):
         "medians' 95 % intervals; NaN if not measured.",
         lambda p: max(p.measured_noise, p.other_half_width or 0.0) if p.hook_step_s is not None else None,
     )
+
+    share_clean = _Column(
+        "ratio",
+        "The share of the samples that other processes left undisturbed; NaN if not known.",
+        lambda p: share_clean(p.runs),
+        head="clean",
+        form="percent",
+    )
+
+    @property
+    def too_few_clean(self) -> str:
+        """Return ``n of m samples were clean`` where these are too few for a median, else nothing."""
+        clean = sum(mark is True for run in self.runs for mark in run.clean)
+        return "" if enough_clean(self.runs) else f"{clean} of {self.samples} samples were clean"
 
     @property
     def measured_noise(self) -> float:
@@ -346,7 +375,7 @@ class ComparedPoint(Row):
 def _other_step_s(point: ComparedPoint, runtime: str) -> float | None:
     """Return the median step of a point's other run if it is of this runtime."""
     run = point.other_run
-    return _median(run.step_s) if run is not None and run.setting.runtime == runtime else None
+    return _median(clean_values([run])) if run is not None and run.setting.runtime == runtime else None
 
 
 def _median(values: Iterable[float]) -> float:
@@ -513,6 +542,11 @@ class Comparison(Noun, frozen=True):
     def interval_level(self) -> float | None:
         """The level of the predicted intervals (``None``: the widths of some are assumed)."""
         return self.interval.level if self.interval is not None and self.interval_studies else None
+
+    @property
+    def share_clean(self) -> float | None:
+        """The share of all samples that other processes left undisturbed; ``None`` where it is not known."""
+        return share_clean([run for point in self.points for run in point.runs])
 
     @property
     def drift_measured(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,6 +21,8 @@ from dpsim.workload import Workload
 EXPERIMENT_SCHEMA = "dpsim.experiment/2"
 PREDICTIONS_SCHEMA = "dpsim.predictions/3"
 RESULTS_SCHEMA = "dpsim.results/3"
+LEAST_CLEAN = 6
+"""A median of fewer clean samples says nothing of its setting."""
 
 
 class Experiment(Grid, frozen=True):
@@ -173,7 +177,9 @@ class MeasuredPoint(Noun, frozen=True):
     times of each of these steps that PyTorch's DDP logs itself, under its own names, on the rank with the least exposed
     communication, and ``bucket_bytes`` the buckets that it reports. ``bucket_ready_s`` are the medians of the seconds
     of computation from the start of backward until a communication hook got each bucket. They are empty where dpsim
-    trains, the last one also where DDP has no hook.
+    trains, the last one also where DDP has no hook. ``clean`` tells of each sample whether other processes left it
+    undisturbed by the rule of that name (``dpsim.study.disturbance``); ``None`` is not known, and so is a record
+    without it.
     """
 
     setting: Setting
@@ -189,6 +195,46 @@ class MeasuredPoint(Noun, frozen=True):
     logged_s: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
     bucket_bytes: tuple[int, ...] = ()
     bucket_ready_s: tuple[float, ...] = ()
+    clean: tuple[bool | None, ...] = ()
+    disturbance_rule: str = ""
+
+
+class Marked(Protocol):
+    """Samples, and of each whether it is clean: those of a ``MeasuredPoint``, or those of a setting so far."""
+
+    @property
+    def step_s(self) -> Sequence[float]: ...
+
+    @property
+    def clean(self) -> Sequence[bool | None]: ...
+
+
+def enough_clean(runs: Sequence[Marked]) -> bool:
+    """Return whether runs of one setting have enough clean samples for a median, or nothing is known of any sample."""
+    marks = [mark for run in runs for mark in run.clean if mark is not None]
+    return not marks or sum(marks) >= LEAST_CLEAN
+
+
+def share_clean(runs: Sequence[Marked]) -> float | None:
+    """Return the share of the samples of runs that are clean, of those of which it is known; ``None`` without one."""
+    marks = [mark for run in runs for mark in run.clean if mark is not None]
+    return sum(marks) / len(marks) if marks else None
+
+
+def clean_values(runs: Sequence[Marked], name: str = "step_s") -> tuple[Any, ...]:
+    """Return the values of a series of samples (``step_s``, ``round``, ...) of which the medians of these runs are.
+
+    They are of the clean samples of all runs. Where these are fewer than ``LEAST_CLEAN``, which ``enough_clean`` tells,
+    they are of all samples whose mark is known, and without a mark anywhere of all samples.
+    """
+    known = any(mark is not None for run in runs for mark in run.clean)
+    allowed = (True,) if enough_clean(runs) and known else (True, False) if known else (None,)
+    return tuple(
+        value
+        for run in runs
+        for value, mark in zip(getattr(run, name), run.clean or (None,) * len(run.step_s), strict=True)
+        if mark in allowed
+    )
 
 
 class Results(Noun, frozen=True):

@@ -42,7 +42,7 @@ from dpsim.study.profile import (
     sampling_uncertainty,
     script_workload,
 )
-from dpsim.study.rows import Rows, Series
+from dpsim.study.rows import Rows, Series, with_medians
 from dpsim.workload import Workload
 
 SCHEMA = "dpsim.inputs/2"
@@ -99,8 +99,7 @@ class Inputs(Noun, frozen=True):
 
     def with_medians(self) -> Inputs:
         """Return what the predictions of a finished study are made from: of the parts of steps only the medians."""
-        rows = tuple(series.medians() if series.quantity in PARTS else series for series in self.rows)
-        return msgspec.structs.replace(self, rows=rows)
+        return msgspec.structs.replace(self, rows=with_medians(self.rows, PARTS))
 
     def early(self) -> Inputs:
         """Return what was measured before the first measured sample."""

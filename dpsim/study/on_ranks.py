@@ -25,6 +25,7 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import Predictions, read_predictions
 from dpsim.runtime.recorder import seconds_per_event
 from dpsim.study.calibration import CalibrateConfig
+from dpsim.study.disturbance import Watcher
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed, declared
 from dpsim.study.loop import rounds
@@ -59,9 +60,10 @@ class Preparation:
         self._declared = declared(needed)
         self._profiles = list(self._declared.profiles.values())
         self.rows = Rows(() if saved is None else saved.rows)
+        self.watcher = Watcher.on(comm)
         self._bare = [bare_workload(config) for config in self._profiles]
         self._profilers = {
-            kind: profilers(comm, config, self.rows, number)
+            kind: profilers(comm, config, self.rows, self.watcher, number)
             for number, (kind, config) in enumerate(self._declared.profiles.items())
         }
         self._calibrators: list[Visited] = []
@@ -78,7 +80,9 @@ class Preparation:
     def _open(self, configs: Sequence[CalibrateConfig], selections: Sequence[Sequence[Selection]]) -> None:
         for config, of_config in zip(configs, selections, strict=True):
             number = len(self._configs)
-            visited, selected = calibrators(self._comm, config, self.rows, number, _PARTS, selections=of_config)
+            visited, selected = calibrators(
+                self._comm, config, self.rows, self.watcher, number, _PARTS, selections=of_config
+            )
             self._calibrators += visited
             self._configs.append(config)
             self._selections.append(tuple(selected))
@@ -201,6 +205,7 @@ def sweep_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
             dataset,
             experiment.seed,
             before.of(point.setting),
+            preparation.watcher,
         )
         for point in predictions.points
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -20,6 +20,10 @@ TICK_DIGITS = 9
 """Decimals of a time in seconds that is kept: the clock has nanoseconds."""
 LEAST_VISITS = 6
 """Fewer visits than these say too little of a median."""
+LEAST_CLEAN_VISITS = 3
+"""With fewer clean visits than these the disturbed ones count too."""
+CLEAN = "clean"
+"""A quantity that tells of each sample of a subject whether other processes left it undisturbed (1) or not (0)."""
 
 
 def rounded(values: Iterable[float]) -> tuple[float, ...]:
@@ -82,11 +86,6 @@ class Series(Noun, frozen=True):
         late = self._of(slice(self.beforehand, None))
         return late if not self.visit or len({*late.visit}) >= LEAST_VISITS else self._of(slice(None))
 
-    def medians(self) -> Series:
-        """Return the median of the values of ``early``, and that of the values of ``late``."""
-        medians = [float(np.median(part.value)) for part in (self.early(), self.late()) if part.value]
-        return msgspec.structs.replace(self, visit=(), value=tuple(medians), beforehand=min(self.beforehand, 1))
-
     def _of(self, values: slice) -> Series:
         return msgspec.structs.replace(self, visit=self.visit[values], value=self.value[values], beforehand=0)
 
@@ -130,18 +129,33 @@ class Rows:
         return 1 + max((visits[-1] for key, (visits, _) in self._series.items() if key[0] == subject), default=-1)
 
     def values(self, subject: Subject, quantity: str, part: int = 0) -> Floats:
-        """Return all values of a quantity; none where nothing was measured."""
-        return np.array(self._series.get((subject, quantity, part), ([], []))[1])
+        """Return the clean values of a quantity; none where nothing was measured.
+
+        All are returned where it is not known which are clean, or where clean ones are of too few visits.
+        """
+        return np.array(self._clean(subject, quantity, part)[1])
+
+    def _clean(self, subject: Subject, quantity: str, part: int) -> tuple[list[int], list[float]]:
+        visits, values = self._series.get((subject, quantity, part), ([], []))
+        of_part = self._series.get((subject, CLEAN, part)) or self._series.get((subject, CLEAN, 0))
+        if of_part is None or not visits:
+            return visits, values
+        marks, taken = _by_visit(*of_part), _by_visit(visits, values)
+        pairs = [
+            (visit, value)
+            for visit, of_visit in taken.items()
+            for number, value in enumerate(of_visit)
+            if (marked := marks.get(visit)) and (marked[number] if len(marked) == len(of_visit) else any(marked))
+        ]
+        if len({visit for visit, _ in pairs}) < LEAST_CLEAN_VISITS:
+            return visits, values
+        return [visit for visit, _ in pairs], [value for _, value in pairs]
 
     def visit_medians(
         self, subject: Subject, quantity: str, part: int = 0, middle: Callable[[list[float]], object] = np.median
     ) -> Floats:
-        """Return the median of each visit, or another ``middle``."""
-        visits, values = self._series.get((subject, quantity, part), ([], []))
-        by_visit: dict[int, list[float]] = {}
-        for visit, value in zip(visits, values, strict=True):
-            by_visit.setdefault(visit, []).append(value)
-        return np.array([middle(of_visit) for of_visit in by_visit.values()])
+        """Return the median of the clean values of each visit (see ``values``), or another ``middle``."""
+        return np.array([middle(each) for each in _by_visit(*self._clean(subject, quantity, part)).values()])
 
     def parts(self, subject: Subject, quantity: str) -> tuple[int, ...]:
         """Return the parts of a subject of which the quantity was measured, ascending."""
@@ -160,3 +174,22 @@ class Rows:
             )
             for key, (visits, values) in self._series.items()
         )
+
+
+def with_medians(rows: Sequence[Series], quantities: Collection[str]) -> tuple[Series, ...]:
+    """Return the series, those of these quantities as medians: of the clean values of ``early``, and of ``late``."""
+    early, late = Rows(each.early() for each in rows), Rows(each.late() for each in rows)
+
+    def medians(of: Series) -> Series:
+        taken = (part.values(of.subject, of.quantity, of.part) for part in (early, late))
+        values = tuple(float(np.median(each)) for each in taken if len(each))
+        return msgspec.structs.replace(of, visit=(), value=values, beforehand=min(of.beforehand, 1))
+
+    return tuple(medians(each) if each.quantity in quantities else each for each in rows)
+
+
+def _by_visit(visits: Iterable[int], values: Iterable[float]) -> dict[int, list[float]]:
+    by_visit: dict[int, list[float]] = {}
+    for visit, value in zip(visits, values, strict=True):
+        by_visit.setdefault(visit, []).append(value)
+    return by_visit

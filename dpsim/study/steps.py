@@ -10,14 +10,15 @@ import numpy as np
 if TYPE_CHECKING:
     from dpsim.runtime.step import StepOutcome
     from dpsim.runtime.trainer import Trainer
+    from dpsim.study.disturbance import Watcher
 
 WARM_UP_STEPS, COUNTED_STEPS = 2, 6
 """Steps of a visit. The first ones find another training's data in the caches."""
 _MOST_STEPS = 256
 
 
-def train(trainer: Trainer) -> list[StepOutcome]:
-    """Train for the steps of a visit; a training that has done many steps begins anew first.
+def train(trainer: Trainer, watcher: Watcher) -> list[StepOutcome]:
+    """Train for the steps of a visit, watched; a training that has done many steps begins anew first.
 
     A model that has learned its data computes with other numbers: its gradients become zero, and from them momentum
     becomes subnormal, with which some processors compute several times as slowly. What is profiled does more steps
@@ -26,7 +27,12 @@ def train(trainer: Trainer) -> list[StepOutcome]:
     steps = WARM_UP_STEPS + COUNTED_STEPS
     if trainer.runner.steps + steps > _MOST_STEPS:
         trainer.begin_anew()
-    return [trainer.step() for _ in range(steps)]
+    watcher.begin()
+    outcomes = []
+    for _ in range(steps):
+        outcomes.append(trainer.step())
+        watcher.sample_ends()
+    return outcomes
 
 
 def step_times_s(end_s: Sequence[Sequence[float]], warm_up: int = WARM_UP_STEPS) -> list[float]:

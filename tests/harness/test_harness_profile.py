@@ -21,8 +21,10 @@ from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown, Network
 from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
 from dpsim.runtime.trainer import Trainer
+from dpsim.study.disturbance import Watcher
 from dpsim.study.profile import (
     FORWARD_S,
+    PARTS,
     STEP_S,
     ProfileConfig,
     bare_workload,
@@ -33,7 +35,7 @@ from dpsim.study.profile import (
     sampling_uncertainty,
     slowdown,
 )
-from dpsim.study.rows import ProfiledBatch, Rows, Series
+from dpsim.study.rows import ProfiledBatch, Rows, Series, with_medians
 from dpsim.study.runners import profile as profile_ranks
 from dpsim.study.steps import train
 from dpsim.workload import Workload, overhead_line
@@ -167,8 +169,8 @@ def test_a_training_that_is_timed_begins_anew_before_its_optimizer_state_becomes
     data = load_dataset("digits", 0)
     replica = models.load("mlp:8", data.input_shape, data.classes).replica()
     trainer = Trainer(replica, data, Plan(devices=1, global_batch=32), MPI.COMM_SELF, Network())
-    first = [outcome.sums.loss for outcome in train(trainer)]
-    visits = [[outcome.sums.loss for outcome in train(trainer)] for _ in range(40)]
+    first = [outcome.sums.loss for outcome in train(trainer, Watcher([]))]
+    visits = [[outcome.sums.loss for outcome in train(trainer, Watcher([]))] for _ in range(40)]
     trainer.close()
     assert first not in visits[:20] and first in visits[20:]
 
@@ -192,7 +194,7 @@ def test_medians_of_a_series_say_what_its_values_say_before_and_between_the_samp
     series = Series(subject=batch, quantity=FORWARD_S, part=0, visit=visit, value=value, beforehand=3)
     for beforehand, expected in ((3, (2.0, 3.0)), (0, (2.5,)), (9, (2.0, 2.5))):
         whole = msgspec.structs.replace(series, beforehand=beforehand)
-        medians = whole.medians()
+        (medians,) = with_medians([whole], PARTS)
         assert medians.value == expected and medians.late().value == (np.median(whole.late().value),)
         if beforehand:
             assert medians.early().value == (np.median(whole.early().value),)

@@ -20,7 +20,7 @@ from dpsim.records.bench import BenchRecord
 from dpsim.records.bench_result import BenchResult, medians_s
 from dpsim.records.comparison import ComparedPoint, OfSetting, SweepData
 from dpsim.records.run_comparison import ComparedRun, Row
-from dpsim.records.sweep import Results
+from dpsim.records.sweep import Results, clean_values
 from dpsim.setting import FIELDS
 
 Floats = NDArray[np.float64]
@@ -106,10 +106,8 @@ def sweep_run(saved: SweepData, label: str, path: str, varied: Collection[str]) 
     index = {number: i for i, number in enumerate(sorted({n for run in saved.results.points for n in run.round}))}
     rows, samples = dict[Named, Row](), dict[Named, RoundSamples]()
     for named, point in zip(_named(points, varied), points, strict=True):
-        steps = [
-            (time_s, index[number]) for run in point.runs for time_s, number in zip(run.step_s, run.round, strict=True)
-        ]
-        samples[named] = _samples(*zip(*steps, strict=True))
+        of_rounds = [index[number] for number in clean_values(point.runs, "round")]
+        samples[named] = _samples(clean_values(point.runs), of_rounds)
         rows[named] = _row(
             samples[named],
             (point.measured_step_s, point.measured_low_s, point.measured_high_s, point.samples),

@@ -22,7 +22,7 @@ from dpsim.plan import Plan
 from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
 from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised
-from dpsim.records.sweep import Predictions, Results
+from dpsim.records.sweep import Predictions, Results, clean_values
 from dpsim.report.sweep.question import QUESTIONS, Question
 from dpsim.setting import Setting
 from dpsim.study.statistics import median_interval
@@ -251,7 +251,9 @@ def _other_run(setting: Setting, results: Results) -> dict[str, Any]:
     wanted = setting.plan, setting.network
     runs = (run for run in results.other_points if run.step_s and (run.setting.plan, run.setting.network) == wanted)
     run = next(runs, None)
-    return {"other_run": run, "other_half_width": median_interval(run.step_s).relative_half_width} if run else {}
+    return (
+        {"other_run": run, "other_half_width": median_interval(clean_values([run])).relative_half_width} if run else {}
+    )
 
 
 def _trained(setting: Setting, record: ReproduceRecord) -> dict[str, Any]:

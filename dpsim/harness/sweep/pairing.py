@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.grouping import grouped
-from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results
+from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results, clean_values
 from dpsim.report.sweep.warnings import instant
 from dpsim.setting import Setting
 from dpsim.timeline import Timeline, TimelineRecord
@@ -31,16 +31,16 @@ class Pair:
     beforehand: PredictedPoint | None = None
 
     def samples(self) -> tuple[float, ...]:
-        """Return the step times of all runs, in seconds."""
-        return tuple(s for run in self.runs for s in run.step_s)
+        """Return the step times of all runs of which medians are (``clean_values``), in seconds."""
+        return clean_values(self.runs, "step_s")
 
     def rounds(self) -> tuple[int, ...]:
-        """Return the round of each sample."""
-        return tuple(r for run in self.runs for r in run.round)
+        """Return the round of each of these samples."""
+        return clean_values(self.runs, "round")
 
     def exposed(self) -> tuple[float, ...]:
-        """Return the exposed communication of each sample, in seconds."""
-        return tuple(s for run in self.runs for s in run.exposed_communication_s)
+        """Return the exposed communication of each of them, in seconds."""
+        return clean_values(self.runs, "exposed_communication_s")
 
 
 def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
@@ -176,6 +176,12 @@ def _check_measured(point: MeasuredPoint) -> None:
                 allowed="one value for each sample",
                 remedy="the file is damaged: run the sweep again",
             )
+    if len(point.clean) not in (0, len(point.step_s)):
+        raise FileFormatError(
+            f"{where} has {len(point.step_s)} samples but says of {len(point.clean)} whether they are clean",
+            allowed="one value for each sample, or none",
+            remedy="the file is damaged: run the sweep again",
+        )
     _check_seconds(where, "step_s", point.step_s, least=_SHORTEST_S)
     _check_seconds(where, "exposed_communication_s", point.exposed_communication_s, least=0.0)
     _check_buckets(where, point.buckets)

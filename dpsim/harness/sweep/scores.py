@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dpsim.errors import FileFormatError
 from dpsim.harness.sweep.pairing import Pair
 from dpsim.records.comparison import ComparedPoint, Group, Overall, OverlapEffect, Score
+from dpsim.records.sweep import clean_values, enough_clean
 from dpsim.study.statistics import Interval
 
 PERFECT_SCALING = "perfect_scaling"
@@ -140,10 +141,13 @@ def _median_over(
 
 
 def aa_noise(pairs: Iterable[Pair]) -> float | None:
-    """Return the largest relative difference of medians between the two runs of an A/A pair; ``None`` without one."""
+    """Return the largest relative difference of medians between the two runs of an A/A pair; ``None`` without one.
+
+    The medians are of clean samples: a run with too few of them says nothing of the noise.
+    """
     differences = []
     for pair in pairs:
-        medians = [float(np.median(run.step_s)) for run in pair.runs]
+        medians = [float(np.median(clean_values([run]))) for run in pair.runs if enough_clean([run])]
         if len(medians) > 1:
             differences.append(max(medians) / min(medians) - 1)
     return max(differences, default=None)

@@ -91,11 +91,12 @@ class PointColumns:
         return Column(head="samples/s", cell=samples_per_s, dispensable=dispensable)
 
     def last(self, dispensable: int) -> tuple[Column[ComparedPoint], ...]:
-        """Return what each table ends with: the number of samples, and the marks of the best points."""
+        """Return what each table ends with: samples, the share of clean ones, and the marks of the best."""
         marks: Column[ComparedPoint] = Column(
             head="best", cell=lambda p: "★" * p.is_best_measured + "◆" * p.is_best_predicted, left=True
         )
-        return self("samples", dispensable), marks
+        known = any(point.share_clean is not None for point in self.comparison.scored)
+        return self("samples", dispensable), self("share_clean", dispensable, shown=known), marks
 
 
 def points_table(

@@ -58,6 +58,7 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
             "samples",
             f"{sum(samples)} steps over {len(samples)} configurations, {min(samples)} to {max(samples)} each",
         ),
+        ("clean samples", _clean(comparison)),
         ("recording", _recording(results)),
         ("A/A noise", "; ".join(noise)),
         ("predicted intervals", _intervals(comparison)),
@@ -76,6 +77,18 @@ def run_facts(comparison: Comparison, predictions: Predictions, results: Results
         ("gradients", "; ".join(_each(_gradients(each) for each in workloads))),
     )
     return tuple((name, value) for name, value in facts if value)
+
+
+def _clean(comparison: Comparison) -> str:
+    """Return what share of the samples other processes left undisturbed; nothing for records that do not tell."""
+    share = comparison.share_clean
+    if share is None:
+        return ""
+    least = min(point.share_clean for point in comparison.points if point.share_clean is not None)
+    return (
+        f"{percent(share)} of the samples were clean (at least {percent(least)} of each configuration's); medians and "
+        "intervals are of these"
+    )
 
 
 def _blind(comparison: Comparison) -> str:

@@ -13,6 +13,8 @@ _SURE = 1.5
 
 def disturbance(comparison: Comparison, group: Group) -> str:
     """Return why nothing can be said about a group of settings; nothing where something can."""
+    if few := next((point for point in comparison.members(group) if point.too_few_clean), None):
+        return f"only {few.too_few_clean} of other processes at one setting"
     if group.noise is not None and group.noise > MOST_NOISE:
         return f"two runs of one setting differ by {percent(group.noise)}"
     if group.drift is not None and abs(group.drift) > MOST_NOISE:

@@ -64,7 +64,7 @@ def summary(data: SweepData) -> dict[str, Any]:
     summary = {name: step.get(name) for name in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
     summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}
     summary |= {name: overall.get(name) for name in ("shape", "exposed_communication", "noise", "effect")}
-    summary |= {name: parts[name] for name in names}
+    summary |= {name: parts[name] for name in names} | {"share_clean": comparison.share_clean}
     stated = ("inputs_sha256", "blind_sha256", "model_version")
     summary |= {name: getattr(data.results, name) for name in stated}
     interval = comparison.interval
@@ -98,6 +98,7 @@ def samples(data: SweepData) -> Samples:
         "step_s": _joined([run.step_s for run in runs]),
         "exposed_communication_s": _joined([run.exposed_communication_s for run in runs]),
         "loss": _joined([_filled(run.losses, len(run.step_s)) for run in runs]),
+        "clean": _joined([_filled(run.clean, len(run.step_s)) for run in runs]),
     }
     return [run_values(run.setting) for run in runs], lengths, values
 
@@ -168,7 +169,7 @@ def _joined(parts: Sequence[Any], dtype: Any = np.float64) -> Any:
     return np.concatenate([np.asarray(part, dtype) for part in parts]) if parts else np.empty(0, dtype)
 
 
-def _filled(values: Sequence[float], length: int) -> Sequence[float]:
+def _filled(values: Sequence[float | None], length: int) -> Sequence[float | None]:
     """Return the values, or where a record of an earlier version has none as many that are missing."""
     return values if len(values) == length else [np.nan] * length
 

@@ -214,6 +214,8 @@ def _predictions(comparison: Comparison) -> str:
         skill, guess = comparison.overall.step.skill, percent(comparison.overall.step.null_median_abs_error)
         known = "A simple guess was as good" if skill <= 0 else "The best simple guess was worse"
         text += f" {known}: {guess} off (skill {skill_text(skill)})."
+    if comparison.share_clean is not None:
+        text += f" {percent(comparison.share_clean)} of the samples were clean."
     return text
 
 
@@ -228,6 +230,8 @@ def _doubts(comparison: Comparison) -> str:
         return f"! {_sentence(grave.text)}: {grave.remedy}. {number}"
     if any(disturbance(comparison, group) for group in comparison.groups):
         return f"! The machine was disturbed: stop other processes, and run the sweep again. {number}"
+    if comparison.share_clean is not None and (busy := next((each for each in every if each.kind == "busy"), None)):
+        return f"! {_sentence(busy.text)}: {busy.remedy}. {number}"
     if any(warning.kind == "unsteady" for warning in every):
         change = percent(comparison.relative_uncertainty)
         return (

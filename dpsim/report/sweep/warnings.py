@@ -29,6 +29,7 @@ def warnings(comparison: Comparison) -> tuple[ReportWarning, ...]:
         *_of_order(comparison),
         *_of_profile(comparison),
         *_of_slowdown(comparison),
+        *_of_disturbance(comparison),
         *_of_points(comparison),
         *(warning for group in comparison.groups for warning in _of_group(comparison, group)),
         *_of_run(comparison),
@@ -85,6 +86,21 @@ def _of_slowdown(comparison: Comparison) -> Iterator[ReportWarning]:
         )
 
 
+def _of_disturbance(comparison: Comparison) -> Iterator[ReportWarning]:
+    """Warn where other processes took a core in many steps; that is no change of the machine's speed."""
+    share = comparison.share_clean
+    if share is None or 1 - share <= SLOW_SHARE:
+        return
+    few = [point for point in comparison.points if point.too_few_clean]
+    names = [f"{_name(comparison, point)}: {point.too_few_clean}" for point in few]
+    unknown = f", and too few are left of {counted(len(few), 'point')} ({listed(names)})" if few else ""
+    yield ReportWarning(
+        kind="busy",
+        text=f"other processes took a core in {percent(1 - share)} of the steps: these do not count{unknown}",
+        remedy="stop other processes, or raise the budget",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Doubt:
     """A doubt about points. ``text`` has a place for their number (``{count}``), and their names follow it."""
@@ -99,9 +115,9 @@ class _Doubt:
 _DOUBTS = (
     _Doubt(
         kind="few-samples",
-        applies=lambda point: point.samples < FEW_SAMPLES,
+        applies=lambda point: point.samples * (1.0 if point.share_clean is None else point.share_clean) < FEW_SAMPLES,
         noun="point",
-        text=f"{{count}} with fewer than {FEW_SAMPLES} samples",
+        text=f"{{count}} with fewer than {FEW_SAMPLES} samples that count",
         remedy="raise the budget, or sweep fewer settings",
     ),
     _Doubt(
@@ -127,7 +143,7 @@ _DOUBTS = (
     ),
     _Doubt(
         kind="busy",
-        applies=lambda point: point.slow_samples > SLOW_SHARE,
+        applies=lambda point: point.share_clean is None and point.slow_samples > SLOW_SHARE,
         noun="point",
         text=f"more than {SLOW_SHARE:.0%} of the samples of {{count}} took over 1.5 times their median: other "
         "processes may have been busy",

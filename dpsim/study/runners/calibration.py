@@ -31,6 +31,7 @@ from dpsim.replica import Array
 from dpsim.runtime.micro_batches import plan_partial_sums
 from dpsim.study import measure
 from dpsim.study.calibration import ALONE_S, LOSS_S, TIME_S, TOGETHER_S, WAKE_S, CalibrateConfig, load_slowdown
+from dpsim.study.disturbance import Judge, RowMarks, Seen, Watcher
 from dpsim.study.loop import StopRule, rounds
 from dpsim.study.profile import AT_S, narrow
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows
@@ -73,8 +74,15 @@ class CollectiveTable:
         config: CalibrateConfig,
         rows: Rows,
         parts: int = 1,
+        watcher: Watcher | None = None,
     ) -> None:
         self.group, self.link, self.subject, self.rows, self.parts = group, link, subject, rows, parts
+        self.watcher = watcher
+        """Without one it is not known what was disturbed."""
+        if watcher is not None:
+            crowded = watcher.crowded(waits=link.nap_s > 0, communication_thread=subject.overlap == "thread")
+            self._marks = RowMarks(subject, Judge(crowded=crowded))
+        self._sampled: list[int] = []
         summed = subject.collective.kind == "ordered-sum"
         self.compression = None if summed else compression(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
         ladder = sizes(min(config.max_bytes, _MOST_SUMMED_BYTES) if summed else config.max_bytes)
@@ -92,15 +100,35 @@ class CollectiveTable:
         part = self._visits % self.parts
         order = np.random.default_rng([number % 2**32, len(self.sizes)]).permutation(self.sizes[part :: self.parts])
         if not self.first_s:
+            if self.watcher is not None:
+                self.watcher.begin()
             self.first_s = {size: min(values) for size, values in self._visit(self.sizes)[TIME_S].items()}
-        for quantity, times in self._visit(order.tolist()).items():
+        self._sampled.clear()
+        if self.watcher is not None:
+            self.watcher.begin()
+        taken = self._visit(order.tolist())
+        seen = None if self.watcher is None else self.group.gather(self.watcher.seen())
+        for quantity, times in taken.items():
             for size, values in times.items():
                 gathered = self.group.gather(values)
                 if gathered is not None:
                     kept = np.mean(gathered, axis=0) if quantity == LOSS_S else np.max(gathered, axis=0)
                     self.rows.add(self.subject, quantity, self._visits, kept, size)
+        if seen is not None:
+            of_size = {size: iter(values) for size, values in taken[TIME_S].items()}
+            samples_s = {number: next(of_size[size]) for number, size in enumerate(self._sampled)}
+            self._marks.add(self.rows, self._visits, seen, samples_s, self._sampled)
         self._visits += 1
         return True
+
+    def _sample_begins(self) -> None:
+        if self.watcher is not None:
+            self.watcher.sample_begins()
+
+    def _sample_ends(self, size: int) -> None:
+        self._sampled.append(size)
+        if self.watcher is not None:
+            self.watcher.sample_ends()
 
     def _visit(self, order: Sequence[int]) -> dict[str, dict[int, list[float]]]:
         """Return the seconds that this rank took, by quantity and size."""
@@ -158,9 +186,11 @@ class IdleTable(CollectiveTable):
                 buffer[...] = 1.0
                 if self._computation is not None:
                     self._computation.run()
+                self._sample_begins()
                 start_s, begin_s = _start(self.group, self.link), now()
                 run()
                 times_s[size].append((start_s if stops else begin_s, now()))
+                self._sample_ends(size)
                 late_s[size].append(begin_s - start_s)
         seconds = {size: self._between(times, together=kind != "copy") / messages for size, times in times_s.items()}
         taken = {TIME_S: {size: values.tolist() for size, values in seconds.items()}}
@@ -196,7 +226,7 @@ class LoadedTable(CollectiveTable):
         self, idle: CollectiveTable, link: Transport, subject: CalibratedCollective, load: Load, config: CalibrateConfig
     ) -> None:
         self.idle, self.load = idle, load
-        super().__init__(idle.group, link, subject, config, idle.rows, idle.parts)
+        super().__init__(idle.group, link, subject, config, idle.rows, idle.parts, idle.watcher)
 
     def _prepare(self) -> None:
         self.sizes = self.sizes[::-2][::-1]  # every second size, the largest among them
@@ -236,6 +266,7 @@ class LoadedTable(CollectiveTable):
         losses: dict[int, list[float]] = {}
         for size in order:
             count = len(self._collectives[size])
+            self._sample_begins()
             _start(self.group, self.link)
             plain_s = self.load.run(self._units[size], nothing)
             self._intervals_s.clear()
@@ -246,6 +277,7 @@ class LoadedTable(CollectiveTable):
             self.load.run(self._units[size], self._mechanism.poll)
             loaded_s = now() - start_s
             self._mechanism.finish()
+            self._sample_ends(size)
             times[size] = [float(self._between(self._intervals_s).sum()) / count]
             losses[size] = [(loaded_s - plain_s) / count]
         return {TIME_S: times, LOSS_S: losses}
@@ -257,19 +289,29 @@ class LoadedTable(CollectiveTable):
 class LoadContention:
     """How long the stand-in takes on rank 0 alone, then on the slowest of several ranks."""
 
-    def __init__(self, comm: MPI.Intracomm, subject: CalibratedLoad, rows: Rows) -> None:
+    def __init__(self, comm: MPI.Intracomm, subject: CalibratedLoad, rows: Rows, watcher: Watcher) -> None:
         self._comm, self._subject, self._rows, self._load = comm, subject, rows, StandIn()
+        self._watcher, self._marks = watcher, RowMarks(subject, Judge(crowded=watcher.crowded()))
         self._groups = {ALONE_S: first_ranks(comm, 1), TOGETHER_S: first_ranks(comm, subject.devices)}
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """See ``Visitor``."""
+        seen: list[Seen] = []
+        longest_s = 0.0
         for quantity, group in self._groups.items():
             quiet_barrier(self._comm)
             if group is not None:
                 group.Barrier()
+                self._watcher.begin()
                 load_s = self._load.run(math.ceil(_LEAST_LOAD_S / self._load.unit_s), nothing)
-                self._rows.add(self._subject, quantity, number, [group.allreduce(load_s, MPI.MAX)])
+                self._watcher.sample_ends()
+                seen += group.gather(self._watcher.seen()) or []
+                slowest_s = group.allreduce(load_s, MPI.MAX)
+                longest_s = max(longest_s, slowest_s)
+                self._rows.add(self._subject, quantity, number, [slowest_s])
         self._rows.add(self._subject, AT_S, number, [now()])
+        if self._comm.rank == 0:
+            self._marks.add(self._rows, number, seen, {0: longest_s})
         return True
 
     def close(self) -> None:
@@ -298,6 +340,7 @@ def calibrators(
     comm: MPI.Intracomm,
     config: CalibrateConfig,
     rows: Rows,
+    watcher: Watcher,
     number: int = 0,
     parts: int = 1,
     selections: Sequence[Selection] = (),
@@ -307,7 +350,7 @@ def calibrators(
     Collective over ``comm``.
     """
     network, emulated = Network.parse(config.network), config.workload is not None
-    visited: list[Visited] = [LoadContention(comm, load, rows) for load in config.loads(number)]
+    visited: list[Visited] = [LoadContention(comm, load, rows, watcher) for load in config.loads(number)]
     selected = {selection.devices: selection for selection in selections}
     for devices, layout in config.all_layouts():
         group = first_ranks(comm, devices)
@@ -323,7 +366,7 @@ def calibrators(
                 selection = selected.get(devices) if of.algorithm == "auto" else None
                 link = transport(group, network, per_node, selection, sleeps=emulated)
                 if not subject.overlap:
-                    idle = IdleTable(group, link, subject, config, rows, parts)
+                    idle = IdleTable(group, link, subject, config, rows, parts, watcher)
                     tables.append(idle)
                 else:
                     tables.append(LoadedTable(idle, link, subject, load, config))
@@ -335,7 +378,7 @@ def calibrators(
         pair, tables = group_of(comm, (0, config.neighbours()[layout])), []
         if pair is not None:
             link = transport(pair, network, node_counts(layout, 2)[1], sleeps=emulated)
-            tables.append(IdleTable(pair, link, subject, config, rows, parts))
+            tables.append(IdleTable(pair, link, subject, config, rows, parts, watcher))
         quiet_barrier(comm)
         visited.append(_OnGroup(comm, tables))
     return visited, list(selected.values())
@@ -378,7 +421,7 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
         f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}: {config.seconds:g}"
         f" s, up to {2 * config.seconds:g} s where the machine is disturbed"
     )
-    visited, selection = calibrators(comm, config, rows)
+    visited, selection = calibrators(comm, config, rows, Watcher.on(comm))
     stop = until_known(config.seconds, most_rounds=_MOST_ROUNDS)
     known = lambda: narrow([load_slowdown(load, rows) for load in config.loads()])  # noqa: E731
     for current in rounds(stop, suffice=known, comm=comm, report=report):

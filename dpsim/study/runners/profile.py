@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from dpsim.progress import Progress
 from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
 from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, LOSS_EVENT, UPDATE_EVENT, Schedule
+from dpsim.study.disturbance import Judge, RowMarks, Watcher
 from dpsim.study.loop import StopRule, rounds
 from dpsim.study.profile import (
     AT_S,
@@ -51,9 +51,16 @@ class Profiler:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, subject: ProfiledBatch, config: ProfileConfig, dataset: Dataset, rows: Rows
+        self,
+        comm: MPI.Intracomm,
+        subject: ProfiledBatch,
+        config: ProfileConfig,
+        dataset: Dataset,
+        rows: Rows,
+        watcher: Watcher,
     ) -> None:
         self.subject, self.model, self._comm, self._rows = subject, config.model, comm, rows
+        self._watcher, self._marks = watcher, RowMarks(subject, Judge(crowded=watcher.crowded()))
         self._visits = rows.next_visit(subject)
         self.group = first_ranks(comm, subject.devices)
         self.replica = models.load(config.model, dataset.input_shape, dataset.classes).replica()
@@ -87,20 +94,25 @@ class Profiler:
         """
         if self.group is None:
             return
-        outcomes = train(self.trainer)
+        outcomes = train(self.trainer, self._watcher)
+        seen = self._watcher.seen()
         marks = [outcome.marks for outcome in outcomes]
         _check_announced(self.model, self.trainer.schedule, marks[-1])
-        gathered = self.group.gather(([each.end_s for each in marks], [exposed_s(each) for each in marks]))
+        gathered = self.group.gather(([each.end_s for each in marks], [exposed_s(each) for each in marks], seen))
         whole = [outcome.global_samples == self.global_batch for outcome in outcomes][WARM_UP_STEPS:]
         if gathered is None or not any(whole):
             return
-        steps_s = np.array(step_times_s([ends for ends, _ in gathered]))
-        exposed = np.min([of_rank for _, of_rank in gathered], axis=0)[WARM_UP_STEPS:]
+        steps_s = np.array(step_times_s([ends for ends, *_ in gathered]))
+        exposed = np.min([of_rank for _, of_rank, _ in gathered], axis=0)[WARM_UP_STEPS:]
         rows.add(self.subject, STEP_S, number, np.maximum(steps_s - exposed, TICK_S)[whole])
         rows.add(self.subject, AT_S, number, [now()])
+        counted = range(WARM_UP_STEPS, len(marks))
+        samples_s = {step: steps_s[step - WARM_UP_STEPS] for step in counted if whole[step - WARM_UP_STEPS]}
+        clean = self._marks.add(rows, number, [of_rank for *_, of_rank in gathered], samples_s)
         if self.subject.devices == 1:
-            turns = itertools.compress(itertools.pairwise(marks[WARM_UP_STEPS - 1 :]), whole)
-            parts = [computing_times(before.end_s, each, self.trainer.schedule) for before, each in turns]
+            steps = [step for step, mark in zip(samples_s, clean, strict=True) if mark] or [*samples_s]
+            turns = [(marks[step - 1].end_s, marks[step]) for step in steps]
+            parts = [computing_times(before_s, each, self.trainer.schedule) for before_s, each in turns]
             self._keep_parts(number, np.median(parts, axis=0), rows)
 
     def _keep_parts(self, number: int, medians: Floats, rows: Rows) -> None:
@@ -170,7 +182,9 @@ def _check_announced(model: str, schedule: Schedule, marks: StepMarks) -> None:
         )
 
 
-def profilers(comm: MPI.Intracomm, config: ProfileConfig, rows: Rows, profile: int = 0) -> list[Profiler]:
+def profilers(
+    comm: MPI.Intracomm, config: ProfileConfig, rows: Rows, watcher: Watcher, profile: int = 0
+) -> list[Profiler]:
     """Return what visits each case of a profile. Collective. Raises ``ConfigError`` for a batch too large."""
     dataset = load_dataset(config.dataset, config.seed)
     samples, largest = (
@@ -183,14 +197,14 @@ def profilers(comm: MPI.Intracomm, config: ProfileConfig, rows: Rows, profile: i
             allowed=f"at most {samples}",
             remedy="choose smaller batches",
         )
-    return [Profiler(comm, subject, config, dataset, rows) for subject in config.subjects(profile)]
+    return [Profiler(comm, subject, config, dataset, rows, watcher) for subject in config.subjects(profile)]
 
 
 def profile_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
     """Profile one ``ProfileConfig`` on running ranks; rank 0 returns the series of its rows (plain values)."""
     config, rows = codec.decode(argument, ProfileConfig, "profile"), Rows()
     report(f"profiling {config.model} at local batch {', '.join(map(str, sorted(set(config.local_batches))))}")
-    visited = profilers(comm, config, rows)
+    visited = profilers(comm, config, rows, Watcher.on(comm))
     first = ProfiledBatch(devices=1, local_batch=min(config.local_batches))
     stop = StopRule(least_rounds=_LEAST_ROUNDS, most_rounds=_MOST_ROUNDS, least_s=config.seconds)
     enough = lambda: len(rows.values(first, STEP_S)) >= _LEAST_SAMPLES  # noqa: E731

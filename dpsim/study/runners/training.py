@@ -24,6 +24,7 @@ from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
 from dpsim.setting import Setting
+from dpsim.study.disturbance import Judge, Seen, Watcher
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s, train
 from dpsim.torch_ddp.visit import Turns, Visit
@@ -48,10 +49,15 @@ class TrainedSetting:
         dataset: Dataset,
         seed: int,
         earlier: MeasuredPoint | None,
+        watcher: Watcher,
     ) -> None:
         self.setting, self._comm, plan = setting, comm, setting.plan
+        self._watcher = watcher
         self.group = first_ranks(comm, plan.devices)
-        self.samples = SettingSamples(setting, earlier)
+        crowded = watcher.crowded(
+            waits=setting.emulated_compute, communication_thread=plan.overlap == "thread" and plan.devices > 1
+        )
+        self.samples = SettingSamples(setting, earlier, Judge(crowded=crowded))
         self.typical: tuple[float, list[StepMarks]] | None = None
         """The step nearest to the median so far, which the report draws."""
         self.new_losses: list[float] = []
@@ -83,49 +89,55 @@ class TrainedSetting:
         if self.emulated is not None:
             gathered = self._waited_steps(self.group, self.emulated, counted=counted)
         else:
-            steps = [_kept(outcome) for outcome in train(self.trainer)]
-            seen = self.group.gather((steps, self.trainer.memory_bytes))
-            self.memory_bytes = max(size_bytes for _, size_bytes in seen) if seen else 0
-            gathered = [of_rank for of_rank, _ in seen] if seen else None
+            steps = [_kept(outcome) for outcome in train(self.trainer, self._watcher)]
+            seen = self._watcher.seen()
+            trained = self.group.gather((steps, seen, self.trainer.memory_bytes))
+            self.memory_bytes = max(size_bytes for *_, size_bytes in trained) if trained else 0
+            gathered = [(of_rank, seen) for of_rank, seen, _ in trained] if trained else None
         if gathered is not None:
-            self._add(gathered, number, counted=counted)
+            self._add([of_rank for of_rank, _ in gathered], [seen for _, seen in gathered], number, counted=counted)
         return True
 
     def _waited_steps(
         self, group: MPI.Intracomm, replica: EmulatedReplica, *, counted: bool
-    ) -> list[list[_Step]] | None:
-        """Return the steps of all ranks on rank 0, made again where something else delayed them."""
+    ) -> list[tuple[list[_Step], Seen]] | None:
+        """Return the steps of all ranks on rank 0 and what they saw, made again where something else delayed them."""
         attempt, again = 0, True
         while again:
-            outcomes, seen = watched_steps(group, self.trainer, replica)
-            gathered = group.gather(([_kept(outcome) for outcome in outcomes], seen))
+            self._watcher.begin()
+            outcomes, kept_times = watched_steps(group, self.trainer, replica)
+            gathered = group.gather(([_kept(outcome) for outcome in outcomes], self._watcher.seen(), kept_times))
             if gathered is not None:
-                watched = [of_rank for _, of_rank in gathered]
+                watched = [of_rank for *_, of_rank in gathered]
                 again = counted and self.samples.emulation.repeats(watched, machine_cores(), attempt)
             attempt, again = attempt + 1, group.bcast(again)
         if gathered is None:
             return None
         if counted:
             self.samples.emulation.visited(watched, machine_cores())
-        return [of_rank for of_rank, _ in gathered]
+        return [(of_rank, seen) for of_rank, seen, _ in gathered]
 
-    def _add(self, gathered: list[list[_Step]], round_number: int, *, counted: bool) -> None:
+    def _add(self, gathered: list[list[_Step]], seen: list[Seen], round_number: int, *, counted: bool) -> None:
         by_step = list(zip(*gathered, strict=True))
         self.new_losses += [sum(loss for _, loss, _ in ranks) / ranks[0][2] for ranks in by_step]
         if not counted:
             return
         times_s = step_times_s([[marks.end_s for marks, _, _ in rows] for rows in gathered])
         losses = self.new_losses[-COUNTED_STEPS:]
-        for ranks, step_s, loss in zip(by_step[WARM_UP_STEPS:], times_s, losses, strict=True):
+        samples_s: dict[int, float] = {}
+        for number, (step_s, loss) in enumerate(zip(times_s, losses, strict=True), WARM_UP_STEPS):
+            ranks = by_step[number]
             if ranks[0][2] != self.trainer.plan.global_batch:
                 continue
+            samples_s[number] = step_s
             marks = [of_rank for of_rank, _, _ in ranks]
             last_s = min(map(exposed_s, marks))  # of the rank that was ready last
             kept = {"step_s": step_s, "exposed_communication_s": last_s, "round": round_number, "losses": loss}
             self.samples.add(kept)
-            middle = float(np.median(self.samples.step_s))
+            middle = float(np.median(self.samples.clean_step_s()))
             if self.typical is None or abs(step_s - middle) < abs(self.typical[0] - middle):
                 self.typical = (step_s, marks)
+        self.samples.mark(seen, samples_s)
 
     def point(self) -> MeasuredPoint:
         """See ``Visitor``."""
