@@ -22,6 +22,7 @@ _PREFIX = re.compile(
     r"|[>|]"
     r")(?=\s|$|#) ?){1,4}"
 )
+_COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 _OF_TABLE = re.compile(r"\s*(?:$|#|[0-9]+\s|Rank\s)")
 _ELIDED = re.compile(
     r"(?i)[\W_]*(?:(?:snip|snipped|omitted|truncated|elided|cut|skip|skipped|more|other|lines?|rows?|ranks?|sizes?|output|etc"
@@ -80,7 +81,7 @@ def read_source(path: Path) -> Source:
             allowed="the text that the benchmark printed, in UTF-8",
             remedy="save it as UTF-8, or copy it again: it may be damaged",
         ) from error
-    source = Source(path, _without_prefixes(text.replace("\r\n", "\n").split("\n")))
+    source = Source(path, _without_prefixes(_COLOUR.sub("", text).replace("\r\n", "\n").split("\n")))
     for line, content in enumerate(source.lines, 1):
         if len(content) > _LONGEST_LINE and not content.lstrip().startswith("{"):  # JSON may be one line
             raise source.refuse(

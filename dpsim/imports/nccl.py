@@ -61,7 +61,7 @@ def read(source: Source, devices: int | None, out_of_place: bool) -> Contents:
         first = next(iter(run.rows))
         check_heads(source, run, first)
         ranks = ranks_above(source, run.start, first)
-        program, of_run = _table(source, run, ranks, devices, out_of_place)
+        program, of_run = _table(source, run, ranks, devices, out_of_place=out_of_place, alone=len(runs) == 1)
         hardware.append(counted(ranks.names) if ranks.complete else ", ".join(dict.fromkeys(filter(None, ranks.names))))
         versions += [" ".join(match[1].split()) for match in source.matches(_VERSION, run.start, first).values()]
         programs.append(program.name)
@@ -70,10 +70,12 @@ def read(source: Source, devices: int | None, out_of_place: bool) -> Contents:
     return Contents(benchmark, "; ".join(dict.fromkeys(filter(None, hardware))), tuple(tables))
 
 
-def _table(source: Source, run: Run, ranks: Ranks, devices: int | None, out_of_place: bool) -> tuple[Program, Table]:
+def _table(
+    source: Source, run: Run, ranks: Ranks, devices: int | None, *, out_of_place: bool, alone: bool
+) -> tuple[Program, Table]:
     """Return the program of a run and its table, whose rows agree with all that the file says.
 
-    ``devices`` is how many ran, where neither rank lines nor bandwidths say it.
+    ``devices`` is how many ran, where the file does not say it; it chooses a run where a file has several.
     """
     first = next(iter(run.rows))
     zero = [line for line, fields in run.rows.items() if not fields.keys[0].strip("0")]
@@ -81,7 +83,7 @@ def _table(source: Source, run: Run, ranks: Ranks, devices: int | None, out_of_p
     every = [row for rows in both for row in rows]
     named = _named_program(source, run.start, first, every)
     program = named or _program_by_rows(source, run, every)
-    count = _count(every, program, ranks, devices, named=named is not None)
+    count = _count(every, program, ranks, devices, named=named is not None, alone=alone)
     if count == 1 and len({rows[0].size_bytes for rows in both}) < len(both):
         raise source.refuse(first, "two runs on one device each: busbw is 0, and sizes stand twice", **ALONE)
     points = [[row.point(source, count, program) for row in rows][0 if out_of_place else 1] for rows in both]
@@ -91,7 +93,7 @@ def _table(source: Source, run: Run, ranks: Ranks, devices: int | None, out_of_p
     if named is None and program is not PROGRAMS[0]:
         notes.append(f"no line names the program: counts and bandwidths are those of {program.name}")
     whole = count is not None and len(ranks.host) == count
-    if ranks.host and not whole:
+    if ranks.most and not whole:
         notes.append(f"rank lines of {len(ranks.host)} of {count} ranks")
     if shared := [rank for rank, device in ranks.device.items() if list(ranks.device.values()).count(device) > 1]:
         notes.append(f"ranks {', '.join(map(str, shared[:8]))} shared a device")
@@ -127,24 +129,26 @@ def _program_by_rows(source: Source, run: Run, rows: Sequence[Row]) -> Program:
     alltoall_perf, whose rows are those of an allreduce on 2 devices and of an all-gather.
     """
     checks = {tuple(side[3] == "N/A" for side in fields.sides) for fields in run.rows.values()}
+    first = next(iter(run.rows))
     if checks == {(False, True)}:
-        raise source.refuse(
-            next(iter(run.rows)),
-            "N/A in place alone, which sendrecv_perf and alltoall_perf print",
-            allowed=NAMES,
-            remedy=NAME_IT,
-        )
+        given = "N/A in place alone, which sendrecv_perf and alltoall_perf print"
+        raise source.refuse(first, given, allowed=NAMES, remedy=NAME_IT)
     if 2 * sum(row.parts == 1 for row in rows) >= len(rows):
         return PROGRAMS[0]
+    if rows[0].redop != "sum" and checks == {(True, True)}:
+        given = "unchecked rows that are those of all_gather_perf or alltoall_perf"
+        raise source.refuse(first, given, allowed=NAMES, remedy=NAME_IT)
     return PROGRAMS[2] if rows[0].redop == "sum" else PROGRAMS[1]
 
 
-def _count(rows: Sequence[Row], program: Program, ranks: Ranks, devices: int | None, *, named: bool) -> int | None:
+def _count(
+    rows: Sequence[Row], program: Program, ranks: Ranks, devices: int | None, *, named: bool, alone: bool
+) -> int | None:
     """Return on how many devices a run was: what rank lines, bandwidths and ``devices`` say.
 
     Rank lines may be left out; bandwidths that are not of the ranks that all have a line are found by ``Row.point``.
     """
-    of_lines, most = len(ranks.host), max(ranks.host, default=-1) + 1
+    of_lines, most = len(ranks.host), ranks.most
     if ranks.complete and all(row.has_busbw_of(of_lines, program.sends) for row in rows):
         return of_lines
     of_rows = ranks_of(rows, program.sends)
@@ -152,7 +156,7 @@ def _count(rows: Sequence[Row], program: Program, ranks: Ranks, devices: int | N
         return of_rows
     if ranks.complete:
         return of_lines
-    if devices is not None and devices >= most:
+    if devices is not None and devices >= most and (alone or of_rows is None):
         return devices
     alike = of_rows == 2 and program.sends == 2 and not named  # busbw = algbw: also of a sendrecv on any number
     return None if alike or (of_rows or 0) < most else of_rows

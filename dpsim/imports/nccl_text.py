@@ -14,14 +14,11 @@ PROGRAM = re.compile(r"#?\s*Collective test starting: (\S+)")
 VERDICT = re.compile(r"#?\s*Out of bounds values\s*:\s*(\S+)\s+(\S+)")
 HEADER = re.compile(r"#?\s*size\s+count\s+type\s+(?:redop|time)\s.*")
 BEGIN = re.compile(r"#?\s*nThreads?\s+[0-9]+\s+nGpus\b.*")
-_ANY_RANK = re.compile(r"#?\s*Rank\s+[0-9]+\s.*\bPid\b.*")
-_RANK = re.compile(
-    r"#?\s*Rank\s+([0-9]{1,9})\s+(?:Group\s+([0-9]{1,9})\s+)?Pid\s+[0-9]+\s+on\s+(\S+)\s+device\s+([0-9]+)"
-    r"\s+\[([^\]]*)\]\s*(.*)"
-)
+_RANK = re.compile(r"#?\s*Rank\s+([0-9]{1,9})\s+(?:Group\s+([0-9]{1,9})\s+)?Pid\b(.*)")
+_DEVICE = re.compile(r"\s+[0-9]+\s+on\s+(\S+)\s+device\s+([0-9]+)\s+(?:\[([^\]]*)\])?\s*(.*)")
 _UNITS = re.compile(r"#?\s*\(B\)\s+\(elements\)\s.*")
 _SIDES = re.compile(r"#?\s*(?:out-of-place|in-place)(?:\s+(?:out-of-place|in-place))?")
-_HEADS = (HEADER, BEGIN, _ANY_RANK, PROGRAM, VERDICT, _SIDES)
+_HEADS = (HEADER, BEGIN, _RANK, PROGRAM, VERDICT, _SIDES)
 _START = re.compile(
     r"(?<!\S)[0-9]+\s+[0-9]+\s+(?:u?int(?:8|32|64)?|char|half|float|double|bfloat16|fp8\w*|f8\w*)(?!\S)"
 )
@@ -62,8 +59,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What the rank lines say: host, device and name of each rank that has one."""
+    """What the rank lines say: the highest rank + 1, and host, device and name of each rank that has a whole line."""
 
+    most: int
     host: dict[int, str]
     device: dict[int, tuple[str, ...]]
     names: list[str]
@@ -164,31 +162,36 @@ def check_heads(source: Source, run: Run, first: int) -> None:
 
 
 def ranks_above(source: Source, start: int, first: int) -> Ranks:
-    """Return what the rank lines of the last start before line ``first`` say. Raises ``FileFormatError``."""
+    """Return what the rank lines of the last start before line ``first`` say; a line may be cut off behind its rank.
+
+    Raises ``FileFormatError`` for ranks of several groups, and for a rank that has two lines.
+    """
     begin = next(reversed(source.matches(BEGIN, start, first)), start)
-    host: dict[int, str] = {}
-    device: dict[int, tuple[str, ...]] = {}
-    names = []
+    lines: dict[int, re.Match[str] | None] = {}
     elided = False
     for line in range(begin, first):
-        if not _ANY_RANK.fullmatch(source.text(line)):
-            elided = elided or (bool(host) and source.is_elided(line))
-            continue
         match = _RANK.fullmatch(source.text(line))
         if match is None:
-            given = f"a rank line {shown(source.text(line))}"
-            raise source.refuse(line, given, allowed="# Rank N Group 0 Pid N on HOST device N [ID] NAME")
+            elided = elided or (bool(lines) and source.is_elided(line))
+            continue
         rank = int(match[1])
-        if rank in host and set(host) == {0}:
-            raise source.refuse(line, "rank 0 twice: two runs on one device each", **ALONE)
-        if int(match[2] or 0) != 0 or (host and rank <= max(host)):
+        if rank in lines:
+            raise source.refuse(
+                line, f"rank {rank} twice: two runs{' on one device each' * (set(lines) == {0})}", **ALONE
+            )
+        if int(match[2] or 0) != 0:
             raise source.refuse(
                 line,
-                f"rank {rank} of group {match[2] or 0} after rank {max(host, default='none')}",
-                allowed="ranks of one group 0 that ascend",
-                remedy="run nccl-tests without NCCL_TESTS_SPLIT, and keep the lines of one run",
+                f"rank {rank} of group {match[2]}",
+                allowed="ranks of one group 0",
+                remedy="run nccl-tests without NCCL_TESTS_SPLIT",
             )
-        host[rank] = match[3]
-        device[rank] = match.group(3, 4, 5)
-        names.append(match[6])
-    return Ranks(host, device, names, bool(host) and not elided and sorted(host) == list(range(len(host))))
+        lines[rank] = _DEVICE.fullmatch(match[3])
+    devices = {rank: match for rank, match in sorted(lines.items()) if match}
+    return Ranks(
+        most=max(lines, default=-1) + 1,
+        host={rank: match[1] for rank, match in devices.items()},
+        device={rank: match.group(1, 2, 3) for rank, match in devices.items()},
+        names=[match[4] for match in devices.values()],
+        complete=bool(lines) and not elided and len(devices) == max(lines) + 1,
+    )

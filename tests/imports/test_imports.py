@@ -271,7 +271,6 @@ REFUSED = [
     (RANKED.replace(" 262144 ", " 262145 "), "262145 elements", "4 bytes per element"),
     (RANKED.replace("Rank  1", "Rank  0"), "line 7: rank 0 twice: two runs on one device each", "MPI=1"),
     (RANKED.replace("Rank  1 Group  0", "Rank  1 Group  1"), "rank 1 of group 1", "NCCL_TESTS_SPLIT"),
-    (RANKED.replace("device  1", "device one"), "line 7: a rank line", "# Rank N"),
     (RANKED[: RANKED.index("631.29") + 4], "line 15", "cut off"),
     # OSU
     (outputs.osu([*POINTS, (64, 3.0)]), "line 7: 64 bytes after 1048576", "one sweep"),
