@@ -58,6 +58,9 @@ class CollectiveFlags(
     line_rate: str | None = flags.flag(
         "With --from: the nominal rate of a link between nodes, like 25gbit: say what share was reached."
     )
+    keep_outliers: bool = flags.flag(
+        "With --from: keep rows that jump, alone out of line with both their neighbours.", default=False
+    )
     verbose: bool = flags.flag("Show the time of every size too.", default=False)
 
 
@@ -93,7 +96,12 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     from dpsim.machine import Network
     from dpsim.study import calibration
 
-    importing = flags.provided(format=of.format, out_of_place=of.out_of_place or None, line_rate=of.line_rate)
+    importing = flags.provided(
+        format=of.format,
+        out_of_place=of.out_of_place or None,
+        line_rate=of.line_rate,
+        keep_outliers=of.keep_outliers or None,
+    )
     _refuse(importing, "without --from nothing is imported")
     flags.writable(of.output)
     fields = of.values()
@@ -118,6 +126,7 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     del fields["local_batch"]
     known = flags.provided(algorithms=fields.pop("algorithm", None), format=of.format, out_of_place=of.out_of_place)
     known |= {name: fields.pop(name) for name in ("network", "devices") if name in fields}
+    known["keep_outliers"] = of.keep_outliers
     _refuse(
         fields | flags.provided(budget=of.budget, wait_until_quiet=of.wait_until_quiet),
         "with --from nothing is measured",
@@ -138,13 +147,22 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     doubts = [doubt for table in tables for doubt in table.doubts]
     for doubt in doubts:
         print(f"warning: {doubt}; compare it with the original", file=sys.stderr)
+    notes = [note for table in tables for note in table.notes]
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     if line_rate is not None and max(bus_bandwidth(table.cost) for table in tables) > line_rate:
         print(
             "warning: more than the line rate was reached: a node has several links, the network adds up on the way,"
             " the devices are in one node, or the rate is meant in bytes (1 GB/s is 8gbit)",
             file=sys.stderr,
         )
-    return machine, {"doubts": doubts, "source": machine.source, "replaced": replaced, "imported": imported}
+    return machine, {
+        "doubts": doubts,
+        "notes": notes,
+        "source": machine.source,
+        "replaced": replaced,
+        "imported": imported,
+    }
 
 
 def _line_rate(of: CollectiveFlags) -> float | None:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dpsim.imports.source import Contents, Point, Source, Table, hundredths, rows, shown, table, whole
+from dpsim.imports.lines import Source, shown
+from dpsim.imports.tables import Contents, Point, Table, hundredths, rows, table, whole
 
 
 def _osu_columns(header: str) -> list[str] | None:
@@ -21,7 +22,7 @@ def _osu_columns(header: str) -> list[str] | None:
 
 
 def _imb_columns(header: str) -> list[str] | None:
-    names = header.split()
+    names = ["#" + name if name in ("bytes", "repetitions") else name for name in header.split()]
     return names if names in (_IMB_COLUMNS, [*_IMB_COLUMNS, "defects"]) else None
 
 
@@ -33,7 +34,7 @@ _OSU_OTHERS = (
     "Iterations",
     "Validation",
 )
-_OSU_HEADER = re.compile(r"#\s*Size\s+(\S.*?)\s*")
+_OSU_HEADER = re.compile(r"#?\s*Size\s+(\S.*?)\s*")
 _OSU_COLUMN = re.compile(
     "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in (*_OSU_MEANS, *_OSU_OTHERS)) + r"|\S+"
 )
@@ -138,7 +139,8 @@ class TableFormat:
                 raise source.refuse(header, given, allowed=self.columns_allowed, remedy=self.columns_remedy)
             of_table = rows(source, header + 1, stop, names, footer=self.footer, unmeasured=self.unmeasured)
             points = [self._point(source, line, dict(zip(names, fields, strict=True))) for line, fields in of_table]
-            tables.append((header, table(source, f"line {header}", self.measured, points)))
+            elided = [line for line in range(header + 1, stop) if source.is_elided(line)]
+            tables.append((header, table(source, f"line {header}", self.measured, points, elided=elided)))
         return tables
 
     def _point(self, source: Source, line: int, row: dict[str, str]) -> Point:
@@ -185,7 +187,7 @@ FORMATS = {
         suite="OSU",
         command="osu_allreduce",
         benchmark="",
-        title=re.compile(r"#\s*OSU\s+(?P<name>\S.*?)\s+Test\b.*?\s*"),
+        title=re.compile(r"#?\s*OSU\s+(?P<name>\S.*?)\s+Test\b.*?\s*"),
         title_example="# OSU MPI Allreduce Latency Test v7.5",
         allreduce=re.compile(r"\S+ Allreduce Latency"),
         header=_OSU_HEADER,
@@ -198,19 +200,19 @@ FORMATS = {
         least="Min Latency(us)",
         most="Max Latency(us)",
         passed={"Validation": "Pass"},
-        signs=_OSU_HEADER,
+        signs=re.compile(r"#\s*Size\s+\S.*|Size\s+(?:Avg )?Latency ?\(us\).*"),
         measured="out of place, mean over ranks",
         footer="# Datatype:",
-        datatype=re.compile(r"#\s*Datatype:\s*(\S+?)\.?\s*"),
+        datatype=re.compile(r"#?\s*Datatype:\s*(\S+?)\.?\s*"),
     ),
     "imb": TableFormat(
         suite="IMB",
         command="IMB-MPI1 Allreduce",
         benchmark="IMB Allreduce",
-        title=re.compile(r"#\s*Benchmarking\s+(?P<name>\S+)"),
+        title=re.compile(r"#?\s*Benchmarking\s+(?P<name>\S+)"),
         title_example="# Benchmarking Allreduce",
         allreduce=re.compile("Allreduce"),
-        header=re.compile(".*#bytes.*"),
+        header=re.compile(r".*(?:#bytes|bytes\s+#?repetitions).*"),
         columns=_imb_columns,
         columns_allowed=" ".join(_IMB_COLUMNS) + ", with or without defects",
         columns_remedy="run IMB-MPI1 Allreduce without -multi",
@@ -223,9 +225,9 @@ FORMATS = {
         signs=re.compile(r".*Intel\(R\) MPI Benchmarks.*"),
         measured="out of place, mean over ranks, MPI_FLOAT",
         unmeasured=("out-of-mem.;", "int-overflow.;", "time-out.;"),
-        processes=re.compile(r"#\s*#processes = ([0-9]{1,9})\b.*"),
-        version=re.compile(r"#\s*(Intel ?\(R\) MPI Benchmarks .*|MPI Version\s*:.*)"),
-        settings=re.compile(r"#\s*(MPI_Datatype for reductions|MPI_Op)\s*:\s*(\S*)"),
+        processes=re.compile(r"#?\s*#?processes = ([0-9]{1,9})\b.*"),
+        version=re.compile(r"#?\s*(Intel ?\(R\) MPI Benchmarks .*|MPI Version\s*:.*)"),
+        settings=re.compile(r"#?\s*(MPI_Datatype for reductions|MPI_Op)\s*:\s*(\S*)"),
         allowed={"MPI_Datatype for reductions": "MPI_FLOAT", "MPI_Op": "MPI_SUM"},
     ),
 }

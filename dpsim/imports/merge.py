@@ -12,9 +12,10 @@ from dpsim.codec import Noun
 from dpsim.collective import Collective, parse_devices
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, FileFormatError, unknown
-from dpsim.imports import nccl
+from dpsim.imports import nccl, nccl_report, nccl_text, others
 from dpsim.imports.columns import FORMATS as TABLE_FORMATS
-from dpsim.imports.source import Contents, Source, read_source
+from dpsim.imports.lines import Source, read_source
+from dpsim.imports.tables import Contents
 from dpsim.machine import AllreduceCost, Machine, Network
 from dpsim.model.formulas import fitted_links
 
@@ -29,7 +30,7 @@ class ImportConfig(Noun, frozen=True):
     ``format`` is found in each file where it is not given. ``devices`` and ``algorithms`` hold nothing, one entry
     for all files or one for each; an algorithm that is not named is the library's own: ``nccl`` of nccl-tests, else
     ``mpi``. ``out_of_place`` takes nccl-tests' out-of-place times in place of the in-place ones; OSU and IMB measure
-    out of place only.
+    out of place only. ``keep_outliers`` keeps rows that alone are out of line with both their neighbours.
     """
 
     files: tuple[str, ...]
@@ -38,6 +39,7 @@ class ImportConfig(Noun, frozen=True):
     algorithms: tuple[str, ...] = ()
     network: str = "node"
     out_of_place: bool = False
+    keep_outliers: bool = False
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)
@@ -65,6 +67,7 @@ class Imported:
     measured: str
     cost: AllreduceCost
     doubts: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]:
@@ -84,7 +87,7 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
         contents = read(Path(file), config.format, given[0], config.out_of_place)
         hardware.append(contents.hardware)
         own = "nccl" if contents.benchmark.startswith("nccl-tests") else "mpi"
-        tables += _imported(file, contents, algorithm or own, *given)
+        tables += _imported(file, contents, algorithm or own, *given, keep_outliers=config.keep_outliers)
     _check_each_once(tables)
     named = dict.fromkeys(filter(None, hardware))
     made_by = dict.fromkeys(f"{Path(table.file).name}: {table.benchmark} ({table.measured})" for table in tables)
@@ -112,12 +115,20 @@ def read(path: Path, format: Format | None, devices: int | None, out_of_place: b
     """What a file holds, read as ``format`` or as what it looks like. Raises ``FileFormatError``."""
     source = read_source(path)
     name = format or _format(source)
-    return TABLE_FORMATS[name].read(source) if name in TABLE_FORMATS else nccl.read(source, devices, out_of_place)
+    if name in TABLE_FORMATS:
+        return TABLE_FORMATS[name].read(source)
+    if nccl_report.recognises(source):
+        return nccl_report.read(source, out_of_place)
+    if not nccl_text.recognises(source) and (other := others.refusal(source)):
+        raise other
+    return nccl.read(source, devices, out_of_place)
 
 
 def _format(source: Source) -> str:
-    matching = ["nccl-tests"] * nccl.recognises(source)
+    matching = ["nccl-tests"] * (nccl_report.recognises(source) or nccl_text.recognises(source))
     matching += [name for name, form in TABLE_FORMATS.items() if form.recognises(source)]
+    if not matching and (other := others.refusal(source)):
+        raise other
     if len(matching) != 1:
         looks = f"like {' and like '.join(matching)}" if matching else "like no benchmark that can be imported"
         raise source.refuse(
@@ -129,7 +140,9 @@ def _format(source: Source) -> str:
     return matching[0]
 
 
-def _imported(file: str, contents: Contents, algorithm: str, devices: int | None, layout: str) -> Iterator[Imported]:
+def _imported(
+    file: str, contents: Contents, algorithm: str, devices: int | None, layout: str, *, keep_outliers: bool
+) -> Iterator[Imported]:
     """The tables of one file that ran on ``devices`` in ``layout``, as far as those are given.
 
     Tables of 1 device, which has nothing to reduce, are passed over where there are others.
@@ -155,7 +168,8 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
             raise ConfigError(
                 f"{file} was measured on 1 device ({table.where}), which has nothing to reduce",
                 allowed="2 devices or more",
-                remedy="measure on as many devices as you want to predict for",
+                remedy="measure on as many devices as you want to predict for; where mpirun started several processes,"
+                " build nccl-tests with MPI=1: without it each measures alone",
             )
         of_nodes = layout if devices is not None else table.layout
         if layout and table.layout not in ("", layout):
@@ -167,21 +181,30 @@ def _imported(file: str, contents: Contents, algorithm: str, devices: int | None
         check(algorithm=algorithm, devices=count, layout=of_nodes)
         if table.kind != "allreduce":
             check(strategy="zero1", algorithm=algorithm)
+        left_out = {} if keep_outliers else table.jumps
+        points = [point for point in zip(table.sizes_bytes, table.time_s, strict=True) if point[0] not in left_out]
         try:
             cost = AllreduceCost(
                 algorithm=algorithm,
                 devices=count,
                 layout=of_nodes,
-                sizes_bytes=table.sizes_bytes,
-                time_s=table.time_s,
+                sizes_bytes=tuple(size for size, _ in points),
+                time_s=tuple(time_s for _, time_s in points),
                 wire_dtype=table.wire_dtype,
                 kind=table.kind,
             )
         except ConfigError as error:
             place = f"{file}, table of {table.where}: {error.given}"
             raise FileFormatError(place, allowed=error.allowed, remedy=error.remedy) from error
-        doubts = tuple(f"{file}, {doubt}" for doubt in table.doubts)
-        yield Imported(file=file, benchmark=contents.benchmark, measured=table.measured, cost=cost, doubts=doubts)
+        done = "kept" if keep_outliers else "left out (--keep-outliers keeps it)"
+        yield Imported(
+            file=file,
+            benchmark=contents.benchmark,
+            measured=table.measured,
+            cost=cost,
+            doubts=tuple(f"{file}, {jump}: {done}" for jump in table.jumps.values()),
+            notes=tuple(f"{file}, {table.where}: {note}" for note in table.notes),
+        )
 
 
 def _check_each_once(tables: Sequence[Imported]) -> None:

@@ -106,6 +106,7 @@ OF_COMMAND = {
     "train --record": "order.json --strategy parameter-server",
     "calibrate --from": LOG,
     "calibrate --format": f"imb --from {LOG}",
+    "calibrate --keep-outliers": f"--from {LOG}",
     "calibrate --out-of-place": f"--from {LOG.parent}/nccl.json",
     "calibrate --line-rate": f"25gbit --from {LOG}",
     "predict --find": "bucket",

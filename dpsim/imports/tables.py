@@ -1,16 +1,15 @@
-"""A benchmark's output as lines and tables: numbers, rows, and errors that name the line."""
+"""Rows and tables of a benchmark's output: their numbers, rows that are damaged, and rows that jump."""
 
 from __future__ import annotations
 
+import math
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from dpsim.collective import CollectiveKind
-from dpsim.errors import FileFormatError
+from dpsim.imports.lines import Source, shown
 
 MOST_BYTES = 2**60
 WIRE_DTYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16"}
@@ -20,35 +19,10 @@ _HUNDREDTHS = re.compile(r"(?:0|[1-9][0-9]{0,14})\.[0-9]{2}")
 _ROUNDED = re.compile(r"(0|[1-9][0-9]{0,14})(?:\.([0-9]{1,9}))?(?:e([+-]?[0-9]{1,2}))?")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NARROW = 10  # digits of a size that the benchmarks' columns have room for
-_LONGEST_LINE = 4096
 _GAP = re.compile(r"\s+")
-_TAGGED = re.compile(r"\[[^\]\s]*\d+,\d+\]<std(?:out|err)>: ?")  # mpirun --tag-output
-_NUMBERED = re.compile(r"\s*[0-9]{1,6}: ?")  # srun -l
-_OUTLIER = 5.0
+_JUMP, _ABOVE = 2.0, 1.3  # of a row that jumps: against the line between its neighbours, and against each of them
 _DAMAGED = "the line may be cut off or damaged: copy the file again"
 _LOG = re.compile(r"\[.*\]|.*\[[0-9]+\] NCCL [A-Z]+ |NCCL version ")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file as the lines it holds; lines are counted from 1."""
-
-    path: Path
-    lines: tuple[str, ...]
-
-    def text(self, line: int) -> str:
-        """Return a line without the spaces around it."""
-        return self.lines[line - 1].strip()
-
-    def matches(self, pattern: re.Pattern[str], first: int = 1, end: int | None = None) -> dict[int, re.Match[str]]:
-        """Return the lines from ``first`` on and before ``end`` that match as a whole, with their matches."""
-        end = len(self.lines) + 1 if end is None else end
-        return {line: match for line in range(first, end) if (match := pattern.fullmatch(self.text(line)))}
-
-    def refuse(self, where: int | str, given: str, *, allowed: str = "", remedy: str = "") -> FileFormatError:
-        """Return the error that names the file and the line (or another part)."""
-        part = f"line {where}" if isinstance(where, int) else where
-        return FileFormatError(f"{self.path}, {part}: {given}", allowed=allowed, remedy=remedy)
 
 
 class Rounded(NamedTuple):
@@ -73,8 +47,8 @@ class Table:
 
     ``devices`` is ``None`` and ``layout`` empty where the file does not say them; a layout of one node is ``1x8``.
     ``where`` the table begins in the file, ``measured`` which of the benchmark's figures its times are.
-    ``sizes_bytes`` are those of float32 gradients, also where they travel as a ``wire_dtype`` of 16 bits. ``doubts``
-    are sentences on rows that are likely wrong, and were taken.
+    ``sizes_bytes`` are those of float32 gradients, also where they travel as a ``wire_dtype`` of 16 bits. ``jumps``
+    are sentences on rows that are likely wrong, by their size; ``notes`` are others on what was read.
     """
 
     where: str
@@ -84,8 +58,9 @@ class Table:
     time_s: tuple[float, ...]
     measured: str
     wire_dtype: str
-    doubts: tuple[str, ...]
+    jumps: Mapping[int, str]
     kind: CollectiveKind = "allreduce"
+    notes: tuple[str, ...] = ()
 
 
 class Contents(NamedTuple):
@@ -94,45 +69,6 @@ class Contents(NamedTuple):
     benchmark: str
     hardware: str
     tables: tuple[Table, ...]
-
-
-def read_source(path: Path) -> Source:
-    """Return the lines of a text file (``-``: of standard input), with or without a byte-order mark, of any system.
-
-    What ``srun -l`` or ``mpirun --tag-output`` put before every line is taken away. Raises ``FileFormatError``.
-    """
-    try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    except OSError as error:
-        raise FileFormatError(
-            f"cannot read {path}: {error.strerror or error}", allowed="a file that nccl-tests, OSU or IMB printed"
-        ) from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FileFormatError(
-            f"{path}, line {data[: error.start].count(10) + 1}: byte {data[error.start]:#04x} is no UTF-8 text",
-            allowed="the text that the benchmark printed, in UTF-8",
-            remedy="save it as UTF-8, or copy it again: it may be damaged",
-        ) from error
-    source = Source(path, _without_prefixes(text.replace("\r\n", "\n").split("\n")))
-    for line, content in enumerate(source.lines, 1):
-        if len(content) > _LONGEST_LINE and not content.lstrip().startswith("{"):  # JSON may be one line
-            raise source.refuse(
-                line,
-                f"{len(content):,} characters",
-                allowed=f"lines of up to {_LONGEST_LINE:,}",
-                remedy="give the text that the benchmark printed; this may be cut off or damaged",
-            )
-    return source
-
-
-def _without_prefixes(lines: list[str]) -> tuple[str, ...]:
-    """Return the lines without the tags of ``mpirun``, and without those of ``srun`` where every line has one."""
-    untagged = [_TAGGED.sub("", line, count=1) if _TAGGED.match(line) else line for line in lines]
-    if any(untagged) and all(_NUMBERED.match(line) for line in untagged if line.strip()):
-        untagged = [_NUMBERED.sub("", line, count=1) for line in untagged]
-    return tuple(untagged)
 
 
 def rows(
@@ -152,7 +88,7 @@ def rows(
         fields = text.split()
         if not text or (footer and text.startswith(footer)):
             ended = True
-        elif text.startswith("#") or _LOG.match(text):
+        elif text.startswith("#") or _LOG.match(text) or source.is_elided(line):
             continue
         elif not ended:
             row_lines.append(line)
@@ -173,10 +109,10 @@ def rows(
                 allowed="rows that follow one another up to a blank line",
                 remedy="remove the empty line before it, or the row",
             )
-    _check_ends(source, row_lines)
+    check_ends(source, row_lines)
 
 
-def _check_ends(source: Source, row_lines: list[int]) -> None:
+def check_ends(source: Source, row_lines: list[int]) -> None:
     """Refuse the one row that ends where no other does, in a table that is printed in columns: characters are lost.
 
     Rows of sizes too wide for their column are left out.
@@ -203,9 +139,12 @@ def table(
     devices: int | None = None,
     layout: str = "",
     kind: CollectiveKind = "allreduce",
+    elided: Sequence[int] = (),
+    notes: Sequence[str] = (),
 ) -> Table:
     """Return the table of some rows. Rows of 0 bytes are left out: such a call sends no message.
 
+    ``elided`` lines stand for others that were left out of the log.
     Raises ``FileFormatError`` for sizes that do not ascend, for times of 0, for rows of different types, and for a
     table without rows.
     """
@@ -248,20 +187,46 @@ def table(
         time_s=tuple(round(point.time_us / 1e6, 15) for point in kept),
         measured=measured,
         wire_dtype=WIRE_DTYPES[kept[0].type],
-        doubts=tuple(_doubts(kept)),
+        jumps=_jumps(kept),
         kind=kind,
+        notes=(*_left_out(points, elided), *notes),
     )
 
 
-def _doubts(points: Sequence[Point]) -> Iterator[str]:
-    """Yield a sentence for each row whose time is far above or far below those of both its neighbours."""
-    for before, point, after in zip(points, points[1:], points[2:], strict=False):
-        low, high = sorted((before.time_us, after.time_us))
-        if point.time_us > _OUTLIER * high or point.time_us * _OUTLIER < low:
-            yield (
-                f"{point.where}: {point.size_bytes} bytes in {point.time_us:g} us, between {before.time_us:g} and "
-                f"{after.time_us:g} us for its neighbours"
-            )
+def _left_out(points: Sequence[Point], elided: Sequence[int]) -> Iterator[str]:
+    for point in points:
+        if point.size_bytes == 0:
+            yield f"a row of 0 bytes, left out ({point.where})"
+    if elided:
+        lines = ", ".join(map(str, elided[:5])) + ", ..." * (len(elided) > 5)
+        yield f"{len(elided)} times lines are missing where the log says so (line {lines})"
+
+
+def _jumps(points: Sequence[Point]) -> dict[int, str]:
+    """Return a sentence for each row, by its size, that alone is out of line with both its neighbours.
+
+    Its time is twice what lies between its neighbours' (or half of that) in logarithms, and beyond both by 30 %. A step
+    to another protocol, from which on all rows are higher, is none. The farthest row goes first, and is then nobody's
+    neighbour.
+    """
+    kept = list(points)
+    jumps: dict[int, str] = {}
+    while True:
+        far: list[tuple[float, Point, Point, Point]] = []
+        for before, point, after in zip(kept, kept[1:], kept[2:], strict=False):
+            share = math.log(point.size_bytes / before.size_bytes) / math.log(after.size_bytes / before.size_bytes)
+            between = before.time_us ** (1 - share) * after.time_us**share
+            low, high = sorted((before.time_us, after.time_us))
+            if point.time_us > _ABOVE * high or point.time_us * _ABOVE < low:
+                far.append((max(point.time_us / between, between / point.time_us), before, point, after))
+        distance, before, point, after = max(far, key=lambda each: each[0], default=(0.0, *3 * (points[0],)))
+        if distance < _JUMP:
+            return jumps
+        jumps[point.size_bytes] = (
+            f"{point.where}: {point.size_bytes} bytes in {point.time_us:g} us, between {before.time_us:g} and "
+            f"{after.time_us:g} us for its neighbours"
+        )
+        kept.remove(point)
 
 
 def _matched(
@@ -289,8 +254,3 @@ def rounded(source: Source, line: int, what: str, text: str) -> Rounded:
     allowed = "a number like 12.34 or 1.2e+07" + (", or N/A" if what in ("#wrong", "error") else "")
     match = _matched(source, line, what, text, _ROUNDED, allowed)
     return Rounded(float(text), 0.5 * 10.0 ** (int(match[3] or 0) - len(match[2] or "")))
-
-
-def shown(text: str) -> str:
-    """Return a text of a file as an error shows it: quoted, on one line, not too long."""
-    return repr(text if len(text) <= 80 else text[:77] + "...")
