@@ -467,6 +467,22 @@ class Machine(Noun, frozen=True, dict=True):
         tables = [table for table in self.allreduce if table.devices > 1]
         return all(node_counts(t.layout, 1)[0] == 1 and (t.layout or self.cores) for t in tables)
 
+    @property
+    def of_several_nodes(self) -> bool:
+        """Whether all that is measured are collectives of several nodes, and no link inside a node is stated."""
+        if self.emulated_network or self.link_in_node is not None:
+            return False
+        layouts = [table.layout for table in (*self.allreduce, *self.halves) if table.devices > 1]
+        return bool(layouts) and all(layout and node_counts(layout, 1)[0] > 1 for layout in layouts)
+
+    @property
+    def devices_a_node(self) -> int:
+        """The most devices that a node has in the tables of several nodes; 1 where there is no such table."""
+        layouts = [table.layout for table in (*self.allreduce, *self.halves)]
+        return max(
+            (of_a_node for nodes, of_a_node in (node_counts(each, 1) for each in layouts) if nodes > 1), default=1
+        )
+
     def link_between(self, nodes: int) -> Link | None:
         """Return the link that paces messages between so many nodes: in each field the slower of those that they cross.
 

@@ -132,7 +132,7 @@ def find(
     if quantity not in QUANTITIES[:-1]:
         raise unknown("quantity to find", quantity, QUANTITIES)
     prepared = functools.partial(for_prediction, workload) if prepare is None else prepare
-    within = _range(quantity, workload, devices, settings)
+    within = _range(quantity, workload, machine, devices, settings)
     layout = "" if devices is None else parse_devices(devices)[1]
     if quantity in ("bandwidth", "latency"):
         _check_link(machine, quantity)
@@ -216,7 +216,9 @@ class _Range(NamedTuple):
         return grid if least else grid[::-1]
 
 
-def _range(quantity: str, workload: Workload, devices: int | str | None, settings: Mapping[str, Any]) -> _Range:
+def _range(
+    quantity: str, workload: Workload, machine: Machine, devices: int | str | None, settings: Mapping[str, Any]
+) -> _Range:
     """Return the values of a quantity to try. Raises ``ConfigError``."""
     if devices is None and quantity != "devices":
         raise ConfigError(f"the {quantity} for no number of devices", allowed="a number of devices, or a layout")
@@ -239,7 +241,10 @@ def _range(quantity: str, workload: Workload, devices: int | str | None, setting
             units = int(min(count, smallest) // unit)
             if units * unit < 2:
                 raise ConfigError(f"up to {count} devices to search in", allowed="2 or more, and no more than samples")
-            return _Range(1 if unit > 1 else 2, units, whole=True, unit=unit)
+            first = 1 if unit > 1 else 2
+            if machine.of_several_nodes:  # which says nothing of devices inside a node
+                first = 2 if layout else max(first, machine.devices_a_node // unit + 1)
+            return _Range(first, max(first, units), whole=True, unit=unit)
     if "global_batch" in settings:
         raise ConfigError(
             "the local batch that reaches a target, of a global batch",
