@@ -17,7 +17,7 @@ from dpsim.model.cost import has_tables, idle_curve, sharing, table_for, tables_
 from dpsim.model.prices import local_share, own_allreduces_s, waiting_factor
 from dpsim.model.slowest import EXACT_DEVICES
 from dpsim.plan import Plan
-from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
+from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE, CONTENTION_ENDS
 from dpsim.units import format_bandwidth, format_duration, format_size
 from dpsim.workload import Workload
 
@@ -314,7 +314,11 @@ def _free_overlap(machine: Machine, plans: Sequence[Plan]) -> str:
     free = "overlap {}to cost no compute time (the machine has no overlap tables); compare --overlap off"
     if "contention" not in machine.assumed:
         return free.format("is assumed ")
-    lasts = f"an allreduce beside backward is assumed to last {machine.contention:g} times as long as alone, and "
+    most, least = CONTENTION_ENDS
+    lasts = (
+        f"an allreduce beside backward is assumed to last {machine.contention:g} times as long as alone (the interval"
+        f" reaches from {least:g} to {most:g} times), and "
+    )
     return lasts + free.format("")
 
 

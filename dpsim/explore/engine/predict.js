@@ -52,7 +52,8 @@ const variedWorld = remembered(({devices, devices_a_node, latency_s, bandwidth_b
     if (machine.emulated_link) machine.emulated_link = {...machine.emulated_link, ...moved};
   }
   if (setting.contention !== null) {
-    Object.assign(machine, {contention: setting.contention, contention_uncertainty: constants.CERTAIN});
+    const assumed = machine.assumed.filter((field) => field !== "contention");
+    Object.assign(machine, {contention: setting.contention, contention_uncertainty: constants.CERTAIN, assumed});
   }
   if (machine.assumed_slowdown && setting.devices > 1) {
     machine.compute_slowdown = [{devices: setting.devices, ...machine.assumed_slowdown}];
