@@ -27,7 +27,7 @@ _MOST_BYTES = 2**60
 _MOST_DEVICES = 10**12
 LEAST_SLOWDOWN = 0.5
 """The least factor of a compute slowdown: below it several devices would each compute twice as fast as one."""
-_FASTEST_MEMORY_BYTES_PER_S = 1e14
+FASTEST_MEMORY_BYTES_PER_S = 1e14
 """No device reads and writes its memory as fast: the fastest announced until 2026 (HBM4) does so at 2.2e13."""
 
 
@@ -128,11 +128,11 @@ def _check_memory(what: str, table: AllreduceCost) -> None:
     """
     moved = (2 if table.kind == "allreduce" else 1) * (0.5 if table.wire_dtype in SIXTEEN_BITS else 1.0)
     for size, time_s in zip(table.sizes_bytes, table.time_s, strict=True):
-        if 0 < time_s < moved * size / _FASTEST_MEMORY_BYTES_PER_S:
+        if 0 < time_s < moved * size / FASTEST_MEMORY_BYTES_PER_S:
             raise ConfigError(
                 f"{what} has {size} bytes in {time_s:.3g} s, which is faster than any memory",
-                allowed=f"at least {moved * size / _FASTEST_MEMORY_BYTES_PER_S:.3g} s: what reading and writing them"
-                f" takes at {_FASTEST_MEMORY_BYTES_PER_S / 1e12:.0f} TB/s",
+                allowed=f"at least {moved * size / FASTEST_MEMORY_BYTES_PER_S:.3g} s: what reading and writing them"
+                f" takes at {FASTEST_MEMORY_BYTES_PER_S / 1e12:.0f} TB/s",
                 remedy="times are in seconds, sizes in bytes: correct the unit of one of them",
             )
 

@@ -15,7 +15,7 @@ from dpsim.constraints import check_plan
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import MORE_WORDS, Decides, fields
-from dpsim.fusion_rules import FUSION_RULES
+from dpsim.fusion_rules import DEFAULT_RULE, FUSION_RULES
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.registry import listed
 from dpsim.strategy import DataParallel, Strategy, described, parse_strategy
@@ -69,7 +69,7 @@ class Plan(Noun, frozen=True):
         f"Rule that forms buckets: {listed(FUSION_RULES)} (tarantella).",
         f"List of {listed(FUSION_RULES)} (tarantella).",
         Column("name", "The rule that forms buckets."),
-    ] = "tarantella"
+    ] = DEFAULT_RULE
     fusion_threshold_bytes: Annotated[
         float | None,
         Decides.ORDER | Decides.STEP_TIME,

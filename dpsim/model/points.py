@@ -15,7 +15,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import parse_devices
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
-from dpsim.fusion_rules import DDP_RULES, FUSION_RULES
+from dpsim.fusion_rules import DDP_RULES, DEFAULT_RULE, FUSION_RULES
 from dpsim.lowering import check_synchronous
 from dpsim.machine import Machine
 from dpsim.model.cautions import cautions
@@ -285,7 +285,7 @@ def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]
             remedy="add batch_norm_channels to those layers, or leave --batch-norm out",
         )
     if ddp is None:
-        return Told({"fusion_rule": "tarantella"} | fields | given)
+        return Told({"fusion_rule": DEFAULT_RULE} | fields | given)
     taken, cap, sent = list[str](), None if thresholds else ddp.bucket_cap_bytes, ddp.wire_dtype
     told: dict[str, Any] = {"fusion_rule": ddp.bucket_rule if thresholds else ddp.fusion_rule}
     if ddp.units and "strategy" not in given:
