@@ -240,3 +240,11 @@ class Plan(Noun, frozen=True):
 
 
 _WORDS = {name: get_args(field.kind) for name, field in fields(Plan).items() if get_origin(field.kind) is Literal}
+
+
+def samples_of_step(local_batch: int, devices: int, accumulate: int, strategy: str) -> int:
+    """Return the global batch of a local batch b, the samples that a device has at once: b x micro-batches x n / c.
+
+    Of n devices c have the same samples, one of each rank class: the stages of a pipeline, the parts of tensors.
+    """
+    return local_batch * accumulate * max(1, devices // parse_strategy(strategy).classes)

@@ -24,7 +24,7 @@ from dpsim.model.interval import Interval, equally_fast, predict, predict_with_i
 from dpsim.model.memory import memory
 from dpsim.model.residuals import LEVEL
 from dpsim.model.step import Prediction
-from dpsim.plan import OVERLAPS, Plan
+from dpsim.plan import OVERLAPS, Plan, samples_of_step
 from dpsim.strategy import FULLY_SHARD, parse_strategy
 from dpsim.units import format_size
 from dpsim.workload import Workload
@@ -260,8 +260,8 @@ def _planned(
 def _plan(variant: Mapping[str, Any], devices: int, layout: str, threshold: float | None) -> Plan:
     fields = dict(variant)
     if _BATCH in fields:
-        classes = parse_strategy(fields.get("strategy", "data-parallel")).classes
-        fields["global_batch"] = fields.pop(_BATCH) * fields.get("accumulate", 1) * (devices // classes)
+        strategy = fields.get("strategy", "data-parallel")
+        fields["global_batch"] = samples_of_step(fields.pop(_BATCH), devices, fields.get("accumulate", 1), strategy)
     return Plan(devices=devices, layout=layout, fusion_threshold_bytes=threshold, **fields)
 
 

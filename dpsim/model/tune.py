@@ -247,7 +247,7 @@ class _Search:
 
 
 def _with_batch(plan: Plan, local_batch: float) -> Plan:
-    return msgspec.structs.replace(plan, global_batch=round(local_batch * plan.devices * plan.accumulate))
+    return msgspec.structs.replace(plan, global_batch=round(local_batch * plan.data_devices * plan.accumulate))
 
 
 def _accumulating(plan: Plan, accumulate: int) -> Plan:
@@ -267,7 +267,7 @@ def _ratio(before: Predicted, after: Predicted, samples: float) -> Ratio:
 def _growth(workload: Workload, machine: Machine, tuned: Sequence[Tuned], *, whole: bool) -> Iterable[Growth]:
     """Yield what each number of devices brings over the one before it."""
     first = tuned[0].default.plan
-    alone = first.on_one_device(global_batch=first.global_batch if whole else first.global_batch // first.devices)
+    alone = first.on_one_device(global_batch=first.global_batch if whole else first.global_batch // first.data_devices)
     before = alone, predict_with_interval(workload, machine, alone)
     for option in (each.default for each in tuned):
         samples = option.plan.global_batch / before[0].global_batch
