@@ -39,6 +39,9 @@ DDP_RULES = frozenset({"ddp", "ddp-2.3", "ddp-1.5"})
 OTHER_BY_DEFAULT = frozenset({"ddp"})
 """Rules that make other buckets where no threshold is set than at their default threshold."""
 
+DEFAULT_RULE = "tarantella"
+"""The rule of dpsim's own training, where nobody names one and no script of PyTorch was profiled."""
+
 
 def threshold_rules() -> tuple[str, ...]:
     """The names of the rules that take a threshold."""

@@ -27,7 +27,7 @@ _MOST_BYTES = 2**60
 _MOST_DEVICES = 10**12
 LEAST_SLOWDOWN = 0.5
 """The least factor of a compute slowdown: below it several devices would each compute twice as fast as one."""
-_FASTEST_MEMORY_BYTES_PER_S = 1e14
+FASTEST_MEMORY_BYTES_PER_S = 1e14
 """No device reads and writes its memory as fast: the fastest announced until 2026 (HBM4) does so at 2.2e13."""
 
 
@@ -128,11 +128,11 @@ def _check_memory(what: str, table: AllreduceCost) -> None:
     """
     moved = (2 if table.kind == "allreduce" else 1) * (0.5 if table.wire_dtype in SIXTEEN_BITS else 1.0)
     for size, time_s in zip(table.sizes_bytes, table.time_s, strict=True):
-        if 0 < time_s < moved * size / _FASTEST_MEMORY_BYTES_PER_S:
+        if 0 < time_s < moved * size / FASTEST_MEMORY_BYTES_PER_S:
             raise ConfigError(
                 f"{what} has {size} bytes in {time_s:.3g} s, which is faster than any memory",
-                allowed=f"at least {moved * size / _FASTEST_MEMORY_BYTES_PER_S:.3g} s: what reading and writing them"
-                f" takes at {_FASTEST_MEMORY_BYTES_PER_S / 1e12:.0f} TB/s",
+                allowed=f"at least {moved * size / FASTEST_MEMORY_BYTES_PER_S:.3g} s: what reading and writing them"
+                f" takes at {FASTEST_MEMORY_BYTES_PER_S / 1e12:.0f} TB/s",
                 remedy="times are in seconds, sizes in bytes: correct the unit of one of them",
             )
 
@@ -483,6 +483,22 @@ class Machine(Noun, frozen=True, dict=True):
             return False
         tables = [table for table in self.allreduce if table.devices > 1]
         return all(node_counts(t.layout, 1)[0] == 1 and (t.layout or self.cores) for t in tables)
+
+    @property
+    def of_several_nodes(self) -> bool:
+        """Whether all that is measured are collectives of several nodes, and no link inside a node is stated."""
+        if self.emulated_network or self.link_in_node is not None:
+            return False
+        layouts = [table.layout for table in (*self.allreduce, *self.halves) if table.devices > 1]
+        return bool(layouts) and all(layout and node_counts(layout, 1)[0] > 1 for layout in layouts)
+
+    @property
+    def devices_a_node(self) -> int:
+        """The most devices that a node has in the tables of several nodes; 1 where there is no such table."""
+        layouts = [table.layout for table in (*self.allreduce, *self.halves)]
+        return max(
+            (of_a_node for nodes, of_a_node in (node_counts(each, 1) for each in layouts) if nodes > 1), default=1
+        )
 
     def link_between(self, nodes: int) -> Link | None:
         """Return the link that paces messages between so many nodes: in each field the slower of those that they cross.

@@ -15,7 +15,7 @@ from dpsim.constraints import check_plan
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import MORE_WORDS, Decides, fields
-from dpsim.fusion_rules import FUSION_RULES
+from dpsim.fusion_rules import DEFAULT_RULE, FUSION_RULES
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.registry import listed
 from dpsim.strategy import DataParallel, Strategy, described, parse_strategy
@@ -69,7 +69,7 @@ class Plan(Noun, frozen=True):
         f"Rule that forms buckets: {listed(FUSION_RULES)} (tarantella).",
         f"List of {listed(FUSION_RULES)} (tarantella).",
         Column("name", "The rule that forms buckets."),
-    ] = "tarantella"
+    ] = DEFAULT_RULE
     fusion_threshold_bytes: Annotated[
         float | None,
         Decides.ORDER | Decides.STEP_TIME,
@@ -240,3 +240,11 @@ class Plan(Noun, frozen=True):
 
 
 _WORDS = {name: get_args(field.kind) for name, field in fields(Plan).items() if get_origin(field.kind) is Literal}
+
+
+def samples_of_step(local_batch: int, devices: int, accumulate: int, strategy: str) -> int:
+    """Return the global batch of a local batch b, the samples that a device has at once: b x micro-batches x n / c.
+
+    Of n devices c have the same samples, one of each rank class: the stages of a pipeline, the parts of tensors.
+    """
+    return local_batch * accumulate * max(1, devices // parse_strategy(strategy).classes)

@@ -17,7 +17,8 @@ from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.fields import Decides, Field, deciding, fields
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import NODE, Network
-from dpsim.plan import Plan
+from dpsim.plan import Plan, samples_of_step
+from dpsim.strategy import DataParallel
 from dpsim.units import format_size, parse_size
 
 OVERLAP_CHOICES = ("auto", "all")
@@ -188,8 +189,8 @@ class Setting(Noun, frozen=True):
 _OF_SETTING = {name: field for name, field in fields(Setting).items() if name not in ("plan", "repeat")}
 _LOCAL_BATCH = Field(
     Decides.PROBLEM,
-    "Samples on a device at once.",
-    several="Numbers of samples on a device at once: 8,16,32.",
+    "Samples that a device has at once: of a step it has as many in each micro-batch.",
+    several="Numbers of samples that a device has at once: 8,16,32.",
     kind=int,
 )
 FIELDS = fields(Plan) | {"local_batch": _LOCAL_BATCH} | _OF_SETTING
@@ -205,8 +206,9 @@ def setting_of(row: Row) -> Setting:
     """The setting of a row of a grid. Raises ``ConfigError``.
 
     ``devices`` may be a layout (``2x4``), a threshold may be written with its unit (``64KiB``), and with
-    ``local_batch`` the global batch grows with the devices. Left out, the algorithm is the network's default and the
-    batch-norm mode that of the leaves. The overlaps ``auto`` and ``all`` stand for ``off`` until a sweep has chosen.
+    ``local_batch`` the global batch grows with the devices (``samples_of_step``). Left out, the algorithm is the
+    network's default and the batch-norm mode that of the leaves. The overlaps ``auto`` and ``all`` stand for ``off``
+    until a sweep has chosen.
     """
     fields = dict(row)
     model, network = fields.pop("model", "mlp:64x20"), fields.pop("network", NODE)
@@ -231,7 +233,8 @@ def _plan_fields(row: Row, network: str) -> dict[str, Any]:
                 allowed="one of the two",
                 remedy="give global_batch for strong scaling, local_batch for weak scaling",
             )
-        fields["global_batch"] = local_batch * devices * fields.get("accumulate", 1)
+        strategy = fields.get("strategy", DataParallel.name)
+        fields["global_batch"] = samples_of_step(local_batch, devices, fields.get("accumulate", 1), strategy)
     fields["fusion_threshold_bytes"] = threshold_bytes(fields.get("fusion_threshold_bytes"))
     if fields.get("overlap") in OVERLAP_CHOICES:
         fields["overlap"] = "off"

@@ -23,6 +23,10 @@ ASSUMED_LINK = 0.20
 """Of the formula for a link that was not fitted to tables; the least uncertainty of a fitted one is half of it."""
 ASSUMED_OVERLAP = 0.20
 """Of the times in an overlap table that states no uncertainty, or where there is no table."""
+CONTENTION_ENDS = 3.0, 1.0
+"""The most and the least that an assumed contention could be: beyond the 2.5 that a published set implies, and none.
+
+Files say nothing of it, so a predicted interval reaches from one to the other, whatever past errors call for."""
 ASSUMED_LOSS = 0.50
 """Of the compute time lost to overlap, where its uncertainty is not stated."""
 ASSUMED_OVERHEAD = 1.0

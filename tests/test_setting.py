@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_step import workload
 
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.questions import compared, completed, group_name
+from dpsim.machine import Link, Machine
+from dpsim.model.points import plan_one
 from dpsim.plan import Plan
+from dpsim.records.comparison import ComparedPoint
 from dpsim.records.sweep import Experiment
 from dpsim.setting import FIELDS, Grid, Setting, setting_of, settings_of
 
@@ -70,6 +75,30 @@ def test_a_row_is_read_as_a_user_writes_it() -> None:
     assert (paced.plan.algorithm, paced.plan.batch_norm, paced.plan.overlap) == ("ring", "leaf", "off")
     adamw = setting_of(SMALL | {"optimizer": {"kind": "adamw", "learning_rate": 0.5}})
     assert adamw.text("optimizer") == "AdamW"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"devices": 4, "strategy": "pipeline:stages=2", "accumulate": 2},
+        {"devices": 4, "strategy": "pipeline:stages=2"},
+        {"devices": 4, "accumulate": 2},
+        {"devices": "2x2", "strategy": "zero1", "accumulate": 3},
+    ],
+)
+def test_a_local_batch_is_what_a_device_has_at_once_in_a_grid_in_a_prediction_and_in_a_sweeps_record(
+    fields: dict[str, Any],
+) -> None:
+    of_grid = setting_of({"model": "mlp:8", "local_batch": 16, **fields})
+    link = Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    settings = {name: value for name, value in fields.items() if name != "devices"}
+    halves = tuple(msgspec.structs.replace(layer, output_bytes_per_sample=4) for layer in workload().layers)
+    predicted, _ = plan_one(
+        workload(layers=halves), Machine(name="m", link=link), fields["devices"], (), local_batch=16, **settings
+    )
+    assert of_grid.plan.local_batch == predicted.local_batch == 16
+    assert of_grid.plan.global_batch == predicted.global_batch
+    assert vars(ComparedPoint)["local_batch"].of(SimpleNamespace(setting=of_grid)) == 16
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
-from dpsim.cli.machine import bus_bandwidth, link_sentence, print_tables, print_times
+from dpsim.cli.machine import bus_bandwidth, inside_a_node, link_sentence, print_tables, print_times
 from dpsim.errors import ConfigError
 from dpsim.registry import listed
 from dpsim.units import parse_bandwidth
@@ -140,7 +140,7 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
         | {"kind": table.cost.kind, "algorithm": table.cost.algorithm}
         | {"devices": table.cost.devices, "layout": table.cost.layout}
         | {"sizes": len(table.cost.sizes_bytes), "busbw_bytes_per_s": bus}
-        | ({} if line_rate is None else {"share_of_line_rate": bus / line_rate})
+        | ({} if line_rate is None or inside_a_node(table.cost) else {"share_of_line_rate": bus / line_rate})
         for table in tables
         for bus in (bus_bandwidth(table.cost),)
     ]
@@ -150,7 +150,8 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     notes = [note for table in tables for note in table.notes]
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    if line_rate is not None and max(bus_bandwidth(table.cost) for table in tables) > line_rate:
+    between_nodes = [bus_bandwidth(table.cost) for table in tables if not inside_a_node(table.cost)]
+    if line_rate is not None and max(between_nodes, default=0.0) > line_rate:
         print(
             "warning: more than the line rate was reached: a node has several links, the network adds up on the way,"
             " the devices are in one node, or the rate is meant in bytes (1 GB/s is 8gbit)",

@@ -103,10 +103,10 @@ def _answer(
 ) -> Found:
     from dpsim.model.best_bucket import best_bucket
     from dpsim.model.inverse import find
-    from dpsim.report.inverse import bucket_sentence, sentence
+    from dpsim.report.inverse import bucket_sentence, of_tables, sentence
     from dpsim.report.words import interval_sentence
 
-    weak, asked = "global_batch" not in settings, dict[str, Any](find=quantity)
+    weak, asked, notes = "global_batch" not in settings, dict[str, Any](find=quantity), list[str]()
     if target is not None:
         asked |= {"goal": target.goal, "target": target.value}
     if target is None or quantity == "bucket":
@@ -121,7 +121,8 @@ def _answer(
         record = asked | {"value": answer.value, "value_low": answer.low, "value_high": answer.high}
         record |= {"value_until": answer.until, "predicted_at": answer.at}
         text, point, summary = sentence(answer, weak=weak), answer.point, answer.summary
-    notes = [interval_sentence(summary["interval_level"], summary["interval_studies"]), summary["from_script"]]
+        notes = [of_tables(answer)]
+    notes += [interval_sentence(summary["interval_level"], summary["interval_studies"]), summary["from_script"]]
     return Found(text, record | point, [*filter(None, notes), *summary["cautions"]])
 
 

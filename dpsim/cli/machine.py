@@ -206,10 +206,18 @@ def bus_bandwidth(table: AllreduceCost) -> float:
     return max((sends * (n - 1) / n * size / time_s for size, time_s in times if time_s), default=0.0)
 
 
+def inside_a_node(table: AllreduceCost) -> bool:
+    """Return whether a table is of the devices of one node, of which the rate of a link between nodes says nothing."""
+    from dpsim.collective import node_counts
+
+    return node_counts(table.layout, table.devices)[0] == 1
+
+
 def print_tables(machine: Machine, line_rate: float | None = None) -> None:
     """Print a line for each table of allreduces or halves of them: its smallest size's time, and its bus bandwidth.
 
-    With the share of ``line_rate`` in bytes a second that this is, or of the rate of an emulated network.
+    With the share of ``line_rate`` in bytes a second that this is, or of the rate of an emulated network; not of tables
+    inside a node.
     """
     from dpsim.machine import Network
     from dpsim.units import format_bandwidth, format_duration, format_size
@@ -225,7 +233,8 @@ def print_tables(machine: Machine, line_rate: float | None = None) -> None:
     for cost in (*machine.allreduce, *halves):
         bus = bus_bandwidth(cost)
         kind = "" if cost.kind == "allreduce" else f"{cost.kind} by "
-        share = f", {bus / nominal:.0%} of {format_bandwidth(nominal)}" if nominal < float("inf") else ""
+        between_nodes = nominal < float("inf") and not inside_a_node(cost)
+        share = f", {bus / nominal:.0%} of {format_bandwidth(nominal)}" if between_nodes else ""
         print(
             f"{kind}{cost.algorithm} on {cost.layout or cost.devices} devices: {format_size(cost.sizes_bytes[0])} in"
             f" {format_duration(cost.time_s[0])}, bus bandwidth up to {format_bandwidth(bus)}{share}"

@@ -32,15 +32,16 @@ Examples:
 
 class PlanFlags(
     flags.Flags,
-    of="global_batch... local_batch... accumulate fusion_rule... fusion_threshold_bytes... cycle_s algorithm... overlap"
-    " batch_norm... wire_dtype strategy optimizer",
+    of="global_batch... local_batch... accumulate... fusion_rule... fusion_threshold_bytes... cycle_s algorithm..."
+    " overlap batch_norm... wire_dtype strategy optimizer",
 ):
     """The flags of the plans that are predicted."""
 
     global_batch: str | None = flags.flag("Samples per step over all devices, one number or a list: strong scaling.")
     local_batch: str | None = flags.flag(
-        "Samples per step on each device, one number or a list: weak scaling (the largest profiled)."
+        "Samples that a device has at once, one number or a list: weak scaling (the largest profiled)."
     )
+    accumulate: str | None = flags.flag("List of numbers of micro-batches a device and step (1, or the script's).")
     algorithm: str | None = flags.flag(f"List of {listed(ALGORITHMS)}.")
     batch_norm: str | None = flags.flag(
         "Samples that statistics are taken over: a device's (local), a leaf's (leaf, with leaves) or the whole"

@@ -101,9 +101,11 @@ def tune(
         return
     tuned = tuning.advised
     plan = tuned.default.plan
-    title = f"{workload.name}, {framework.title} on {plan.layout or plan.devices} devices"
-    rows = report.shown(tuned)
-    show.table(report.columns(rows), rows, title=title)
+    for each in dict.fromkeys((tuned, tuning.tuned[-1])):
+        of = each.default.plan
+        rows = report.shown(each)
+        title = f"{workload.name}, {framework.title} on {of.layout or of.devices} devices"
+        show.table(report.columns(rows), rows, title=title)
     show.table(report.growth_columns(), report.growth_records(tuning))
     decide = "the same command with --measure" * (here and not measured.measure)
     for sentence in report.sentences(tuning, decide=decide):

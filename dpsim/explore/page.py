@@ -40,6 +40,13 @@ DEVICES = 8
 """The devices with which a page begins, where nobody says how many."""
 
 
+_OF_A_STUDY = (
+    "The layers and the machine are those that the study measured, of which no command has files. The interval is that"
+    " of a prediction beforehand, and a speedup here is at the same local batch: the study's report scores a prediction"
+    " of the same minutes, with its own interval, and takes speedups as its experiment scales"
+)
+
+
 def engine() -> str:
     """Return the engine: plain JavaScript whose ``predict(world, setting)`` is ``dpsim.model`` of that setting."""
     return _scripts("engine", ENGINE)
@@ -91,6 +98,7 @@ def page_of_plan(
     }
     notes = [
         *filter(None, [told]),
+        *([_OF_A_STUDY] if measured else []),
         *_left_out(workload, machine, plan),
         *of_page["left_out"],
         *cautions(machine, [plan], workload),

@@ -60,6 +60,7 @@ _CONSTANTS = {
     "EMULATED_MODEL_ERROR": EMULATED_MODEL_ERROR,
     "EMULATED_OWN_ERROR": EMULATED_OWN_ERROR,
     "EMULATED_LINK_SHARE": EMULATED_LINK_SHARE,
+    "CONTENTION_ENDS": uncertainty.CONTENTION_ENDS,
     "CERTAIN": CERTAIN,
     "DEVIATIONS": NormalDist().inv_cdf((1 + LEVEL) / 2),
 }
@@ -169,8 +170,8 @@ def _machine(workload: Workload, machine: Machine) -> dict[str, Any]:
     """A machine for the engine; a slowdown that is assumed holds at any number of devices."""
     fields = (
         "name network emulated_network cores relative_uncertainty contention contention_uncertainty network_adapters"
-        " wiring collective_overhead_s collective_overhead_uncertainty fixed_share nodes_per_rack of_one_node assumed"
-        " wake_s memory_bytes"
+        " wiring collective_overhead_s collective_overhead_uncertainty fixed_share nodes_per_rack of_one_node"
+        " of_several_nodes devices_a_node assumed wake_s memory_bytes"
     )
     slowdowns = [msgspec.structs.asdict(slowdown) for slowdown in machine.compute_slowdown]
     assumed = "compute_slowdown" in machine.assumed

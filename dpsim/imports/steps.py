@@ -16,7 +16,8 @@ from dpsim.errors import ConfigError, DpsimError, FileFormatError, unknown
 from dpsim.machine import Machine
 from dpsim.model.estimate import MeasuredStep
 from dpsim.model.points import default_algorithm
-from dpsim.plan import Plan
+from dpsim.plan import Plan, samples_of_step
+from dpsim.strategy import DataParallel
 from dpsim.units import parse_duration, parse_size
 
 STEP, RATE, BATCH = "step_s", "images_per_s", "local_batch"
@@ -117,8 +118,8 @@ def _measured(row: Mapping[str, Any], defaults: Mapping[str, Any], machine: Mach
     fields.setdefault("algorithm", default_algorithm(machine, fields.get("wire_dtype")))
     try:
         if local_batch is not None:
-            samples = _number(BATCH, local_batch, int) * _number("accumulate", fields.get("accumulate", 1), int)
-            fields["global_batch"] = samples * devices
+            samples, count = _number(BATCH, local_batch, int), _number("accumulate", fields.get("accumulate", 1), int)
+            fields["global_batch"] = samples_of_step(samples, devices, count, fields.get("strategy", DataParallel.name))
         plan = msgspec.convert(fields | {"devices": devices}, Plan, strict=False)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):

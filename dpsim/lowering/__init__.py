@@ -25,6 +25,10 @@ LOWERINGS: dict[str, str | Callable[..., Schedule]] = {
 """The function that lowers each strategy, or its ``module:name``. Its arguments are those of ``lower``."""
 
 
+MOST_PASSES = 250_000
+"""The most layers times micro-batches of a step: its Schedule names each, and is priced in seconds."""
+
+
 def lower(
     workload: Workload,
     plan: Plan,
@@ -36,10 +40,16 @@ def lower(
 
     Fusion rules that need costs take ``alpha_s`` and ``beta_s_per_byte`` (``dpsim.model.alpha_beta``), and
     ``ready_s``: seconds from the start of the last backward until each tensor is final, in ready order, which defaults
-    to the Workload's times at ``plan.local_batch``. Raises ``ConfigError`` where they are missing, and for
-    a strategy in which devices make no step together.
+    to the Workload's times at ``plan.local_batch``. Raises ``ConfigError`` where they are missing, for
+    a strategy in which devices make no step together, and beyond ``MOST_PASSES``.
     """
     check_synchronous(plan.parallelism)
+    if plan.accumulate * len(workload.layers) > MOST_PASSES:
+        raise ConfigError(
+            f"{plan.accumulate} micro-batches of {len(workload.layers)} layers in a step",
+            allowed=f"at most {MOST_PASSES // len(workload.layers)} micro-batches: {MOST_PASSES} layers in all of them",
+            remedy="accumulate over fewer micro-batches; beyond a few tens a step is nearly all computation",
+        )
     schedule: Schedule = load(LOWERINGS[plan.parallelism.name])(workload, plan, ready_s, alpha_s, beta_s_per_byte)
     return schedule
 

@@ -12,12 +12,14 @@ import msgspec
 from dpsim.algorithms import ALGORITHMS, NCCL
 from dpsim.collective import Collective
 from dpsim.ddp_settings import FSDP_ON_GPUS
+from dpsim.fusion_rules import DEFAULT_RULE, FUSION_RULES
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model.cost import has_tables, idle_curve, sharing, table_for, tables_of, whole
+from dpsim.model.formulas import message_s
 from dpsim.model.prices import local_share, own_allreduces_s, waiting_factor
 from dpsim.model.slowest import EXACT_DEVICES
 from dpsim.plan import Plan
-from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE
+from dpsim.uncertainty import ASSUMED_COMPUTE, ASSUMED_LINK, ASSUMED_TABLE, CONTENTION_ENDS
 from dpsim.units import format_bandwidth, format_duration, format_size
 from dpsim.workload import Workload
 
@@ -31,6 +33,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
     """
     several = [plan for plan in plans if plan.devices > 1]
     sentences = [
+        _default_rule(several, workload),
         _processor_and_gpus(several, workload),
         _published(machine, several),
         _implausible(machine, several),
@@ -110,6 +113,20 @@ def _listed(plans: Sequence[Plan], what: Callable[[Plan], str]) -> str:
 
 def _layout(plan: Plan) -> str:
     return plan.layout or str(plan.devices)
+
+
+def _default_rule(plans: Sequence[Plan], workload: Workload | None) -> str:
+    """Name the rule and the threshold that hold where nobody names one, and the workload does not say who trains."""
+    if workload is None or workload.ddp is not None or workload.source.startswith("dpsim "):
+        return ""
+    default = FUSION_RULES.find(DEFAULT_RULE)
+    if not any(p.fusion_rule == DEFAULT_RULE and p.fusion_threshold_bytes is None for p in plans):
+        return ""
+    size = format_size(default.default_threshold_bytes or 0.0)
+    return (
+        f"buckets are those of dpsim's own rule where no other is named: {DEFAULT_RULE}, with threshold {size}; for"
+        " those of PyTorch's DistributedDataParallel give --fusion-rule ddp"
+    )
 
 
 def _processor_and_gpus(plans: Sequence[Plan], workload: Workload | None) -> str:
@@ -239,10 +256,11 @@ def _has_halves(machine: Machine, plan: Plan) -> bool:
 
 
 def _named(link: Link) -> str:
+    numbers = f"{format_duration(message_s(link))}, {format_bandwidth(link.bandwidth_bytes_per_s)}"
     if not link.fitted_to:
-        return "the link that the machine file states"
+        return f"the link that the machine file states ({numbers})"
     return (
-        f"a link fitted to {link.fitted_to} devices (residual {link.median_residual:.0%} in the median, "
+        f"a link ({numbers}) fitted to {link.fitted_to} devices (residual {link.median_residual:.0%} in the median, "
         f"{link.largest_residual:.0%} at most)"
     )
 
@@ -314,7 +332,11 @@ def _free_overlap(machine: Machine, plans: Sequence[Plan]) -> str:
     free = "overlap {}to cost no compute time (the machine has no overlap tables); compare --overlap off"
     if "contention" not in machine.assumed:
         return free.format("is assumed ")
-    lasts = f"an allreduce beside backward is assumed to last {machine.contention:g} times as long as alone, and "
+    most, least = CONTENTION_ENDS
+    lasts = (
+        f"an allreduce beside backward is assumed to last {machine.contention:g} times as long as alone (the interval"
+        f" reaches from {least:g} to {most:g} times), and "
+    )
     return lasts + free.format("")
 
 

@@ -19,7 +19,7 @@ from dpsim.jit import jit
 from dpsim.machine import AllreduceCost, Machine, Network, OverlapCost
 from dpsim.memo import remember
 from dpsim.model.formulas import line_points, link_points, nonnegative, send_points, wire_share
-from dpsim.model.scaling import Nearest, level, nearest_tables, scaled_points
+from dpsim.model.scaling import Nearest, level, level_of, nearest_tables, scaled_points
 
 Floats = NDArray[np.float64]
 Table = TypeVar("Table", AllreduceCost, OverlapCost)
@@ -140,6 +140,7 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
     table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
         return Curve(_table_points(table, collective.wire_dtype), *_known(table, collective.wire_dtype))
+    _refuse_unknown_inside(machine, collective)
     near = nearest_tables(machine, tables_of(machine, collective.kind), collective)
     if near is not None:
         curves = [_table_points(each, collective.wire_dtype) for each in near.tables]
@@ -169,6 +170,23 @@ def _refuse_unknown_nodes(machine: Machine, layout: str, what: str) -> None:
             remedy="calibrate between nodes (docs/cluster.md), import a log with dpsim calibrate --from, or write"
             " their link by hand: [link] with latency_s and bandwidth_bytes_per_s",
         )
+
+
+def _refuse_unknown_inside(machine: Machine, collective: Collective) -> None:
+    """Raise ``ConfigError`` for devices inside one node where only collectives of several nodes were measured."""
+    layout, devices, of_a_node = collective.layout, collective.devices, machine.devices_a_node
+    if not machine.of_several_nodes or level_of(machine, collective) != "inside" or (machine.cores and not layout):
+        return
+    measured = ", ".join(dict.fromkeys(table.layout for table in (*machine.allreduce, *machine.halves)))
+    where = "are inside one node" if layout else f"fit into one node of {of_a_node}"
+    raise ConfigError(
+        f"{layout or devices} devices {where}, and machine {machine.name!r} was measured on several nodes alone"
+        f" ({measured}): nothing says what a message inside a node costs",
+        allowed="a machine file with a table of one node, or with the link inside it",
+        remedy="import the log of one node as well, dpsim calibrate --from ONE_NODE.log,SEVERAL_NODES.log; or write"
+        " the link inside a node by hand: [link_in_node] with latency_s and bandwidth_bytes_per_s; or ask for layouts"
+        f" of several nodes, such as --devices 2x{of_a_node}",
+    )
 
 
 def has_tables(machine: Machine, collective: Collective) -> bool:
@@ -230,6 +248,8 @@ def send_curve(machine: Machine, layout: str = "") -> Curve:
             " to the machine file",
         )
     _refuse_unknown_nodes(machine, layout, layout)
+    if layout:
+        _refuse_unknown_inside(machine, Collective(algorithm=SEND_ALGORITHM, devices=2, layout=layout, kind="send"))
     return Curve(send_points(machine, machine.link, layout), *_NOTHING)
 
 

@@ -18,11 +18,12 @@ from dpsim.model.step import Prediction, PricedStep, price, scheduled
 from dpsim.model.uncertainty import Uncertainty, of_each_size, uncertainty
 from dpsim.plan import Plan
 from dpsim.schedule import Schedule
-from dpsim.uncertainty import IntervalWidth
+from dpsim.uncertainty import CONTENTION_ENDS, IntervalWidth
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
 _DEVIATIONS = NormalDist().inv_cdf((1 + LEVEL) / 2)
+_OVERLAPPED = Uncertainty._fields.index("overlapped")
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
 COMMON_MODEL_ERROR = 0.02
 """The relative error of the model that all plans of one workload and machine share; one standard error."""
@@ -87,7 +88,8 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
     where d is the change of the step's logarithm. m is the model's own error (``COMMON_MODEL_ERROR`` and
     ``OWN_MODEL_ERROR``, or the two of emulated computation). What is to be held is the median over the samples of a
     run; its own sampling error is part of the uncertainty of the machine's speed. f is what the errors of past studies
-    call for (``dpsim.model.residuals.width_of``); without them it is assumed, and the level is not promised.
+    call for (``dpsim.model.residuals.width_of``); without them it is assumed, and the level is not promised. Where the
+    contention is assumed, z d is the way to each of ``CONTENTION_ENDS``, and f does not shorten it.
     """
     errors, step_s = uncertainty(schedule, priced.machine), priced.step_s
     width = width_of(priced.machine, schedule)
@@ -95,13 +97,16 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
     if not step_s > 0:
         return Interval(step_s, step_s, np.zeros_like(steps), width)
     shifts = np.log(np.maximum(steps, 1e-300) / step_s)
-    model = math.hypot(*_model_errors(schedule))
-    up = math.hypot(model, *np.maximum(shifts, 0).max(axis=0).tolist())
-    down = math.hypot(model, *np.maximum(-shifts, 0).max(axis=0).tolist())
-    deviations = width.factor * _DEVIATIONS
+    factors = np.full(len(Uncertainty._fields), width.factor)
+    if "contention" in priced.machine.assumed:
+        shifts[:, _OVERLAPPED] /= _DEVIATIONS
+        factors[_OVERLAPPED] = 1.0
+    model = width.factor * math.hypot(*_model_errors(schedule))
+    up = math.hypot(model, *(factors * np.maximum(shifts, 0).max(axis=0)).tolist())
+    down = math.hypot(model, *(factors * np.maximum(-shifts, 0).max(axis=0)).tolist())
     return Interval(
-        step_s * _power(-deviations * down),
-        step_s * _power(deviations * up),
+        step_s * _power(-_DEVIATIONS * down),
+        step_s * _power(_DEVIATIONS * up),
         shifts,
         width,
         of_each_size=tuple(map(Uncertainty._fields.index, of_each_size(schedule, priced.machine))),
@@ -192,7 +197,7 @@ def undecided(one: Interval, other: Interval) -> str:
 
 
 def _shifted_steps(priced: PricedStep, schedule: Schedule, errors: Uncertainty) -> Floats:
-    """The step with each uncertainty one standard error up (row 0) and down (row 1)."""
+    """The step with each uncertainty one standard error up (row 0), down (row 1); an assumed contention at its ends."""
     machine = priced.machine
     steps = np.full((2, len(Uncertainty._fields)), priced.step_s)
     for row, sign in enumerate((1, -1)):
@@ -209,6 +214,8 @@ def _factors(errors: Uncertainty, machine: Machine, sign: int) -> tuple[Factors,
     """
     speed, compute, network = (_power(sign * error) for error in (errors.speed, errors.compute, errors.network))
     overlapped, loss = _power(sign * errors.overlapped), _power(sign * errors.loss)
+    if errors.overlapped and machine.contention and "contention" in machine.assumed:
+        overlapped = CONTENTION_ENDS[sign < 0] / machine.contention
     of_network = speed**EMULATED_LINK_SHARE if machine.emulated_network else speed
     return (
         Factors(compute=speed, network=of_network, overlapped=speed, loss=speed),

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import msgspec
 import numpy as np
 
 from dpsim.collective import node_counts, parse_devices
 from dpsim.errors import ConfigError, unknown
-from dpsim.machine import Machine
+from dpsim.machine import Link, Machine
 from dpsim.model.defaults import for_prediction
+from dpsim.model.other_link import joining_link, with_link
 from dpsim.model.points import Record, predict_points
 from dpsim.strategy import DataParallel, parse_strategy
 from dpsim.workload import Workload
@@ -88,7 +88,8 @@ class Answer:
     and ``high`` are those at which one end of the prediction's interval reaches it (``None``: none does). ``point`` is
     predicted ``at`` the value, or where there is none at what comes nearest to the target: for bandwidths and latencies
     that may be infinity and 0. ``until`` is the last value beyond ``value`` that reaches the target, where what follows
-    does not (``None``: all do). ``summary`` is that of ``predict_points`` there.
+    does not (``None``: all do). ``summary`` is that of ``predict_points`` there. ``link`` is what joins the devices
+    now, where its bandwidth or latency is asked for, and ``has_tables`` whether tables change with it.
     """
 
     quantity: str
@@ -102,6 +103,8 @@ class Answer:
     at: float
     point: Record
     summary: Record
+    link: Link | None = None
+    has_tables: bool = False
 
     @property
     def anything(self) -> bool:
@@ -124,27 +127,26 @@ def find(
 
     A grid is predicted from the values with which the target is hardest to reach on, to the first one that reaches it,
     and the interval before it is bisected. ``devices`` may be a layout; where they are what is asked for, they are the
-    most that are tried (``MOST_DEVICES``). Bandwidth and latency are those of the link that joins the devices: of
-    ``link_in_node`` in a layout of one node that has one. ``settings`` are those of ``predict_points``; of several
-    values the one counts that comes nearest to the target. ``prepare`` fills in what the machine leaves open
-    (``for_prediction``). Raises ``ConfigError``, also for a machine whose tables leave nothing to its link.
+    most that are tried (``MOST_DEVICES``). Bandwidth and latency are those of the link that joins the devices, and
+    tables change with it (``dpsim.model.other_link``). ``settings`` are those of ``predict_points``; of several values
+    the one counts that comes nearest to the target. ``prepare`` fills in what the machine leaves open
+    (``for_prediction``). Raises ``ConfigError``, also for a machine without a link.
     """
     if quantity not in QUANTITIES[:-1]:
         raise unknown("quantity to find", quantity, QUANTITIES)
     prepared = functools.partial(for_prediction, workload) if prepare is None else prepare
-    within = _range(quantity, workload, devices, settings)
+    within = _range(quantity, workload, machine, devices, settings)
     layout = "" if devices is None else parse_devices(devices)[1]
-    if quantity in ("bandwidth", "latency"):
-        _check_link(machine, quantity)
+    link = joining_link(machine, devices)[0] if devices and quantity in ("bandwidth", "latency") else None
 
     @functools.cache
     def predicted(value: float) -> tuple[Record, Record]:
         asked, known, of_plan = devices or 1, machine, settings
         match quantity:
             case "bandwidth":
-                known = _with_link(machine, layout, bandwidth_bytes_per_s=value)
+                known = with_link(machine, asked, "bandwidth_bytes_per_s", value)
             case "latency":
-                known = _with_link(machine, layout, latency_s=value)
+                known = with_link(machine, asked, "latency_s", value)
             case "local-batch":
                 of_plan = settings | {"local_batch": int(value)}
             case _:
@@ -182,6 +184,8 @@ def find(
         at=at * within.unit,
         point=point,
         summary=summary,
+        link=link,
+        has_tables=link is not None and bool(machine.allreduce or machine.halves or machine.overlap),
     )
 
 
@@ -216,7 +220,9 @@ class _Range(NamedTuple):
         return grid if least else grid[::-1]
 
 
-def _range(quantity: str, workload: Workload, devices: int | str | None, settings: Mapping[str, Any]) -> _Range:
+def _range(
+    quantity: str, workload: Workload, machine: Machine, devices: int | str | None, settings: Mapping[str, Any]
+) -> _Range:
     """Return the values of a quantity to try. Raises ``ConfigError``."""
     if devices is None and quantity != "devices":
         raise ConfigError(f"the {quantity} for no number of devices", allowed="a number of devices, or a layout")
@@ -239,7 +245,10 @@ def _range(quantity: str, workload: Workload, devices: int | str | None, setting
             units = int(min(count, smallest) // unit)
             if units * unit < 2:
                 raise ConfigError(f"up to {count} devices to search in", allowed="2 or more, and no more than samples")
-            return _Range(1 if unit > 1 else 2, units, whole=True, unit=unit)
+            first = 1 if unit > 1 else 2
+            if machine.of_several_nodes:  # which says nothing of devices inside a node
+                first = 2 if layout else max(first, machine.devices_a_node // unit + 1)
+            return _Range(first, max(first, units), whole=True, unit=unit)
     if "global_batch" in settings:
         raise ConfigError(
             "the local batch that reaches a target, of a global batch",
@@ -283,21 +292,3 @@ def _bisected(reached: Callable[[float], bool], misses: float, reaches: float, w
     power = math.floor(math.log10(reaches)) - _DIGITS + 1
     rounded = float(f"{(math.ceil if least else math.floor)(reaches / 10.0**power)}e{power}")
     return rounded if reached(rounded) else reaches
-
-
-def _check_link(machine: Machine, quantity: str) -> None:
-    """Refuse a machine whose collectives a link does not price. Raises ``ConfigError``."""
-    if machine.link is None or machine.allreduce or machine.halves or machine.overlap:
-        raise ConfigError(
-            f"the {quantity} of machine {machine.name!r}, whose tables say what collectives cost",
-            allowed="a machine with a [link] and no tables",
-            remedy="name a link of dpsim machine list, such as --machine 10gbe, or write latency_s and"
-            " bandwidth_bytes_per_s into a machine file",
-        )
-
-
-def _with_link(machine: Machine, layout: str, **changes: float) -> Machine:
-    """Return a machine with another link between the devices of a layout."""
-    inside = bool(layout) and node_counts(layout, 1)[0] == 1 and machine.link_in_node is not None
-    field = "link_in_node" if inside else "link"
-    return msgspec.structs.replace(machine, **{field: msgspec.structs.replace(getattr(machine, field), **changes)})

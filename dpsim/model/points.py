@@ -15,7 +15,7 @@ from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import parse_devices
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
-from dpsim.fusion_rules import DDP_RULES, FUSION_RULES
+from dpsim.fusion_rules import DDP_RULES, DEFAULT_RULE, FUSION_RULES
 from dpsim.lowering import check_synchronous
 from dpsim.machine import Machine
 from dpsim.model.cautions import cautions
@@ -24,7 +24,7 @@ from dpsim.model.interval import Interval, equally_fast, predict, predict_with_i
 from dpsim.model.memory import memory
 from dpsim.model.residuals import LEVEL
 from dpsim.model.step import Prediction
-from dpsim.plan import OVERLAPS, Plan
+from dpsim.plan import OVERLAPS, Plan, samples_of_step
 from dpsim.strategy import FULLY_SHARD, parse_strategy
 from dpsim.units import format_size
 from dpsim.workload import Workload
@@ -260,8 +260,8 @@ def _planned(
 def _plan(variant: Mapping[str, Any], devices: int, layout: str, threshold: float | None) -> Plan:
     fields = dict(variant)
     if _BATCH in fields:
-        classes = parse_strategy(fields.get("strategy", "data-parallel")).classes
-        fields["global_batch"] = fields.pop(_BATCH) * fields.get("accumulate", 1) * (devices // classes)
+        strategy = fields.get("strategy", "data-parallel")
+        fields["global_batch"] = samples_of_step(fields.pop(_BATCH), devices, fields.get("accumulate", 1), strategy)
     return Plan(devices=devices, layout=layout, fusion_threshold_bytes=threshold, **fields)
 
 
@@ -285,7 +285,7 @@ def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]
             remedy="add batch_norm_channels to those layers, or leave --batch-norm out",
         )
     if ddp is None:
-        return Told({"fusion_rule": "tarantella"} | fields | given)
+        return Told({"fusion_rule": DEFAULT_RULE} | fields | given)
     taken, cap, sent = list[str](), None if thresholds else ddp.bucket_cap_bytes, ddp.wire_dtype
     told: dict[str, Any] = {"fusion_rule": ddp.bucket_rule if thresholds else ddp.fusion_rule}
     if ddp.units and "strategy" not in given:

@@ -56,6 +56,16 @@ def level(machine: Machine, layout: str) -> Level:
     return layout_level(layout, emulated_network=machine.emulated_network, cores=machine.cores)
 
 
+def level_of(machine: Machine, collective: Collective) -> Level:
+    """Say at which level a collective's devices are.
+
+    Flat devices of which nothing is known fill nodes one after the other: where the machine has tables of several
+    nodes, as many as one of these nodes holds are inside a node.
+    """
+    asked = level(machine, collective.layout)
+    return "inside" if asked == "unknown" and collective.devices <= machine.devices_a_node else asked
+
+
 def nearest_tables(machine: Machine, tables: Sequence[AllreduceCost], collective: Collective) -> Nearest | None:
     """Choose the tables that stand for a collective without its own; ``None`` where no table of its level is known.
 
@@ -64,7 +74,7 @@ def nearest_tables(machine: Machine, tables: Sequence[AllreduceCost], collective
     devices, ``UNMEASURED_LAYOUT`` where their level is not known, and what a node's share of the network leaves open
     (``_sharing``).
     """
-    asked = level(machine, collective.layout)
+    asked = level_of(machine, collective)
     alike = [t for t in tables if t.devices > 1 and (t.kind, t.algorithm) == (collective.kind, collective.algorithm)]
     levels = {level(machine, t.layout) for t in alike}
     taken = next((each for each in _STANDS_IN[asked] if each in levels), None)
@@ -156,7 +166,7 @@ def _sharing(machine: Machine, layout: str, collective: Collective) -> tuple[flo
     if machine.emulated_network or not of_a_library:
         return 1.0, 0.0
     before, after = (node_counts(each, 1)[1] for each in (layout, collective.layout))
-    of_level = level(machine, collective.layout)
+    of_level = level_of(machine, collective)
     if of_level == "inside":
         return ((before - 1) / (after - 1) if machine.wiring == "mesh" and min(before, after) > 1 else 1.0), 0.0
     if of_level != "across":

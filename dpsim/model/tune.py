@@ -104,7 +104,10 @@ class Tuned:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """What more devices bring with the default settings: samples per second over those of ``fewer`` devices."""
+    """What more devices bring with the default settings: samples per second over those of ``fewer`` devices.
+
+    ``fewer`` is the largest number before them that pays, or one device.
+    """
 
     fewer: Plan
     more: Plan
@@ -133,8 +136,10 @@ class Tuning:
 
     @property
     def first_not_paying(self) -> Growth | None:
-        """The first growth that does not pay; ``None`` where all do."""
-        return next((each for each in self.growth if not each.pays), None)
+        """The first growth beyond the last one that pays; ``None`` where the most devices pay."""
+        pays = [each.pays for each in self.growth]
+        last = max((number for number, each in enumerate(pays) if each), default=-1)
+        return next(iter(self.growth[last + 1 :]), None)
 
     @property
     def advised(self) -> Tuned:
@@ -247,7 +252,7 @@ class _Search:
 
 
 def _with_batch(plan: Plan, local_batch: float) -> Plan:
-    return msgspec.structs.replace(plan, global_batch=round(local_batch * plan.devices * plan.accumulate))
+    return msgspec.structs.replace(plan, global_batch=round(local_batch * plan.data_devices * plan.accumulate))
 
 
 def _accumulating(plan: Plan, accumulate: int) -> Plan:
@@ -265,11 +270,13 @@ def _ratio(before: Predicted, after: Predicted, samples: float) -> Ratio:
 
 
 def _growth(workload: Workload, machine: Machine, tuned: Sequence[Tuned], *, whole: bool) -> Iterable[Growth]:
-    """Yield what each number of devices brings over the one before it."""
+    """Yield what each number of devices brings over the largest one before it that pays."""
     first = tuned[0].default.plan
-    alone = first.on_one_device(global_batch=first.global_batch if whole else first.global_batch // first.devices)
+    alone = first.on_one_device(global_batch=first.global_batch if whole else first.global_batch // first.data_devices)
     before = alone, predict_with_interval(workload, machine, alone)
     for option in (each.default for each in tuned):
         samples = option.plan.global_batch / before[0].global_batch
-        yield Growth(fewer=before[0], more=option.plan, speedup=_ratio(before[1], option.predicted, samples))
-        before = option.plan, option.predicted
+        growth = Growth(fewer=before[0], more=option.plan, speedup=_ratio(before[1], option.predicted, samples))
+        yield growth
+        if growth.pays:
+            before = option.plan, option.predicted

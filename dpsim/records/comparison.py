@@ -85,8 +85,8 @@ class ComparedPoint(Row):
     global_batch = OfSetting(lambda s: s.plan.global_batch)
     local_batch = _Column(
         "count",
-        "The samples of one step on one device, on average.",
-        lambda p: p.global_batch / p.devices,
+        "The samples that a device has at once (in a micro-batch), on average.",
+        lambda p: p.setting.plan.local_batch,
         dtype="float64",
     )
     fusion_rule = OfSetting(lambda s: s.plan.fusion_rule)

@@ -204,8 +204,10 @@ def measurement(advice: Advice, workload: Workload) -> str | None:
         batches = ",".join(str(batch) for batch in sorted({math.ceil(plan.local_batch) for plan in plans}))
         return f"dpsim profile {model} --local-batch {batches} --output workload.json"
     where, batch = plans[0].layout or plans[0].devices, plans[0].global_batch
+    if advice.undecided == "model" and not own:
+        sharded = any(plan.parallelism.name == "zero3" for plan in plans)
+        return f"dpsim measure {model} --devices {plans[0].devices}{' --strategy zero3' * sharded}"
     if advice.undecided == "model":
-        model = model if own else "--model MODEL"
         return f"dpsim train {model} --devices {where} --global-batch {batch} --steps 50 {typed(plans[0])}"
     plan = max(plans, key=lambda plan: (plan.data_devices > 1, len(plan.parallelism.collectives)))
     collective = plan.collective if plan.data_devices > 1 else plan

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+from dpsim.machine import Link
 from dpsim.model.best_bucket import BestBucket
+from dpsim.model.formulas import message_s
 from dpsim.model.inverse import Answer, Target
 from dpsim.model.points import Record
 from dpsim.report.words import devices_name
@@ -22,7 +24,7 @@ _LOSSES = {
 def sentence(answer: Answer, *, weak: bool) -> str:
     """Return what reaches the target, with its interval; or what comes nearest to it, and what is in its way."""
     target, goal = answer.target, _goal(answer.target)
-    where = _where(answer.point, answer.quantity, weak=weak)
+    where = _where(answer.point, answer.quantity, weak=weak, link=answer.link)
     if answer.value is None:
         worse, predicted, better = (_amount(target, value) for value in target.of(answer.point))
         give = "give" if answer.quantity == "devices" else "gives"
@@ -37,6 +39,18 @@ def sentence(answer: Answer, *, weak: bool) -> str:
     return (
         f"{where}{goal} is reached with {_value(answer, answer.value)} or {side}"
         f" ({_interval(answer)}), where a step takes {format_duration(answer.point['predicted_step_s'])}."
+    )
+
+
+def of_tables(answer: Answer) -> str:
+    """Return how the tables of a machine change with its link; empty where a link alone is asked for, or none."""
+    link = answer.link
+    if link is None or not answer.has_tables:
+        return ""
+    return (
+        f"the machine's tables change with its link, {format_duration(message_s(link))} and"
+        f" {format_bandwidth(link.bandwidth_bytes_per_s)} now: of each time the part that grows with the bytes as"
+        " its bandwidth does, and the rest as its latency does"
     )
 
 
@@ -60,13 +74,21 @@ def bucket_sentence(best: BestBucket, target: Target | None = None, *, weak: boo
     return f"{text} It {'reaches' if target.reached(predicted) else 'misses'} {_goal(target)}, with {amounts}."
 
 
-def _where(point: Record, quantity: str, *, weak: bool) -> str:
-    """Return the devices and the batch that a point was predicted on, without what is asked for."""
+def _where(point: Record, quantity: str, *, weak: bool, link: Link | None = None) -> str:
+    """Return what a point was predicted with, without what is asked for: devices, batch, buckets, algorithm, link."""
     layout = "" if point["layout"] == str(point["devices"]) else f" ({point['layout']})"
     devices = "" if quantity == "devices" else f"{devices_name(point['devices'])}{layout}"
     batch = f"local batch {point['local_batch']:g}" if weak else f"global batch {point['global_batch']}"
     batch = "" if quantity == "local-batch" else batch
-    return ", ".join(filter(None, (devices, batch))) + ": "
+    size, algorithm = point["fusion_threshold_bytes"], point["algorithm"] if point["devices"] > 1 else ""
+    threshold = "" if size is None else f" with threshold {format_size(size)}"
+    rule = f"{point['fusion_rule']}{threshold}" if algorithm and quantity != "bucket" else ""
+    of_link = ""
+    if link is not None and quantity == "bandwidth":
+        of_link = f"a latency of {format_duration(message_s(link))}"
+    elif link is not None:
+        of_link = f"a bandwidth of {format_bandwidth(link.bandwidth_bytes_per_s)}"
+    return ", ".join(filter(None, (devices, batch, rule, algorithm, of_link))) + ": "
 
 
 def _amount(target: Target, value: float) -> str:

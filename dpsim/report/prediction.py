@@ -48,6 +48,7 @@ def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
         ),
         Column(head="devices", cell=lambda point: point["layout"], left=True),
         Column(head=batch.replace("_", " "), cell=lambda point: f"{point[batch]:g}", shown=several(batch)),
+        Column(head="micro-batches", cell=lambda point: str(point["accumulate"]), shown=several("accumulate")),
         Column(head="rule", cell=lambda point: point["fusion_rule"], shown=several("fusion_rule")),
         Column(head="algorithm", cell=lambda point: point["algorithm"], shown=several("algorithm")),
         Column(head="batch norm", cell=lambda point: point["batch_norm"], shown=several("batch_norm")),

@@ -82,6 +82,7 @@ def growth_records(tuning: Tuning) -> list[Record]:
             "devices": each.more.devices,
             "layout": each.more.layout or str(each.more.devices),
             "fewer_devices": each.fewer.devices,
+            "fewer_layout": each.fewer.layout or str(each.fewer.devices),
             "images_per_s": tuned[each.more.devices].default.samples_per_s,
             "best_cap": cap_bytes(tuned[each.more.devices].caps[0].plan),
             "share": each.share,
@@ -144,7 +145,8 @@ def growth_columns() -> tuple[Column[Record], ...]:
         Column(head="best cap", cell=lambda row: row["best_cap"]),
         Column(head="its gain", cell=lambda row: f"{row['cap_gain']:.2f}x ({_ends(row, 'cap_gain')})"),
         Column(head="samples/s", cell=lambda row: _speed(row["images_per_s"])),
-        Column(head="over fewer", cell=lambda row: f"{row['speedup']:.2f}x ({_ends(row, 'speedup')})"),
+        Column(head="speedup", cell=lambda row: f"{row['speedup']:.2f}x ({_ends(row, 'speedup')})"),
+        Column(head="over", cell=lambda row: row["fewer_layout"], left=True),
         Column(head="of the added", cell=lambda row: percent(row["share"])),
         Column(head="", cell=lambda row: "pays" if row["pays"] else "does not pay", left=True),
     )

@@ -49,7 +49,7 @@ class PartialGradients:
 
     A rank's part is what it updates of the tensor ``probe``. Where ``shards`` are updated, what the update must know of
     whole tensors travels in the same message of the devices that share them (``transport``); where there are several
-    rank classes, ``world`` then tells all of them.
+    rank classes, ``world`` tells all of them, and alone where the update need know nothing.
     """
 
     agrees = True
@@ -64,7 +64,7 @@ class PartialGradients:
     def __call__(self, loss: float, sums: NDArray[np.float64]) -> bool:
         finite = math.isfinite(loss) and all(np.isfinite(part).all() for part in self._parts)
         total = np.array([0.0 if finite else 1.0])
-        if self._sum is not None:
+        if self._sum is not None and (len(sums) or self._of_all is None):
             whole = self._sum([np.concatenate((total, sums))])
             total, sums[:] = whole[:1].copy(), whole[1:]
         if self._of_all is not None:

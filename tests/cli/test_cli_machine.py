@@ -60,6 +60,10 @@ def test_calibrate_says_what_share_of_the_line_rate_a_log_reached(
     assert ("more than the line rate was reached" in err) == (share > 1)
     (table,) = json.loads(dpsim(*asked, "--json")[1])["summary"]["imported"]
     assert (table["busbw_bytes_per_s"], table["share_of_line_rate"]) == pytest.approx((2.5e9, share))
+    inside = [*asked[:4], "1x4", *asked[5:]]
+    code, out, err = dpsim(*inside)
+    assert code == 0 and "2.5 GB/s (20 Gbit/s)\n" in out and not err, "the rate is of the link between nodes"
+    assert "share_of_line_rate" not in json.loads(dpsim(*inside, "--json")[1])["summary"]["imported"][0]
 
 
 def test_a_line_rate_is_one_of_a_log(dpsim: Dpsim, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ def test_the_answer_comes_first_and_fed_back_it_reaches_the_target(dpsim: Dpsim,
     code, text, _ = dpsim(*f"{ASKED} --find bandwidth --efficiency 80%".split())
     first, *notes = text.splitlines()
     assert code == 0 and notes and all(note.startswith("Note: ") for note in notes)
-    assert first.startswith("8 devices, local batch 16: 80% scaling efficiency is reached with a bandwidth of ")
+    assert first.startswith("8 devices, local batch 16, tarantella with threshold 32 KiB, ring, a latency of ")
+    assert "us: 80% scaling efficiency is reached with a bandwidth of " in first
     gbit = re.findall(r"([0-9.]+) Gbit/s", first)[0]
     efficiencies = []
     for factor in (1.0, 0.98):
@@ -47,12 +48,14 @@ def test_each_machine_and_number_of_devices_has_a_record(dpsim: Dpsim, tmp_path:
     for point in printed["points"]:
         assert (point["find"], point["goal"], point["target"]) == ("latency", "speedup", 2.0)
         assert point["value_low"] <= point["value"] <= point["value_high"]
-    assert printed["summary"]["sentences"][2].startswith("25gbe: 4 devices, local batch 16: a speedup of 2 ")
+    assert printed["summary"]["sentences"][2].startswith(
+        "25gbe: 4 devices, local batch 16, tarantella with threshold 32 KiB, ring, a bandwidth of "
+    )
 
 
 def test_the_best_bucket_needs_no_target(dpsim: Dpsim) -> None:
     code, text, _ = dpsim(*f"{ASKED} --find bucket --fusion-rule horovod".split())
-    assert code == 0 and text.startswith("8 devices, local batch 16: the best bucket of horovod is ")
+    assert code == 0 and text.startswith("8 devices, local batch 16, ring: the best bucket of horovod is ")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,3 +62,13 @@ def test_what_a_file_says_already_is_named(
     assert code == 2
     assert f"dpsim: {flags.split()[0]} " in error and "stated already, by" in error and said in error
     assert predicted(dpsim, tmp_path, flags)[0] == 0
+
+
+def test_accumulation_takes_a_list_and_a_million_micro_batches_are_refused_by_name(dpsim: Dpsim) -> None:
+    asked = f"predict --workload {MACHINES / 'googlenet_k80.toml'} --machine 10gbe --devices 4 --local-batch 16".split()
+    code, text, _ = dpsim(*asked, "--accumulate", "1,4", "--json")
+    points = json.loads(text)["points"]
+    assert code == 0 and [(each["accumulate"], each["global_batch"]) for each in points] == [(1, 64), (4, 256)]
+    assert "micro-batches" in dpsim(*asked, "--accumulate", "1,4")[1].splitlines()[2]
+    code, _, said = dpsim(*asked, "--accumulate", "1000000")
+    assert code == 2 and "1000000 micro-batches of" in said and "allowed" in said

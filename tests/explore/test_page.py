@@ -79,6 +79,13 @@ def test_a_study_shows_what_it_measured() -> None:
     assert all(point["step_s"] > 0 for point in known["measured"]) and len(known["measured"]) > 3
 
 
+def test_the_page_of_a_study_has_no_command_for_files_that_nobody_has_and_says_what_its_numbers_are() -> None:
+    of_study, of_files = studied(ROOT / "reports" / "example"), example()
+    assert 'id="command"' not in of_study and 'id="command"' in of_files
+    assert "a prediction beforehand" in of_study and "a prediction beforehand" not in of_files
+    assert "w.json" not in of_study and "speedup, weak scaling" in of_study
+
+
 def test_every_synchronous_strategy_is_explored() -> None:
     assert {parse_strategy(text).name for text in (*EXPLORED, *DIVIDED)} == {*LOWERINGS}
 

@@ -198,7 +198,12 @@ def test_strategies_that_cannot_be_told_apart_are_named_with_the_measurement_tha
         (workload(), "compute", "dpsim profile --torch-script train.py --local-batch"),
         (workload(), "network", "dpsim calibrate --network node --devices 4 --algorithm ring --strategy"),
         (workload(), "speed", "--budget 60s"),
-        (workload(), "model", "--global-batch 32 --steps 50 --strategy"),
+        (
+            workload(source="dpsim profile: x", name="cnn"),
+            "model",
+            "--model cnn --devices 4 --global-batch 32 --steps 50",
+        ),
+        (workload(), "model", "dpsim measure --torch-script train.py --devices 4 --strategy zero3"),
     ],
 )
 def test_each_uncertainty_has_a_command_to_paste(

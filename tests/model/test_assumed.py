@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from published_files import EXPERIMENTS, PREDICT
 from small_step import machine, workload
 
 from dpsim.errors import ConfigError
-from dpsim.machine import ComputeSlowdown
+from dpsim.machine import ComputeSlowdown, Link, Machine
 from dpsim.model.defaults import DEFAULTS, with_defaults, with_stated
-from dpsim.uncertainty import IntervalWidth
+from dpsim.model.interval import predict, predict_with_interval, ratio_interval
+from dpsim.plan import Plan
+from dpsim.uncertainty import CONTENTION_ENDS, IntervalWidth
 
 Dpsim = Callable[..., tuple[int, str, str]]
 ASSUMED = {default.field: default.value for default in DEFAULTS}
@@ -53,6 +57,24 @@ def test_a_flag_says_what_a_file_would_say(dpsim: Dpsim) -> None:
     plain, contended = (dpsim(*at, *flag)[1] for flag in ((), ("--contention", "3")))
     assert "assumed to last 1.875 times as long as alone" in " ".join(plain.split())
     assert "an allreduce beside backward is assumed" not in " ".join(contended.split())
+
+
+@pytest.mark.parametrize("threshold", [0.0, 2.0**12, math.inf])
+def test_the_interval_reaches_what_an_assumed_contention_could_be(threshold: float) -> None:
+    at = Plan(devices=8, global_batch=64, overlap="thread", algorithm="ring", fusion_threshold_bytes=threshold)
+    link = Link(latency_s=0.1, bandwidth_bytes_per_s=200.0)
+    assumed = with_defaults(workload(), Machine(name="m", link=link), [8])
+    alone, predicted = (
+        predict_with_interval(workload(), assumed, each) for each in (at.on_one_device(global_batch=8), at)
+    )
+    low, high = ratio_interval(alone, predicted)
+    for contention in reversed(CONTENTION_ENDS):
+        stated = with_stated(
+            workload(), msgspec.structs.replace(assumed, contention=None), [8], "contention", contention
+        )
+        step_s = predict(workload(), stated, at).step_s
+        assert predicted[0].low_s <= step_s <= predicted[0].high_s
+        assert low <= alone[0].step_s / step_s <= high
 
 
 def test_help_and_pages_name_the_numbers_that_are_assumed(dpsim: Dpsim) -> None:

@@ -16,11 +16,13 @@ from dpsim import machine as machines
 from dpsim import workload as workload_files
 from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
-from dpsim.machine import Link, Machine
+from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import for_prediction, predict_points
 from dpsim.model.best_bucket import best_bucket
+from dpsim.model.formulas import fitted_links
 from dpsim.model.inverse import BANDWIDTHS, Answer, Goal, Target, find
-from dpsim.report.inverse import bucket_sentence, sentence
+from dpsim.model.other_link import Field, with_link
+from dpsim.report.inverse import bucket_sentence, of_tables, sentence
 from dpsim.workload import Workload
 
 GOOGLENET = workload_files.read(WORKLOAD)
@@ -150,7 +152,7 @@ def test_under_strong_scaling_the_fewest_devices_are_named_and_those_beyond_whic
         assert reaches(GOOGLENET, machine, int(devices), target, global_batch=512) is expected
     assert not reaches(GOOGLENET, machine, int(answer.until) + 1, target, global_batch=512)
     text = sentence(answer, weak=False)
-    assert text.startswith("global batch 512: a speedup of 5 is reached with")
+    assert text.startswith("global batch 512, tarantella with threshold 32 KiB, ring: a speedup of 5 is reached with")
     assert f"or more, but not beyond {answer.until:.0f} devices" in text
 
 
@@ -168,7 +170,8 @@ def test_in_a_layout_whole_nodes_are_tried_and_the_link_between_the_devices_is_v
 def test_a_target_within_reach_of_everything_is_said_to_be() -> None:
     answer = asked("bandwidth", "step-time", 1e5)
     assert answer.anything and answer.value == BANDWIDTHS[0]
-    assert sentence(answer, weak=True).startswith("8 devices, local batch 64: any bandwidth reaches a step of ")
+    assert sentence(answer, weak=True).startswith("8 devices, local batch 64, tarantella with threshold ")
+    assert " us: any bandwidth reaches a step of " in sentence(answer, weak=True)
 
 
 def test_no_threshold_is_faster_than_the_best_bucket() -> None:
@@ -212,10 +215,30 @@ def test_questions_without_an_answer_are_refused(
         asked(quantity, "efficiency", 0.9, devices, **fields)
 
 
-def test_the_bandwidth_of_a_machine_whose_tables_price_is_refused() -> None:
-    tables = machines.read(WORKLOAD.with_name("k80_10gbe.toml"))
-    with pytest.raises(ConfigError, match="dpsim machine list"):
-        find("bandwidth", Target(goal="efficiency", value=0.9), GOOGLENET, tables, 4)
+@pytest.mark.parametrize(("quantity", "field"), [("bandwidth", "bandwidth_bytes_per_s"), ("latency", "latency_s")])
+def test_tables_change_with_the_link_that_is_asked_for(quantity: str, field: Field) -> None:
+    tables, target = machines.read(WORKLOAD.with_name("k80_10gbe.toml")), Target(goal="efficiency", value=0.62)
+    answer = find(quantity, target, GOOGLENET, tables, 4, local_batch=64)
+    assert answer.value is not None and answer.link is not None and answer.has_tables
+    assert reaches(GOOGLENET, with_link(tables, 4, field, answer.value), 4, target, local_batch=64)
+    worse = answer.value * (0.99 if answer.least else 1.01)
+    assert not reaches(GOOGLENET, with_link(tables, 4, field, worse), 4, target, local_batch=64)
+    same = with_link(tables, 4, field, getattr(answer.link, field))
+    for before, after in zip(tables.allreduce, same.allreduce, strict=True):
+        assert after.time_s == pytest.approx(before.time_s)
+    assert "the machine's tables change with its link" in of_tables(answer)
+
+
+def test_only_the_tables_of_the_level_that_is_asked_for_change() -> None:
+    tables = [
+        AllreduceCost(algorithm="nccl", devices=n, layout=layout, sizes_bytes=(1024, 2**20), time_s=times)
+        for n, layout, times in ((8, "1x8", (1e-5, 2e-5)), (16, "2x8", (1e-4, 1e-3)))
+    ]
+    link, in_node = fitted_links(tables)
+    machine = Machine(name="m", allreduce=tuple(tables), link=link, link_in_node=in_node)
+    inside, across = (with_link(machine, devices, "bandwidth_bytes_per_s", 1e13) for devices in ("1x8", "2x8"))
+    assert inside.allreduce[1] == tables[1] and across.allreduce[0] == tables[0]
+    assert inside.allreduce[0].time_s[1] < 1.2e-5 and across.allreduce[1].time_s[1] < 1.2e-4
 
 
 def test_the_best_bucket_of_a_rule_without_a_threshold_is_refused() -> None:

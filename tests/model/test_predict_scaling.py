@@ -92,13 +92,33 @@ def test_between_nodes_that_nothing_measured_is_refused_and_an_unknown_level_is_
     with pytest.raises(ConfigError, match=r"'nccl' on 2x8[\s\S]*nccl on 1x2[\s\S]*\[link\]"):
         priced(Machine(name="m", allreduce=inside.allreduce), "2x8", MIB)
     across = Machine(name="m", allreduce=tuple(table(f"{n}x1", (MIB,), (1.0,)) for n in (2, 4)), link=None)
-    with pytest.raises(ConfigError, match=r"\[link\]"):
+    with pytest.raises(ConfigError, match=r"\[link_in_node\]"):
         priced(across, "1x8", MIB)
     flat = Machine(name="m", allreduce=(table("4", (MIB,), (1.0,)),))
     assert priced(flat, "1x8", MIB)[0] == pytest.approx(7 / 6)
     assert priced(flat, "1x8", MIB)[1] > UNMEASURED_LAYOUT > 4 * priced(flat, "8", MIB)[1]
-    fitted, _ = fitted_links(across.allreduce)
-    assert priced(Machine(name="m", allreduce=across.allreduce, link=fitted), "1x8", MIB, "ring")[1] > UNMEASURED_LAYOUT
+
+
+@pytest.mark.parametrize("devices", ["1x8", "2", "8"])
+def test_inside_a_node_is_refused_where_only_several_nodes_were_measured(devices: str) -> None:
+    of_nodes = (table("4x8", (MIB,), (1e-3,)),)
+    fitted, _ = fitted_links(of_nodes)
+    machine = Machine(name="m", allreduce=of_nodes, link=fitted)
+    for algorithm in ("nccl", "ring"):
+        with pytest.raises(ConfigError, match=r"nothing says what a message inside a node costs"):
+            priced(machine, devices, MIB, algorithm)
+    with pytest.raises(ConfigError, match="1x2 devices are inside one node"):
+        idle_curve(machine, Collective(algorithm="direct", devices=2, layout="1x2", kind="send"))
+    assert priced(machine, "2x8", MIB)[0] > 0 and priced(machine, "9", MIB)[0] > 0
+    stated = msgspec.structs.replace(machine, link_in_node=Link(latency_s=1e-6, bandwidth_bytes_per_s=2e11))
+    assert priced(stated, "1x8", MIB)[0] < 1e-4
+
+
+def test_flat_devices_that_fit_into_a_node_are_priced_by_the_tables_of_a_node() -> None:
+    tables = (table("1x8", (MIB,), (1e-5,)), table("4x8", (MIB,), (1e-3,)))
+    machine = Machine(name="m", allreduce=tables)
+    assert [priced(machine, each, MIB)[0] < 1e-4 for each in ("2", "4", "8", "16")] == [True, True, True, False]
+    assert priced(machine, "4", MIB)[1] < UNMEASURED_LAYOUT < priced(machine, "16", MIB)[1]
 
 
 def test_adapters_that_nothing_states_leave_a_librarys_share_of_the_network_open() -> None:

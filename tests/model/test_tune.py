@@ -9,7 +9,7 @@ from small_training import machine, workload
 
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
-from dpsim.machine import Link, Machine
+from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import scheduled
 from dpsim.model.tune import Tuned, Tuning, tune
 from dpsim.report import tuning as report
@@ -83,6 +83,20 @@ def growth(tuning: Tuning) -> list[tuple[int, bool]]:
 
 def linked(latency_s: float) -> Machine:
     return Machine(name="m", link=Link(latency_s=latency_s, bandwidth_bytes_per_s=1e9))
+
+
+def test_devices_are_compared_with_the_most_before_them_that_pay_in_table_and_sentence_alike() -> None:
+    """Twice as many nodes train twice as much, and still less than the devices of one node alone would add."""
+    tables = tuple(
+        AllreduceCost(algorithm="nccl", devices=n, layout=layout, sizes_bytes=(1, 2**20), time_s=(time_s, 2 * time_s))
+        for n, layout, time_s in ((8, "1x8", 1e-7), (16, "2x8", 3e-3), (32, "4x8", 3e-3))
+    )
+    tuning = tune(workload(), Machine(name="m", allreduce=tables), ["1x8", "2x8", "4x8"], rule="ddp")
+    assert growth(tuning) == [(8, True), (16, False), (32, False)]
+    assert [each.fewer.devices for each in tuning.growth] == [1, 8, 8]
+    (first, *_) = report.sentences(tuning)
+    assert first.startswith("Beyond 8 devices more stop paying: 16 train")
+    assert [each["fewer_layout"] for each in report.growth_records(tuning)] == ["1", "1x8", "1x8"]
 
 
 def test_devices_pay_until_the_network_takes_what_they_add() -> None:

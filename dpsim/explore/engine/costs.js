@@ -96,6 +96,7 @@ const idleCurve = remembered(nameOf, (machine, collective) => {
   const tables = tablesOf(machine, collective.kind);
   const table = tableFor(tables, collective);
   if (table) return {...tableCurve(machine, table), ...known(table)};
+  refuseUnknownInside(machine, collective);
   const near = nearestTables(machine, tables, collective);
   if (near) return {...scaledPoints(machine, near, collective), ...NOTHING, scaled: near};
   if (collective.kind !== "allreduce" && hasTables(machine, whole(collective))) {
@@ -110,6 +111,14 @@ const idleCurve = remembered(nameOf, (machine, collective) => {
   }
   return {...linkPoints(machine, collective), ...NOTHING};
 });
+
+/** Throws for devices inside one node where only collectives of several nodes were measured. */
+function refuseUnknownInside(machine, collective) {
+  if (!machine.of_several_nodes || levelOfCollective(machine, collective) !== "inside") return;
+  if (machine.cores && !collective.layout) return;
+  throw new Error(`this machine was measured on several nodes alone, and says nothing of ` +
+    `${collective.layout || collective.devices} devices inside one`);
+}
 
 function nameOf({kind, algorithm, devices, layout}) {
   return `${kind},${algorithm},${devices},${layout}`;
@@ -148,6 +157,7 @@ const sendCurve = remembered(String, (machine, layout) => {
   if (layout && across && machine.of_one_node) {
     throw new Error("this machine was calibrated on one node, and says nothing of messages between nodes");
   }
+  if (layout) refuseUnknownInside(machine, {layout, devices: 2});
   const link = across ? linkBetween(machine, 2) ?? machine.link : machine.link_in_node ?? machine.link;
   return {...lowest([[messageS(link), 1 / link.bandwidth_bytes_per_s]]), ...NOTHING};
 });

@@ -5,19 +5,24 @@
 function interval(world, plan, schedule, step) {
   const {workload, machine, constants} = world;
   if (!(step > 0)) return {low_s: step, high_s: step, shifts: {}};
-  const shifts = {};
+  const shifts = {}, assumed = machine.assumed.includes("contention");
   for (const [name, error] of Object.entries(uncertainty(world, plan, schedule))) {
     shifts[name] = [Math.exp(error), Math.exp(-error)].map((factor) => {
       if (!error) return 0;
-      const factors = {...EXACT, ...factorsOf(machine, constants, name, factor)};
-      return Math.log(Math.max(price(world, plan, schedule, factors).step_s, 1e-300) / step);
+      const toEnd = assumed && name === "overlapped";
+      const of = toEnd ? constants.CONTENTION_ENDS[factor < 1 ? 1 : 0] / machine.contention : factor;
+      const factors = {...EXACT, ...factorsOf(machine, constants, name, of)};
+      const shift = Math.log(Math.max(price(world, plan, schedule, factors).step_s, 1e-300) / step);
+      return toEnd ? shift / constants.DEVIATIONS : shift;
     });
   }
   const model = workload.emulated_compute
     ? Math.hypot(constants.EMULATED_MODEL_ERROR * plan.devices, constants.EMULATED_OWN_ERROR)
     : Math.hypot(constants.COMMON_MODEL_ERROR, constants.OWN_MODEL_ERROR);
   const width = machine.interval_factor[plan.devices > 1 ? "several" : "one"];
-  const [low_s, high_s] = ends(step, model, Object.values(shifts), width * constants.DEVIATIONS);
+  const widened = Object.entries(shifts).map(([name, each]) =>
+    each.map((shift) => (assumed && name === "overlapped" ? shift : width * shift)));
+  const [low_s, high_s] = ends(step, width * model, widened, constants.DEVIATIONS);
   return {low_s, high_s, shifts};
 }
 

@@ -47,11 +47,13 @@ const variedWorld = remembered(({devices, devices_a_node, latency_s, bandwidth_b
     if (setting.latency_s !== null) moved.latency_s = setting.latency_s;
     if (setting.bandwidth_bytes_per_s !== null) moved.bandwidth_bytes_per_s = setting.bandwidth_bytes_per_s;
     const link = {...machine[name], ...moved};
-    Object.assign(machine, {[name]: link, allreduce: [], halves: [], overlap: [], of_one_node: false});
+    Object.assign(machine, {[name]: link, allreduce: [], halves: [], overlap: [], of_one_node: false, of_several_nodes: false,
+      devices_a_node: 1});
     if (machine.emulated_link) machine.emulated_link = {...machine.emulated_link, ...moved};
   }
   if (setting.contention !== null) {
-    Object.assign(machine, {contention: setting.contention, contention_uncertainty: constants.CERTAIN});
+    const assumed = machine.assumed.filter((field) => field !== "contention");
+    Object.assign(machine, {contention: setting.contention, contention_uncertainty: constants.CERTAIN, assumed});
   }
   if (machine.assumed_slowdown && setting.devices > 1) {
     machine.compute_slowdown = [{devices: setting.devices, ...machine.assumed_slowdown}];

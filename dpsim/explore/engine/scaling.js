@@ -7,6 +7,12 @@ function levelOf(machine, layout) {
   return machine.emulated_network ? "across" : machine.cores ? "inside" : "unknown";
 }
 
+/** The level of a collective's devices: flat ones of which nothing is known fill nodes one after the other. */
+function levelOfCollective(machine, {layout, devices}) {
+  const level = levelOf(machine, layout);
+  return level === "unknown" && devices <= machine.devices_a_node ? "inside" : level;
+}
+
 const STANDS_IN = {
   inside: ["inside", "unknown"], across: ["across", "unknown"], unknown: ["unknown", "across", "inside"],
 };
@@ -15,7 +21,7 @@ const stated = (machine, table) => table.relative_uncertainty ?? machine.constan
 /** The tables that stand for a collective without its own, and the standard error of scaling them. */
 function nearestTables(machine, tables, collective) {
   const {constants} = machine;
-  const asked = levelOf(machine, collective.layout);
+  const asked = levelOfCollective(machine, collective);
   let alike = tables.filter((each) =>
     each.devices > 1 && each.kind === collective.kind && each.algorithm === collective.algorithm);
   const levels = new Set(alike.map((each) => levelOf(machine, each.layout)));
@@ -111,7 +117,7 @@ function sharing(machine, layout, collective) {
   const ofALibrary = ["library", "elsewhere"].includes(machine.algorithms[collective.algorithm].place);
   if (machine.emulated_network || !ofALibrary) return [1, 0];
   const [before, after] = [layout, collective.layout].map((each) => nodeCounts(each, 1)[1]);
-  const level = levelOf(machine, collective.layout);
+  const level = levelOfCollective(machine, collective);
   if (level === "inside") {
     return [machine.wiring === "mesh" && Math.min(before, after) > 1 ? (before - 1) / (after - 1) : 1, 0];
   }

@@ -162,7 +162,7 @@ function settle() {
   const refusal = find("refusal").textContent;
   const [step, band, speedup] = ["step", "band", "speedup"].map((id) => find(id).textContent);
   find("status").textContent = refusal || `Predicted step ${step}, ${band}; speedup ${speedup}.`;
-  find("command").textContent = command();
+  if (world.files) find("command").textContent = command();
   if (!refusal) computeBand(search);
 }
 
@@ -226,9 +226,8 @@ function command() {
   if (setting.batch_norm !== "local") flags["batch-norm"] = setting.batch_norm;
   if (setting.contention !== null) flags.contention = setting.contention;
   const moved = setting.latency_s !== null || setting.bandwidth_bytes_per_s !== null;
-  const files = world.files || "--workload w.json --machine m.json";
   const given = Object.entries(flags).map(([name, value]) => `--${name} ${value}`).join(" ");
-  return `dpsim predict ${files} ${given}${moved ? "  # with [link] of the machine file changed" : ""}`;
+  return `dpsim predict ${world.files} ${given}${moved ? "  # with [link] of the machine file changed" : ""}`;
 }
 
 // Play: the step, six seconds long.

@@ -50,7 +50,7 @@ def needed_for(experiment: Experiment, environment: Environment) -> Needed:
 def _alone(experiment: Experiment, setting: Setting) -> Setting:
     """The same training on one device: of the same global batch, or under weak scaling of the same local batch."""
     plan = setting.plan
-    batch = plan.global_batch // plan.devices if experiment.weak else plan.global_batch
+    batch = plan.global_batch // plan.data_devices if experiment.weak else plan.global_batch
     return msgspec.structs.replace(setting, plan=plan.on_one_device(global_batch=batch, overlap="off"))
 
 

@@ -85,7 +85,8 @@ def _common_nulls(points: Sequence[ComparedPoint]) -> list[str]:
 
 def _units(points: Sequence[ComparedPoint]) -> list[float]:
     """What to divide the steps of a panel by, so that they can be compared: nothing, or their samples."""
-    steps = len({p.local_batch for p in points}) == 1 or len({p.global_batch for p in points}) == 1
+    of_a_device = {p.local_batch * p.setting.plan.accumulate for p in points}
+    steps = len(of_a_device) == 1 or len({p.global_batch for p in points}) == 1
     return [1.0] * len(points) if steps else [float(p.global_batch) for p in points]
 
 

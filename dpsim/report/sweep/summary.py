@@ -94,8 +94,8 @@ def _heading(comparison: Comparison) -> str:
     """Return what was trained, where, and how long it was measured."""
     experiment, first = comparison.experiment, comparison.points[0]
     batches = {point.local_batch if experiment.weak else point.global_batch for point in comparison.points}
-    where = " on each device" * experiment.weak
-    batch = f"{first.local_batch if experiment.weak else first.global_batch:g} samples a step{where}"
+    where = "at once on each device" if experiment.weak else "a step"
+    batch = f"{first.local_batch if experiment.weak else first.global_batch:g} samples {where}"
     if len(batches) > 1:
         batch = f"{len(batches)} batches"
     models = enumerated(point.model for point in comparison.points[:3])

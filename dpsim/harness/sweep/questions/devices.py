@@ -44,10 +44,10 @@ def question(comparison: Comparison) -> str:
     """Return the question that the sweep answers."""
     run, first = comparison.experiment, comparison.points[0]
     batch = first.local_batch if run.weak else first.global_batch
-    where = "on each device" if run.weak else "over all devices"
+    where = "at once on each device" if run.weak else "per step over all devices"
     return (
         f"How fast does training {first.model} on {run.dataset} become on more devices, with {batch:g} "
-        f"samples per step {where}, does it stay the same training, and does the model know both without "
+        f"samples {where}, does it stay the same training, and does the model know both without "
         "measuring them?"
     )
 
