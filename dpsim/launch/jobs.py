@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,13 @@ def on_ranks(
     watch: bool = False,
     outlives: bool = False,
     protection: Protection | None = None,
+    show: Callable[[str], None] = mpiexec.to_stderr,
 ) -> Any:
     """Return rank 0's result of ``task`` ("module:function") on ``devices`` MPI ranks.
 
     The function is called on every rank as ``function(comm, argument, progress)``; argument and result are plain JSON
-    values (infinity is allowed). Rank 0's progress reaches ``progress``. What the ranks print goes to stderr; with
-    ``stdout``, what they print to stdout goes to stdout.
+    values (infinity is allowed). Rank 0's progress reaches ``progress``. What the ranks print is shown by ``show``
+    where dpsim starts them; with ``stdout``, what they print to stdout goes to stdout.
 
     ``env`` adds variables to the ranks' environment, ``timeout_s`` limits the duration of the job, and ``pin`` binds
     each rank to a core. The ranks run on the hosts of ``dpsim.launch.hosts.selected``. With ``watch`` (on Linux),
@@ -95,7 +96,7 @@ def on_ranks(
                 environment["UCX_POSIX_DIR"] = str(shared)
         if protection is not None:
             command = protected(command, protection, folder)
-        code = mpiexec.run(command, folder, listener, state, environment, timeout_s, stdout=stdout)
+        code = mpiexec.run(command, folder, listener, state, environment, timeout_s, stdout=stdout, show=show)
     if code == 0 and state.result:
         return state.result[0]
     if remote and not state.pids and code > 0:

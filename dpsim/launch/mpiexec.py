@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +40,26 @@ _PAGE_FAULTS_OF_ENDED_CHILDREN = 8
 """The index of ``cminflt`` among the fields of ``/proc/PID/stat`` after the name; no process starts without some."""
 
 
+def to_stderr(line: str) -> None:
+    """Print a line to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
 class OutputFilter:
     """Passes on the lines that the ranks print, and keeps back what mpiexec says about a failure.
 
     Which rank and signal mpiexec reports is recorded in ``state``.
     """
 
-    def __init__(self, state: JobState) -> None:
-        self._state = state
+    def __init__(self, state: JobState, show: Callable[[str], None] = to_stderr) -> None:
+        self._state, self._show = state, show
         self._block: list[str] | None = None
 
     def to_stderr(self, line: bytes) -> None:
         """Pass a line on to stderr, unless it is blank."""
         text = line.decode("utf-8", "replace")
         if self._is_from_rank(text) and text.strip("\0 \t\r"):
-            print(text, file=sys.stderr, flush=True)
+            self._show(text)
 
     def to_stdout(self, line: bytes) -> None:
         """Pass a line on to stdout."""
@@ -96,18 +101,20 @@ def run(
     timeout_s: float | None,
     *,
     stdout: bool,
+    show: Callable[[str], None] = to_stderr,
 ) -> int:
     """Return the exit code of ``command``, an ``mpiexec``; 0 if all its ranks have finished their task.
 
     In any case no process that was started for ``folder`` is left behind on this machine. With ``stdout`` what the
-    ranks print to stdout goes there, otherwise to stderr. Raises ``JobFailed`` after ``timeout_s``.
+    ranks print to stdout goes there, otherwise to ``show``, as what they print to stderr.
+    Raises ``JobFailed`` after ``timeout_s``.
     """
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = child_process.start(command, signal.SIGTERM, env=environment, **pipes)
     with contextlib.ExitStack() as stack:
         stack.callback(child_process.stop, process, folder)
-        lines = OutputFilter(state)
+        lines = OutputFilter(state, show)
         assert process.stdout is not None and process.stderr is not None
         listener.add(Lines(process.stdout, lines.to_stdout if stdout else lines.to_stderr))
         listener.add(Lines(process.stderr, lines.to_stderr))

@@ -17,19 +17,18 @@ from dpsim.launch import scratch
 from dpsim.launch.child_process import child
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
+from dpsim.launch.script_output import shown_once, written
 from dpsim.launch.user_script import check_program
 from dpsim.torch_ddp.recorded import joined
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
 from dpsim.workload import Workload
-
-_STDERR = 2
 
 
 def profile_script(request: ScriptRequest, local_batches: Sequence[int] = ()) -> Workload:
     """Run the script in a process of its own, as rank 0 of ``request.devices``, and return what it trained.
 
     With ``local_batches`` it runs once for each of them, and the workload has tables over them. What the script prints
-    goes to stderr. Raises ``ConfigError`` for a script that cannot be profiled.
+    goes to stderr, lines that are alike once. Raises ``ConfigError`` for a script that cannot be profiled.
     """
     if request.script:
         check_program(request.script)
@@ -42,13 +41,14 @@ def profile_script(request: ScriptRequest, local_batches: Sequence[int] = ()) ->
 
 def _profile(request: ScriptRequest) -> Workload:
     """Run the script once. Raises ``ConfigError``."""
-    with scratch.scratch("torch") as folder:
+    with shown_once() as output, scratch.scratch("torch") as folder:
         paths = folder / "request.json", folder / "outcome.json"
         codec.write(paths[0], request)
         command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch_ddp.run_script", *map(str, paths)]
         if not request.script_may_write:
             command = protected(command, script_protection(request.script, request.arguments), folder)
-        with child(command, env=script_environment(request.devices, folder), stdout=_STDERR) as process:
+        environment = script_environment(request.devices, folder)
+        with written(folder, output) as file, child(command, env=environment, stdout=file, stderr=file) as process:
             code = process.wait()
         if not paths[1].exists():
             ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

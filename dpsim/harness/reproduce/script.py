@@ -18,6 +18,7 @@ from dpsim.launch import scratch
 from dpsim.launch.child_process import child
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
+from dpsim.launch.script_output import shown_once, written
 from dpsim.launch.user_script import check_program
 from dpsim.progress import Progress
 from dpsim.torch_ddp.profile_script import check_torch, script_environment
@@ -27,7 +28,6 @@ from dpsim.torch_ddp.reproduce.rounding import EPSILON, Rounding, mean_loss, qua
 from dpsim.torch_ddp.reproduce.samples import Samples, padding, told_by_index
 from dpsim.torch_ddp.reproduce.samples import compared as compared_samples
 
-_STDERR = 2
 _MOST_DEVICES = 64
 _WORDS = {True: "Not rounding", False: "Not comparable"}
 
@@ -279,9 +279,11 @@ def _observed(comparison: ScriptComparison, runs: Sequence[Run], folder: Path, p
     if not comparison.script_may_write:
         protection = script_protection(comparison.script, comparison.arguments, str(folder))
         command = protected(command, protection, start)
-    with child(command, env=script_environment(2, start) | scratch.environment(folder), stdout=_STDERR) as process:
-        process.wait()
-    return [_observed_run(comparison, run, folder) for run in runs]
+    environment = script_environment(2, start) | scratch.environment(folder)
+    with shown_once() as output:
+        with written(start, output) as file, child(command, env=environment, stdout=file, stderr=file) as process:
+            process.wait()
+        return [_observed_run(comparison, run, folder) for run in runs]
 
 
 def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Observed:
