@@ -62,6 +62,10 @@ class Observer:
         self._noise = torch.Generator().manual_seed(run.null_seed)
         loaders.loaded = self._mark_random_state
 
+    def __deepcopy__(self, _: Any) -> Observer:
+        """Return itself, for a script that copies its model, as for a moving average, copies hooks too."""
+        return self
+
     def report(self, **fields: Any) -> RankReport:
         """Return what this rank says at its end."""
         self._finish_step()
@@ -124,6 +128,8 @@ class Observer:
             self._optimizers.append(optimizer)
 
     def _forward(self, module: Any, arguments: Any, keywords: Any) -> None:
+        if self.model is None or module is not self.model.module:  # a copy of the model, which has its hooks
+            return
         if not self._training.forward(module):
             self.streams.end()
             return
