@@ -8,6 +8,7 @@ from typing import NamedTuple
 from dpsim.errors import FileFormatError
 from dpsim.imports.lines import Source
 
+_MOST_LINES, _LONGEST = 2000, 200  # where a program's name is looked for
 _BY_HAND = "into a machine file of your own (docs/predict.md, With figures of your own)"
 _COLLECTIVE = (
     "run nccl-tests, osu_allreduce or IMB-MPI1 Allreduce there; or write its sizes and times as a table [[allreduce]] "
@@ -38,12 +39,12 @@ class Other(NamedTuple):
 
 
 def _other(name: str, sign: str, remedy: str = _COLLECTIVE) -> Other:
-    return Other(name, re.compile(f".*(?:{sign}).*"), remedy)
+    return Other(name, re.compile(sign), remedy)
 
 
 MSCCLPP = _other(
     "MSCCL++'s own test, whose in-place columns come first",
-    r"MSCCL\+\+|mscclpp|\bin-place\s+out-of-place|^#?\s*size\s+count\s+time\s+algbw\s+busbw",
+    r"MSCCL\+\+|mscclpp|\bin-place\s+out-of-place|^#?\s*size\s+count\s+time\s+algbw\s+busbw|NCCL AlgBW",
 )
 OTHERS = (
     MSCCLPP,
@@ -80,6 +81,7 @@ OTHERS = (
         _LINK,
     ),
     _other("nvidia-smi", r"NVIDIA-SMI|GPU0\s+GPU1|CPU Affinity", _LINK),
+    _other("Habana's hcl_demo", r"hcl_demo|NW Bandwidth"),
     _other(
         "Gloo's benchmark", r"Algorithm:\s+\w*(?:allreduce|allgather|reduce|broadcast|barrier)\w*|p50 \(us\)|\bgloo\b"
     ),
@@ -100,19 +102,24 @@ OTHERS = (
         "Horovod's benchmark or a training's log", r"(?:Img|img|images|samples|tokens)(?:/|\s*per\s*)s(?:ec)?\b", _STEP
     ),
 )
+_KEYS = _other(
+    "a program that prints key=value lines, as oneCCL's benchmark does", r"(?:\b\w+=[^\s,;]+[\s,;]+){2}\w+=\S+"
+)
+_ROWS_OF_MSCCLPP = _other(MSCCLPP.name, r"^[0-9]+\s+[0-9]+(?:(?:\s+[0-9.e+]+){3}\s+[0-9]+){2}$")
 _TABLE = Other(
     "a table made by hand or another program's, not a benchmark's own text",
     re.compile(
-        r"(?i).*\b(?:nodes?|gpus?|ranks?|np|nproc|size|bytes|msg)\b.*(?:Gbit/?s|Gb/s|Gbps|Mbit/s|Mbps|[GM]i?B/s|\bus\b|\(us\)|\bms\b|usec"
-        r"|latency|time|bandwidth|busbw|algbw).*"
+        r"(?i)\b(?:nodes?|gpus?|ranks?|np|nproc|size|bytes|msg)\b.*(?:Gbit/?s|Gb/s|Gbps|Mbit/s|Mbps|[GM]i?B/s|\bus\b|\(us\)"
+        r"|\bms\b|usec|latency|time|bandwidth|busbw|algbw)|^[0-9.]+ ?[KMG]?(?:i?B)?(?:[\s,;|]+[0-9.]+)+$"
     ),
 )
 
 
 def refusal(source: Source) -> FileFormatError | None:
     """Return the refusal that names the program which wrote a file; ``None`` if it is none that is known."""
-    for other in (*OTHERS, _TABLE):
-        line = next((line for line, text in enumerate(source.texts(), 1) if other.sign.fullmatch(text)), None)
+    texts = [text[:_LONGEST] for text in source.texts()[:_MOST_LINES]]
+    for other in (*OTHERS, _KEYS, _ROWS_OF_MSCCLPP, _TABLE):
+        line = next((line for line, text in enumerate(texts, 1) if other.sign.search(text)), None)
         if line is not None:
             return other.error(source, line)
     return None
