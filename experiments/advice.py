@@ -144,7 +144,7 @@ def outcome(case: Case, progress: Progress) -> Outcome:
         )
         for candidate, each in zip(fitting, measured, strict=True)
     )
-    return Outcome(case, ranked, regret(measured, 0)[0])
+    return Outcome(case, ranked, regret(measured, 0).mean)
 
 
 def lines(of_case: Outcome) -> list[str]:

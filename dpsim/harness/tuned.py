@@ -22,4 +22,4 @@ def measured_regret(comparison: Comparison, options: Sequence[Option], advised: 
     found = {option: measured_point(comparison, option.plan) for option in options}
     points = {option: point for option, point in found.items() if point is not None}
     members = [Pair(setting=each.setting, predicted=each.predicted, runs=each.runs) for each in points.values()]
-    return regret(members, [*points].index(advised))[0]
+    return regret(members, [*points].index(advised)).mean

@@ -32,6 +32,8 @@ from dpsim.records.sweep import (
 from dpsim.setting import Setting
 
 ALL_NETWORKS = "all"
+HALVES, HALVES_SEED = 200, 0
+"""The random halves of the rounds over which a regret is the mean, and the seed that draws them."""
 SLOW = 1.5
 """A sample is slow above so many times the median."""
 T = TypeVar("T")
@@ -406,9 +408,10 @@ class Group(Noun, frozen=True):
       itself may be 0.
     - ``effect`` = worst / best measured setting - 1. ``noise_floor`` is the largest of the A/A difference and of the
       half widths of these two settings' intervals; ``below_noise`` says that the effect is smaller.
-    - ``regret`` is the cost of following the prediction: the best setting is chosen on one half of the rounds and
-      compared with the predicted best on the other half, then the halves are swapped, and both are averaged.
-      ``regret_on_halves`` is false where there were too few rounds, so that all samples served for both.
+    - ``regret`` is the cost of following the prediction: the best setting is chosen on a random half of the rounds and
+      compared with the predicted best on the other half. It is the mean over ``regret_halves`` such halves, drawn with
+      ``regret_seed``, and ``regret_spread`` their standard deviation. ``regret_halves`` is 0 where there were too few
+      rounds, so that all samples served for both.
     - ``drift`` = step time in the last third of the rounds / in the first third - 1.
     """
 
@@ -421,7 +424,8 @@ class Group(Noun, frozen=True):
     shape: Score | None
     exposed_communication: Score
     regret: float
-    regret_on_halves: bool
+    regret_spread: float
+    regret_halves: int
     effect: float
     noise: float | None
     noise_floor: float
@@ -434,6 +438,7 @@ class Group(Noun, frozen=True):
     median_error: float
     emulated_compute: bool = False
     runtime: str = "dpsim"
+    regret_seed: int = HALVES_SEED
 
     @property
     def shape_counts(self) -> bool:
@@ -447,11 +452,9 @@ class Group(Noun, frozen=True):
 
 
 class Overall(Noun, frozen=True):
-    """Scores over all device counts above 1 of one network, or of all networks (``network`` is then ``all``).
+    """Scores over all settings on several devices of one network; where computation is emulated they are apart.
 
-    Where computation is emulated a network has scores of its own, and none in those of all networks beside real ones.
-
-    ``regret``, ``effect`` and ``noise`` are the largest over the groups.
+    ``regret`` with its spread, ``effect`` and ``noise`` are the largest over the groups.
     """
 
     network: str
@@ -461,6 +464,7 @@ class Overall(Noun, frozen=True):
     shape: Score | None
     exposed_communication: Score
     regret: float
+    regret_spread: float
     effect: float
     noise: float | None
     emulated_compute: bool = False
@@ -509,7 +513,6 @@ class Comparison(Noun, frozen=True):
     points: tuple[ComparedPoint, ...]
     groups: tuple[Group, ...]
     networks: tuple[Overall, ...]
-    overall: Overall | None
     single_device_median_abs_error: float | None
     overlap: tuple[OverlapEffect, ...]
     chosen_overlap: dict[str, str]

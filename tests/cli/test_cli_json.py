@@ -86,7 +86,16 @@ def test_report(dpsim: Dpsim, folder: Path, tmp_path_factory: pytest.TempPathFac
         "emulated_network",
     }
     assert expected <= set(shown["points"][0])
-    assert {"median_abs_error", "p90_abs_error", "null_median_abs_error", "skill", "regret"} <= set(shown["summary"])
+    for network in shown["summary"]["networks"]:
+        assert {"network", "median_abs_error", "p90_abs_error", "null_median_abs_error", "skill", "regret"} <= set(
+            network
+        )
+    assert {group["verdict"]["said"] for group in shown["summary"]["groups"]} <= {
+        "nothing",
+        "unsure",
+        "no difference",
+        "best",
+    }
     assert (into / "index.html").exists()
 
 

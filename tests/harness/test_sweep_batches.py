@@ -107,7 +107,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("local") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpsim.study.inputs._LEAST_S", 0.1)
-        patch.setattr("dpsim.report.sweep.reliability.MOST_NOISE", math.inf)  # so short a run knows little
+        patch.setattr("dpsim.report.sweep.verdict.MOST_NOISE", math.inf)  # so short a run knows little
         flags = [
             "--model",
             "cnn:2,2",
@@ -186,7 +186,7 @@ def test_the_report_shows_the_curve(swept: Path, dpsim: Dpsim) -> None:
 def test_a_sweep_over_batch_norm_reports_what_global_statistics_add(dpsim: Dpsim, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpsim.study.inputs._LEAST_S", 0.1)
-        patch.setattr("dpsim.report.sweep.reliability.MOST_NOISE", math.inf)  # so short a run knows little
+        patch.setattr("dpsim.report.sweep.verdict.MOST_NOISE", math.inf)  # so short a run knows little
         code, _, err = dpsim(
             *("sweep", "batch-norm", "--model", "cnn:2,2", "--network", LINK, "--local-batch", "4", "--budget", "0"),
             *("--batch-norm", "local,leaf,global,instance", "--seeds", "0", "--output", tmp_path / "out"),

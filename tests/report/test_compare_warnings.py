@@ -40,7 +40,7 @@ def test_a_clean_sweep_warns_of_nothing() -> None:
         (_group(below_noise=True), "below-noise"),
         (_group(noise=None), "no-noise"),
         (_group(drift=-0.3), "drift"),
-        (_group(regret_on_halves=False), "one-half"),
+        (_group(regret_halves=0), "one-half"),
         (msgspec.structs.replace(CLEAN, measured_from="2024-01-01T00:00:00+00:00"), "predicted-after-measured"),
         (msgspec.structs.replace(CLEAN, measured_from="yesterday"), "no-time"),
         (msgspec.structs.replace(CLEAN, not_measured=("a point",)), "not-measured"),

@@ -265,7 +265,7 @@ def test_both_collectives_of_a_size_are_timed_in_the_same_steps(
 def test_fsdp_is_predicted_and_then_measured(
     strategy: str | None, dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpsim.report.sweep.reliability.MOST_NOISE", math.inf)
+    monkeypatch.setattr("dpsim.report.sweep.verdict.MOST_NOISE", math.inf)
     text = "train(model, shard(model))"
     if strategy:
         text = """

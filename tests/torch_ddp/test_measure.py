@@ -79,7 +79,7 @@ while True:
 @pytest.fixture(autouse=True)
 def _verdicts_at_any_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs as short as these are disturbed by anything, and would say that nothing can be said."""
-    monkeypatch.setattr("dpsim.report.sweep.reliability.MOST_NOISE", math.inf)
+    monkeypatch.setattr("dpsim.report.sweep.verdict.MOST_NOISE", math.inf)
 
 
 CHECKPOINT = """

@@ -56,8 +56,6 @@ def compare(
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
     several = [g for g in groups if g.devices != 1]
-    real = [g for g in several if not g.emulated_compute] or several
-    pooled = [p for p in many if p.emulated_compute == any(g.emulated_compute for g in real)]
     covered = functools.partial(covered_points, points, results.predictions_sha256)
     return Comparison(
         experiment=results.experiment,
@@ -69,7 +67,6 @@ def compare(
             )
             for place in dict.fromkeys(map(_place, several))
         ),
-        overall=scores.overall(ALL_NETWORKS, pooled, real) if several else None,
         single_device_median_abs_error=float(np.median([abs(p.error) for p in single])) if single else None,
         overlap=scores.overlap_effects(points),
         chosen_overlap=chosen,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpsim.errors import FileFormatError
 from dpsim.harness.sweep.pairing import Pair
-from dpsim.records.comparison import ComparedPoint, Group, Overall, OverlapEffect, Score
+from dpsim.records.comparison import HALVES, HALVES_SEED, ComparedPoint, Group, Overall, OverlapEffect, Score
 from dpsim.records.sweep import clean_values, enough_clean
 from dpsim.study.statistics import Interval
 
@@ -154,27 +155,47 @@ def aa_noise(pairs: Iterable[Pair]) -> float | None:
     return max(differences, default=None)
 
 
-def regret(members: Sequence[Pair], chosen: int) -> tuple[float, bool]:
-    """Return time per sample of the setting with the index ``chosen`` / of the best one - 1; and whether by halves.
+class Regret(NamedTuple):
+    """The cost of following a prediction: the mean over so many random halves, and their standard deviation."""
 
-    The best is chosen on the rounds of one parity, and both are timed on the rounds of the other; then the parities are
-    swapped, and both results are averaged. It may be negative, since the best of one half need not be the best of the
-    other. With too few rounds for halves all samples serve for both, and the result is 0 or more.
+    mean: float
+    spread: float
+    halves: int
+
+
+def regret(members: Sequence[Pair], chosen: int) -> Regret:
+    """Return time per sample of the setting with the index ``chosen`` / of the best one - 1.
+
+    The best is chosen on a random half of the rounds, and both are timed on the other half. It may be negative, since
+    the best of one half need not be the best of the other. Halves that miss a setting do not count; without any other
+    all samples serve for both, and the result is 0 or more.
     """
-    even_s, odd_s, all_s = ([_per_sample_s(pair, parities) for pair in members] for parities in ((0,), (1,), (0, 1)))
-    if np.isnan(even_s + odd_s).any():
-        return all_s[chosen] / min(all_s) - 1, False
-    costs = [
-        timed_s[chosen] / timed_s[int(np.argmin(picked_s))] - 1
-        for picked_s, timed_s in ((even_s, odd_s), (odd_s, even_s))
-    ]
-    return float(np.mean(costs)), True
+    every = np.unique([number for member in members for number in member.rounds()])
+    random = np.random.default_rng(HALVES_SEED)
+    first = [random.permutation(every)[: len(every) // 2] for _ in range(HALVES)]
+    sides = ([_medians(member, first, inside=inside) for member in members] for inside in (True, False))
+    picked_s, timed_s = map(np.array, sides)
+    whole = np.isfinite(picked_s).all(axis=0) & np.isfinite(timed_s).all(axis=0)
+    if not whole.any():
+        all_s = [float(np.median(member.samples())) / member.setting.plan.global_batch for member in members]
+        cost = all_s[chosen] / min(all_s) - 1
+        return Regret(cost, 0.0, 0)
+    picked_s, timed_s = picked_s[:, whole], timed_s[:, whole]
+    best_s = timed_s[np.argmin(picked_s, axis=0), np.arange(timed_s.shape[1])]
+    costs = timed_s[chosen] / best_s - 1
+    return Regret(float(costs.mean()), float(costs.std()), len(costs))
 
 
-def _per_sample_s(pair: Pair, parities: tuple[int, ...]) -> float:
-    """Return the median seconds per sample over the rounds of these parities; NaN without such a round."""
-    steps_s = [s for s, number in zip(pair.samples(), pair.rounds(), strict=True) if number % 2 in parities]
-    return float(np.median(steps_s)) / pair.setting.plan.global_batch if steps_s else math.nan
+def _medians(pair: Pair, halves: Sequence[NDArray[np.int64]], *, inside: bool) -> NDArray[np.float64]:
+    """Return the median seconds per sample over the rounds inside or outside each half; infinity without a sample."""
+    steps_s, rounds = np.array(pair.samples()), np.array(pair.rounds())
+    member = np.array([np.isin(rounds, half) == inside for half in halves])
+    ordered = np.sort(np.where(member, steps_s, math.inf), axis=1)
+    count = member.sum(axis=1)
+    padded = np.pad(ordered, ((0, 0), (0, 1)), constant_values=math.inf)
+    lower, upper = (padded[np.arange(len(halves)), index] for index in ((count - 1) // 2, count // 2))
+    medians: NDArray[np.float64] = (lower + upper) / 2 / pair.setting.plan.global_batch
+    return medians
 
 
 def drift(members: Sequence[Pair]) -> float | None:
@@ -210,7 +231,7 @@ def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float
     best = min(points, key=lambda p: p.measured_s_per_sample)
     worst = max(points, key=lambda p: p.measured_s_per_sample)
     chosen = next(i for i, p in enumerate(points) if p.is_best_predicted)
-    cost, on_halves = regret(members, chosen)
+    cost = regret(members, chosen)
     floor = max(noise or 0.0, half_width(best), half_width(worst))
     effect = worst.measured_s_per_sample / best.measured_s_per_sample - 1
     return Group(
@@ -224,8 +245,9 @@ def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float
         step=step_score(many),
         shape=shape_score([many]),
         exposed_communication=exposed_score(many),
-        regret=cost,
-        regret_on_halves=on_halves,
+        regret=cost.mean,
+        regret_spread=cost.spread,
+        regret_halves=cost.halves,
         effect=effect,
         noise=noise,
         noise_floor=floor,
@@ -240,8 +262,9 @@ def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float
 
 
 def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Group]) -> Overall:
-    """Score the points of several groups; regret, effect and noise are the largest of the groups."""
+    """Score the points of a network; regret, effect and noise are the largest of its groups."""
     panels = [[p for p in points if p.group == group.name] for group in groups]
+    worst = max(groups, key=lambda group: group.regret)
     return Overall(
         network=network,
         emulated_network=any(g.emulated_network for g in groups),
@@ -251,7 +274,8 @@ def overall(network: str, points: Sequence[ComparedPoint], groups: Sequence[Grou
         step=step_score(points),
         shape=shape_score(panels),
         exposed_communication=exposed_score(points),
-        regret=max(g.regret for g in groups),
+        regret=worst.regret,
+        regret_spread=worst.regret_spread,
         effect=max(g.effect for g in groups),
         noise=max((g.noise for g in groups if g.noise is not None), default=None),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dpsim.columns import columns_of
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.sweep.tables import band_name, group_title
+from dpsim.report.sweep.verdict import marker
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import FORMS, milliseconds_to
 
@@ -91,10 +92,8 @@ class PointColumns:
         return Column(head="samples/s", cell=samples_per_s, dispensable=dispensable)
 
     def last(self, dispensable: int) -> tuple[Column[ComparedPoint], ...]:
-        """Return what each table ends with: samples, the share of clean ones, and the marks of the best."""
-        marks: Column[ComparedPoint] = Column(
-            head="best", cell=lambda p: "★" * p.is_best_measured + "◆" * p.is_best_predicted, left=True
-        )
+        """Return what each table ends with: samples, the share of clean ones, and the marks of the best points."""
+        marks: Column[ComparedPoint] = Column(head="best", cell=marker(self.comparison), left=True)
         known = any(point.share_clean is not None for point in self.comparison.scored)
         return self("samples", dispensable), self("share_clean", dispensable, shown=known), marks
 
@@ -106,11 +105,12 @@ def points_table(
     sections: Mapping[str, Sequence[ComparedPoint]] | None = None,
 ) -> Table:
     """Return the table of points, a section for each group unless others are given."""
+    mark = marker(comparison)
     of_groups = {group_title(group): comparison.members(group) for group in comparison.groups}
     return table(
         title="Measured and predicted",
         columns=columns,
         sections=of_groups if sections is None else sections,
-        strong=lambda point: point.is_best_measured or point.is_best_predicted,
+        strong=lambda point: bool(mark(point)),
         note=note,
     )

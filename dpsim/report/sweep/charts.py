@@ -9,6 +9,7 @@ from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.report.charts import Bars, Cell, Chart, Dot, Look, Map, Rows, Series, Steps
 from dpsim.report.sweep.tables import group_title
 from dpsim.report.sweep.timelines import Timelines, buckets, length_s, parts_s, ready_last, waits_for_ranks_s
+from dpsim.report.sweep.verdict import marker
 from dpsim.report.words import BASELINES, PROFILED_BASELINES, devices_name, field_name, network_name, percent
 from dpsim.timeline import Timeline
 from dpsim.units import format_size
@@ -115,6 +116,7 @@ def map_chart(comparison: Comparison) -> Chart | None:
 
 def _maps(comparison: Comparison, group: Group, chosen: tuple[str, str], others: Sequence[str]) -> Iterator[Map]:
     best = max(point.global_batch / point.measured_step_s for point in comparison.members(group))
+    mark = marker(comparison)
     maps = grouped(comparison.members(group), lambda point: tuple(point.setting.text(name) for name in others))
     for points in maps.values():
         runtime = points[0].runtime
@@ -125,15 +127,15 @@ def _maps(comparison: Comparison, group: Group, chosen: tuple[str, str], others:
             subtitle=group_title(group),
             x_label=x_label,
             y_label=y_label,
-            cells={(_text(p, chosen[0]), _text(p, chosen[1])): _cell(p, best) for p in points},
+            cells={(_text(p, chosen[0]), _text(p, chosen[1])): _cell(p, best, mark(p)) for p in points},
             across=_ordered(points, chosen[0]),
             down=_ordered(points, chosen[1]),
         )
 
 
-def _cell(point: ComparedPoint, best: float) -> Cell:
+def _cell(point: ComparedPoint, best: float, mark: str) -> Cell:
     measured, predicted = point.global_batch / point.measured_step_s, point.global_batch / point.predicted_step_s
-    star, diamond = " ★" * point.is_best_measured, " ◆" * point.is_best_predicted
+    star, diamond = (f" {sign}" * (sign in mark) for sign in "★◆")
     text, below = f"{measured:,.0f}{star}", f"{predicted:,.0f}{diamond}"
     return Cell(share=measured / best, text=text, below=below, strong=bool(star or diamond))
 

@@ -12,9 +12,10 @@ from dpsim.report.content import Card, Content, Facts, Tile
 from dpsim.report.quality import RULES as QUALITY_RULES
 from dpsim.report.quality import answers as quality_answers
 from dpsim.report.quality import tables as quality_tables
+from dpsim.report.sweep.cells import samples_per_s
 from dpsim.report.sweep.facts import rules
-from dpsim.report.sweep.question import QUESTIONS
-from dpsim.report.sweep.reliability import disturbance, nothing_said
+from dpsim.report.sweep.question import QUESTIONS, Question
+from dpsim.report.sweep.reliability import said, uncertainty
 from dpsim.report.sweep.tables import (
     by_network,
     errors_sentence,
@@ -23,10 +24,11 @@ from dpsim.report.sweep.tables import (
     own_runtime_sentence,
     score_tables,
 )
+from dpsim.report.sweep.verdict import verdict
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
-from dpsim.report.words import devices_name, percent
+from dpsim.report.words import devices_name, milliseconds, percent
 from dpsim.units import format_duration
 
 
@@ -74,22 +76,47 @@ def answers(comparison: Comparison) -> tuple[str, ...]:
 
 def answer(comparison: Comparison, group: Group) -> str:
     """Return the verdict on one group, with the numbers that support it."""
-    if nothing := nothing_said(comparison, group):
-        return f"On {group_title(group)}, {nothing}"
-    verdict = QUESTIONS.find(comparison.experiment.question).answer(comparison, group)
-    return f"{verdict} {errors_sentence(group)}" + own_runtime_sentence(comparison.members(group))
+    report = QUESTIONS.find(comparison.experiment.question)
+    text = said(comparison, group, report)
+    text = f"On {group_title(group)}: {text[:1].lower()}{text[1:]}"
+    if verdict(comparison, group).said == "nothing":
+        return text
+    sentences = [text, report.beside(comparison, group), errors_sentence(group)]
+    return " ".join(filter(None, sentences)) + own_runtime_sentence(comparison.members(group))
 
 
 def tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
     """Return the numbers of a group that are worth seeing at first sight."""
     report = QUESTIONS.find(comparison.experiment.question)
-    if disturbance(comparison, group):
-        of_times: tuple[Tile, ...] = (Tile(value="disturbed", label="nothing can be said; run the sweep again"),)
-    else:
-        of_times = report.tiles(comparison, group)
+    of_times = tuple(_verdict_tiles(comparison, group, report))
     baseline = f"the best baseline's is {percent(group.step.null_median_abs_error)}"
     error = Tile(value=percent(group.step.median_abs_error), label=f"median error; {baseline}")
     return *of_times, error, *report.more_tiles(comparison, group)
+
+
+def _verdict_tiles(comparison: Comparison, group: Group, report: Question) -> Iterator[Tile]:
+    """Yield what is best and what the model chose as far as that can be said, and the question's own numbers."""
+    of, noun = verdict(comparison, group), report.noun(group)
+
+    def tile(point: ComparedPoint, what: str) -> Tile:
+        if report.short is None:
+            name = report.label(comparison, point)
+            return Tile(value=samples_per_s(point), label=f"samples/s, {what}: {name}" if name else "samples/s")
+        return Tile(value=report.short(point), label=f"{what}, {milliseconds(point.measured_step_s)} ms measured")
+
+    if of.said == "nothing":
+        yield Tile(value="disturbed", label="nothing can be said; run the sweep again")
+        return
+    if of.said == "one setting":
+        yield tile(of.fastest, f"the only {noun}")
+    elif of.said == "best":
+        yield tile(of.fastest, f"best {noun}")
+    else:
+        effect = "no effect" if of.said == "no difference" else "unsure"
+        yield Tile(value=effect, label=f"no {noun} is surely best: {uncertainty(group)}")
+    if of.choice:
+        yield tile(of.chosen[0], f"predicted best {noun}" + " (a tie)" * (len(of.chosen) > 1))
+    yield from report.tiles(comparison, group)
 
 
 def tables(comparison: Comparison) -> tuple[Table, ...]:

@@ -10,7 +10,7 @@ from dpsim.records.sweep import Experiment
 from dpsim.registry import Registry
 from dpsim.report.charts import Chart
 from dpsim.report.content import ReportFigure, Tile
-from dpsim.report.sweep.reliability import as_fast
+from dpsim.report.sweep.verdict import verdict
 from dpsim.report.table import Column, Table
 from dpsim.report.words import counted
 
@@ -27,17 +27,18 @@ class Question:
     measured too, to show what overlap does. ``alternatives_apart``: only settings with the recommended overlap are
     compared with each other.
 
-    ``about`` says what such a sweep is over. ``question`` is a sentence, ``answer`` what can be said of a group beside
-    the errors of its predictions, ``tiles`` the numbers of a group worth seeing at first sight, and ``points`` the
-    table of all settings. ``more_answers`` and ``more_tiles`` also stand where nothing can be said of the step times of
-    a group. ``chart`` is the main figure, with a panel for each group, named ``figure_name`` and explained by
-    ``caption``, where ``{band}`` stands for what the predicted intervals are; ``more_charts`` are figures after it.
+    ``about`` says what such a sweep is over, ``question`` is a sentence, and ``points`` the table of all settings.
+    ``beside`` and ``tiles`` are sentences and numbers of a group that stand beside its verdict where something can be
+    said of it; ``more_answers`` and ``more_tiles`` also stand where nothing can. ``chart`` is the main figure, with a
+    panel for each group, named ``figure_name`` and explained by ``caption``, where ``{band}`` stands for what the
+    predicted intervals are; ``more_charts`` are figures after it.
     ``rules`` are added to those of every sweep where the divergence was measured.
     ``constant`` and ``effect`` complete sentences under the table of scores: the constant baseline is the median of the
     measured steps of ..., the effect is that of the worst ... over the best.
 
-    The short form has a row for each group with the columns ``screen``, and calls a setting by its ``label``, what is
-    chosen by its ``noun`` and the settings that are as ``fastest`` as the best by all of them, or else by the best one.
+    The short form has a row for each group with the columns ``screen``. A setting is called by its ``label``, in a tile
+    by what is ``short``, what is chosen by its ``noun``, and the settings that are as ``fastest`` as the best by all of
+    them, or else by the best one.
     ``worth`` says first whether several devices pay, ``usual`` is the setting to compare the best with where that is
     slower, and ``more_verdicts`` are sentences at the end.
     """
@@ -52,8 +53,6 @@ class Question:
     alternatives: bool = False
     alternatives_apart: bool = True
     question: Callable[[Comparison], str]
-    answer: Callable[[Comparison, Group], str]
-    tiles: Callable[[Comparison, Group], tuple[Tile, ...]]
     points: Callable[[Comparison], Table]
     chart: Callable[[Comparison], Chart]
     figure_name: str
@@ -64,6 +63,9 @@ class Question:
     label: Callable[[Comparison, ComparedPoint], str]
     screen: Callable[[Comparison, Sequence[Group]], list[Column[Group]]]
     noun: Callable[[Group], str] = lambda group: "setting"
+    short: Callable[[ComparedPoint], str] | None = None
+    beside: Callable[[Comparison, Group], str] = lambda comparison, group: ""
+    tiles: Callable[[Comparison, Group], tuple[Tile, ...]] = lambda comparison, group: ()
     rules: tuple[str, ...] = ()
     more_answers: Callable[[Comparison], tuple[str, ...]] = lambda comparison: ()
     more_verdicts: Callable[[Comparison], tuple[str, ...]] = lambda comparison: ()
@@ -77,7 +79,8 @@ class Question:
         """Return the settings that are as fast as the best."""
         if self.fastest is not None:
             return self.fastest(comparison, group)
-        best, others = self.label(comparison, comparison.best_measured(group)), len(as_fast(comparison, group)) - 1
+        of = verdict(comparison, group)
+        best, others = self.label(comparison, of.fastest), len(of.as_fast) - 1
         return f"{best} (and {counted(others, 'other')} as fast)" if others else best
 
 

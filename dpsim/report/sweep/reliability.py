@@ -1,38 +1,55 @@
-"""How far the measurements of a sweep can be trusted, and what following the prediction cost as far as can be seen."""
+"""The sentences of a verdict, the same on the terminal and on the page, and how good the predictions were."""
 
 from __future__ import annotations
 
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
-from dpsim.report.words import percent
-
-MOST_NOISE = 0.3
-"""Above this noise, or this drift, a sweep says nothing about its settings."""
-_SURE = 1.5
-"""The best setting is named where the effect exceeds the noise so many times."""
+from dpsim.report.sweep.question import Question
+from dpsim.report.sweep.verdict import Verdict, slower_by, verdict
+from dpsim.report.words import enumerated, percent
 
 
-def disturbance(comparison: Comparison, group: Group) -> str:
-    """Return why nothing can be said about a group of settings; nothing where something can."""
-    if few := next((point for point in comparison.members(group) if point.too_few_clean), None):
-        return f"only {few.too_few_clean} of other processes at one setting"
-    if group.noise is not None and group.noise > MOST_NOISE:
-        return f"two runs of one setting differ by {percent(group.noise)}"
-    if group.drift is not None and abs(group.drift) > MOST_NOISE:
-        return f"steps changed by {percent(group.drift, sign=True)} from the first third of the run to the last"
-    if group.noise_floor > MOST_NOISE:
-        return f"the medians are only known to {percent(group.noise_floor)}"
-    return ""
+def said(comparison: Comparison, group: Group, report: Question) -> str:
+    """Return what is said of a group: whether devices pay, which setting is best, and whether the model knew it."""
+    of = verdict(comparison, group)
+    if of.said == "nothing":
+        return f"Nothing can be said: {of.reason}. Stop other processes and run the sweep again."
+    parts = [report.worth(comparison, group), _best(comparison, group, report, of), _model(comparison, group, report)]
+    return " ".join(part[:1].upper() + part[1:] for part in parts if part)
 
 
-def nothing_said(comparison: Comparison, group: Group) -> str:
-    """Return the sentence that stands in the place of a verdict on a disturbed group; nothing for any other."""
-    reason = disturbance(comparison, group)
-    return f"nothing can be said: {reason}. Stop other processes and run the sweep again." if reason else ""
+def _best(comparison: Comparison, group: Group, report: Question, of: Verdict) -> str:
+    noun = report.noun(group)
+    if of.said == "one setting":
+        return "only one setting was measured."
+    if of.said == "no difference":
+        return f"the {noun} makes no difference that can be seen: {uncertainty(group)}."
+    if of.said == "unsure":
+        return f"no {noun} is surely best: {uncertainty(group)}."
+    usual = report.usual(comparison, group)
+    other = of.slowest if usual is None or usual in of.as_fast else usual
+    ratio = f"{other.measured_s_per_sample / of.fastest.measured_s_per_sample:.2g}"
+    times = f"{ratio} times as fast as" if ratio != "1" else "a little faster than"
+    return f"{report.choices(comparison, group)} trained fastest, {times} {report.label(comparison, other)}."
 
 
-def unsure(group: Group) -> bool:
-    """Return whether no setting of a group is surely the best."""
-    return group.below_noise or group.effect <= _SURE * group.noise_floor
+def _model(comparison: Comparison, group: Group, report: Question) -> str:
+    """Return what the model had chosen, and what that costs; nothing where no setting is surely the best."""
+    of = verdict(comparison, group)
+    if of.best is None:
+        return ""
+    costs = {cost_of(group, point, of.fastest): None for point in of.chosen}
+    if len(of.chosen) > 1:
+        tied = enumerated(report.label(comparison, point) for point in of.chosen)
+        return f"the model had predicted the same for {tied}: {' or '.join(costs)}."
+    if of.chosen == (of.fastest,):
+        return "the model had chosen it."
+    return f"the model had chosen {report.label(comparison, of.chosen[0])}, {next(iter(costs))}."
+
+
+def cost_of(group: Group, point: ComparedPoint, best: ComparedPoint) -> str:
+    """Return what a setting costs against the best one, as far as can be seen: the end of a sentence."""
+    slower = slower_by(group, point, best)
+    return "at no cost that can be seen" if slower is None else f"{percent(slower)} slower than the best"
 
 
 def uncertainty(group: Group) -> str:
@@ -46,12 +63,6 @@ def uncertainty(group: Group) -> str:
     return f"they differ by {percent(group.effect)}, and {of_noise}"
 
 
-def as_fast(comparison: Comparison, group: Group) -> tuple[ComparedPoint, ...]:
-    """Return the settings of a group that cannot be told apart from the best, with the best among them."""
-    limit = comparison.best_measured(group).measured_s_per_sample * (1 + group.noise_floor)
-    return tuple(point for point in comparison.members(group) if point.measured_s_per_sample <= limit)
-
-
 def beforehand_sentence(comparison: Comparison) -> str:
     """Return how far the predictions made before the first sample were off; nothing where there are no others."""
     error, change = comparison.beforehand_median_abs_error, comparison.machine_change
@@ -61,11 +72,3 @@ def beforehand_sentence(comparison: Comparison) -> str:
         f"Made before the first sample they were {percent(error)} off: profiles and calibrations of the same minutes "
         f"changed the predicted step by {percent(change, sign=True)}."
     )
-
-
-def cost_of_choice(comparison: Comparison, group: Group) -> str:
-    """Return what choosing the predicted best costs against the measured best, as far as can be seen."""
-    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    if predicted in as_fast(comparison, group):
-        return "at no cost that can be seen"
-    return f"{percent(predicted.measured_s_per_sample / best.measured_s_per_sample - 1)} slower than the best"

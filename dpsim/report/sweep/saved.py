@@ -17,6 +17,7 @@ from dpsim.records.sweep import MeasuredPoint, PredictedPoint
 from dpsim.report.charts import Panel
 from dpsim.report.saved import Samples
 from dpsim.report.sweep.question import QUESTIONS
+from dpsim.report.sweep.verdict import verdict
 from dpsim.report.words import counted
 from dpsim.schedule import KINDS, LANE_NAMES
 from dpsim.timeline import Timeline
@@ -40,14 +41,10 @@ def points(data: SweepData) -> list[dict[str, Any]]:
 
 
 def summary(data: SweepData) -> dict[str, Any]:
-    """Return the summary of ``--json``: the overall scores, then those of the parts."""
+    """Return the summary of ``--json``: the scores of each network, then those of the groups with their verdicts."""
     comparison = data.comparison
     parts: dict[str, Any] = to_builtins(msgspec.structs.replace(comparison, points=(), quality=None))
-    overall: dict[str, Any] = parts["overall"] or {}
-    step: dict[str, Any] = overall.get("step", {})
     names = [
-        "groups",
-        "networks",
         "single_device_median_abs_error",
         "overlap",
         "chosen_overlap",
@@ -61,9 +58,13 @@ def summary(data: SweepData) -> dict[str, Any]:
         "beforehand_median_abs_error",
         "machine_change",
     ]
-    summary = {name: step.get(name) for name in ("median_abs_error", "p90_abs_error", "null_median_abs_error", "skill")}
-    summary |= {"regret": overall.get("regret"), "null": step.get("null"), "null_errors": step.get("null_errors")}
-    summary |= {name: overall.get(name) for name in ("shape", "exposed_communication", "noise", "effect")}
+    summary: dict[str, Any] = {
+        "networks": [_flat(each) for each in parts["networks"]],
+        "groups": [
+            of | {"verdict": verdict(comparison, group).values(comparison)}
+            for of, group in zip(parts["groups"], comparison.groups, strict=True)
+        ],
+    }
     summary |= {name: parts[name] for name in names} | {"share_clean": comparison.share_clean}
     stated = ("inputs_sha256", "blind_sha256", "model_version")
     summary |= {name: getattr(data.results, name) for name in stated}
@@ -86,6 +87,12 @@ def summary(data: SweepData) -> dict[str, Any]:
         }
         summary |= {name: parts[name] for name in ("identical", "drift_predictions_sha256")}
     return summary
+
+
+def _flat(network: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores of a network with those of its step times at the top."""
+    step: dict[str, Any] = network["step"]
+    return {"network": network["network"]} | step | {name: network[name] for name in network if name != "step"}
 
 
 def samples(data: SweepData) -> Samples:

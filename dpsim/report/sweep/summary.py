@@ -14,17 +14,10 @@ from rich.text import Text
 from dpsim.records.comparison import Comparison, Group
 from dpsim.report.quality import answers as quality_answers
 from dpsim.report.sweep.question import QUESTIONS, Question
-from dpsim.report.sweep.reliability import (
-    as_fast,
-    beforehand_sentence,
-    cost_of_choice,
-    disturbance,
-    nothing_said,
-    uncertainty,
-    unsure,
-)
+from dpsim.report.sweep.reliability import beforehand_sentence, said
 from dpsim.report.sweep.summary_table import network_text, times_table, where
 from dpsim.report.sweep.tables import hook_sentences
+from dpsim.report.sweep.verdict import verdict
 from dpsim.report.sweep.warnings import instant, warnings
 from dpsim.report.terminal import paragraph, table_lines
 from dpsim.report.words import (
@@ -120,14 +113,7 @@ def _sentence(text: str) -> str:
 def verdicts(comparison: Comparison) -> Iterator[str]:
     """Yield a verdict on each group, then what the sweep learnt beside times."""
     for group in comparison.groups:
-        text = nothing_said(comparison, group)
-        if not text:
-            parts = [
-                _report(comparison).worth(comparison, group),
-                _choice(comparison, group),
-                _model(comparison, group),
-            ]
-            text = " ".join(_sentence(part) for part in parts if part)
+        text = said(comparison, group, _report(comparison))
         yield f"{_place(comparison, group)}: {text[:1].lower()}{text[1:]}"
     if not comparison.groups:
         yield "Only one device was run: there is nothing to choose."
@@ -156,47 +142,14 @@ def _short_verdicts(comparison: Comparison) -> list[str]:
 
 
 def _short(comparison: Comparison, group: Group) -> str:
-    if disturbance(comparison, group):
-        return "nothing can be said"
-    if unsure(group):
-        return f"no {_report(comparison).noun(group)} is surely best"
-    predicted = comparison.best_predicted(group)
-    as_predicted = predicted in as_fast(comparison, group)
-    choice = "as predicted" if as_predicted else f"predicted {_report(comparison).label(comparison, predicted)}"
-    return f"{_report(comparison).choices(comparison, group)}, {choice}"
-
-
-def _choice(comparison: Comparison, group: Group) -> str:
-    """Return which settings to choose, or that none is surely the best."""
-    best, slowest = (
-        choose(comparison.members(group), key=lambda point: point.measured_s_per_sample) for choose in (min, max)
-    )
-    if best is slowest:
-        return "only one setting was measured."
-    if unsure(group):
-        return f"no {_report(comparison).noun(group)} is surely best: {uncertainty(group)}."
-    usual = _report(comparison).usual(comparison, group)
-    if usual is not None and usual not in as_fast(comparison, group):
-        slowest = usual
-    ratio = slowest.measured_s_per_sample / best.measured_s_per_sample
-    report = _report(comparison)
-    chosen, other = report.choices(comparison, group), report.label(comparison, slowest)
-    times = f"{ratio:.2g}"
-    return f"{chosen} trained " + (
-        f"fastest, {times} times as fast as {other}." if times != "1" else f"no faster than {other}."
-    )
-
-
-def _model(comparison: Comparison, group: Group) -> str:
-    """Return what the model had chosen, and what that costs."""
-    if unsure(group):
-        return ""
-    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    if best is predicted:
-        return "the model had chosen it."
-    return (
-        f"the model had chosen {_report(comparison).label(comparison, predicted)}, {cost_of_choice(comparison, group)}."
-    )
+    of, report = verdict(comparison, group), _report(comparison)
+    if of.said != "best":
+        return {"nothing": "nothing can be said", "one setting": "one setting"}.get(
+            of.said, f"no {report.noun(group)} is surely best"
+        )
+    labels = dict.fromkeys(report.label(comparison, point) for point in of.chosen)
+    choice = "as predicted" if of.model == "right" else f"predicted {' or '.join(labels)}"
+    return f"{report.choices(comparison, group)}, {choice}"
 
 
 def _predictions(comparison: Comparison) -> str:
@@ -210,13 +163,22 @@ def _predictions(comparison: Comparison) -> str:
     if covered is not None:
         inside = round(covered.coverage * covered.points)
         text += f" {inside} of {covered.points} medians lie inside their {interval_name(comparison.interval_level)}s."
-    if comparison.overall is not None and comparison.overall.step.skill is not None:
-        skill, guess = comparison.overall.step.skill, percent(comparison.overall.step.null_median_abs_error)
-        known = "A simple guess was as good" if skill <= 0 else "The best simple guess was worse"
-        text += f" {known}: {guess} off (skill {skill_text(skill)})."
     if comparison.share_clean is not None:
         text += f" {percent(comparison.share_clean)} of the samples were clean."
-    return text
+    return " ".join([text, *_guesses(comparison)])
+
+
+def _guesses(comparison: Comparison) -> Iterator[str]:
+    """Yield for each network what the best simple guess was off, in one sentence for all of them."""
+    scores = [(each, each.step) for each in comparison.networks if each.step.skill is not None]
+    if not scores:
+        return
+    parts = [
+        f"{percent(step.null_median_abs_error)} off (skill {skill_text(step.skill)})"
+        + f" on {network_text(each)}" * (len(scores) > 1)
+        for each, step in scores
+    ]
+    yield f"The best simple guess: {'; '.join(parts)}."
 
 
 def _doubts(comparison: Comparison) -> str:
@@ -228,7 +190,7 @@ def _doubts(comparison: Comparison) -> str:
     grave = next((warning for kind in _FIRST for warning in every if warning.kind == kind), None)
     if grave is not None:
         return f"! {_sentence(grave.text)}: {grave.remedy}. {number}"
-    if any(disturbance(comparison, group) for group in comparison.groups):
+    if any(verdict(comparison, group).said == "nothing" for group in comparison.groups):
         return f"! The machine was disturbed: stop other processes, and run the sweep again. {number}"
     if comparison.share_clean is not None and (busy := next((each for each in every if each.kind == "busy"), None)):
         return f"! {_sentence(busy.text)}: {busy.remedy}. {number}"

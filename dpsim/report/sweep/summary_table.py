@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from dpsim.errors import ConfigError
 from dpsim.machine import Network
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall
 from dpsim.report.sweep.cells import samples_per_s
+from dpsim.report.sweep.verdict import verdict
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import (
     EMULATED_COMPUTE,
@@ -40,16 +41,15 @@ def setting_columns(comparison: Comparison, *asked: Column[Group]) -> list[Colum
     """Return the slowest and the fastest setting of many and what the model chose, and what else is ``asked``."""
 
     def slowest(group: Group) -> str:
-        return samples_per_s(max(comparison.members(group), key=lambda point: point.measured_s_per_sample))
+        of = verdict(comparison, group)
+        return samples_per_s(of.slowest) if of.said == "best" else ""
 
     return [
         Column(head="samples a second", cell=where, left=True),
         Column(head="slowest", cell=slowest, dispensable=3),
-        Column(head="fastest", cell=lambda group: samples_per_s(comparison.best_measured(group))),
-        Column(
-            head="model's choice", cell=lambda group: samples_per_s(comparison.best_predicted(group)), dispensable=2
-        ),
-        Column(head="speedup at best", cell=lambda group: speedup(comparison.best_measured(group)), dispensable=1),
+        Column(head="fastest", cell=lambda group: _of_best(comparison, group)),
+        model_chose(comparison, samples_per_s),
+        Column(head="speedup", cell=lambda group: speedup(comparison, group), dispensable=1),
         *asked,
     ]
 
@@ -59,11 +59,36 @@ def alone(point: ComparedPoint) -> str:
     return "" if point.measured_speedup is None else milliseconds(point.measured_step_s * point.measured_speedup)
 
 
-def speedup(point: ComparedPoint) -> str:
-    return "" if point.measured_speedup is None else f"{point.measured_speedup:.2f}x"
+def _of_best(comparison: Comparison, group: Group) -> str:
+    """Return the samples per second of the best setting; where none is, those of all settings unless disturbed."""
+    of = verdict(comparison, group)
+    if of.best is not None or of.said == "one setting":
+        return samples_per_s(of.fastest)
+    return "" if of.said == "nothing" else f"{samples_per_s(of.slowest)} to {samples_per_s(of.fastest)}"
 
 
-def network_text(group: Group) -> str:
+def model_chose(comparison: Comparison, cell: Callable[[ComparedPoint], str]) -> Column[Group]:
+    """Return the column of what the model chose, empty where there was no choice of which something can be said."""
+
+    def chosen(group: Group) -> str:
+        of = verdict(comparison, group)
+        return ", ".join(dict.fromkeys(cell(point) for point in of.chosen)) if of.choice else ""
+
+    return Column(head="model chose", cell=chosen, dispensable=2)
+
+
+def speedup(comparison: Comparison, group: Group) -> str:
+    """Return the speedup of the best setting, or where none is surely the best those from least to most."""
+    of = verdict(comparison, group)
+    points = comparison.members(group) if of.best is None else (of.best,)
+    values = [point.measured_speedup for point in points if point.measured_speedup is not None and point.devices > 1]
+    if of.said == "nothing" or not values:
+        return ""
+    ends = dict.fromkeys(f"{value:.2f}x" for value in (min(values), max(values)))
+    return " to ".join(ends)
+
+
+def network_text(group: Group | Overall) -> str:
     """Return ``this machine``, or ``50 us, 1 Gbit/s, emulated``, and who trained if it was not dpsim."""
     name = network_name(group)
     if not group.emulated_network:

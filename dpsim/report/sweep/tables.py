@@ -11,9 +11,9 @@ from typing import TypeVar
 from dpsim.constraints import FSDP
 from dpsim.ddp_settings import FSDP_ON_GPUS
 from dpsim.grouping import grouped
-from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
+from dpsim.records.comparison import HALVES, ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
 from dpsim.report.sweep.question import Question
-from dpsim.report.sweep.reliability import MOST_NOISE
+from dpsim.report.sweep.verdict import MOST_NOISE
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import (
     BASELINES,
@@ -27,7 +27,7 @@ from dpsim.report.words import (
 )
 from dpsim.units import format_size
 
-LEGEND = "★ best measured   ◆ best predicted"
+LEGEND = "★ surely the best   ◆ predicted to be the best"
 HOOK_LINE = "model.register_comm_hook(None, dpsim.torch.allreduce_hook())"
 ALONE = "One device is scored apart, because without communication the prediction only repeats the profiled times"
 Item = TypeVar("Item", bound=OnNetwork)
@@ -78,6 +78,9 @@ def hook_sentences(comparison: Comparison) -> Iterator[str]:
     for devices, points in grouped(measured, lambda point: point.devices).items():
         best = min(points, key=lambda point: point.measured_s_per_sample)
         gain, noise = best.measured_step_s / (best.hook_step_s or math.inf), best.hook_noise or 0.0
+        if noise > MOST_NOISE:
+            yield f"What dpsim's hook gains on {devices_name(devices)} cannot be said: the noise is {percent(noise)}."
+            continue
         times = f"{gain:.2f} times as many samples per second as by gloo (noise {percent(noise)})"
         if gain > 1 + noise:
             yield (
@@ -143,8 +146,6 @@ def scores_table(comparison: Comparison, report: Question) -> Table:
             of_network = [each for each in comparison.networks if network_name(each) == network]
             rows += [row for overall in of_network for row in _score_rows("all", overall)]
         sections[network] = rows
-    if comparison.overall is not None and len(sections) > 1:
-        sections["all networks, real and emulated"] = list(_score_rows("all", comparison.overall))
 
     def baseline(name: str) -> Column[_ScoreRow]:
         return Column(head=BASELINES[name], cell=lambda row: _null_error(row.score, name))
@@ -158,7 +159,7 @@ def scores_table(comparison: Comparison, report: Question) -> Table:
             Column(head="p90", cell=lambda row: percent(row.score.p90_abs_error), dispensable=2),
             *(baseline(name) for name in BASELINES if name in baselines),
             Column(head="skill", cell=lambda row: skill_text(row.score.skill)),
-            Column(head="regret", cell=lambda row: percent(row.group.regret, sign=True) if row.group else ""),
+            Column(head="regret", cell=_regret),
             Column(head="A/A noise", cell=_noise, dispensable=3),
             Column(head="effect", cell=lambda row: percent(row.group.effect) if row.group else "", dispensable=4),
         ),
@@ -170,14 +171,21 @@ def scores_table(comparison: Comparison, report: Question) -> Table:
         "hindsight, so that it counts for the shape and not for the step time. Shape: step times over their mean in "
         "the group, or times of a sample where batches differ; what is common to all of them does not count. "
         "Errors of exposed communication are percentages of the step time. Regret: the cost of following the "
-        "prediction; the best setting is chosen on one half of the rounds and timed on the other, so that chance can "
-        "make it negative, and it differs from the plain difference of two measured medians. "
+        "prediction; the best setting is chosen on a random half of the rounds and timed on the other, so that chance "
+        f"can make it negative: the mean over {HALVES} halves ± their standard deviation. "
         + "Free communication: computation of as many devices as profiled, and nothing else; nothing hidden: the same "
         "and all communication. "
         * (not baselines.isdisjoint(PROFILED_BASELINES))
         + f"Effect = worst / best measured {report.effect} - 1."
         + _alone(comparison),
     )
+
+
+def _regret(row: _ScoreRow) -> str:
+    if row.group is None:
+        return ""
+    mean, spread = percent(row.group.regret, sign=True), percent(row.group.regret_spread)
+    return f"{mean} ± {spread}" if row.group.regret_spread else mean
 
 
 def _null_error(score: Score, name: str) -> str:

@@ -179,7 +179,7 @@ def _place(item: ComparedPoint | Group) -> str:
 def _of_group(comparison: Comparison, group: Group) -> Iterator[ReportWarning]:
     where = ", ".join([_place(group), *group.apart])
     setting = _COMPARED.get(comparison.compared, "setting").replace("threshold", threshold_noun(group.runtime))
-    if group.below_noise:
+    if group.below_noise and len(comparison.members(group)) > 1:
         yield ReportWarning(
             kind="below-noise",
             text=f"on {where} the {setting} changes the speed by {percent(group.effect)}, less than the uncertainty of "
@@ -199,7 +199,7 @@ def _of_group(comparison: Comparison, group: Group) -> Iterator[ReportWarning]:
             text=f"on {where} the step time changed by {group.drift:+.1%} from the first third of the run to the last",
             remedy="warm up for longer, or let the machine settle; interleaving keeps the comparison fair",
         )
-    if not group.regret_on_halves:
+    if not group.regret_halves:
         yield ReportWarning(
             kind="one-half",
             text=f"on {where} there are too few rounds to choose the best setting on one half and time it on the other",

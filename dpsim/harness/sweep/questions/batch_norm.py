@@ -18,12 +18,9 @@ from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import settings_chart
 from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.summary_table import setting_columns
-from dpsim.report.sweep.tables import (
-    LEGEND,
-    group_title,
-)
+from dpsim.report.sweep.tables import LEGEND
 from dpsim.report.table import Column, Table
-from dpsim.report.words import milliseconds, percent
+from dpsim.report.words import percent
 
 LOCAL, GLOBAL = "local", "global"
 
@@ -51,20 +48,15 @@ def _question(comparison: Comparison) -> str:
     )
 
 
-def _answer(comparison: Comparison, group: Group) -> str:
-    members = comparison.members(group)
-    best = comparison.best_measured(group)
-    fastest = (
-        f"On {group_title(group)}, a step takes "
-        f"{milliseconds(best.measured_step_s)} ms with the fastest norm, {norm_name(best)}."
+def _beside(comparison: Comparison, group: Group) -> str:
+    costs = global_cost(comparison.members(group))
+    if costs is None:
+        return ""
+    measured, predicted = (percent(cost, sign=True) for cost in costs)
+    return (
+        f"Statistics of the whole batch change a step by {measured} against those of each device (predicted "
+        f"{predicted})."
     )
-    sentences = [fastest]
-    if costs := global_cost(members):
-        sentences.append(
-            f"Statistics of the whole batch make it {percent(costs[0], sign=True)} longer than those of each device "
-            f"(predicted {percent(costs[1], sign=True)})."
-        )
-    return " ".join(sentences)
 
 
 def global_cost(members: tuple[ComparedPoint, ...]) -> tuple[float, float] | None:
@@ -74,14 +66,11 @@ def global_cost(members: tuple[ComparedPoint, ...]) -> tuple[float, float] | Non
 
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
-    members, best = comparison.members(group), comparison.best_measured(group)
-    tiles = [Tile(value=norm_name(best), label=f"fastest norm, {milliseconds(best.measured_step_s)} ms per step")]
-    for point in members:
-        costs = cost(members, point) if norm_name(point) == GLOBAL else None
-        if costs is not None:
-            label = f"added by global statistics; predicted {percent(costs[1], sign=True)}"
-            tiles.append(Tile(value=percent(costs[0], sign=True), label=label))
-    return tuple(tiles)
+    costs = global_cost(comparison.members(group))
+    if costs is None:
+        return ()
+    label = f"added by global statistics; predicted {percent(costs[1], sign=True)}"
+    return (Tile(value=percent(costs[0], sign=True), label=label),)
 
 
 def _points(comparison: Comparison) -> Table:
@@ -150,7 +139,8 @@ QUESTION = Question(
     nulls=(PERFECT_SCALING,),
     alternatives_apart=False,
     question=_question,
-    answer=_answer,
+    beside=_beside,
+    short=norm_name,
     tiles=_tiles,
     points=_points,
     chart=_chart,

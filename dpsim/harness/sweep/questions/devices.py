@@ -16,13 +16,13 @@ from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import curve
 from dpsim.report.sweep.question import Question
-from dpsim.report.sweep.reliability import cost_of_choice, uncertainty, unsure
-from dpsim.report.sweep.summary_table import speedup, where
+from dpsim.report.sweep.summary_table import model_chose, speedup, where
 from dpsim.report.sweep.tables import (
     ALONE,
     LEGEND,
     by_network,
 )
+from dpsim.report.sweep.verdict import verdict
 from dpsim.report.table import Column, Table
 from dpsim.report.words import (
     SHORT,
@@ -61,38 +61,14 @@ def _more_answers(comparison: Comparison) -> tuple[str, ...]:
     return *sentences, *_drift(comparison)
 
 
-def _answer(comparison: Comparison, group: Group) -> str:
-    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    network = network_name(group)
-    if unsure(group) and not group.below_noise:
-        text = f"On {network}, no number of devices is surely fastest: {uncertainty(group)}"
-    elif group.below_noise:
-        text = (
-            f"On {network}, more devices make no difference: the speed changes by {percent(group.effect)}, and the "
-            f"uncertainty of these medians is {percent(group.noise_floor)}"
-        )
-    elif best.devices == 1:
-        counts = ", ".join(p.layout for p in comparison.members(group) if p.devices > 1)
-        text = f"Do not use {counts} devices on {network}: one device trains fastest, {_speed(best)}"
-    else:
-        text = f"On {network}, {devices_name(best.devices)}{_layout(best)} trained fastest: {_speed(best)}"
-    if predicted is not best and not unsure(group):
-        text += (
-            f"; the model chose {devices_name(predicted.devices)}{_layout(predicted)}, {_speed(predicted)}, "
-            f"{cost_of_choice(comparison, group)}"
-        )
-    return f"{text}."
-
-
-def _layout(point: ComparedPoint) -> str:
-    return f" ({point.layout})" if "x" in point.layout else ""
-
-
-def _speed(point: ComparedPoint) -> str:
-    text = f"{milliseconds(point.measured_step_s)} ms per step"
-    if point.devices == 1 or point.measured_speedup is None or point.predicted_speedup is None:
-        return text
-    return f"{text}, speedup {point.measured_speedup:.2f} (predicted {point.predicted_speedup:.2f})"
+def _worth(comparison: Comparison, group: Group) -> str:
+    """Return that one device is faster than any more, where that is sure."""
+    best = verdict(comparison, group).best
+    if best is None or best.devices > 1:
+        return ""
+    return (
+        f"do not use {' or '.join(p.layout for p in comparison.members(group) if p.devices > 1)} devices, 1 is faster."
+    )
 
 
 def drift_sentence(comparison: Comparison) -> str | None:
@@ -140,17 +116,12 @@ def _each(drifts: Iterable[tuple[str, float | None, float | None]]) -> str:
 
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
-    """Return the numbers of a network that are worth seeing at first sight."""
-    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
+    """Return the speedup on the most devices."""
     most = max(comparison.members(group), key=lambda point: point.devices)
-    tiles = [
-        Tile(value=devices_name(best.devices), label=f"fastest, {milliseconds(best.measured_step_s)} ms per step"),
-        Tile(value=devices_name(predicted.devices), label="predicted fastest"),
-    ]
-    if most.measured_speedup is not None and most.predicted_speedup is not None:
-        label = f"speedup on {devices_name(most.devices)}, predicted {most.predicted_speedup:.2f}x"
-        tiles.append(Tile(value=f"{most.measured_speedup:.2f}x", label=label))
-    return tuple(tiles)
+    if most.measured_speedup is None or most.predicted_speedup is None:
+        return ()
+    label = f"speedup on {devices_name(most.devices)}, predicted {most.predicted_speedup:.2f}x"
+    return (Tile(value=f"{most.measured_speedup:.2f}x", label=label),)
 
 
 def _drift_tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
@@ -278,12 +249,8 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
     return [
         Column(head="ms a step", cell=where, left=True),
         *map(column, layouts),
-        Column(head="speedup at best", cell=lambda group: speedup(comparison.best_measured(group))),
-        Column(
-            head="model chose",
-            cell=lambda group: f"{comparison.best_predicted(group).layout}",
-            dispensable=1,
-        ),
+        Column(head="speedup", cell=lambda group: speedup(comparison, group)),
+        model_chose(comparison, lambda point: point.layout),
     ]
 
 
@@ -318,7 +285,6 @@ QUESTION = Question(
     apart=_apart,
     nulls=DEVICES_NULLS,
     question=question,
-    answer=_answer,
     more_answers=_more_answers,
     tiles=_tiles,
     more_tiles=_drift_tiles,
@@ -334,6 +300,8 @@ QUESTION = Question(
     rules=RULES,
     noun=lambda group: "number of devices",
     label=_label,
+    short=lambda point: devices_name(point.devices),
+    worth=_worth,
     screen=_screen,
     more_verdicts=_drift,
 )

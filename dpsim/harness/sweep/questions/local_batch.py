@@ -13,7 +13,7 @@ from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart, Lines, Look
 from dpsim.report.content import Tile
-from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
+from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import curve
 from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.summary_table import setting_columns
@@ -78,18 +78,11 @@ def _question(comparison: Comparison) -> str:
     )
 
 
-def _answer(comparison: Comparison, group: Group) -> str:
+def _beside(comparison: Comparison, group: Group) -> str:
     points = comparison.members(group)
-    best = comparison.best_measured(group)
     busy, predicted = busy_from(points).texts
-    sentences = [
-        f"On {group_title(group)}, local batch {best.local_batch:g} reached "
-        f"the most samples per second: {samples_per_s(best)}. "
-        f"The devices reach {BUSY:.0%} of that from local batch {busy} on (predicted: {predicted})."
-    ]
-    if best.devices > 1:
-        sentences.append(_hiding(points))
-    return " ".join(sentences)
+    text = f"The devices reach {BUSY:.0%} of the most samples/s from local batch {busy} on (predicted: {predicted})."
+    return f"{text} {_hiding(points)}" if max(point.devices for point in points) > 1 else text
 
 
 def _hiding(points: Sequence[ComparedPoint]) -> str:
@@ -112,12 +105,9 @@ def _hiding(points: Sequence[ComparedPoint]) -> str:
 
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
-    best = comparison.best_measured(group)
     busy, predicted = busy_from(comparison.members(group)).texts
-    return (
-        Tile(value=samples_per_s(best), label=f"samples/s at local batch {best.local_batch:g}, the best"),
-        Tile(value=busy, label=f"local batch from which {BUSY:.0%} of that are reached; predicted {predicted}"),
-    )
+    label = f"local batch from which {BUSY:.0%} of the most samples/s are reached; predicted {predicted}"
+    return (Tile(value=busy, label=label),)
 
 
 def _share_exposed(point: ComparedPoint) -> str:
@@ -235,7 +225,7 @@ QUESTION = Question(
     single_nulls=(PROPORTIONAL,),
     interpolates=True,
     question=_question,
-    answer=_answer,
+    beside=_beside,
     tiles=_tiles,
     points=_points,
     chart=_chart,

@@ -6,32 +6,21 @@ from dpsim.errors import ConfigError
 from dpsim.fields import Decides
 from dpsim.harness.sweep.grids import fitting, places, refuse_all_overlaps
 from dpsim.harness.sweep.scores import PREDICTED_NULLS
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.records.sweep import Experiment
-from dpsim.report.content import Tile
-from dpsim.report.sweep.cells import PointColumns, points_table, samples_per_s
+from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import map_chart, settings_chart
 from dpsim.report.sweep.question import Question
-from dpsim.report.sweep.reliability import (
-    as_fast,
-    cost_of_choice,
-    uncertainty,
-    unsure,
-)
 from dpsim.report.sweep.summary_table import setting_columns
-from dpsim.report.sweep.tables import (
-    LEGEND,
-    group_title,
-    own_runtime_note,
-)
+from dpsim.report.sweep.tables import LEGEND, own_runtime_note
 from dpsim.report.table import Column, Table
-from dpsim.report.words import counted, enumerated, field_name, milliseconds, percent
+from dpsim.report.words import enumerated, field_name
 from dpsim.report.write import figure
 from dpsim.setting import FIELDS
 
 _MAP = (
-    "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ best measured, "
-    "◆ best predicted of the group."
+    "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ surely "
+    "the best of the group, ◆ predicted to be."
 )
 
 _MEMORY = " Memory: what the device with the most has allocated, without buffers of communication."
@@ -50,48 +39,6 @@ def _question(comparison: Comparison) -> str:
         f"Which {fields} {verb} {models} on {comparison.experiment.dataset} fastest, in samples per second, and does "
         "the model know it without a measured step?"
     )
-
-
-def _answer(comparison: Comparison, group: Group) -> str:
-    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    where = group_title(group)
-    if unsure(group) and not group.below_noise:
-        text = f"On {where}, no setting is surely best: {uncertainty(group)}."
-    elif group.below_noise:
-        text = (
-            f"On {where}, it makes no difference which setting is chosen: from best to worst the speed changes by "
-            f"{percent(group.effect)}, and the uncertainty of these medians is {percent(group.noise_floor)}."
-        )
-    else:
-        text = (
-            f"On {where}, {setting_name(comparison, best)} trained fastest: {samples_per_s(best)} samples/s, "
-            f"{milliseconds(best.measured_step_s)} ms per step, {1 + group.effect:.2f}x as fast as the slowest setting"
-        )
-        if near := len(as_fast(comparison, group)) - 1:
-            text += f"; {counted(near, 'other setting')} cannot be told apart from it"
-        text += (
-            ". The model chose the same."
-            if predicted is best
-            else (
-                f". The model chose {setting_name(comparison, predicted)}, with {samples_per_s(predicted)} samples/s, "
-                f"{cost_of_choice(comparison, group)}."
-            )
-        )
-    return text
-
-
-def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
-    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    tiles = []
-    if group.below_noise:
-        tiles.append(Tile(value="no effect", label=f"{percent(group.effect)} is within the uncertainty"))
-    tiles += [
-        Tile(value=samples_per_s(best), label=f"samples/s at best: {setting_name(comparison, best)}"),
-        Tile(
-            value=samples_per_s(predicted), label=f"samples/s as predicted best: {setting_name(comparison, predicted)}"
-        ),
-    ]
-    return tuple(tiles)
 
 
 def _points(comparison: Comparison) -> Table:
@@ -163,8 +110,6 @@ QUESTION = Question(
     nulls=PREDICTED_NULLS,
     alternatives_apart=False,
     question=_question,
-    answer=_answer,
-    tiles=_tiles,
     points=_points,
     chart=settings_chart,
     figure_name="settings",

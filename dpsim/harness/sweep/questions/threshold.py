@@ -10,31 +10,21 @@ from dpsim.harness.sweep.scores import PREDICTED_NULLS
 from dpsim.records.comparison import ComparedPoint, Comparison, Group
 from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart, Lines, Mark, Series
-from dpsim.report.content import Tile
 from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import curve, point_name, size_ticks
 from dpsim.report.sweep.question import Question
-from dpsim.report.sweep.reliability import (
-    as_fast,
-    cost_of_choice,
-    uncertainty,
-    unsure,
-)
-from dpsim.report.sweep.summary_table import alone, speedup, where
+from dpsim.report.sweep.summary_table import alone, model_chose, speedup, where
 from dpsim.report.sweep.tables import (
     LEGEND,
     by_network,
     own_runtime_note,
 )
+from dpsim.report.sweep.verdict import Verdict, slower_by, verdict
 from dpsim.report.table import Column, Table
 from dpsim.report.words import (
-    counted,
     devices_name,
     field_name,
     milliseconds,
-    network_name,
-    percent,
-    threshold_name,
     threshold_noun,
 )
 from dpsim.setting import threshold_bytes
@@ -42,8 +32,6 @@ from dpsim.units import format_size
 
 OWN_RUNTIME = "dpsim (emulated)"
 """The label of dpsim's own runtime, whose computation is emulated, beside PyTorch's DDP."""
-_LARGE_EFFECT = 0.1
-"""An effect of this size may matter, even where it is below the uncertainty."""
 
 
 def question(comparison: Comparison) -> str:
@@ -61,90 +49,6 @@ def question(comparison: Comparison) -> str:
 def _one_device(comparison: Comparison) -> tuple[str, ...]:
     """Return a sentence when nothing ran on more than one device."""
     return () if comparison.groups else ("Only one device was run: there is no threshold to choose.",)
-
-
-def _answer(comparison: Comparison, group: Group) -> str:
-    """Return the verdict on one network and device count."""
-    verdicts = [_slower_than_one(group, comparison.best_measured(group)), _choice(comparison, group)]
-    if not unsure(group):
-        verdicts.append(_model(comparison, group))
-    return " ".join(text for text in verdicts if text)
-
-
-def _slower_than_one(group: Group, best: ComparedPoint) -> str:
-    if best.measured_speedup is None or 1 / best.measured_speedup - 1 <= group.noise_floor:
-        return ""
-    return (
-        f"Do not use {devices_name(group.devices)} on {network_name(group)}: at the best "
-        f"{threshold_noun(group.runtime)} they are slower than one device (speedup {best.measured_speedup:.2f})."
-    )
-
-
-def _choice(comparison: Comparison, group: Group) -> str:
-    """Return which threshold to choose, or that it does not matter."""
-    best = comparison.best_measured(group)
-    place = f"On {network_name(group)}, {devices_name(group.devices)}"
-    ms, noun = milliseconds(best.measured_step_s), threshold_noun(group.runtime)
-    if unsure(group):
-        if group.below_noise and group.effect <= _LARGE_EFFECT:
-            return (
-                f"{place}, the {noun} does not matter here: from best to worst a step of {ms} ms changes by "
-                f"{percent(group.effect)}, and the uncertainty of these medians is {percent(group.noise_floor)}."
-            )
-        return f"{place}, no {noun} is surely best: {uncertainty(group)}."
-    text = f"{place}, the best {noun} is {threshold_name(best.fusion_threshold_bytes)}: {ms} ms per step"
-    faster = gain(comparison, group)
-    if faster is not None:
-        text += f", {faster[0]:.2f}x as fast as {faster[1]}"
-    if near := len(as_fast(comparison, group)) - 1:
-        text += f"; {counted(near, f'other {noun}')} cannot be told apart from it"
-    return f"{text}."
-
-
-def _model(comparison: Comparison, group: Group) -> str:
-    """Return what the model chose, and the cost of following it."""
-    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    if predicted is best:
-        return "The model chose the same."
-    return (
-        f"The model chose {threshold_name(predicted.fusion_threshold_bytes)}, which took "
-        f"{milliseconds(predicted.measured_step_s)} ms, {cost_of_choice(comparison, group)}."
-    )
-
-
-def gain(comparison: Comparison, group: Group) -> tuple[float, str] | None:
-    """Return how many times faster the best setting is than one allreduce per tensor, or else than one per step."""
-    best = comparison.best_measured(group)
-    for extreme in (0.0, float("inf")):
-        other = next((p for p in comparison.members(group) if p.fusion_threshold_bytes == extreme), None)
-        if other is not None and other is not best:
-            return (
-                other.measured_step_s / best.measured_step_s,
-                f"{threshold_noun(best.runtime)} {threshold_name(extreme)}",
-            )
-    return None
-
-
-def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:
-    """Return the numbers of a group that are worth seeing at first sight."""
-    best, predicted = comparison.best_measured(group), comparison.best_predicted(group)
-    noun = threshold_noun(group.runtime)
-    tiles = []
-    if unsure(group):
-        verdict = "no effect" if group.below_noise else "unsure"
-        tiles.append(Tile(value=verdict, label=f"no {noun} is surely best: {uncertainty(group)}"))
-    else:
-        label = f"best {noun}, {milliseconds(best.measured_step_s)} ms"
-        tiles.append(Tile(value=format_size(best.fusion_threshold_bytes), label=label))
-        if faster := gain(comparison, group):
-            tiles.append(Tile(value=f"{faster[0]:.2f}x", label=f"as fast as {faster[1]}"))
-    tiles.append(
-        Tile(
-            value=format_size(predicted.fusion_threshold_bytes),
-            label=f"predicted best, {milliseconds(predicted.measured_step_s)} ms measured",
-        )
-    )
-    return tuple(tiles)
 
 
 def _points(comparison: Comparison) -> Table:
@@ -193,10 +97,11 @@ def _threshold(point: ComparedPoint) -> str:
 
 
 def _chart(comparison: Comparison) -> Chart:
-    return Chart(panels=[_curve(comparison.members(group)) for group in comparison.groups], height_in=3.5)
+    panels = [_curve(comparison.members(group), verdict(comparison, group)) for group in comparison.groups]
+    return Chart(panels=panels, height_in=3.5)
 
 
-def _curve(points: Sequence[ComparedPoint]) -> Lines:
+def _curve(points: Sequence[ComparedPoint], of: Verdict) -> Lines:
     """Return the step at each threshold, from 0 on, so that noise does not look like an effect."""
     x = list(range(len(points)))
     series = curve(points, x, lambda point, step_s, source: step_s * 1e3)
@@ -211,15 +116,15 @@ def _curve(points: Sequence[ComparedPoint]) -> Lines:
         x_ticks=size_ticks(points),
         y_text="{:.3g}".format,
         x_span=(-0.4, len(points) - 0.6),
-        marks=list(_marks(points)),
+        marks=list(_marks(points, of)),
     ).within(1.3)
 
 
-def _marks(points: Sequence[ComparedPoint]) -> Iterator[Mark]:
-    """Yield the best points, as predicted and as measured, with labels on different sides."""
+def _marks(points: Sequence[ComparedPoint], of: Verdict) -> Iterator[Mark]:
+    """Yield the best points, as predicted and as measured, with labels on different sides; none without a choice."""
     best = {
-        "predicted": next((i for i, point in enumerate(points) if point.is_best_predicted), None),
-        "measured": next((i for i, point in enumerate(points) if point.is_best_measured), None),
+        "predicted": points.index(of.chosen[0]) if of.choice and len(of.chosen) == 1 else None,
+        "measured": None if of.best is None else points.index(of.best),
     }
     same, below = best["predicted"] == best["measured"], False
     if (x := best["predicted"]) is not None:
@@ -235,23 +140,25 @@ def _marks(points: Sequence[ComparedPoint]) -> Iterator[Mark]:
 
 def _worth(comparison: Comparison, group: Group) -> str:
     """Return whether several devices are faster than one, at all settings of a group or at the best."""
-    speedups = [p.measured_speedup for p in comparison.members(group) if p.measured_speedup is not None]
-    if not speedups:
+    pairs = [(point, point.alone) for point in comparison.members(group) if point.alone is not None]
+    speedups = [point.measured_speedup or 1.0 for point, _ in pairs]
+    if not pairs:
         return ""
     devices, low, high = devices_name(group.devices), min(speedups), max(speedups)
-    if 1 / high - 1 > group.noise_floor:
+    if all(slower_by(group, point, alone) is not None for point, alone in pairs):
         return f"do not use {devices}, 1 is faster."
-    if low - 1 > group.noise_floor:
+    gains = [slower_by(group, alone, point) is not None for point, alone in pairs]
+    if all(gains):
         span = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{high:.1f}"
         return f"{devices} are {span} times as fast as 1, whatever the {threshold_noun(group.runtime)}."
-    if high - 1 > group.noise_floor:
+    if any(gains):
         return f"{devices} are {high:.1f} times as fast as 1 at best."
     return f"{devices} are as fast as 1, as far as can be seen."
 
 
 def _fastest(comparison: Comparison, group: Group) -> str:
     """Return the settings that are as fast as the best: ``a threshold of 32 KiB or more``."""
-    near = as_fast(comparison, group)
+    near = verdict(comparison, group).as_fast
     members = sorted(point.fusion_threshold_bytes for point in comparison.members(group))
     sizes = sorted(point.fusion_threshold_bytes for point in near)
     noun = f"a {threshold_noun(group.runtime)} of "
@@ -284,8 +191,8 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
         return milliseconds(points[0].measured_step_s) if points else ""
 
     def best(group: Group) -> str:
-        point = comparison.best_measured(group)
-        return f"{milliseconds(point.measured_step_s)} ({format_size(point.fusion_threshold_bytes)})"
+        point = verdict(comparison, group).best
+        return f"{milliseconds(point.measured_step_s)} ({format_size(point.fusion_threshold_bytes)})" if point else ""
 
     return [
         Column(head="ms a step", cell=where, left=True),
@@ -293,12 +200,8 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
         Column(head="0 (each tensor)", cell=lambda group: of_threshold(group, 0.0), dispensable=3),
         Column(head="best threshold", cell=best),
         Column(head="inf (all)", cell=lambda group: of_threshold(group, math.inf), dispensable=4),
-        Column(head="speedup at best", cell=lambda group: speedup(comparison.best_measured(group)), dispensable=1),
-        Column(
-            head="model chose",
-            cell=lambda group: format_size(comparison.best_predicted(group).fusion_threshold_bytes),
-            dispensable=2,
-        ),
+        Column(head="speedup", cell=lambda group: speedup(comparison, group), dispensable=1),
+        model_chose(comparison, lambda point: format_size(point.fusion_threshold_bytes)),
     ]
 
 
@@ -319,9 +222,8 @@ QUESTION = Question(
     nulls=PREDICTED_NULLS,
     alternatives=True,
     question=question,
-    answer=_answer,
     more_answers=_one_device,
-    tiles=_tiles,
+    short=lambda point: format_size(point.fusion_threshold_bytes),
     points=_points,
     chart=_chart,
     figure_name="step_time",
