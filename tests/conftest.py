@@ -59,10 +59,13 @@ def no_past_studies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def dpsim(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a ``dpsim`` command in this process: (exit code, stdout, stderr)."""
+def dpsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Runs a ``dpsim`` command in this process, as on a quiet machine: (exit code, stdout, stderr)."""
 
     from dpsim.cli import app
+    from dpsim.study import other_processes
+
+    monkeypatch.setattr(other_processes, "look", lambda: None)
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -13,10 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpsim.algorithms import ALGORITHMS
 from dpsim.errors import ConfigError
-from dpsim.fusion_rules import FUSION_RULES
-from dpsim.strategy import STRATEGIES
 
 VARIABLE = "DPSIM_PROGRAM"
 _ON_A_RANK = "__dpsim_rank__"
@@ -24,6 +21,10 @@ _ON_A_RANK = "__dpsim_rank__"
 
 def registered() -> list[str]:
     """Return the algorithms, fusion rules and strategies that the running program brought."""
+    from dpsim.algorithms import ALGORITHMS
+    from dpsim.fusion_rules import FUSION_RULES
+    from dpsim.strategy import STRATEGIES
+
     strategies = [name for name, kind in STRATEGIES.items() if not kind.__module__.startswith("dpsim.")]
     return [*ALGORITHMS.of_program(), *FUSION_RULES.of_program(), *strategies]
 

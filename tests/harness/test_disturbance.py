@@ -16,7 +16,7 @@ from dpsim.errors import FileFormatError
 from dpsim.harness.sweep.compare import compare
 from dpsim.records.sweep import MeasuredPoint, Results, clean_values, enough_clean, share_clean
 from dpsim.report.sweep.facts import run_facts
-from dpsim.report.sweep.reliability import nothing_said
+from dpsim.report.sweep.verdict import verdict
 from dpsim.report.sweep.warnings import warnings
 from dpsim.setting import setting_of
 from dpsim.study.disturbance import (
@@ -248,13 +248,13 @@ def test_a_report_is_of_clean_samples_and_says_how_many_there_were() -> None:
     assert "clean samples" not in dict(run_facts(plain, predictions, results))
     (busy,) = (each for each in warnings(marked) if each.kind == "busy")
     assert busy.text.startswith("other processes took a core in 4")
-    assert not any(nothing_said(marked, group) for group in marked.groups)
+    assert not any(verdict(marked, group).reason for group in marked.groups)
 
 
 def test_no_verdict_is_spoken_of_too_few_clean_samples() -> None:
     predictions, results = report_factory.sweep()
     marked = compare(predictions, _marked(results, 2.5 / len(results.points[0].step_s)))
-    assert all("samples were clean" in nothing_said(marked, group) for group in marked.groups)
+    assert all("samples were clean" in verdict(marked, group).reason for group in marked.groups)
     assert marked.points[0].too_few_clean.startswith("2 of ")
 
 

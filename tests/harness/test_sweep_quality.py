@@ -51,7 +51,7 @@ def test_the_trainings_are_announced_before_the_start() -> None:
     announced = "beside that 80 trainings, whose time is not known yet (--seeds 0 leaves them out)"
     assert plan_text(experiment("batch-norm", seeds=10)).endswith(announced)
     plain = plan_text(experiment("batch-norm"))
-    assert " settings, some of them twice, about " in plain and plain.endswith("s for the report")
+    assert " settings, some of them twice, about " in plain and "s for the report" in plain
     assert "trainings, whose time is not known yet" in plan_text(experiment("local-batch", target_loss=0.5))
     devices = completed(Experiment(question="devices", base={"global_batch": 64}, steps=50))
     assert plan_text(devices).endswith("beside that trainings of 50 steps, whose time is not known yet")
@@ -107,7 +107,7 @@ def test_time_to_target_is_steps_times_step_and_names_the_devices_that_pay() -> 
         momentum=0.9,
     )
     alone, together = (
-        [p.replaced(measured_step_s=s, predicted_step_s=s, global_batch=b)]
+        [p.replaced(measured_step_s=s, predicted_step_s=s, global_batch=b, local_batch=b / p.devices)]
         for p, s, b in zip(
             (next(p for p in comparison.scored if p.devices == d) for d in (1, 2)), (1.0, 0.5), (100, 100), strict=True
         )

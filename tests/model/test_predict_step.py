@@ -165,7 +165,7 @@ def test_what_a_prediction_assumes_is_said() -> None:
     _, summary = predict_points(workload(), fitted, [4], [], global_batch=16)
     assert any("the nearest tables (mpi on 2), scaled" in one for one in summary["cautions"])
     _, summary = predict_points(workload(), fitted, [4], [], global_batch=16, algorithm="ring")
-    assert any("link fitted to mpi on 2 devices (residual 5% in the median" in one for one in summary["cautions"])
+    assert any("fitted to mpi on 2 devices (residual 5% in the median" in one for one in summary["cautions"])
     assert predict_points(workload(), machine(), [1], [], global_batch=4)[1]["cautions"] == []
 
 
