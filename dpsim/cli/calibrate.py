@@ -94,7 +94,7 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
 
     importing = flags.provided(format=of.format, out_of_place=of.out_of_place or None, line_rate=of.line_rate)
     _refuse(importing, "without --from nothing is imported")
-    flags.writable(of.output)
+    flags.writable(of.output, "machine")
     fields = of.values()
     if "network" in fields and "algorithm" not in fields:
         fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
@@ -118,8 +118,9 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     known = flags.provided(algorithms=fields.pop("algorithm", None), format=of.format, out_of_place=of.out_of_place)
     known |= {name: fields.pop(name) for name in ("network", "devices") if name in fields}
     _refuse(fields | flags.provided(budget=of.budget), "with --from nothing is measured")
-    line_rate, replaced = _line_rate(of), _replaceable(of.output)
     files = flags.listed("--from", ",".join(of.from_ or ()), str) or ()
+    flags.writable(of.output, "machine", inputs=map(Path, files))
+    line_rate, replaced = _line_rate(of), of.output.exists()
     machine, tables = import_machine(ImportConfig(files=files, **known))
     codec.write(of.output, machine)
     imported = [
@@ -152,22 +153,3 @@ def _refuse(unused: dict[str, object], reason: str) -> None:
     if unused:
         names = ", ".join("--" + name.replace("_", "-") for name in unused)
         raise ConfigError(f"{names}: {reason}", remedy=f"leave {names} out")
-
-
-def _replaceable(output: Path) -> bool:
-    """Whether ``output`` is a machine file to replace. Raises ``ConfigError`` if it is any other file."""
-    from dpsim import machine as machines
-    from dpsim.errors import FileFormatError
-
-    flags.writable(output)
-    if not output.exists():
-        return False
-    try:
-        machines.read(output)
-    except FileFormatError as error:
-        raise ConfigError(
-            f"--output {output} exists and is not a machine file",
-            allowed="a new file, or a machine file to replace",
-            remedy="choose another one with --output",
-        ) from error
-    return True

@@ -44,7 +44,7 @@ def explore(
     from dpsim.explore.studied import studied
     from dpsim.explore.world import EXAMPLE_MACHINE, EXAMPLE_WORKLOAD
 
-    flags.writable(output, inputs=tuple(path for path in (workload, machine and Path(machine)) if path))
+    flags.writable(output, "page", inputs=tuple(path for path in (workload, machine and Path(machine)) if path))
     if study is None:
         file, name = workload or EXAMPLE_WORKLOAD, machine or EXAMPLE_MACHINE
         known, begin = (

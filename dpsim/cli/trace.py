@@ -43,7 +43,7 @@ def trace(
     from dpsim.report.trace import write_trace
     from dpsim.timeline import Timeline
 
-    flags.writable(point.output, inputs=(folder / "results.json", folder / "predictions.json"))
+    flags.writable(point.output, "trace", inputs=(folder / "results.json", folder / "predictions.json"))
     conditions = point.values()
     if "devices" in conditions:
         conditions["devices"] = conditions.pop("layout") or str(conditions["devices"])

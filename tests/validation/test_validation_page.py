@@ -18,13 +18,13 @@ from dpsim import machine as machines
 from dpsim.errors import DpsimError
 from dpsim.experiments import golden
 from dpsim.experiments.validation_page import BEGIN, FOLDER, README, readme_lines
+from dpsim.launch.workers import workers
 from dpsim.validation import page
 from dpsim.validation.case import read_cases
 from dpsim.validation.judge import judged
 from dpsim.validation.published import read_sets
 from dpsim.validation.records import split
 from dpsim.validation.run import Validation, validate, with_constants
-from dpsim.workers import workers
 
 EXAMPLE = EXPERIMENTS / "validation_example"
 Dpsim = Callable[..., tuple[int, str, str]]
