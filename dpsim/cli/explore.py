@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,7 @@ def explore(
             (workloads.read(file), machines.read(name)),
             flags.provided(devices=devices and flags.devices_or_layout(devices)),
         )
-        written = page(*known, f"--workload {file} --machine {name}", **begin)
+        written = page(*known, shlex.join(["--workload", str(file), "--machine", name]), **begin)
     elif workload is None and machine is None and devices is None:
         written = studied(study)
     else:
