@@ -13,6 +13,8 @@ TORCH := torch==2.13.0+cpu
 CUPY := cupy-cuda13x>=14
 # Another NumPy than the one that fits CUDA's kernels: NUMPY=numpy==2.5.2. It stays until make clean.
 NUMPY :=
+# Where the attacks count what became of them.
+ATTACKS := build/attacks
 # Quiet twice: errors are shown, the package index's warnings are not.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --no-input
 
@@ -23,7 +25,7 @@ marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
 PROCESSOR_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_schedule.py,$(wildcard tests/kernels/test_*.py)) \
 	tests/nn tests/runtime tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
 
-.PHONY: help sweep accuracy neighbours validate test test-avx2 test-slow test-torch test-cupy check gpu-check format clean
+.PHONY: help sweep accuracy neighbours validate test test-avx2 test-slow attacks test-torch test-cupy check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
@@ -33,6 +35,7 @@ help:
 	@echo "make test    run the tests (6 to 10 minutes on 2 cores); NUMPY=numpy==VERSION installs another NumPy first"
 	@echo "make test-avx2   run the kernels', layers' and training's tests as on a processor without AVX-512 (under 4 minutes)"
 	@echo "make test-slow   run long tests and every command of the documentation (about 15 minutes)"
+	@echo "make attacks   200 kills, 20,000 damaged inputs, 1,000 odd command lines, with a table at the end (hours)"
 	@echo "make test-torch   run the tests that need PyTorch, with its CPU build; TORCH=torch==VERSION names another one"
 	@echo "make test-cupy   hold what is called on CuPy against its wheel (70 MB; no GPU is needed)"
 	@echo "make check   static checks: ruff, mypy"
@@ -63,6 +66,10 @@ test-avx2: $(VENV)/.ready-dev
 
 test-slow: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(call marked,slow)
+
+# More than an hour: kills of all commands, damaged inputs and odd command lines. It continues where it was interrupted.
+attacks: $(VENV)/.ready-torch
+	$(BIN)/python -m dpsim.experiments.stress.hostile --parts readers,commands,kills --output $(ATTACKS)
 
 test-torch: $(VENV)/.ready-torch
 	$(BIN)/python -m pytest -m torch -n 2 --dist load $(call marked,torch)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from dpsim.comm.clock import now, sharpen_sleep, sleep_until
 from dpsim.experiments import command
+from dpsim.launch.child_process import end_with_parent
 
 _PERIOD_S = 500e-6
 _SHORTEST_S, _LONGEST_S = 0.2, 1.0
@@ -24,7 +26,9 @@ _REAL_TIME = os.sched_param(1)
 
 
 def disturb(core: int, slowdown: float, seed: int) -> None:
-    """Flip one core between full speed and ``1 / slowdown`` of it, until killed."""
+    """Flip one core between full speed and ``1 / slowdown`` of it, until killed, or the command's process has ended."""
+    if follow := end_with_parent(signal.SIGKILL):
+        follow()
     os.sched_setaffinity(0, {core})
     os.sched_setscheduler(0, os.SCHED_FIFO, _REAL_TIME)
     sharpen_sleep()

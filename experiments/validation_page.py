@@ -11,10 +11,10 @@ import textwrap
 from dpsim.experiments import command
 from dpsim.experiments.command import ROOT, rewrite, with_parts
 from dpsim.folder_lock import locked
+from dpsim.launch.workers import workers
 from dpsim.validation.page import write_validation
 from dpsim.validation.run import Validation, validate
 from dpsim.validation.scores import Score, pooled
-from dpsim.workers import workers
 
 FOLDER = ROOT / "reports" / "validation"
 README = ROOT / "README.md"

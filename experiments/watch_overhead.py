@@ -21,7 +21,7 @@ from dpsim.study.statistics import median_interval
 _OBSERVED_STEPS = 30
 """Those of a job that ``dpsim watch`` observes."""
 _JOB = """
-import json, random, sys, time, torch
+import glob, json, random, sys, time, torch
 import torch.distributed as dist
 from time import perf_counter as now
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -65,7 +65,7 @@ for _ in range(pairs):
         pair[kind] = step()
     seconds.append(pair)
 if dist.get_rank() == 0:
-    own_s = json.load(open(f"{folder}/rank-0.json"))["own_s"]
+    own_s = json.load(open(glob.glob(f"{folder}/rank-0-*.json")[0]))["own_s"]
     json.dump({"pairs": seconds, "once_s": sum(once_s), "own_s": own_s}, open(f"{folder}/pairs.json", "w"))
 watcher.watches = True
 watcher.give_up("")

@@ -2,7 +2,7 @@
 
 A file is named by the hash of everything its content depends on: the sources of this folder, what is asked of the
 kernel, the processor, LLVM. So an edited kernel is another file, and nothing is ever out of date. What was not used for
-some weeks is removed.
+some weeks is removed, by the names that dpsim gives: the folder may be one of the user's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import threading
@@ -30,6 +31,8 @@ Function = Callable[..., Any]
 P = ParamSpec("P")
 
 _KEPT_S = 60 * 86_400
+_OWN = re.compile(r"\.?\w+-[0-9a-f]{32}\.(o|json|lock)(\.\w+\.partial)?")
+"""Names of kernels, of choices (``dpsim.runtime.choice_file``), and of files that a killed process has left of both."""
 _DIGEST_BYTES = 32
 
 
@@ -196,9 +199,11 @@ def _write(path: Path, code: bytes) -> None:
     """Keep code for other processes, if the folder lets us; a reader sees all of a file or nothing."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", suffix=".partial", delete=False
+        ) as file:
             file.write(hashlib.sha256(code).digest() + code)
         os.replace(file.name, path)
         for other in path.parent.iterdir():
-            if other.stat().st_mtime < time.time() - _KEPT_S:
+            if _OWN.fullmatch(other.name) and other.stat().st_mtime < time.time() - _KEPT_S:
                 other.unlink()

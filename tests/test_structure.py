@@ -116,6 +116,20 @@ def test_every_room_has_a_level() -> None:
         level(name)
 
 
+def test_processes_are_started_in_the_room_that_ends_them() -> None:
+    """A pool or a process of ``multiprocessing`` outlives a command that is killed, unless somebody sees to it."""
+    starts = {"Process", "Pool", "ProcessPoolExecutor", "get_context"}
+    names = {
+        name
+        for name, path in files().items()
+        if level(name) < len(LEVELS) - 1 or name.startswith("dpsim.cli")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Attribute) and node.attr in starts and ast.unparse(node.value) == "multiprocessing")
+        or (isinstance(node, ast.alias) and node.name in starts)
+    }
+    assert names == {"dpsim.launch.workers"}
+
+
 def test_type_checkers_and_users_see_the_same_names_of_dpsim() -> None:
     tree = ast.parse((ROOT / "dpsim" / "__init__.py").read_text(encoding="utf-8"))
     (checked,) = (node for node in tree.body if isinstance(node, ast.If))

@@ -86,6 +86,7 @@ def advise(
             allowed="--measure with --model, and without --json",
             remedy="add --model, of the model that was profiled; the report of --measure has files for programs",
         )
+    flags.writable(measured.output, folders=("sweep",))
     profiled, (number, layout) = workloads.read(workload), flags.layout(devices)
     known = for_prediction(profiled, stated.of(profiled, machines.read(machine), [number]), [number])
     if memory is not None:

@@ -73,7 +73,7 @@ def allreduce(*, given: BenchFlags) -> int:
     from dpsim.report.bench import bandwidth_chart
     from dpsim.report.saved import SavedResult
 
-    flags.writable(given.output, folder=True)
+    flags.writable(given.output, folders=("bench",))
     outputs.drawable(given.plot)
     fields = flags.provided(
         devices=given.devices,

@@ -103,7 +103,7 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
         keep_outliers=of.keep_outliers or None,
     )
     _refuse(importing, "without --from nothing is imported")
-    flags.writable(of.output)
+    flags.writable(of.output, "machine")
     fields = of.values()
     if "network" in fields and "algorithm" not in fields:
         fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
@@ -131,8 +131,9 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
         fields | flags.provided(budget=of.budget, wait_until_quiet=of.wait_until_quiet),
         "with --from nothing is measured",
     )
-    line_rate, replaced = _line_rate(of), _replaceable(of.output)
     files = flags.listed("--from", ",".join(of.from_ or ()), str) or ()
+    flags.writable(of.output, "machine", inputs=map(Path, files))
+    line_rate, replaced = _line_rate(of), of.output.exists()
     machine, tables = import_machine(ImportConfig(files=files, **known))
     codec.write(of.output, machine)
     imported = [
@@ -175,22 +176,3 @@ def _refuse(unused: dict[str, object], reason: str) -> None:
     if unused:
         names = ", ".join("--" + name.replace("_", "-") for name in unused)
         raise ConfigError(f"{names}: {reason}", remedy=f"leave {names} out")
-
-
-def _replaceable(output: Path) -> bool:
-    """Whether ``output`` is a machine file to replace. Raises ``ConfigError`` if it is any other file."""
-    from dpsim import machine as machines
-    from dpsim.errors import FileFormatError
-
-    flags.writable(output)
-    if not output.exists():
-        return False
-    try:
-        machines.read(output)
-    except FileFormatError as error:
-        raise ConfigError(
-            f"--output {output} exists and is not a machine file",
-            allowed="a new file, or a machine file to replace",
-            remedy="choose another one with --output",
-        ) from error
-    return True

@@ -27,19 +27,12 @@ def compare(
     A setting is compared where both runs measured it. Other processors,
     versions of dpsim, MPI or BLAS are shown and not refused. Nothing is measured.
     """
-    from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
     from dpsim.harness.compare.ratios import compare_runs
     from dpsim.report.compare.content import for_terminal, points_json, summary_json, write_comparison
 
-    flags.writable(output, folder=True)
     folders = [run.parent if run.is_file() else run for run in runs]
-    if output is not None and output.exists() and any(run.exists() and run.samefile(output) for run in folders):
-        raise ConfigError(
-            f"cannot write --output {output}: this command reads it, and its report would be lost",
-            allowed="a folder of its own",
-            remedy="choose another one with --output",
-        )
+    flags.writable(output, folders=("report",), inputs=folders)
     comparison = compare_runs(runs, flags.listed("--label", label, str))
     if output is not None:
         with locked(output):

@@ -47,6 +47,7 @@ def doctor(
         raise ConfigError(
             "--propose without --tune", allowed="both", remedy="add --tune: a new table needs measurements"
         )
+    flags.writable(propose, "kernel-table", flag="--propose")
     findings = []
     with show.progress() as progress:
         if tune:

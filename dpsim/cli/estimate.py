@@ -55,7 +55,7 @@ def estimate(*, of: EstimateFlags) -> None:
     from dpsim.model.estimate import DEFAULT_FREE, FREE, free_names
     from dpsim.model.estimate import estimate as fitted
 
-    flags.writable(of.output, folder=True)
+    flags.writable(of.output, folders=("estimate",), inputs=(of.workload, of.machine, of.rows, of.torch_script))
     free = free_names(flags.listed("--free", of.free, str) or DEFAULT_FREE)
     common = {name: value for name, value in of.values().items() if name not in ("model", "dataset")}
     machine = _machine(of.machine, free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -44,14 +45,14 @@ def explore(
     from dpsim.explore.studied import studied
     from dpsim.explore.world import EXAMPLE_MACHINE, EXAMPLE_WORKLOAD
 
-    flags.writable(output, inputs=tuple(path for path in (workload, machine and Path(machine)) if path))
+    flags.writable(output, "page", inputs=tuple(path for path in (workload, machine and Path(machine)) if path))
     if study is None:
         file, name = workload or EXAMPLE_WORKLOAD, machine or EXAMPLE_MACHINE
         known, begin = (
             (workloads.read(file), machines.read(name)),
             flags.provided(devices=devices and flags.devices_or_layout(devices)),
         )
-        written = page(*known, f"--workload {file} --machine {name}", **begin)
+        written = page(*known, shlex.join(["--workload", str(file), "--machine", name]), **begin)
     elif workload is None and machine is None and devices is None:
         written = studied(study)
     else:

@@ -166,7 +166,7 @@ def merge(
     from dpsim.errors import ConfigError
     from dpsim.harness.machines import merged, points
 
-    flags.writable(output, inputs=files)
+    flags.writable(output, "machine", inputs=files)
     if len(files) < 2:
         raise ConfigError(f"{len(files)} machine files to merge", allowed="two or more")
     machine = merged([machines.read(path) for path in files])

@@ -112,7 +112,7 @@ def measure(
         ),
     )
     folder = given.output or Path("reports") / f"ddp-{script if is_module(script) else Path(script).stem}"
-    flags.writable(folder, folder=True)
+    flags.writable(folder, folders=("sweep",), inputs=(Path(script), given.workload, given.machine))
     known = harness.Known(
         workload=None if given.workload is None else workloads.read(given.workload),
         machine=None if given.machine is None else machines.read(given.machine),

@@ -1,10 +1,17 @@
-"""Checks output paths before the work instead of after it: whether they are writable, and what would be overwritten."""
+"""Checks output paths before the work instead of after it: nothing of the user's is replaced, and all can be written.
+
+One rule for all commands: a file is new, empty, or what dpsim wrote before as the same kind; a folder is new, empty, or
+holds dpsim's own record of that kind; nothing that a command reads is written. Own files are told by a mark in them.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tempfile
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,47 +20,77 @@ from dpsim.errors import ConfigError
 if TYPE_CHECKING:
     from dpsim.report.charts import Chart
 
-_PAGES = ("index.html", "report.md")
-_HEADS = {".png": (b"\x89PNG",), ".svg": (b"<",), ".html": (b"<!doctype html>",), ".parquet": (b"PAR1",)}
 _PLOTS = (".png", ".svg")
-_BINARY = (".png", ".parquet")
-_JSON_HEADS = (b"{", b"[")
-_HEAD_BYTES = 16
+_PAGES = {"index.html": "page", "report.md": "markdown"}
+_MARKS = {
+    "page": rb'<nav aria-label="Files of this report">|the model of <code>dpsim predict</code> runs in this page',
+    "markdown": rb"(?s)\n## Warnings\n.*\n## How it was measured\n",
+    ".png": rb"(?s)\A\x89PNG.*Software\0dpsim",
+    ".svg": rb"<!-- dpsim -->\s*\Z",
+    ".parquet": rb"\APAR1",
+    "checkpoint": rb"dpsim\.checkpoint/",
+}
+"""What files of dpsim have in them, by kind, or by the endings of their names. JSON has a ``schema``, CSV columns."""
+_HEAD_BYTES, _SEARCHED_BYTES = 16, 2**22
+_CHECKPOINT = "checkpoint-*.safetensors"
+FOLDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "sweep": (
+        "a sweep",
+        {"predictions.json": "predictions", "inputs.json": "inputs", "samples.json": "samples"},
+    ),
+    "bench": ("a benchmark of allreduce", {"allreduce.json": "bench"}),
+    "reproduce": ("a record of reproduce", {"reproduce.json": "reproduce", "predictions.json": "drift"}),
+    "quality": ("a study of quality", {"quality.json": "quality", "quality_predictions.json": "quality-predictions"}),
+    "estimate": ("what estimate fitted", {"workload.json": "workload", "machine.json": "machine"}),
+    "report": ("a report of dpsim", _PAGES),
+    "checkpoints": ("checkpoints of dpsim", {_CHECKPOINT: "checkpoint"}),
+}
+"""What a command may write again, in words, and the files that tell it with the kind of each."""
+RECORDS = ("sweep", "bench", "reproduce", "quality")
+"""The folders of which ``dpsim report`` writes the report again."""
+_FITTED = "dpsim estimate: "
 
 
 def writable(
-    path: Path | None, *, folder: bool = False, flag: str = "--output", inputs: Iterable[Path | None] = ()
+    path: Path | None,
+    kind: str = "",
+    *,
+    folders: tuple[str, ...] = (),
+    flag: str = "--output",
+    inputs: Iterable[Path | None] = (),
 ) -> None:
-    """Raises ``ConfigError`` for a path that is not writable, and for one whose content would be lost.
+    """Raises ``ConfigError`` for a path that is not writable, and for one where something of the user's would be lost.
 
-    A file may only replace a file of its kind (PNG, SVG, HTML, CSV or Parquet by its name, otherwise JSON) that is not
-    one of ``inputs``, and a report only a report. Devices and pipes are allowed. None, for a flag that was left out, is
-    allowed.
+    ``folders`` are the kinds of ``FOLDERS`` that a folder may hold. Without them the path is of a file: a page, JSON of
+    the schema ``kind``, or without ``kind`` a plot or a table, as its name ends. ``inputs`` are what the command reads.
+    Devices and pipes are allowed. None, for a flag that was left out, is allowed.
     """
     if path is None:
         return
+    read = [file for file in inputs if file is not None and file.exists()]
     try:
-        reason = _folder_refused(path) if folder else _file_refused(path, inputs)
+        reason = _folder_refused(path, folders, read) if folders else _file_refused(path, kind, read)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
     if reason:
-        kind = "a folder" if folder else "a file"
+        words = " or ".join(FOLDERS[each][0] for each in folders)
+        allowed = f"a new or empty folder, or one that holds {words}" if folders else "a new file, or one of this kind"
         raise ConfigError(
             f"cannot write {flag} {path}: {reason}",
-            allowed=f"{kind} that you may write to",
-            remedy=f"choose another one with {flag}",
+            allowed=f"{allowed}, where you may write",
+            remedy=f"choose another one with {flag}; nothing was changed",
         )
 
 
 def drawable(path: Path | None) -> None:
     """Raises ``ConfigError`` for a path of ``--plot`` that is not writable, or names neither a PNG nor an SVG."""
-    writable(path, flag="--plot")
     if path is not None and path.suffix.lower() not in _PLOTS:
         raise ConfigError(
             f"cannot draw --plot {path}: its name ends in {path.suffix or 'no suffix'}",
             allowed=", ".join(_PLOTS),
             remedy=f"name it {path.with_suffix('.png')}",
         )
+    writable(path, flag="--plot")
 
 
 def draw_plot(path: Path, chart: Chart) -> None:
@@ -62,48 +99,79 @@ def draw_plot(path: Path, chart: Chart) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_as(draw(chart), path)
+        save_as(draw(chart), path, software="dpsim")
     except OSError as error:
         raise ConfigError(
             f"cannot write --plot {path}: {error.strerror or error}", remedy="choose another file"
         ) from error
 
 
-def _file_refused(path: Path, inputs: Iterable[Path | None]) -> str:
+def _file_refused(path: Path, kind: str, inputs: Iterable[Path]) -> str:
     """Why ``path`` cannot be written as a file; empty if it can."""
     if path.is_dir():
         return "it is a folder"
     if path.exists() and not path.is_file():
         return "" if os.access(path, os.W_OK) else "it is not writable"
-    if any(file is not None and file.exists() and path.exists() and path.samefile(file) for file in inputs):
+    if any(path.exists() and path.samefile(file) for file in inputs):
         return "this command reads it"
-    if path.is_file():
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES).lstrip()
-        kind = path.suffix.lower()
-        if head and ((b"\0" in head and kind not in _BINARY) or not head.startswith(_heads(kind))):
-            return "it exists, and is a file of another kind"
+    if path.is_file() and path.stat().st_size and not _is_own(path, kind):
+        return f"it exists, and is no {kind or path.suffix.lstrip('.').upper()} file that dpsim made"
     return _place_refused(path.resolve().parent)
 
 
-def _heads(kind: str) -> tuple[bytes, ...]:
-    """What files of a kind begin with; a CSV file begins with the columns of one of dpsim's tables."""
-    if kind != ".csv":
-        return _HEADS.get(kind, _JSON_HEADS)
+def _is_own(path: Path, kind: str = "") -> bool:
+    """Whether dpsim wrote a file; one of JSON as this kind."""
+    kind = kind or path.suffix.lower()
+    if not (kind in _MARKS or kind.startswith(".")):
+        try:
+            raw = tomllib.loads(path.read_text("utf-8")) if kind == "kernel-table" else json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(raw, dict) and str(raw.get("schema")).startswith(f"dpsim.{kind}/")
+    with path.open("rb") as file:
+        head = file.read(_SEARCHED_BYTES)
+    return head.startswith(_tables()) if kind == ".csv" else bool(kind in _MARKS and re.search(_MARKS[kind], head))
+
+
+def _tables() -> tuple[bytes, ...]:
+    """What CSV files begin with: the columns of each of dpsim's tables."""
     from dpsim.records.columns import FRAMES
 
     tables = (columns for tables in FRAMES.values() for columns in tables.values())
     return tuple(",".join(column.name for column in columns).encode()[:_HEAD_BYTES] for columns in tables)
 
 
-def _folder_refused(path: Path) -> str:
-    """Why a report cannot be written into the folder ``path``; empty if it can."""
+def _folder_refused(path: Path, kinds: tuple[str, ...], inputs: Iterable[Path]) -> str:
+    """Why nothing of these kinds can be written into the folder ``path``; empty if it can."""
     if path.exists() and not path.is_dir():
         return "it is not a folder"
-    for page in (path / name for name in _PAGES):
-        if page.exists() and b"dpsim" not in page.read_bytes():
-            return f"its {page.name} is not a report of dpsim"
+    if path.is_dir():
+        for file in inputs:
+            if path.samefile(file if file.is_dir() else file.parent):
+                return f"this command reads {'it' if file.is_dir() else file.name}"
+        names = sorted(each.name for each in path.iterdir() if not _is_partial(each.name))
+        if names and not any(_holds(path, kind) for kind in kinds):
+            return f"it holds {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}"
+        for name, kind in _PAGES.items():
+            if (path / name).exists() and not _is_own(path / name, kind):
+                return f"its {name} is not a report of dpsim"
     return _place_refused(path)
+
+
+def _is_partial(name: str) -> bool:
+    """Whether a name is that of a file that a killed command was writing (``dpsim.codec.write_bytes``)."""
+    return name.startswith(".") and name.endswith(".partial")
+
+
+def _holds(folder: Path, kind: str) -> bool:
+    """Whether a folder holds what dpsim wrote of a kind: files that tell it are there, and all of them are dpsim's."""
+    named = [(path, of) for name, of in FOLDERS[kind][1].items() for path in folder.glob(name)]
+    if not named or not all(path.is_file() and _is_own(path, of) for path, of in named):
+        return False
+    if kind == "estimate":
+        return all(str(json.loads(path.read_bytes()).get("source")).startswith(_FITTED) for path, _ in named)
+    records = (folder / name for each in RECORDS for name in FOLDERS[each][1])
+    return kind != "report" or not any(path.exists() for path in records)
 
 
 def _place_refused(folder: Path) -> str:

@@ -140,7 +140,7 @@ def predict(
     from dpsim.report.prediction_chart import scaling_chart
 
     files = flags.listed("--machine", machine, Path) or ()
-    flags.writable(output, inputs=tuple(path for path in (workload, *files, convergence) if path))
+    flags.writable(output, "output", inputs=tuple(path for path in (workload, *files, convergence) if path))
     outputs.drawable(plot)
     profiled, counts = workloads.read(workload), flags.counts_or_layouts(devices)
     numbers = [parse_devices(count)[0] for count in counts]

@@ -61,7 +61,7 @@ def profile(
     from dpsim.torch_ddp.profile_script import profile_script
     from dpsim.torch_ddp.request import ScriptRequest
 
-    flags.writable(of.output, inputs=() if of.from_ is None else (of.from_,))
+    flags.writable(of.output, "workload", inputs=(of.from_,))
     sources = flags.provided(torch_script=of.torch_script, torch_module=of.torch_module, torch=of.torch, from_=of.from_)
     of_model = of.values()
     local_batches = of_model.pop("local_batch", ())

@@ -45,6 +45,7 @@ def report(
     given: ReportFlags,
 ) -> None:
     """Write a report again from its records; nothing is measured."""
+    from dpsim.cli.outputs import RECORDS
     from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
     from dpsim.harness.load import load
@@ -58,7 +59,10 @@ def report(
     if given.check:
         _check(folder, json=given.json, verbose=given.verbose)
         return
-    flags.writable(target, folder=True)
+    if target.exists() and target.samefile(folder):
+        flags.writable(target, folders=RECORDS)
+    else:
+        flags.writable(target, folders=("report",), inputs=(folder,))
     check_tables(tables)
     for file in table_files(target, tables):
         flags.writable(file)

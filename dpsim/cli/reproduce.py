@@ -95,7 +95,7 @@ def reproduce(
     from dpsim.strategy import SYNCHRONOUS
 
     against, output = given.against, given.output
-    flags.writable(output, folder=True)
+    flags.writable(output, folders=("reproduce",), inputs=(against,))
     fields = given.values()
     every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": SYNCHRONOUS}
     fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}

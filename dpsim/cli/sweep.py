@@ -92,7 +92,7 @@ class SweepFlags(
         from dpsim.harness.sweep.questions import check_question
         from dpsim.records.sweep import read_experiment
 
-        flags.writable(self.output, folder=True)
+        flags.writable(self.output, folders=("sweep",), inputs=(self.experiment,))
         own = question.replace("-", "_")
         experiment = sweep.declared(own) if self.experiment is None else read_experiment(self.experiment)
         check_question(experiment, question)
@@ -269,7 +269,7 @@ def _of_file(
             allowed="one",
             remedy="leave --experiment out",
         )
-    flags.writable(given.output, folder=True, inputs=(file,))
+    flags.writable(given.output, folders=("sweep",), inputs=(file,))
     experiment = given.changed(read_experiment(file), given.values())
     comparison = given.run(experiment, "sweep")
     return 1 if comparison.identical is False else 0

@@ -47,7 +47,7 @@ def trace(
     from dpsim.report.trace import write_trace
     from dpsim.timeline import Timeline
 
-    flags.writable(point.output, inputs=tuple(folder / f"{name}.json" for name in _RECORDS))
+    flags.writable(point.output, "trace", inputs=tuple(folder / f"{name}.json" for name in _RECORDS))
     conditions = point.values()
     if "devices" in conditions:
         conditions["devices"] = conditions.pop("layout") or str(conditions["devices"])

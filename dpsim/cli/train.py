@@ -86,10 +86,10 @@ def train(
     from dpsim.learning_rate import parse_decay
     from dpsim.records.train import recorded
 
-    flags.writable(output)
-    flags.writable(checkpoint, folder=True, flag="--checkpoint")
+    flags.writable(output, "output")
+    flags.writable(checkpoint, folders=("checkpoints",), flag="--checkpoint")
     fields = run.values() | leaves.values()
-    flags.writable(Path(fields["record"]) if "record" in fields else None, flag="--record")
+    flags.writable(Path(fields["record"]) if "record" in fields else None, "updates", flag="--record")
     fields |= flags.provided(checkpoint=None if checkpoint is None else str(checkpoint), stall_after_s=stall_after)
     decay = None if schedule is None else parse_decay(schedule)
     rate = flags.provided(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)

@@ -85,6 +85,7 @@ def tune(
     from dpsim.report import tuning as report
 
     framework, counts = FRAMEWORKS.find(given.framework), flags.counts_or_layouts(devices)
+    flags.writable(measured.output, folders=("sweep",))
     scripted = source.torch_script is not None or source.torch_module is not None
     here = scripted and source.machine is None
     _check(source, given, measured, arguments, here=here, json=json)
@@ -212,7 +213,7 @@ class _Job:
             **flags.provided(budget_s=flags.budget(measured.budget)),
         )
         folder = measured.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
-        flags.writable(folder, folder=True)
+        flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         may_write = bool(measured.script_may_write)
         batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
         known = profiled(declared, batches, progress, may_write=may_write, accumulates=measured.measure)

@@ -40,12 +40,12 @@ def validate(*, given: ValidateFlags) -> None:
     from dpsim import codec
     from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
+    from dpsim.launch.workers import workers
     from dpsim.validation import page
     from dpsim.validation.audit import audit
     from dpsim.validation.published import FOLDER, read_sets
     from dpsim.validation.run import validate
     from dpsim.validation.submission import submission
-    from dpsim.workers import workers
 
     folder = given.sets or FOLDER
     idle = [flag for flag in _OF_PREDICTIONS if getattr(given, flag) is not None]
@@ -62,8 +62,8 @@ def validate(*, given: ValidateFlags) -> None:
         else:
             show.rich(page.audit_report(doubts))
         return
-    flags.writable(given.predictions, flag="--predictions", inputs=(given.submission, given.outcomes))
-    flags.writable(given.output, folder=True)
+    flags.writable(given.predictions, "submission", flag="--predictions", inputs=(given.submission, given.outcomes))
+    flags.writable(given.output, folders=("report",), inputs=(given.submission, given.sets, given.outcomes))
     outcomes = () if given.outcomes is None else (given.outcomes,)
     with workers(given.workers) as executor:
         result = validate(folder, outcomes=outcomes, submission=given.submission, executor=executor)

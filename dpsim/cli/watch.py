@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +28,8 @@ Examples:
   dpsim watch -- accelerate launch --num_processes 2 train.py"""
 _LEAST_STEPS = 5
 _NICE = 10
+_POLL_S, _AFTER_THE_JOB_S = 0.1, 30.0
+"""Once the job has ended its exit code waits for an answer no longer than so many seconds."""
 
 
 def watch(
@@ -46,31 +51,65 @@ def watch(
         print("dpsim: this job is already being watched; it is started as it is", file=sys.stderr)
         os.execvp(command[0], command)
     with scratch("watch") as folder, watched_job.started(command, watched_job.environment(folder, steps)) as job:
-        os.nice(_NICE)
         print(f"\n{_answer(job, folder)}", file=sys.stderr, flush=True)  # a progress bar may have left its line open
         return watched_job.exit_code(job)
 
 
 def _answer(job: subprocess.Popen[bytes], folder: Path) -> str:
-    """Return what there is to say of the job, once its ranks have written their records."""
-    from dpsim import codec
-    from dpsim.launch import watched_job
-    from dpsim.model.watch import watched
-    from dpsim.torch_ddp.watched import WatchedRank
+    """Return what there is to say of the job, once its ranks have written their records.
 
+    It is computed in a process of its own: while the job runs behind it, and once the job has ended with a limit.
+    """
+    from dpsim.comm.clock import now
+    from dpsim.launch import watched_job
+    from dpsim.launch.workers import computed
+    from dpsim.torch_ddp.watch_records import complete
+
+    task = functools.partial(said, watched_job.records(job, folder, complete))
     try:
-        records = [codec.decode(each, WatchedRank, "record") for each in watched_job.records(job, folder)]
+        answer = computed(task, lambda: watched_job.ends_within(job, _POLL_S), _NICE) if job.poll() is None else None
+        if answer is None:
+            until_s = now() + _AFTER_THE_JOB_S
+
+            def is_late() -> bool:
+                time.sleep(_POLL_S)
+                return now() > until_s
+
+            answer = computed(task, is_late)
+    except OSError as error:  # no process can be started
+        answer = error
+    if answer is None:
+        return f"dpsim: the job has ended, and what it says was not computed within {_AFTER_THE_JOB_S:.0f} s"
+    if isinstance(answer, BaseException):
+        return f"dpsim: its records say nothing: {type(answer).__name__}: {' '.join(str(answer).split())[:200]}"
+    return answer
+
+
+def said(files: Sequence[Path]) -> str:
+    """Return what the records in these files say of the job."""
+    from dpsim.model.watch import watched
+    from dpsim.torch_ddp.watch_records import paired, read
+
+    records, unused = read(files)
+    try:
         if not records:
             raise ConfigError(
-                "nothing was learned of the job: none of its processes left a record of DistributedDataParallel, and"
-                " jobs that shard their model by fully_shard (FSDP) are not watched yet",
+                "; ".join(
+                    [
+                        "nothing was learned of the job: none of its processes left a record of"
+                        " DistributedDataParallel" + " that can be used" * bool(unused),
+                        *unused,
+                        "jobs that shard their model by fully_shard (FSDP) are not watched yet",
+                    ]
+                ),
                 allowed="a job whose ranks are processes of this machine that read PYTHONPATH (not python -I or -E) and"
                 " wrap their model in it",
                 remedy="on processors Accelerate needs torchrun and Accelerator(cpu=True), and Hugging Face's Trainer"
                 " use_cpu=True, or each rank trains alone; dpsim profile, measure and reproduce take scripts with FSDP,"
                 " by --torch-script",
             )
-        return _text(watched(records))
+        ranks, left_out = paired(records)
+        return _text(watched(ranks, (*unused, *left_out)))
     except DpsimError as error:
         return f"dpsim: {error}"
 

@@ -6,16 +6,15 @@ The job is no part of dpsim: it has the terminal, its signals and its exit code,
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
@@ -72,20 +71,17 @@ def environment(folder: Path | None, steps: int) -> dict[str, str]:
     return own | {VARIABLE: f"{steps}:{folder}", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def records(job: subprocess.Popen[bytes], folder: Path) -> list[dict[str, Any]]:
-    """Return the records of the job's ranks once there are those of all on this machine, or no more will come."""
-    first_s: float | None = None
+def records(job: subprocess.Popen[bytes], folder: Path, complete: Callable[[Sequence[Path]], bool]) -> tuple[Path, ...]:
+    """Return the files that the job's ranks have left once they are ``complete``, or no more will come."""
+    first_s, before = math.inf, tuple[Path, ...]()
     while True:
         ended = ends_within(job, _POLL_S)
-        found = list(folder.glob("rank-*.json"))
-        if found and first_s is None:
-            first_s = now()
-        late = first_s is not None and now() - first_s > _LAST_RANK_S
-        if not (ended or late) and not found:
-            continue
-        read = [json.loads(path.read_text(encoding="utf-8")) for path in found]
-        if ended or late or len(read) >= read[0]["ranks_here"]:
-            return read
+        files = tuple(sorted(folder.glob("rank-*.json")))
+        if files:
+            first_s = min(first_s, now())
+        if ended or now() - first_s > _LAST_RANK_S or (files != before and complete(files)):
+            return files
+        before = files
 
 
 def ends_within(job: subprocess.Popen[bytes], seconds: float | None) -> bool:

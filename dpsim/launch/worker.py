@@ -16,6 +16,7 @@ import io
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -37,6 +38,7 @@ def main(task: str) -> None:
         if isinstance(stream, io.TextIOWrapper):  # in whole lines, so that mpiexec does not mix those of several ranks
             stream.reconfigure(line_buffering=True, write_through=False)
     parent = os.getppid()  # at once: a process whose parent ends gets another one
+    _close_listeners()
     parent_end = os.pidfd_open(parent)
     name = Path(f"/proc/{parent}/comm").read_text(encoding="utf-8", errors="replace").strip()
     job = rank_info.job()
@@ -72,6 +74,16 @@ def main(task: str) -> None:
         world = rank_info.loaded_world()
         launcher.send("error", describe(error, launcher_rank if world is None else world.rank))
         abort(error)
+
+
+def _close_listeners() -> None:
+    """Close sockets that listen: the port of ``mpiexec``, which ranks inherit, would stay open as long as any lives."""
+    for entry in scratch_keeper.entries("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder's own descriptor is closed by now
+            if stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                inherited = socket.socket(fileno=int(entry.name))
+                listens = inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                inherited.close() if listens else inherited.detach()
 
 
 def _end_with_launcher(launcher: LauncherConnection, parent: str, parent_end: int) -> None:

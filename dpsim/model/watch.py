@@ -65,8 +65,11 @@ class Watched:
         return best if best is not None and best.low > 1 + _LEAST_GAIN else None
 
 
-def watched(ranks: Sequence[WatchedRank]) -> Watched:
-    """Explain the steps of a job, and tune its bucket cap. Raises ``ConfigError`` where nothing was learned."""
+def watched(ranks: Sequence[WatchedRank], notes: Sequence[str] = ()) -> Watched:
+    """Explain the steps of a job, and tune its bucket cap. Raises ``ConfigError`` where nothing was learned.
+
+    ``notes`` are what there is to say beside that: records that are left out.
+    """
     refusals = [each for each in ranks if each.reason]
     if refusals:
         raise ConfigError(
@@ -92,7 +95,7 @@ def watched(ranks: Sequence[WatchedRank]) -> Watched:
         parts,
         f"{count} steps of the job itself",
         remedies=tuple(without_parts(parts)),
-        notes=_notes(ranks),
+        notes=(*notes, *_notes(ranks)),
     )
     workload = watched_workload(ranks, steps)
     try:

@@ -90,7 +90,7 @@ def list_page(sections: Mapping[str, Sequence[ListedReport]]) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return the text as one line of Markdown that is shown as it is, in a table too."""
+    """Return the text as one line of Markdown that is shown as it is, as a sentence and in a table."""
     shown = printable(text).replace("|", "\\|").replace("\n", " ").replace("*", "\\*").replace("<", "&lt;")
     return shown.replace("](", "]\\(")  # otherwise a name could be a link
 

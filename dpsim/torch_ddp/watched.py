@@ -34,11 +34,12 @@ class WatchedParameter(Noun, frozen=True):
 class WatchedRank(Noun, frozen=True):
     """The record of one rank.
 
-    ``reason`` says why watching ended early; it is empty where it did not, or where the job itself ended. Each step has
-    the seconds of its synchronising backward until the last gradient (``last_backward_s``), the nanoseconds from the
-    end of forward until each gradient was ready (``ready_ns``), and the seconds from there to that backward
-    (``loss_s``). ``rebuilt`` has DDP's buckets, as it logs them. The process has ``cores`` and computes with
-    ``threads``. ``own_s`` is what watching took, from the making of its hooks to its record.
+    ``run`` is the same for all ranks of one attempt of a job. ``reason`` says why watching ended early; it is empty
+    where it did not, or where the job itself ended. Each step has the seconds of its synchronising backward until the
+    last gradient (``last_backward_s``), the nanoseconds from the end of forward until each gradient was ready
+    (``ready_ns``), and the seconds from there to that backward (``loss_s``). ``rebuilt`` has DDP's buckets, as it logs
+    them. The process has ``cores`` and computes with ``threads``. ``own_s`` is what watching took, from the making of
+    its hooks to its record.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class WatchedRank(Noun, frozen=True):
     optimizer_slots: int | None
     input_workers: int
     own_s: float
+    run: str = ""
 
     @property
     def buckets(self) -> Buckets:

@@ -15,7 +15,7 @@ from dpsim.report.charts import Chart, Dot, Rows
 from dpsim.report.content import Card, Content, Tile
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
-from dpsim.report.words import counted, digits, percent, skill_text
+from dpsim.report.words import counted, digits, percent, skill_text, spreadsheet_text
 from dpsim.report.write import figure, write_content
 from dpsim.validation.audit import Doubt, audit
 from dpsim.validation.contestants import MODELS
@@ -298,5 +298,5 @@ def write_validation(folder: Path, validation: Validation) -> list[Path]:
     points = folder / "points.csv"
     columns = list(columns_of(JudgedRow).values())
     rows = frame([row.values() for row in validation.rows], columns)
-    write_text(points, rows.to_csv(index=False, lineterminator="\n", float_format=_FLOATS))
+    write_text(points, rows.map(spreadsheet_text).to_csv(index=False, lineterminator="\n", float_format=_FLOATS))
     return [points, *write_content(folder, content(validation), figures)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -102,11 +103,11 @@ def _replaced(path: Path, row: JudgedRow, given: SubmittedRow) -> JudgedRow:
 
 def _complete(path: Path, what: str, given: Iterable[object], wanted: Sequence[object]) -> None:
     """Refuse anything that is missing, twice or too many."""
-    names = list(given)
+    counts, known = Counter(iter(given)), frozenset(wanted)
     problems = {
-        "do not exist": [each for each in names if each not in wanted],
-        "are missing": [each for each in wanted if each not in names],
-        "are there twice": [each for each in dict.fromkeys(names) if names.count(each) > 1],
+        "do not exist": [each for each in counts if each not in known],
+        "are missing": [each for each in wanted if each not in counts],
+        "are there twice": [each for each, count in counts.items() if count > 1],
     }
     kind = "lines" if wanted and isinstance(wanted[0], int) else "parts"
     for problem, members in problems.items():

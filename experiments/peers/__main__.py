@@ -36,7 +36,7 @@ def peers(
     from dpsim.experiments.peers.setting import PeerComparison
     from dpsim.study.environment import version
 
-    flags.writable(output)
+    flags.writable(output, "output")
     chosen = flags.provided(
         model=model,
         rounds=rounds,

@@ -107,14 +107,18 @@ def main(name: str, description: str | None, parts: Mapping[str, Part]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
 
     def run() -> int:
+        rows = [f"{'attack':<12}{'cases':>8}{'wrong':>8}{'seconds':>9}"]
         wrong = 0
         for part in given.parts.split(","):
             if part not in parts:
                 raise unknown("part", part, parts)
             begin_s = time.monotonic()
             tally = attack(part, parts[part], given.cases, given.seed, given.output)
-            print(f"{tally.text()}\n  {time.monotonic() - begin_s:.0f} s", flush=True)
+            seconds = time.monotonic() - begin_s
+            print(f"{tally.text()}\n  {seconds:.0f} s", flush=True)
             wrong += len(tally.wrong)
+            rows.append(f"{part:<12}{tally.cases:>8}{len(tally.wrong):>8}{seconds:>9.0f}")
+        print("\n".join(["", *rows]))
         return int(wrong > 0)
 
     return command.ended(name, run)

@@ -55,34 +55,43 @@ def test_a_link_stays_one_and_its_target_is_written(exists: bool, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "refused"),
+    ("name", "kind", "content", "refused"),
     [
-        ("a.json", b"", False),
-        ("a.json", b'{"of": "before"}', False),
-        ("a.json", b"[1]", False),
-        ("checkpoint-3.safetensors", b'{\0\0\0\0\0\0\0{"a": 1}', True),
-        ("notes.txt", b"my notes", True),
-        ("w.toml", b"[[layers]]", False),
-        ("w.toml", b'schema = "dpsim.workload/1"', True),
-        ("figure.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", False),
-        ("points.csv", b"devices,layout,global_batch\n", False),
-        ("points.csv", b"size_bytes,count,dtype\n", False),
-        ("points.csv", b"name,address\n", True),
-        ("points.parquet", b"PAR1\x15\0\x15", False),
-        ("points.parquet", b"mine", True),
-        ("figure.png", b'{"a": 1}', True),
-        ("figure.svg", b"<svg>", False),
-        ("figure.svg", b"\x89PNG\r\n", True),
+        ("a.json", "output", b"", False),
+        ("a.json", "output", b'{"of": "before"}', True),
+        ("a.json", "output", b'{"schema": "dpsim.output/1"}', False),
+        ("a", "machine", b'{"name": "m", "schema": "dpsim.machine/1"}', False),
+        ("a.json", "machine", b'{"name": "w", "schema": "dpsim.workload/1"}', True),
+        ("a.json", "output", b"[1]", True),
+        ("a.json", "output", b"\xff", True),
+        ("a.json", "output", b"[" * 100_000, True),
+        ("checkpoint-3.safetensors", "output", b'{\0\0\0\0\0\0\0{"a": 1}', True),
+        ("notes.txt", "output", b"my notes", True),
+        ("w.toml", "workload", b"[[layers]]", True),
+        ("page.html", "page", b"<!doctype html><title>mine</title>", True),
+        ("figure.png", "", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", True),
+        ("figure.png", "", b"\x89PNG\r\n\x1a\n\0\0\0\rtEXtSoftware\0dpsim", False),
+        ("points.csv", "", b"devices,layout,global_batch\n", False),
+        ("points.csv", "", b"size_bytes,count,dtype\n", False),
+        ("points.csv", "", b"name,address\n", True),
+        ("points.parquet", "", b"PAR1\x15\0\x15", False),
+        ("points.parquet", "", b"mine", True),
+        ("figure.png", "", b'{"a": 1}', True),
+        ("figure.svg", "", b"<svg>", True),
+        ("figure.svg", "", b"<svg></svg><!-- dpsim -->\n", False),
+        ("figure", "", b"mine", True),
     ],
 )
-def test_a_file_of_another_kind_is_not_overwritten(name: str, content: bytes, refused: bool, tmp_path: Path) -> None:
+def test_a_file_that_dpsim_did_not_make_is_not_overwritten(
+    name: str, kind: str, content: bytes, refused: bool, tmp_path: Path
+) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     if refused:
-        with pytest.raises(ConfigError, match="of another kind"):
-            writable(path)
+        with pytest.raises(ConfigError, match=r"it exists, and is no .* file that dpsim made"):
+            writable(path, kind)
     else:
-        writable(path)
+        writable(path, kind)
 
 
 def test_an_input_is_not_overwritten_under_any_of_its_names(tmp_path: Path) -> None:
@@ -121,7 +130,7 @@ def test_a_page_that_is_no_report_is_not_overwritten(dpsim: Dpsim, tmp_path: Pat
     (tmp_path / "index.html").write_text("<h1>my home page</h1>")
     code, _, said = dpsim("report", Path(__file__).parents[2] / "reports" / "devices", "--output", tmp_path)
     assert (code, (tmp_path / "index.html").read_text()) == (2, "<h1>my home page</h1>")
-    assert "its index.html is not a report of dpsim" in said
+    assert "it holds index.html" in said
 
 
 def test_a_second_command_is_kept_out_of_a_folder_and_the_first_one_s_files_are_as_they_were(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dpsim.experiments.stress.tally import Outcome, Tally, attack, tallied
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("part", "cases"), [("readers", 150), ("commands", 2), ("connections", 20)])
+@pytest.mark.parametrize(("part", "cases"), [("readers", 200), ("commands", 20), ("connections", 20)])
 def test_nothing_goes_wrong_under_attack(part: str, cases: int) -> None:
     tally = attack(part, PARTS[part], cases, seed=1, output=None)
     assert (tally.cases, tally.wrong) == (cases, ())
@@ -34,6 +34,7 @@ def test_nothing_goes_wrong_under_attack(part: str, cases: int) -> None:
         (Attack(command="reproduce", kind="mpiexec", number=signal.SIGHUP), "ended"),
         (Attack(command="train --elastic", kind="rank", number=signal.SIGKILL), "went on by itself"),
         (Attack(command="train", kind="launcher", number=signal.SIGTERM), "ended and continued"),
+        (Attack(command="validate --workers", kind="launcher", number=signal.SIGKILL, after_s=4.0), "ended"),
     ],
     ids=lambda value: value.name if isinstance(value, Attack) else "",
 )

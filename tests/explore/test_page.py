@@ -118,8 +118,13 @@ def test_the_command_writes_a_page_and_refuses_to_replace_another_file(
     monkeypatch.chdir(tmp_path)
     assert run(["explore"]) == 0 and run(["explore"]) == 0
     assert (tmp_path / "explore.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    (tmp_path / "notes.html").write_text("my notes")
+    (tmp_path / "notes.html").write_text("<!doctype html><p>my notes")
     assert run(["explore", "--output", "notes.html"]) == 2
+    assert (tmp_path / "notes.html").read_text() == "<!doctype html><p>my notes"
+    named = tmp_path / "a b;touch pwned.toml"
+    named.write_bytes(EXAMPLE_WORKLOAD.read_bytes())
+    assert run(["explore", "--workload", named.name, "--output", "named.html"]) == 0
+    assert "--workload 'a b;touch pwned.toml' --machine" in (tmp_path / "named.html").read_text(encoding="utf-8")
     assert run(["explore", "no-study"]) == 2
     assert run(["explore", str(ROOT / "reports" / "example"), "--machine", "10gbe"]) == 2
     assert "Traceback" not in capsys.readouterr().err

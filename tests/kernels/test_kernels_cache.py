@@ -101,14 +101,19 @@ def test_without_a_folder_to_write_to_kernels_still_run(python: Python, tmp_path
         assert counted(python, folder) == "1 0"
 
 
-def test_what_was_not_used_for_months_is_removed(python: Python, tmp_path: Path) -> None:
-    old, young = tmp_path / "kernels" / "relu-0.o", tmp_path / "kernels" / "relu-1.o"
-    old.parent.mkdir()
-    for file, age_s in ((old, 100 * 86_400), (young, 86_400)):
+def test_what_was_not_used_for_months_is_removed_and_nothing_of_the_user_s(python: Python, tmp_path: Path) -> None:
+    key = "0123456789abcdef" * 2
+    own = (f"relu-{key}.o", f"choices-{key}.json", f"choices-{key}.lock", f".relu-{key}.o.a_b1.partial")
+    users = ("mine.cu", "mine.o", "relu-0.o", f"{key}.o", f"notes-{key}.txt")
+    young = f"relu-{key[::-1]}.o"
+    (tmp_path / "kernels").mkdir()
+    for name in (*own, *users, young):
+        file = tmp_path / "kernels" / name
         file.write_text("")
-        os.utime(file, (time.time() - age_s,) * 2)
+        os.utime(file, (time.time() - (1 if name == young else 100) * 86_400,) * 2)
     counted(python, tmp_path)
-    assert not old.exists() and young.exists()
+    left = {path.name for path in (tmp_path / "kernels").iterdir()}
+    assert left > {*users, young} and not left & {*own}
 
 
 def test_arrays_that_are_not_dense_are_refused() -> None:

@@ -354,3 +354,8 @@ def test_the_command_line_ends_with_a_ranks_error(
     monkeypatch.setattr("dpsim.harness.doctor.examine", broken)
     assert app.run(["doctor"]) == code
     assert capsys.readouterr().err.endswith(said)
+
+
+def test_the_port_of_mpiexec_does_not_stay_open_in_its_ranks(on_ranks: OnRanks) -> None:
+    one, other = on_ranks("launch_tasks:tcp_listeners", devices=2)
+    assert not {*one} & {*other}, "each has what its own MPI opened alone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -75,3 +76,15 @@ def kill(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) -> N
         for rank in sorted(argument["ranks"], reverse=True):
             os.kill(ranks[rank], signal.SIGKILL)
     time.sleep(600)
+
+
+def tcp_listeners(comm: Any, _: Any, __: Any) -> Any:
+    """Return the sockets of TCP that listen and are open in each rank."""
+    listening = {
+        fields[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if (fields := line.split())[3] == "0A"
+    }
+    own = set()
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(entry.path).removeprefix("socket:[").removesuffix("]"))
+    return comm.gather(sorted(own & listening))

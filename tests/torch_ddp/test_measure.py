@@ -274,7 +274,7 @@ def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_p
     folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
     flags = ("--torch-script", script, "--bucket-cap", "0,inf", "--communication", "mpi", "--network", link)
     command = ("measure", *flags, "--budget", "3s", "--output", folder)
-    samples = folder / "samples" / "1.json"
+    samples = folder / "measure.samples.partial" / "1.json"
     killed_once_it_exists(samples, ("-m", "dpsim", *command))
     assert not (folder / "results.json").exists()
     before = codec.read(samples, Samples, "samples", SAMPLES_SCHEMA)
@@ -316,7 +316,7 @@ def test_ranks_read_the_checkpoint_that_one_of_them_writes_and_no_file_changes(d
     assert code == 0, err
     assert checkpoint.read_text() == "the best so far"
     assert {path.name for path in tmp_path.iterdir()} == {script.name, output.name, checkpoint.name}
-    assert (output / "results.json").exists() and not (output / "samples").exists()
+    assert (output / "results.json").exists() and not (output / "measure.samples.partial").exists()
 
 
 def test_samples_of_other_predictions_are_refused(tmp_path: Path) -> None:

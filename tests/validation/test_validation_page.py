@@ -18,13 +18,13 @@ from dpsim import machine as machines
 from dpsim.errors import DpsimError
 from dpsim.experiments import golden
 from dpsim.experiments.validation_page import BEGIN, FOLDER, README, readme_lines
+from dpsim.launch.workers import workers
 from dpsim.validation import page
 from dpsim.validation.case import read_cases
 from dpsim.validation.judge import judged
 from dpsim.validation.published import read_sets
 from dpsim.validation.records import split
 from dpsim.validation.run import Validation, validate, with_constants
-from dpsim.workers import workers
 
 EXAMPLE = EXPERIMENTS / "validation_example"
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -250,3 +250,30 @@ def test_flags_that_an_audit_would_ignore_are_refused(dpsim: Dpsim, tmp_path: Pa
 def test_a_number_of_workers_that_is_none_is_refused(dpsim: Dpsim, count: str, allowed: str) -> None:
     code, _, err = dpsim("validate", "--sets", EXAMPLE, "--workers", count)
     assert code == 2 and "--workers is" in err and allowed in err
+
+
+def test_names_of_the_user_s_are_text_in_every_file(dpsim: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "sets")
+    case = tmp_path / "sets" / "cases" / "example.toml"
+    text = case.read_text(encoding="utf-8").replace('name = "example"', 'name = "=HYPERLINK(A1)"', 1)
+    script = "</script><script>alert(1)</script>"
+    case.write_text(re.sub(r'question = ".*"', f'question = "{script}"', text), encoding="utf-8")
+    code, _, err = dpsim("validate", "--sets", tmp_path / "sets", "--output", tmp_path / "out")
+    assert code == 0, err
+    with (tmp_path / "out" / "points.csv").open(newline="", encoding="utf-8") as file:
+        names = {row["case"] for row in csv.DictReader(file)}
+    assert names and all(name.startswith("'=HYPERLINK(A1)") for name in names)
+    for page_name in ("report.md", "index.html"):
+        page_text = (tmp_path / "out" / page_name).read_text(encoding="utf-8")
+        assert "alert(1)" in page_text and "<script>alert" not in page_text
+
+
+def test_a_submission_with_lines_twice_is_refused_in_a_time_that_grows_with_it(tmp_path: Path) -> None:
+    path, lines = tmp_path / "s.json", 200_000
+    row = {"line": 2, "predicted_s": 1.0, "low_s": 0.5, "high_s": 2.0}
+    raw = json.loads((EXAMPLE / "submission.json").read_text(encoding="utf-8"))
+    part = next(iter(raw["predictions"]))
+    raw["predictions"][part] = [row | {"line": line} for line in range(lines)] + [row]
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    with pytest.raises(DpsimError, match=r"do not exist|are there twice"):
+        validate(EXAMPLE, submission=path)

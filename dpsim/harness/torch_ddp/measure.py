@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.units import format_duration, format_size
 from dpsim.workload import Workload
 
-_SAVED = "samples"
-
+_SAVED = "measure.samples.partial"
+"""The folder of the samples so far, below that of the report: the ranks and the script may write into it alone."""
 _PROCESS_BYTES = 2**28
 """What a process takes that has loaded PyTorch, without its model."""
 _FIRST_S, _LONG_BUDGET_S = 10.0, 40.0
@@ -243,9 +243,9 @@ def _measure(predictions: Predictions, folder: Path, progress: Progress, *, scri
     places = settings_by_place(predictions.experiment)
     measured: list[Samples] = []
     budget = predictions.experiment.budget_s
+    saved = [folder / _SAVED / f"{place + 1}.json" for place in range(len(places))]
     (folder / _SAVED).mkdir(exist_ok=True)
-    for place, where in enumerate(places):
-        save_to = folder / _SAVED / f"{place + 1}.json"  # a folder for them alone: the ranks and the script write it
+    for place, (where, save_to) in enumerate(zip(places, saved, strict=True)):
         samples = samples_before(save_to, predictions, progress)
         if not samples.complete:
             budget_s, most_s = (each / len(places) for each in (budget, limit_s(budget)))
@@ -270,7 +270,10 @@ def _measure(predictions: Predictions, folder: Path, progress: Progress, *, scri
         inputs = samples.inputs
         measured.append(samples)
     write_results(folder, current, measured)
-    shutil.rmtree(folder / _SAVED, ignore_errors=True)
+    with contextlib.suppress(OSError):  # a script that may write may have put something there
+        for path in saved:
+            path.unlink(missing_ok=True)
+        (folder / _SAVED).rmdir()
 
 
 def _on_ranks(task: ScriptTask, progress: Progress, *, script_may_write: bool) -> Any:

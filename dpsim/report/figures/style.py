@@ -170,13 +170,13 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def save_as(figure: Figure, path: Path) -> None:
-    """Write the figure into a file: SVG or PNG, by its name."""
+def save_as(figure: Figure, path: Path, software: str | None = None) -> None:
+    """Write the figure into a file, SVG or PNG by its name, in which ``software`` is named as what drew it."""
     if path.suffix.lower() == ".svg":
-        path.write_text(_svg(figure), encoding="utf-8")
+        path.write_text(_svg(figure) + (f"<!-- {software} -->\n" if software else ""), encoding="utf-8")
         return
     with matplotlib.rc_context(_RC):
-        figure.savefig(path, dpi=160, metadata={"Software": None})
+        figure.savefig(path, dpi=160, metadata={"Software": software})
 
 
 def save_dark(figure: Figure, path: Path) -> None:

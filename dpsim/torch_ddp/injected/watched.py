@@ -48,6 +48,13 @@ def await_model(ddp_class: Any) -> None:
     ddp_class.__init__ = watched
 
 
+def _run() -> str:
+    """What the ranks of one attempt of a job have in common, as torchrun or the job itself tells them."""
+    named = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    address = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    return f"{address if named == 'none' else named} attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
 def _forget(watchers: list[Watcher]) -> None:
     for watcher in watchers:
         watcher.give_up("dpsim failed to watch it")
@@ -306,7 +313,7 @@ class Watcher:
         atexit.unregister(self._at_exit)
         try:
             record = self._record(reason)
-            path = os.path.join(self._folder, f"rank-{record['rank']}.json")
+            path = os.path.join(self._folder, f"rank-{record['rank']}-{self.pid}.json")  # one of each attempt
             with open(f"{path}.part", "w", encoding="utf-8") as file:
                 file.write(json.dumps(record).removesuffix("}"))
                 file.write(f', "own_s": {self.own_s + now() - self._entered_s}}}')
@@ -321,6 +328,7 @@ class Watcher:
         ddp = self._ddp
         logged = dict(ddp._get_ddp_logging_data())
         return {
+            "run": _run(),
             "rank": int(logged["rank"]),
             "ranks": int(logged["world_size"]),
             "ranks_here": int(os.environ.get("LOCAL_WORLD_SIZE") or logged["world_size"]),

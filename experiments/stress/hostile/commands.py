@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 
+from dpsim import codec
+from dpsim.cli import app
 from dpsim.experiments.command import ROOT
+from dpsim.experiments.stress import running
+from dpsim.experiments.stress.hostile import readers
 from dpsim.experiments.stress.hostile.readers import HANG_S, IDLE_S, MEMORY_BYTES, damaged
 from dpsim.experiments.stress.running import Run
 from dpsim.experiments.stress.tally import Outcome
 
 _LOOK_S = 0.02
-_CODES = range(3)
-"""0: done; 1: a rank failed, or a check did; 2: a mistake that was explained."""
+_CODES = (0, 1, 2, 3, 130)
+"""0: done; 1: a rank failed, or a check did; 2: a mistake that was explained; 3: of another model; 130: interrupted."""
+_A_PROCESS_EACH = 10
+"""Each case of this number, and of commands that become another program, has a process of its own."""
+_PROGRAMS = ("launch", "watch")
 
 _PREDICT = "predict --workload w.toml --machine m.toml --devices 2,4 --global-batch 64"
 _COMMANDS = (
@@ -43,17 +55,45 @@ _COMMANDS = (
     "profile --model mlp:4 --local-batch 0 --output w.json",
     "bench allreduce --devices 0 --min 4B --max 8B",
     "reproduce --model mlp:4 --devices 1 --steps 1 --leaves x",
+    "estimate --workload w.toml --row devices=1,local_batch=64,step_s=392ms --output fitted",
+    "explain --measured 1:0.4s,16:0.6s --parameters 100000000 --json",
+    "advise --workload w.toml --machine m.toml --devices 4",
+    "tune --workload w.toml --machine m.toml --devices 4",
+    "explore --workload w.toml --machine m.toml --output page.html",
+    "compare sweep sweep --output compared",
+    "machine compare m.toml m.toml --json",
+    "machine merge m.toml m.toml --output merged.json",
+    "validate --sets sets --output out --workers 1",
+    "validate --sets sets --submission sets/submission.json --json",
+    "lab gradient-descent --output class",
+    "measure --torch-script missing.py --devices 2 --output m",
     "doctor --help",
     "--version",
 )
-_WRITTEN = ("--output", "--checkpoint")
+_WRITTEN = ("--output", "--checkpoint", "--predictions", "--plot", "--record")
 _COMPILING = 5
 """So many of the commands, as they stand, do all the compiling there is."""
 _STRANGE = (
     "",
     *("9" * 5000, "é" * 300, "a" * 300, "\ud800", "\x1b[31m"),
     *("-1", "0", "99999999999999999999", "nan", "inf", "-inf", "1e999", "2x", "x2", "1,,2", "%n", "$(id)"),
-    *("--json", "--", "w.toml", "sweep", "/dev/null", "/dev/zero/x", "..", "/proc/self/mem", "npz:/dev/zero"),
+    *(
+        "--json",
+        "--",
+        "--output",
+        "--output=.",
+        "--checkpoint=.",
+        ".",
+        "w.toml",
+        "sweep",
+        "data",
+        "reports",
+        "/dev/null",
+        "/dev/zero/x",
+        "..",
+        "/proc/self/mem",
+        "npz:/dev/zero",
+    ),
     *("mlp:99999999999", "resnet99999999999999", "synthetic:99999x99999x3,classes=10"),
 )
 
@@ -70,6 +110,7 @@ def prepared(folder: Path) -> None:
     (folder / "sweep").mkdir(exist_ok=True)
     for name in ("predictions.json", "results.json", "drift.json"):
         shutil.copyfile(ROOT / "reports/devices" / name, folder / "sweep" / name)
+    shutil.copytree(ROOT / "experiments/validation_example", folder / "sets")
     (folder / "hosts.txt").write_text("localhost:2\n", encoding="utf-8")
 
 
@@ -110,15 +151,35 @@ def case(number: int, seed: int, folder: Path) -> Outcome:
     if number % 4 == 0:
         _damage_a_file(run.folder, moments)
         words = moments.choice(_COMMANDS).split()
-    run.start(["dpsim", *words])
-    wrong = _watched(run.process)
-    run.end()
-    code = run.process.returncode
-    wrong = wrong or run.traceback() or ("" if code in _CODES else f"exit code {code}") or run.changes(_outputs(words))
+    if number % _A_PROCESS_EACH == 0 or words[:1] in ([each] for each in _PROGRAMS):
+        run.start(["dpsim", *words])
+        wrong = _watched(run.process)
+        run.end()
+        code, wrong = run.process.returncode, wrong or run.traceback() or run.changes(_outputs(words))
+    else:
+        before = running.contents(run.folder)
+        code, wrong = _called(words, run.folder)
+        wrong = wrong or running.changes(before, run.folder, _outputs(words))
+    wrong = wrong or ("" if code in _CODES else f"exit code {code}")
     shutil.rmtree(run.marked)
     shown = " ".join(word if len(word) < 60 else f"{word[:40]!r}... ({len(word)})" for word in words)
     became = "went wrong" if wrong else f"exit code {code}"
     return Outcome(case=f"{number}: {shown}".encode("utf-8", "replace").decode(), became=became, wrong=wrong)
+
+
+def _called(words: list[str], folder: Path) -> tuple[int, str]:
+    """Run a command in this process and that folder: its exit code, and the exception that a user would see."""
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return app.run(words), ""
+    except SystemExit as error:
+        return (error.code if isinstance(error.code, int) else 1), ""
+    except Exception as error:  # what a user would see as a traceback
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return 1, f"{type(error).__name__}: {str(error)[:200]} ({Path(place.filename).name}:{place.lineno})"
+    finally:
+        os.chdir(folder.parent.parent)
 
 
 def _outputs(words: list[str]) -> set[str]:
@@ -157,5 +218,10 @@ def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     for line in _COMMANDS[:_COMPILING]:
         variables, words = {**os.environ, "PYTHONPATH": str(ROOT)}, [sys.executable, "-m", "dpsim", *line.split()]
         subprocess.run(words, cwd=whole, env=variables, capture_output=True, check=True)
+    yield from readers.run(first, last, seed, folder, _serve)
+
+
+def _serve(first: int, last: int, seed: int, folder: str, connection: Connection) -> None:
     for number in range(first, last):
-        yield case(number, seed, folder)
+        outcome = case(number, seed, Path(folder))
+        connection.send((codec.to_builtins(outcome), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))

@@ -106,6 +106,11 @@ COMMANDS = {
     "bench allreduce": Command(
         "dpsim bench allreduce --devices 2 --max 4KiB --budget 1s --peers mpi,gloo", 50, (*_RANKS, "script")
     ),
+    "validate --workers": Command(
+        f"dpsim validate --sets {ROOT}/experiments/validation_example --workers 2 --output validated",
+        15,
+        ("launcher", "worker"),
+    ),
     "experiments.peers": Command(
         "dpsim.experiments.peers --model mlp:8 --devices 2 --systems dpsim,ddp-gloo --rounds 6 --steps 2"
         " --local-batch 4",
@@ -200,6 +205,8 @@ def _kind(process: psutil.Process, launcher: int) -> str:
         return "keeper"
     if "dpsim.launch.worker" in words:
         return "watcher" if process.children() else "rank"
+    if any("multiprocessing.spawn" in word for word in words):
+        return "worker"
     return "script" if any(word in words for word in _SCRIPTS) else ""
 
 
@@ -300,6 +307,7 @@ def _misnamed(run: _Run, attack: Attack) -> str:
         "watcher": rf"{rank} (was|were) killed by (SIGKILL|{name})",
         "mpiexec": rf"(mpiexec|one of \d ranks|ranks? .*) (was|were) killed by {name}",  # it hands on all but SIGKILL
         "proxy": r"hydra_pmi_proxy",
+        "worker": r"one of \d processes ended before its work",
         "script": rf"{name}|signal {attack.number:d}\b",
     }[attack.kind]
     return "" if code in (1, 2) and re.search(expected, last) else f"it is not told, exit code {code}"

@@ -8,6 +8,7 @@ import multiprocessing
 import random
 import re
 import resource
+import shutil
 import struct
 import time
 import traceback
@@ -23,6 +24,7 @@ import psutil
 from dpsim import codec, machine, units, workload
 from dpsim.choices import SCHEMA as CHOICES_SCHEMA
 from dpsim.choices import Choice, Choices, Problem
+from dpsim.cli.watch import said
 from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError
@@ -34,6 +36,7 @@ from dpsim.harness.load import load
 from dpsim.harness.sweep.sweep import plan_text
 from dpsim.harness.train.resume import stored
 from dpsim.imports import ImportConfig, import_machine
+from dpsim.imports.steps import measured_steps, read_rows
 from dpsim.launch import hosts
 from dpsim.learning_rate import parse_decay
 from dpsim.machine import Network
@@ -47,6 +50,10 @@ from dpsim.report.reproduce import content
 from dpsim.runtime import checkpoint
 from dpsim.study.task import Samples, samples_before
 from dpsim.torch_ddp.kineto.workload import read_trace
+from dpsim.validation.case import read_cases
+from dpsim.validation.judge import judged
+from dpsim.validation.published import opened, read_sets
+from dpsim.validation.submission import submitted
 
 HANG_S, IDLE_S = 20.0, 120.0
 """A case hangs after so many seconds of computing, or of the clock: other programs may run on this machine, too."""
@@ -174,9 +181,26 @@ def _readers(folder: Path) -> list[Reader]:
     hostfile.write_text("node1:4\n# a comment\nnode2 slots=8\nlocalhost\n")
     add("hostfile", hosts.read_hostfile, hostfile)
     add("checkpoint", lambda path: stored(checkpoint.read(path)), _checkpoint(folder))
+    _add_published(add, folder)
     for token, files in _data_sets(folder).items():
         add(token.partition(":")[0], load_dataset, *files, given=token)
     return readers
+
+
+def _add_published(add: Callable[..., None], folder: Path) -> None:
+    """Add the readers of published sets, submissions, measured steps and the records of a watched job."""
+    own = Path(shutil.copytree(ROOT / "experiments/validation_example", folder / "validation"))
+    sets = read_sets(own)
+    rows = judged(read_cases(sets, own), sets)
+    declared = sorted(path for name in ("sets", "cases") for path in (own / name).iterdir())
+    add("published sets", lambda own: read_cases(read_sets(own), own), *declared, given=own)
+    add("submission", lambda path: submitted(path, rows), own / "submission.json")
+    add("outcomes", lambda path: opened(sets, path), own / "outcomes.json")
+    steps, link = folder / "steps.csv", machine.read(ROOT / "experiments/machines/k80_10gbe.toml")
+    steps.write_text("devices,local_batch,step_s\n1,32,20ms\n8,32,30ms\n", encoding="utf-8")
+    add("measured steps", lambda path: measured_steps(read_rows(path), link), steps)
+    ranks = [_copied(path, folder / path.stem) for path in sorted((ROOT / "tests/torch_ddp/watched").iterdir())]
+    add("watched job", said, *ranks, given=ranks)
 
 
 def _reads(noun: type[codec.Noun], schema: str) -> Callable[[Path], object]:
@@ -301,12 +325,16 @@ def _serve(first: int, last: int, seed: int, folder: str, connection: Connection
         connection.send((codec.to_builtins(outcome), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
-def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
-    """Read cases in a process that is replaced where one hangs, crashes or takes too much memory."""
+Serve = Callable[[int, int, int, str, Connection], None]
+"""A function that sends the outcome and the peak memory of cases ``first`` to ``last``, in order."""
+
+
+def run(first: int, last: int, seed: int, folder: Path, serve: Serve = _serve) -> Iterator[Outcome]:
+    """Yield the outcomes of a process that is replaced where a case hangs, crashes or takes too much memory."""
     spawn = multiprocessing.get_context("spawn")
     while first < last:
         receiver, sender = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=_serve, args=(first, last, seed, str(folder), sender))
+        process = spawn.Process(target=serve, args=(first, last, seed, str(folder), sender))
         process.start()
         sender.close()
         try:
