@@ -47,7 +47,7 @@ def test_a_link_stays_one_and_its_target_is_written(exists: bool, tmp_path: Path
     target, link = tmp_path / "elsewhere" / "target.json", tmp_path / "link.json"
     target.parent.mkdir()
     if exists:
-        target.write_text("{}")
+        target.write_text("")
     link.symlink_to("elsewhere/target.json")
     writable(link)
     codec.write_text(link, "[]")
