@@ -4,7 +4,6 @@ Owner: whoever changes how samples are taken or judged; it decides whether a fir
 be trusted, and ends. It goes on where it was interrupted. The quiet sweeps decide which of two settings is faster.
 """
 
-import itertools
 import json
 import os
 import statistics
@@ -16,10 +15,10 @@ from typing import Any
 
 from dpsim.experiments import command
 from dpsim.harness.sweep.sweep import declared, sweep
-from dpsim.report.sweep.saved import points
+from dpsim.report.sweep.saved import points, summary
 
 _BESIDE = [*[""] * 2, *["--processes 1"] * 5, "--processes 2 --sleep-ms 0"]
-_HEAD = "beside | error | medians inside | width | wrong | spoken of quiet's | left out | seconds"
+_HEAD = "beside | error | medians inside | width | wrong | spoken of quiet's | clean | left out | seconds"
 
 
 def swept(number: int, folder: Path) -> dict[str, Any]:
@@ -33,36 +32,36 @@ def swept(number: int, folder: Path) -> dict[str, Any]:
             result = sweep(declared("fusion_threshold"), output, command.tell)
         finally:
             neighbour.kill()
-        saved.write_text(json.dumps({"points": points(result), "seconds": time.monotonic() - begin_s}))
+        saved.write_text(
+            json.dumps({"points": points(result), "summary": summary(result), "seconds": time.monotonic() - begin_s})
+        )
     return dict(json.loads(saved.read_text()))
 
 
-def verdicts(run: dict[str, Any]) -> dict[str, tuple[float, bool]]:
-    """Return of each two settings of a group how much longer the second takes, and whether noise leaves that over."""
-    found = {}
-    for a, b in itertools.combinations([point for point in run["points"] if point["scored"]], 2):
-        if a["group"] == b["group"]:
-            gap = b["measured_step_s"] / a["measured_step_s"] - 1
-            apart = max(p["measured_low_s"] for p in (a, b)) > min(p["measured_high_s"] for p in (a, b))
-            pair = [a["group"], *((p["fusion_threshold_bytes"], p["overlap"]) for p in (a, b))]
-            found[str(pair)] = gap, apart and abs(gap) > max(a["noise"] or 0.0, b["noise"] or 0.0)
-    return found
+def verdicts(run: dict[str, Any]) -> dict[str, tuple[bool, set[str]]]:
+    """Return of each group whether something is said of it, and the settings that are called the best, if any are."""
+    names = [str((point["fusion_threshold_bytes"], point["overlap"])) for point in run["points"]]
+    groups = {group["name"]: group["verdict"] for group in run["summary"]["groups"]}
+    said = ("best", "no difference")
+    return {name: (of["said"] in said, {names[index] for index in of["as_fast"]}) for name, of in groups.items()}
 
 
 def line(number: int, runs: list[dict[str, Any]]) -> str:
-    """Return the row of a sweep; widths are over the quiet ones'."""
-    run, known, ours = runs[number], [verdicts(quiet) for quiet in runs[:2]], verdicts(runs[number])
-    right = {pair: sum(each[pair][0] for each in known) for pair in ours if all(pair in each for each in known)}
-    wrong = sum(ours[pair][1] and ours[pair][0] * right[pair] < 0 for pair in right)
-    told = [pair for pair in known[0] if all(each.get(pair, (0, False))[1] for each in known)]
-    spoken = sum(ours.get(pair, (0, False))[1] for pair in told)
+    """Return the row of a sweep; widths are over the quiet ones', and a verdict is wrong where no quiet one agrees."""
+    run, quiet, ours = runs[number], [verdicts(each) for each in runs[:2]], verdicts(runs[number])
+    told = [name for name in ours if any(each[name][0] for each in quiet)]
+    best = {name: [each[name][1] for each in quiet if each[name][1]] for name in ours}
+    both = [name for name in ours if ours[name][1] and best[name]]
+    wrong = sum(not any(ours[name][1] & each for each in best[name]) for name in both)
+    spoken = sum(ours[name][0] for name in told)
     bands = [[(p["predicted_low_s"], p["predicted_high_s"], p["measured_step_s"]) for p in r["points"]] for r in runs]
     widths = [statistics.median((high - low) / step for low, high, step in band) for band in bands]
     inside = statistics.mean(low <= step <= high for low, high, step in bands[number])
     error = statistics.median(abs(p["error"]) for p in run["points"] if p["scored"] and p["devices"] > 1)
     cells = [_BESIDE[number] or "quiet", f"{error:.1%}", f"{inside:.0%}"]
     cells += [f"{widths[number] / statistics.mean(widths[:2]):.2f}", str(wrong), f"{spoken} of {len(told)}"]
-    return " | ".join([*cells, str(len(runs[0]["points"]) - len(run["points"])), f"{run['seconds']:.0f}"])
+    cells += [f"{run['summary']['share_clean']:.0%}", str(len(runs[0]["points"]) - len(run["points"]))]
+    return " | ".join([*cells, f"{run['seconds']:.0f}"])
 
 
 def main() -> None:
