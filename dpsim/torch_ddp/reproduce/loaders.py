@@ -6,6 +6,7 @@ of the first run, divided by the ranks of this one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -108,16 +109,12 @@ class Loaders:
     def write_shards(self) -> None:
         """Draw what is left of the first epoch of each loader that gave training batches, and write this rank's shards.
 
-        The script must have ended. A shard is left out whose sampler does not end, or draws no indices.
+        The script must have ended. A shard is left out whose sampler does not end, raises, or draws no indices.
         """
         shards, sizes = {}, {}
         for number in sorted(self._training & self._shards.keys()):
             dataset, shard, batches = self._shards[number]
-            for indices in batches:
-                if not _are_indices(indices) or len(shard) > _MOST_SAMPLES:
-                    break
-                shard += (root_index(dataset, index)[0] for index in indices)
-            else:
+            if _is_whole(dataset, shard, batches):
                 shards[number], sizes[number] = np.array(shard, np.int64), _length(dataset)
         write_shards(self._folder, self._rank, shards, sizes)
 
@@ -201,6 +198,17 @@ def install(loaders: Loaders) -> None:
 
     DataLoader.__init__, _BaseDataLoaderIter.__next__ = sized, counted
     DataLoader._index_sampler = property(watched)
+
+
+def _is_whole(dataset: Any, shard: list[int], batches: Iterator[Any]) -> bool:
+    """Draw what is left of a shard; whether its sampler ended, and drew indices alone."""
+    with contextlib.suppress(Exception):  # the script's sampler may raise anything after its end
+        for indices in batches:
+            if not _are_indices(indices) or len(shard) > _MOST_SAMPLES:
+                return False
+            shard += (root_index(dataset, index)[0] for index in indices)
+        return True
+    return False
 
 
 def _are_indices(indices: Any) -> bool:

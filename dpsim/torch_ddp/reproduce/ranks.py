@@ -93,8 +93,7 @@ def _become_rank(request: RunsRequest, run: Run, folder: Path, rank: int) -> NoR
         report = _ran(request, rank, observer, own)
         write_report(own, rank, report)
         code = 1 if report.error else 0
-        with contextlib.suppress(Exception):  # a sampler of the script's, whatever it does after the script's end
-            loaders.write_shards()
+        loaders.write_shards()
     except BaseException:
         traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
