@@ -61,7 +61,7 @@ class ScriptFlags(
     predict_only: bool = flags.flag("Print and write the predictions, and measure later.", default=False)
     script_may_write: flags.ScriptMayWrite = None
     budget: str | None = flags.flag(
-        "Time for which DDP trains, in turns with profiles and calibrations, like 60s (45s); twice that, or 30s more, "
+        "Time for which DDP trains, in turns with profiles and calibrations, like 60s (45s); up to 30s more, "
         "if 6 rounds of all settings need it: then 3 are measured, and fewer settings. "
         "First rounds before it take 10 to 20 s for each way to communicate on each network."
     )

@@ -76,8 +76,8 @@ class SweepFlags(
     """The flags that every sweep has."""
 
     budget: str | None = flags.flag(
-        "Time to spend on measuring, like 60s; twice that, or 30s more, if 6 rounds of all settings need it: then 3 "
-        "are measured, and fewer settings. Profile and calibration get as much as the budget, 2 to 12s for each "
+        "Time to spend on measuring, like 60s; up to 30s more, if 6 rounds of all settings need it: then 3 are "
+        "measured, and fewer settings. Profile and calibration get as much as the budget, 2 to 12s for each "
         "computation, and twice that where the machine is not steady."
     )
     experiment: Path | None = flags.flag("A file (.toml) that declares an experiment; flags override it.")

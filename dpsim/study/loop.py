@@ -76,14 +76,20 @@ class StopRule:
         return spent_s >= self.least_s and suffice()
 
     def excess(self, warm_up: int, round_s: float) -> str:
-        """Return a sentence on what the least rounds take above the budget, if each takes ``round_s``; else nothing."""
-        budget_s, least_s = self.least_s or self.most_s, (self.least_rounds + warm_up) * round_s
+        """Return a sentence on what the least rounds take above the budget, if each takes ``round_s``; else nothing.
+
+        Where these do not fit into ``limit_s``, it is about those that do, or the fewest.
+        """
+        budget_s, needed = self.least_s or self.most_s, self.least_rounds
+        if (needed + warm_up) * round_s > self.limit_s:
+            needed = min(needed, max(self.fewest_rounds, math.ceil(self.limit_s / round_s) - 1 - warm_up))
+        least_s = (needed + warm_up) * round_s
         if least_s <= budget_s:
             return ""
         more = f" and {warm_up} that warm up" if warm_up else ""
         return (
             f"warning: the budget of {budget_s:.3g} s will be exceeded by about {least_s - budget_s:.2g} s:"
-            f" {self.least_rounds} rounds{more} are needed in any case, and the first took {round_s:.2g} s"
+            f" {needed} rounds{more} are needed in any case, and the first took {round_s:.2g} s"
         )
 
 

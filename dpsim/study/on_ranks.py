@@ -121,7 +121,11 @@ class Preparation:
 
     def _rounds(self, seconds: float, visited: Sequence[Visited]) -> None:
         measuring = rounds(
-            until_known(seconds, least_rounds=3), suffice=self._known, comm=self._comm, seed=self._needed.seed
+            until_known(seconds, least_rounds=3),
+            suffice=self._known,
+            comm=self._comm,
+            seed=self._needed.seed,
+            report=self._report,
         )
         for current in measuring:
             for each in current.order(visited):

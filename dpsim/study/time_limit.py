@@ -11,13 +11,13 @@ from dpsim.setting import Setting
 
 FEWEST_ROUNDS = 3
 """Rounds that are measured where the usual ones do not fit into the time."""
-_LEAST_GRACE_S = 30.0
+_GRACE_S = 30.0
 FEWEST_SETTINGS = 2
 
 
 def limit_s(budget_s: float) -> float:
-    """Return the most seconds of measuring with a budget: twice the budget, and 30 s more than it at least."""
-    return budget_s + max(budget_s, _LEAST_GRACE_S)
+    """Return the most seconds of measuring with a budget: 30 s more than it."""
+    return budget_s + _GRACE_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,14 @@ def test_after_the_first_round_it_says_by_how_much_the_least_rounds_exceed_the_b
     assert len(said) == 1
 
 
+def test_it_says_that_fewer_rounds_are_needed_where_the_least_do_not_fit_into_the_limit() -> None:
+    said: list[str] = []
+    stop = StopRule(least_rounds=6, most_s=10.0, fewest_rounds=3, limit_s=40.0)
+    taken, _ = counted_rounds(stop, lambda _: 8.0, warm_up=2, report=said.append)
+    assert len(taken) == 3
+    assert said[0].startswith("warning: the budget of 10 s will be exceeded by about 30 s: 3 rounds and 2 that warm up")
+
+
 # Who is visited.
 
 
