@@ -13,21 +13,21 @@ from dpsim.codec import to_builtins
 from dpsim.records.bench import BETWEEN, OWN, BenchRecord
 from dpsim.records.bench_result import BenchPoint, BenchResult, BenchSize
 from dpsim.report.charts import Chart, Lines, Look, Series
-from dpsim.report.content import Content, Facts, ReportWarning, environment_facts
+from dpsim.report.content import Content, Facts, ReportFigure, ReportWarning, environment_facts
 from dpsim.report.saved import Samples
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted, devices_name, percent
-from dpsim.report.write import PAGES, figure, write_content
+from dpsim.report.write import PAGES, write_content
 from dpsim.units import format_size
 from dpsim.user_code import is_function
 
 NOISY = 0.1
 _CAPTION = (
     "Bus bandwidth against the size, buffers rewritten before each call, medians of the slowest rank: dpsim in place, "
-    "each peer in its fastest mode. "
-    "Dashed: the bound, 2 n S bytes at the bandwidth of in-place scaling. Both axes are logarithmic."
+    "each peer in its fastest mode. Both axes are logarithmic."
 )
+_BOUND, _BOUND_CAPTION = "the bound", " Dashed: the bound, 2 n S bytes at the bandwidth of in-place scaling."
 _BETWEEN_NOTE = (
     " In this table dpsim runs within one GPU, while dpsim-gpus and nccl run between GPUs: compare those two with each "
     "other."
@@ -349,8 +349,16 @@ def panel(result: BenchResult, *, peers: bool = False) -> Lines:
 
 def write(folder: Path, result: BenchResult, pages: Collection[str] = tuple(PAGES)) -> list[Path]:
     """Write ``index.html``, ``report.md`` and the figure; returns the paths. Raises ``ConfigError``."""
-    drawn = figure("bandwidth", "Bus bandwidth", _CAPTION, bandwidth_chart(result))
-    return write_content(folder, content(result), [drawn], pages)
+    return write_content(folder, content(result), [bandwidth_figure(result)], pages)
+
+
+def bandwidth_figure(result: BenchResult) -> ReportFigure:
+    """Return the figure of the report; its caption speaks of the bound where that is a line."""
+    chart = bandwidth_chart(result)
+    lines = [line for panel in chart.panels if isinstance(panel, Lines) for line in panel.series]
+    dashed = any(line.name == _BOUND and len(line.x) > 1 for line in lines)
+    caption = _CAPTION + _BOUND_CAPTION * dashed
+    return ReportFigure(name="bandwidth", title="Bus bandwidth", caption=caption, chart=chart)
 
 
 def show(result: BenchResult, page: Path | None, _: bool) -> Iterator[Any]:
@@ -382,7 +390,7 @@ def bandwidth_panel(result: BenchResult, *, own: bool) -> Lines:
     n, sizes = result.points[0].devices, [size.size_bytes for size in result.sizes]
     bound = {s.size_bytes: (n - 1) / n * s.bound_bytes_per_s / n / 1e9 for s in result.sizes if s.bound_bytes_per_s}
     looks: dict[str, int | Look] = {name: number for number, name in enumerate(best)}
-    lines = best | ({"the bound": bound} if bound else {})
+    lines = best | ({_BOUND: bound} if bound else {})
     return Lines(
         title=("dpsim's algorithms" if own else "compared with the peers") + " (simulator)" * result.simulated,
         subtitle="bus bandwidth, GB/s",

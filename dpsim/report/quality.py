@@ -59,8 +59,8 @@ CAPTIONS = {
     "divergence": (
         "Divergence of statistics",
         "Divergence of a local batch's statistics from the global batch's, predicted against measured, one dot a norm "
-        "and local batch. On the line they are equal. Faint: the baseline of independent rows. Devices are emulated as "
-        "leaves of one rank.",
+        "and local batch. On the line they are equal. The legend names the dots of means and of variances, and those "
+        "of a simple guess, independent rows. Devices are emulated as leaves of one rank.",
     ),
     "steps_to_target": (
         "Steps to target",

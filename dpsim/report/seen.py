@@ -44,13 +44,11 @@ def _lines(panel: Lines) -> str:
     named: dict[Any, Series] = {series.look: series for series in panel.series if len(series.y)}
     if panel.marks:
         best = {mark.look: _at(panel, mark.x) for mark in panel.marks}
-        return _both("best", {look: f"at {panel.x_label} {at}" for look, at in best.items()})
+        return _both({look: f"best at {panel.x_label} {at}" for look, at in best.items()})
     if "measured" in named or "predicted" in named:
         dots = {look: list(zip(named[look].y, named[look].x, strict=True)) for look in named}
         dots["measured"] = dots.get("measured", []) + dots.get("held out", [])
-        high = {look: max(dots[look]) for look in _SIDES if dots.get(look)}
-        text = {look: f"at {panel.x_label} {_at(panel, x)} ({_value(panel, y)})" for look, (y, x) in high.items()}
-        return _both("highest", text)
+        return _both({look: _highest(panel, dots[look]) for look in _SIDES if dots.get(look)})
     drawn = [series for series in panel.series if isinstance(series.look, int) and len(series.y)]
     if not drawn:
         return _NOTHING
@@ -60,6 +58,19 @@ def _lines(panel: Lines) -> str:
     ends = {series.name or "the line": series.y[-1] for series in drawn if series.x[-1] == last}
     highest = max(ends, key=lambda name: ends[name])
     return f"at {panel.x_label} {_at(panel, last)}, the highest is {highest} ({_value(panel, ends[highest])})"
+
+
+def _highest(panel: Lines, dots: Sequence[tuple[float, float]]) -> str:
+    """Return where values (y, x) are highest and, where that is at the first x, where they are lowest."""
+
+    def at(dot: tuple[float, float]) -> str:
+        return f"at {panel.x_label} {_at(panel, dot[1])} ({_value(panel, dot[0])})"
+
+    high, low = max(dots), min(dots)
+    if len(dots) > 1 and _value(panel, high[0]) == _value(panel, low[0]):
+        return f"{_value(panel, high[0])} everywhere"
+    falls = low[1] > high[1] == min(x for _, x in dots)
+    return f"highest {at(high)}" + (f" and lowest {at(low)}" if falls else "")
 
 
 def _cloud(panel: Lines, drawn: Sequence[Series]) -> str:
@@ -76,17 +87,25 @@ def _rows(panel: Rows) -> str:
     if not every:
         return _NOTHING
     if not panel.log:
-        best = {
-            look: max((dot.value, name) for name, dot in every if dot.look == look)
-            for look in _SIDES
-            if any(dot.look == look for _, dot in every)
-        }
-        text = {look: f"at {name} ({value:,.0f})" for look, (value, name) in best.items()}
-        return _both("highest", text)
+        values = {look: [(dot.value, name) for name, dot in every if dot.look == look] for look in _SIDES}
+        best = {look: max(of_look) for look, of_look in values.items() if of_look}
+        return _both({look: f'highest in row "{name}" ({value:,.0f})' for look, (value, name) in best.items()})
     said = [pair for pair in every if isinstance(pair[1].look, int) or pair[1].look == "measured"] or every
-    clear = [pair for pair in said if not pair[1].faint and not pair[1].low <= 1 <= pair[1].high]
+    sides = {side: [dot for _, dot in said if _side(dot.value, dot.value) == side] for side in ("left", "right")}
+    parts = [
+        f"{len(dots)} of {counted(len(said), 'dot')} {'lies' if len(dots) == 1 else 'lie'} {side} of 1, "
+        f"{len([dot for dot in dots if _side(dot.low, dot.high) == side and not dot.faint])} with the whole bar"
+        for side, dots in sides.items()
+        if dots
+    ]
     name, dot = max(said, key=lambda pair: _distance(pair[1]))
-    return f"{len(clear)} of {counted(len(said), 'dot')} lie clear of 1; the furthest is {name} ({dot.value:.2f})"
+    furthest = f"the furthest is {name} ({dot.value:.2f})"
+    return "; ".join([*parts, furthest] if parts else ["every dot lies at 1"])
+
+
+def _side(low: float, high: float) -> str:
+    """Return on which side of 1 a range lies, or nothing where it touches 1."""
+    return "left" if high < 1 else "right" if low > 1 else ""
 
 
 def _distance(dot: Dot) -> float:
@@ -141,12 +160,11 @@ def _value(panel: Lines, y: float) -> str:
 _SIDES = ("measured", "predicted")
 
 
-def _both(what: str, found: Mapping[Any, str]) -> str:
-    """Return where what was measured, and what was predicted, is ``what``."""
+def _both(found: Mapping[Any, str]) -> str:
+    """Return what is found of what was measured, and of what was predicted."""
     if len(found) == len(_SIDES) and len(set(found.values())) == 1:
-        return f"measured and predicted are {what} {found['measured']}"
-    sides = [side for side in _SIDES if side in found]
-    return ", ".join(f"{side} is {what} {found[side]}" for side in sides)
+        return f"measured and predicted are {found['measured']}"
+    return ", ".join(f"{side} is {found[side]}" for side in _SIDES if side in found)
 
 
 _SEEN: dict[type[Panel], Callable[[Any], str]] = {Lines: _lines, Rows: _rows, Bars: _bars, Map: _map, Steps: _steps}

@@ -33,12 +33,12 @@ _ERRORS: tuple[Column[Score], ...] = (
     Column(head="null's error", cell=lambda s: percent(s.null_median_abs_error)),
     Column(head="skill", cell=lambda s: skill_text(s.skill)),
     Column(head="best null", cell=lambda s: s.best_null, left=True, dispensable=4),
-    Column(head="best null's", cell=lambda s: percent(s.best_null_median_abs_error), dispensable=2),
-    Column(head="skill over it", cell=lambda s: skill_text(s.best_null_skill)),
+    Column(head="best null's error", cell=lambda s: percent(s.best_null_median_abs_error), dispensable=2),
+    Column(head="skill over best null", cell=lambda s: skill_text(s.best_null_skill)),
     Column(head="better in cases", cell=lambda s: str(s.better_cases), dispensable=4),
     Column(head="inside 90%", cell=lambda s: f"{s.coverage:.0%}"),
     Column(head="interval score", cell=lambda s: digits(s.interval_score, 3), dispensable=1),
-    Column(head="constant factor's", cell=lambda s: digits(s.constant_interval_score, 3), dispensable=1),
+    Column(head="constant factor's interval score", cell=lambda s: digits(s.constant_interval_score, 3), dispensable=1),
     Column(head="too fast", cell=lambda s: f"{s.too_fast:.0%}"),
 )
 _NOTE = (

@@ -19,7 +19,7 @@ from dpsim.harness.sweep.scores import shape_score, step_score
 from dpsim.machine import NODE
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import ComparedPoint, Comparison
-from dpsim.records.coverage import StratumCoverage
+from dpsim.records.coverage import CoveredPoint, StratumCoverage
 from dpsim.records.quality import QualityResults
 
 STEP = "median error of the step"
@@ -172,19 +172,25 @@ def _skill_line(where: str, panels: Sequence[_Panel]) -> Line | None:
     )
 
 
+def covered(comparisons: Comparisons) -> tuple[CoveredPoint, ...]:
+    """Return all scored points with intervals as wide as the errors of the other sweeps of their stratum call for.
+
+    Points of a stratum with too few other sweeps are left out.
+    """
+    stated = [
+        of_stratum
+        for name, comparison in comparisons.items()
+        for point in comparison.scored
+        for of_stratum in covered_points([point], name, stratum(point))
+    ]
+    return by_other_studies(stated, _LEVEL)
+
+
 def _coverages(comparisons: Comparisons) -> list[StratumCoverage]:
-    """Return how often intervals hold that are as wide as the errors of all other sweeps say: by stratum, and all."""
-    covered = by_other_studies(
-        [
-            covered
-            for name, comparison in comparisons.items()
-            for point in comparison.scored
-            for covered in covered_points([point], name, stratum(point))
-        ],
-        _LEVEL,
-    )
-    everywhere = [msgspec.structs.replace(each, stratum=_EVERYWHERE) for each in covered]
-    return [*coverage_by_stratum(covered, _LEVEL), *coverage_by_stratum(everywhere, _LEVEL)]
+    """Return how often the intervals of ``covered`` hold what was measured: by stratum, and all."""
+    points = covered(comparisons)
+    everywhere = [msgspec.structs.replace(each, stratum=_EVERYWHERE) for each in points]
+    return [*coverage_by_stratum(points, _LEVEL), *coverage_by_stratum(everywhere, _LEVEL)]
 
 
 def _interval_lines(coverage: StratumCoverage) -> Iterator[Line]:

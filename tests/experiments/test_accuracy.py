@@ -123,20 +123,31 @@ def test_the_readmes_table_is_that_of_the_committed_report() -> None:
     assert table and table in report
 
 
-def test_the_page_has_every_point_with_its_interval_and_says_how_many_intervals_hold(tmp_path: Path) -> None:
-    right, wrong = compared(), compared(2.0)
-    comparisons = {"a": right, "b": wrong}
-    points = [point for where in points_by_environment(comparisons).values() for point in where]
-    assert len(points) == len(right.scored) + len(wrong.scored)
-    write_page(tmp_path, comparisons, [*lines(comparisons)], "a processor", "a note")
+def test_headline_cards_and_table_of_the_page_share_one_coverage(tmp_path: Path) -> None:
+    comparisons = dict.fromkeys(map(str, range(SWEEPS)), compared(2.0))
+    measured = tuple(lines(comparisons))
+    shown, _ = write_page(tmp_path, comparisons, measured, "a processor", "a note")
     assert {path.name for path in tmp_path.iterdir()} == {
         "index.html", f"{FIGURE}.png", f"{FIGURE}.svg", f"{FIGURE}-dark.svg"
     }  # fmt: skip
-    inside = sum(point.predicted_low_s <= point.measured_step_s <= point.predicted_high_s for point in points)
-    assert 0 < inside < len(points)
-    page = (tmp_path / "index.html").read_text()
-    assert f"{inside / len(points):.0%} of the {len(points)} measured steps lie inside" in page
+    everywhere = of(measured, "everywhere", "coverage")
+    points = [point for where in points_by_environment(comparisons).values() for point in where]
+    stated = sum(point.predicted_low_s <= point.measured_step_s <= point.predicted_high_s for point in points)
+    assert f"{everywhere.value:.1%}" != f"{stated / len(points):.1%}"
+    assert shown.answers[1].startswith(f"{everywhere.value:.1%} of {everywhere.points} measured steps lie inside")
+    for card in shown.cards:
+        of_places = [n for n in measured if n.quantity.startswith("coverage") and n.where.startswith(card.title)]
+        held = sum(line.value * line.points for line in of_places)
+        assert card.tiles[1].value == f"{held / sum(line.points for line in of_places):.1%}"
+    assert "other sweeps" in shown.answers[1] and all("other sweeps" in card.tiles[1].label for card in shown.cards)
+    assert "more sweeps are undecided: two runs of one setting differ" in (tmp_path / "index.html").read_text()
     assert "#fefefe" not in (tmp_path / f"{FIGURE}-dark.svg").read_text()
+
+
+def test_a_page_of_too_few_sweeps_states_no_coverage(tmp_path: Path) -> None:
+    comparisons = {"a": compared(), "b": compared(2.0)}
+    shown, _ = write_page(tmp_path, comparisons, [*lines(comparisons)], "a processor", "a note")
+    assert len(shown.answers) == 1 and all(len(card.tiles) == 2 for card in shown.cards)
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,27 @@ def test_an_empty_panel_says_that_it_is(panel: Panel) -> None:
     assert said(panel) == "Nothing was measured here."
 
 
-def test_the_highest_row_is_said_and_of_ratios_how_many_lie_clear_of_1() -> None:
-    assert said(rows(1000, 3000, 2000)) == "Measured is highest at row 1 (3,000)."
-    assert said(rows(1.5, 1.01, 0.4, log=True)) == "2 of 3 dots lie clear of 1; the furthest is row 2 (0.40)."
-    assert said(rows(1.5, log=True, faint=True)) == "0 of 1 dot lie clear of 1; the furthest is row 0 (1.50)."
+def test_curves_that_only_fall_are_not_merely_highest_where_they_begin() -> None:
+    assert (
+        said(lines((1, 0.8, 0.5), (1, 0.8, 0.6)))
+        == "Measured is highest at devices 1 (1) and lowest at devices 4 (0.5), "
+        "predicted is highest at devices 1 (1) and lowest at devices 4 (0.6)."
+    )
+    assert said(lines((1, 1, 1), (1, 1, 1))) == "Measured and predicted are 1 everywhere."
+
+
+def test_the_highest_row_is_named_as_a_row_even_if_its_name_is_none() -> None:
+    assert said(rows(1000, 3000, 2000)) == 'Measured is highest in row "row 1" (3,000).'
+    panel = Rows(rows={"none": [Dot(value=9, low=8, high=10, look="measured")]}, **TEXTS)
+    assert said(panel) == 'Measured is highest in row "none" (9).'
+
+
+def test_of_ratios_each_side_of_1_is_counted_and_how_many_bars_do_not_cross_it() -> None:
+    sides = "1 of 3 dots lies left of 1, 1 with the whole bar; 2 of 3 dots lie right of 1, 1 with the whole bar"
+    assert said(rows(1.5, 1.01, 0.4, log=True)) == f"{sides}; the furthest is row 2 (0.40)."
+    assert said(rows(*[0.2] * 12, 0.95, log=True)).startswith("13 of 13 dots lie left of 1, 12 with the whole bar; ")
+    assert said(rows(1.0, log=True)) == "Every dot lies at 1."
+    assert "0 with the whole bar" in said(rows(1.5, log=True, faint=True))
 
 
 def test_the_share_of_exposed_communication_is_said() -> None:

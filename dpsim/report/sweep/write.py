@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from dpsim.records.comparison import Comparison, SweepData
 from dpsim.records.reproduce import ReproduceRecord
+from dpsim.report.charts import Bars, Chart, Steps
 from dpsim.report.content import ReportFigure, environment_facts
 from dpsim.report.quality import quality_figures
 from dpsim.report.reproduce import drift_chart
@@ -18,21 +21,28 @@ from dpsim.report.sweep.tables import band_name
 from dpsim.report.sweep.timelines import Timelines
 from dpsim.report.words import field_name
 from dpsim.report.write import DRIFT_CAPTION, PAGES, figure, write_content
+from dpsim.schedule import LOSS_EVENT, OTHER_EVENT, OVERHEAD_EVENT
 
 _TIMELINE = (
     "One training step of the setting that trains most samples per second on the most devices, measured above and "
     "below as the scored prediction has it, on one time axis. Of the kept steps, the one nearest to the median of the "
     "table is shown, on the rank that was ready last; where that rank's part is shorter than the step, both lengths "
-    "are stated. A bucket, as high as it has bytes, fills while backward computes its gradients; "
-    "the line from it leads to the collective that sends it. Hatched: computation waits for communication. Dotted: a "
-    "collective waits for another rank to begin it. Other: the loss and the beginning of the step."
+    "are stated."
 )
+_BUCKETS = (
+    " A bucket, as high as it has bytes, fills while backward computes its gradients; the line from it leads to the "
+    "collective that sends it."
+)
+_HATCHED = " Where computation waits for communication by more than 1% of the step, the row is hatched."
+_DOTTED = " Dotted: a collective waits for another rank to begin it."
 _PARTS = (
     "Where a step's time goes at each setting: measured first, then, hatched, predicted. A step and its "
     "exposed communication are those of the table; the rest is divided as in one step on the rank that was ready last. "
-    "Other: the loss and the beginning of the step. Where several fields differ, the settings that train fastest stand "
-    "first."
+    "Where several fields differ, the settings that train fastest stand first."
 )
+_OTHER = " Other: the loss and the beginning of the step."
+_DRAWN = 0.001
+"""A part of this share of a step can be seen."""
 
 
 def write_report(folder: Path, data: SweepData, pages: Collection[str] = tuple(PAGES)) -> list[Path]:
@@ -61,5 +71,22 @@ def _figures(
         yield figure("drift", "Drift", DRIFT_CAPTION, drift_chart(record))
     if comparison.quality is not None:
         yield from quality_figures(comparison.quality)
-    yield figure("timeline", "One step, measured and predicted", _TIMELINE, step_chart(comparison, timelines))
-    yield figure("where_time_goes", "Where the time goes", _PARTS, parts_chart(comparison, timelines))
+    steps, parts = step_chart(comparison, timelines), parts_chart(comparison, timelines)
+    if steps is not None:
+        yield figure("timeline", "One step, measured and predicted", steps_caption(steps), steps)
+    yield figure("where_time_goes", "Where the time goes", parts_caption(parts), parts)
+
+
+def steps_caption(chart: Chart) -> str:
+    """Return how to read measured and predicted steps; it names what one of the panels draws."""
+    panels = [panel for panel in chart.panels if isinstance(panel, Steps)]
+    kinds = np.concatenate([step.kind for panel in panels for step in (panel.measured, panel.predicted)])
+    other = bool(np.isin(kinds, (OVERHEAD_EVENT, LOSS_EVENT, OTHER_EVENT)).any())
+    buckets, waits = any(any(panel.buckets) for panel in panels), any(panel.waits_s for panel in panels)
+    return _TIMELINE + _BUCKETS * buckets + _HATCHED + _DOTTED * waits + _OTHER * other
+
+
+def parts_caption(chart: Chart) -> str:
+    """Return how to read the bars; it explains the other part where some bar has one that can be seen."""
+    stacks = [stack for panel in chart.panels if isinstance(panel, Bars) for _, *pair in panel.bars for stack in pair]
+    return _PARTS + _OTHER * any(stack.get("other", 0.0) > _DRAWN * sum(stack.values()) for stack in stacks)
