@@ -1,7 +1,8 @@
 """Skill, regret and the best simple guess of each network of a sweep, by pandas alone.
 
 It reads ``results.json`` and ``blind.json`` (``predictions.json`` where nothing was predicted from the same minutes),
-and shares no line with dpsim.
+and computes medians, errors and halves without dpsim. Which points are compared with each other, and which guesses
+count, is the question's: its caller says it.
 """
 
 import json
@@ -45,10 +46,21 @@ def table(folder, name):
     return frame
 
 
+def measured(folder, least_clean=6):
+    """Return the samples that count, a row for each: the clean ones of a setting where these are enough."""
+    points = table(folder, "results.json")
+    marks = points["clean"] if "clean" in points else [[]] * len(points)
+    points["clean"] = [mark or [None] * len(steps) for mark, steps in zip(marks, points["step_s"], strict=True)]
+    samples = points.explode(["step_s", "round", "clean"]).astype({"step_s": float, "round": int})
+    clean = samples["clean"].isin([True]).groupby(samples["key"]).transform("sum")
+    known = samples["clean"].notna().groupby(samples["key"]).transform("any")
+    return samples[~known | samples["clean"].isin([True]) | ((clean < least_clean) & samples["clean"].notna())]
+
+
 def network_scores(folder, groups, nulls):
     """Return the scores of each network. ``groups`` names the group of each key, ``nulls`` the guesses that count."""
     predicted = table(folder, "blind.json" if (folder / "blind.json").exists() else "predictions.json")
-    samples = table(folder, "results.json").explode(["step_s", "round"]).astype({"step_s": float, "round": int})
+    samples = measured(folder)
     step_s = samples.groupby("key")["step_s"].median().rename("measured_s")
     points = predicted.drop_duplicates("key").set_index("key").join(step_s, how="inner")
     points["group"] = pd.Series(groups)
