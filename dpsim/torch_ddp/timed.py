@@ -6,6 +6,7 @@ Between its turns the script waits where its next step would begin. The script i
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -226,4 +227,6 @@ def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None
 def disconnect() -> None:
     """End the script's process group, whose threads would abort the process as it ends."""
     if distributed.is_initialized():
+        gc.collect()  # what refers to the group in a circle, as sharded modules do, keeps its threads
         distributed.destroy_process_group()
+        gc.collect()
