@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
@@ -40,7 +40,7 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         own_collectives=len(own),
         own_allreduce_bytes=tuple(size for size in own if size is not None),
         sparse_gradient_bytes=sum(parameter.size_bytes for parameter in reduced if parameter.sparse),
-        sharded_optimizer=isinstance(recorder.optimizer, ZeroRedundancyOptimizer),
+        sharded_optimizer=is_zero_redundancy(recorder.optimizer),
     )
     parameters = tuple(_described(ddp, *named) for named in reduced_parameters(ddp))
     return _recorded(recorder, request, settings, parameters, buckets)
@@ -166,11 +166,20 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number.strip())
 
 
+def is_zero_redundancy(optimizer: Any) -> bool:
+    """Tell whether an optimizer is a ``ZeroRedundancyOptimizer``.
+
+    Its module is imported only where the script has imported it: it takes long, and warns of its own deprecated calls.
+    """
+    defined = sys.modules.get("torch.distributed.optim")
+    return defined is not None and isinstance(optimizer, defined.ZeroRedundancyOptimizer)
+
+
 def _slots(optimizer: Any) -> int | None:
     """Arrays of the parameters' size that an optimizer keeps for a parameter; None without an optimizer of PyTorch."""
     if optimizer is None:
         return None
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
+    if is_zero_redundancy(optimizer):
         optimizer = optimizer.optim  # of this rank's parameters
     kept = (
         sum(isinstance(value, torch.Tensor) and value.shape == parameter.shape for value in state.values())
