@@ -22,10 +22,10 @@ from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_device
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.torch_ddp.own_runtime import other_settings
 from dpsim.harness.torch_ddp.places import inputs_for, settings_by_place
-from dpsim.launch.jobs import check_launcher, on_ranks
+from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
-from dpsim.launch.script_output import shown_once
+from dpsim.launch.script_output import on_ranks_shown_once
 from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
 from dpsim.model import past
@@ -287,12 +287,5 @@ def _on_ranks(task: ScriptTask, progress: Progress, *, script_may_write: bool) -
             protection = script_protection(experiment.script, experiment.arguments, str(meeting), *saved)
         script = experiment.script if is_module(experiment.script) else str(Path(experiment.script).absolute())
         task = replace(task, experiment=replace(experiment, script=script), meeting=str(meeting))
-        with shown_once() as output:
-            return on_ranks(
-                "dpsim.study.runners.script:script_on_ranks",
-                dict(codec.to_builtins(task)),
-                devices=task.ranks,
-                progress=progress,
-                protection=protection,
-                show=output.add,
-            )
+        task_name = "dpsim.study.runners.script:script_on_ranks"
+        return on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)
