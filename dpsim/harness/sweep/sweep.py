@@ -13,7 +13,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.folder_lock import locked
 from dpsim.harness.quality.fits import cases
-from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.compare import compare, with_groups
 from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.drift import DRIFT, drift, read_drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again
@@ -232,7 +232,7 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
         blind_sha256="" if blind is None else codec.digest(blind),
         model_version=predictions.model_version,
     )
-    codec.write_record(folder / "results.json", results)
+    codec.write_record(folder / "results.json", with_groups(results, predictions, blind))
 
 
 def _run(
