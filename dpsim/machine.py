@@ -493,6 +493,15 @@ class Machine(Noun, frozen=True, dict=True):
         return bool(layouts) and all(layout and node_counts(layout, 1)[0] > 1 for layout in layouts)
 
     @property
+    def largest_node(self) -> int | None:
+        """The most devices of one node that were measured, where nothing else is known; else ``None``."""
+        if self.emulated_network or (self.link is not None and not self.link.fitted_to):
+            return None
+        tables = [table for table in (*self.allreduce, *self.halves) if table.devices > 1]
+        inside = all(table.layout and node_counts(table.layout, 1)[0] == 1 for table in tables)
+        return max((table.devices for table in tables), default=None) if inside else None
+
+    @property
     def devices_a_node(self) -> int:
         """The most devices that a node has in the tables of several nodes; 1 where there is no such table."""
         layouts = [table.layout for table in (*self.allreduce, *self.halves)]

@@ -145,9 +145,7 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
         for table in tables
         for bus in (bus_bandwidth(table.cost),)
     ]
-    doubts = [doubt for table in tables for doubt in table.doubts]
-    for doubt in doubts:
-        print(f"warning: {doubt}; compare it with the original", file=sys.stderr)
+    doubts = show.doubts(tables)
     notes = [note for table in tables for note in table.notes]
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

@@ -170,7 +170,10 @@ def _machine(of: StepFlags) -> Machine | None:
     if of.machine is not None and of.network_log is not None:
         raise ConfigError("--machine with --network-log", allowed="one of the two")
     if of.network_log is not None:
-        return import_machine(ImportConfig(files=flags.listed("--network-log", of.network_log, str) or ()))[0]
+        files = flags.listed("--network-log", of.network_log, str) or ()
+        machine, tables = import_machine(ImportConfig(files=files))
+        show.doubts(tables)
+        return machine
     return None if of.machine is None else machines.read(of.machine)
 
 

@@ -15,6 +15,7 @@ from dpsim.progress import Progress
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dpsim.imports.merge import Imported
     from dpsim.report.saved import SavedResult
     from dpsim.report.table import Column
 
@@ -106,6 +107,14 @@ def result(
             print(shown)
         else:
             rich(shown)
+
+
+def doubts(tables: Iterable[Imported]) -> list[str]:
+    """Say on stderr which rows of imported logs are doubtful, and return these sentences."""
+    said = [doubt for table in tables for doubt in table.doubts]
+    for doubt in said:
+        print(f"warning: {doubt}; compare it with the original", file=sys.stderr)
+    return said
 
 
 def count_devices(number: int) -> str:

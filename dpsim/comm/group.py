@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from dpsim.comm.clock import now, sleep_until
 
-_NAP_S = 2e-4
+_NAP_S, _LONG_NAP_S = 2e-4, 2e-2
 _LEAD_S = 2e-3
 
 
@@ -37,6 +37,11 @@ def quiet_barrier(comm: MPI.Intracomm) -> None:
     _sleep_through(comm.Ibarrier())
 
 
+def quiet_receive(comm: MPI.Intracomm, source: int = 0) -> None:
+    """Sleep until ``source`` has sent an empty message: for long, so that many waiting ranks leave the cores alone."""
+    _sleep_through(comm.Irecv([bytearray(), MPI.BYTE], source=source), _LONG_NAP_S)
+
+
 def quiet_start(comm: MPI.Intracomm) -> float:
     """Sleep until a moment that all ranks have agreed on, and return it. More ranks than cores can begin at once so."""
     quiet_barrier(comm)
@@ -46,6 +51,6 @@ def quiet_start(comm: MPI.Intracomm) -> float:
     return float(moment[0])
 
 
-def _sleep_through(request: MPI.Request) -> None:
+def _sleep_through(request: MPI.Request, nap_s: float = _NAP_S) -> None:
     while not request.Test():
-        time.sleep(_NAP_S)
+        time.sleep(nap_s)

@@ -171,7 +171,7 @@ def _machine(workload: Workload, machine: Machine) -> dict[str, Any]:
     fields = (
         "name network emulated_network cores relative_uncertainty contention contention_uncertainty network_adapters"
         " wiring collective_overhead_s collective_overhead_uncertainty fixed_share nodes_per_rack of_one_node"
-        " of_several_nodes devices_a_node assumed wake_s memory_bytes"
+        " of_several_nodes devices_a_node largest_node assumed wake_s memory_bytes"
     )
     slowdowns = [msgspec.structs.asdict(slowdown) for slowdown in machine.compute_slowdown]
     assumed = "compute_slowdown" in machine.assumed

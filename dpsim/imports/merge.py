@@ -196,7 +196,7 @@ def _imported(
         except ConfigError as error:
             place = f"{file}, table of {table.where}: {error.given}"
             raise FileFormatError(place, allowed=error.allowed, remedy=error.remedy) from error
-        done = "kept" if keep_outliers else "left out (--keep-outliers keeps it)"
+        done = "kept" if keep_outliers else "left out (dpsim calibrate --from with --keep-outliers keeps it)"
         yield Imported(
             file=file,
             benchmark=contents.benchmark,

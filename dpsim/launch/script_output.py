@@ -8,9 +8,14 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from dpsim import codec
+from dpsim.codec import Noun
 from dpsim.errors import DpsimError
+from dpsim.launch.jobs import on_ranks
+from dpsim.launch.protection import Protection
+from dpsim.progress import Progress
 
 _MOST_LINES = 2000
 """The last lines of a run that are kept, to be shown where it fails."""
@@ -48,6 +53,15 @@ def shown_once() -> Iterator[ScriptOutput]:
     except DpsimError:
         output.show_all()
         raise
+
+
+def on_ranks_shown_once(
+    task: str, given: Noun, *, devices: int, progress: Progress | None, protection: Protection | None
+) -> Any:
+    """Return what ``dpsim.launch.jobs.on_ranks`` does of a task whose ranks run the script."""
+    argument = dict(codec.to_builtins(given))
+    with shown_once() as output:
+        return on_ranks(task, argument, devices=devices, progress=progress, protection=protection, show=output.add)
 
 
 @contextlib.contextmanager

@@ -141,6 +141,7 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
     if table is not None:
         return Curve(_table_points(table, collective.wire_dtype), *_known(table, collective.wire_dtype))
     _refuse_unknown_inside(machine, collective)
+    _refuse_beyond_a_node(machine, collective)
     near = nearest_tables(machine, tables_of(machine, collective.kind), collective)
     if near is not None:
         curves = [_table_points(each, collective.wire_dtype) for each in near.tables]
@@ -186,6 +187,21 @@ def _refuse_unknown_inside(machine: Machine, collective: Collective) -> None:
         remedy="import the log of one node as well, dpsim calibrate --from ONE_NODE.log,SEVERAL_NODES.log; or write"
         " the link inside a node by hand: [link_in_node] with latency_s and bandwidth_bytes_per_s; or ask for layouts"
         f" of several nodes, such as --devices 2x{of_a_node}",
+    )
+
+
+def _refuse_beyond_a_node(machine: Machine, collective: Collective) -> None:
+    """Raise ``ConfigError`` for flat devices that do not fit into the largest node that was measured."""
+    devices, most = collective.devices, machine.largest_node
+    if collective.layout or most is None or devices <= most:
+        return
+    raise ConfigError(
+        f"{devices} devices, and machine {machine.name!r} was measured inside one node of {most} alone (1x{most}):"
+        " nothing says how many nodes they are on",
+        allowed=f"{most} devices or fewer, or a layout",
+        remedy=f"say --devices 1x{devices} if one node holds them; for several nodes import a log of them as well,"
+        " dpsim calibrate --from ONE_NODE.log,SEVERAL_NODES.log, or write their link by hand: [link] with latency_s"
+        " and bandwidth_bytes_per_s",
     )
 
 

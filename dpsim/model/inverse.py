@@ -242,7 +242,8 @@ def _range(
             )
             batches = settings.get("global_batch", math.inf)
             smallest = min(batches) if isinstance(batches, (tuple, list)) else batches
-            units = int(min(count, smallest) // unit)
+            inside = math.inf if layout else machine.largest_node or math.inf
+            units = int(min(count, smallest, inside) // unit)
             if units * unit < 2:
                 raise ConfigError(f"up to {count} devices to search in", allowed="2 or more, and no more than samples")
             first = 1 if unit > 1 else 2

@@ -243,7 +243,9 @@ class Results(Noun, frozen=True):
     ``other_points`` are those of the experiment's other runtimes; each has the plan of one of ``points``, and none was
     predicted. ``inputs_sha256`` is the digest of what was profiled and calibrated in turns with the samples (empty:
     nothing was), and ``blind_sha256`` that of the predictions from it. Both predictions are by the model of
-    ``model_version`` (0: from before versions and the second digest were recorded).
+    ``model_version`` (0: from before versions and the second digest were recorded). ``groups`` are the places in
+    ``points`` of the settings that are compared with each other, their second runs included, and ``guesses`` the nulls
+    that the model is scored against on several devices (both empty: from before they were recorded).
     """
 
     experiment: Experiment
@@ -260,6 +262,8 @@ class Results(Noun, frozen=True):
     inputs_sha256: str = ""
     blind_sha256: str = ""
     model_version: int = 0
+    groups: tuple[tuple[int, ...], ...] = ()
+    guesses: tuple[str, ...] = ()
 
 
 def read_experiment(path: Path | str) -> Experiment:

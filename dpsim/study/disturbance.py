@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpsim.comm.clock import now
+from dpsim.study.core_ticks import TICKS_PER_S, CoreTicks, read_ticks
 from dpsim.study.rows import CLEAN, Rows, Subject
 
 if TYPE_CHECKING:
@@ -70,21 +71,10 @@ class RunQueue:
         return sum(self._waited_ns.values()) * _NANOSECOND_S or None
 
 
-class NodeTime(NamedTuple):
-    """Of all cores of this node: the ticks that the hypervisor took, and the seconds that any process ran."""
-
-    stolen_ticks: int
-    busy_s: float
-
-
-def node_time(stat: Path = Path("/proc/stat")) -> NodeTime | None:
-    """Return what the kernel has counted of this node's cores; ``None`` where it does not."""
-    try:
-        ticks = [int(each) for each in stat.read_text().split("\n", 1)[0].split()[1:]]
-        user, nice, system, _, _, irq, softirq, stolen = ticks[:8]
-    except (OSError, ValueError):
-        return None
-    return NodeTime(stolen, (user + nice + system + irq + softirq) * _tick_s())
+def node_ticks() -> CoreTicks | None:
+    """Return what the kernel has counted of all cores of this node; ``None`` where it does not."""
+    ticks = read_ticks()
+    return ticks and ticks.every
 
 
 def cpu_s(processes: Iterable[int]) -> float | None:
@@ -93,10 +83,6 @@ def cpu_s(processes: Iterable[int]) -> float | None:
         return sum(time.clock_gettime((~process << 3) | _CPU_CLOCK) for process in processes)
     except OSError:
         return None
-
-
-def _tick_s() -> float:
-    return 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Seen(NamedTuple):
@@ -117,7 +103,7 @@ class Watcher:
         self,
         processes: Sequence[int],
         run_queue: RunQueue | None = None,
-        node: Callable[[], NodeTime | None] = node_time,
+        node: Callable[[], CoreTicks | None] = node_ticks,
         cpu: Callable[[Iterable[int]], float | None] = cpu_s,
     ) -> None:
         self.processes, self._run_queue, self._node, self._cpu = processes, run_queue or RunQueue(), node, cpu
@@ -160,13 +146,13 @@ class Watcher:
     def seen(self) -> Seen:
         """End the visit, and return what was seen."""
         (node, own_s), (node_before, own_before_s) = self._read(), self._begin
-        stolen = None if node is None or node_before is None else node.stolen_ticks - node_before.stolen_ticks
+        stolen = None if node is None or node_before is None else node.stolen - node_before.stolen
         others_s = None
         if node is not None and node_before is not None and own_s is not None and own_before_s is not None:
-            others_s = node.busy_s - node_before.busy_s - (own_s - own_before_s)
+            others_s = (node.busy - node_before.busy) / TICKS_PER_S - (own_s - own_before_s)
         return Seen(self._waited_s, stolen, others_s, now() - self._begin_s)
 
-    def _read(self) -> tuple[NodeTime | None, float | None]:
+    def _read(self) -> tuple[CoreTicks | None, float | None]:
         return self._node(), self._cpu([*self.processes, *ancestors()])
 
 
@@ -203,7 +189,7 @@ class Judge:
     def __init__(self, *, crowded: bool, cores: int | None = None) -> None:
         self.rule = OTHERS if crowded else RUN_QUEUE
         self._cores = cores or os.cpu_count() or 1
-        self.block_s = max(LEAST_BLOCK_S, _TICKS_OF_LIMIT * _tick_s() / (MOST_OTHERS * self._cores))
+        self.block_s = max(LEAST_BLOCK_S, _TICKS_OF_LIMIT / (TICKS_PER_S * MOST_OTHERS * self._cores))
         self._block: list[tuple[Sequence[Seen], int]] = []
 
     def marks(self, ranks: Sequence[Seen], samples_s: Mapping[int, float]) -> list[Mark]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from dpsim.errors import ConfigError
 from dpsim.launch import rank_info
 from dpsim.progress import Progress
+from dpsim.study.core_ticks import TICKS_PER_S, CoreTicks, read_ticks
 from dpsim.units import format_duration
 
 PROC = Path("/proc")
@@ -21,9 +22,6 @@ QUIET_SHARE = 0.05
 QUIET_S = 10.0
 """Seconds for which a machine is quiet before it is called so."""
 _WINDOW_S, _EVERY_S, _REPORT_S = 0.5, 1.0, 30.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_BUSY, _STOLEN = (0, 1, 2, 5, 6), 7
-"""Columns of a core in ``/proc/stat``: user, nice, system, irq, softirq; and what other virtual machines took."""
 _STOLEN_BY, _HIDDEN = "other virtual machines", "processes that cannot be seen or have ended"
 _MOST_NAMES = 4
 _RANKS = 2
@@ -43,13 +41,13 @@ class Process(NamedTuple):
 class Reading:
     """The clock ticks that the usable cores and all visible processes have spent until ``at_s``.
 
-    ``cores`` has the columns of ``/proc/stat`` of each usable core; it is empty where these are not counted.
+    ``cores`` is empty where their ticks are not counted.
     ``runnable`` is how many threads had or wanted a core. Processes have their number and the moment of their start.
     """
 
     at_s: float
     usable: frozenset[int]
-    cores: Mapping[int, tuple[int, ...]]
+    cores: Mapping[int, CoreTicks]
     runnable: int
     processes: Mapping[tuple[int, str], Process]
 
@@ -85,10 +83,12 @@ class Use:
 def read(proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> Reading | None:
     """Return what ``/proc`` says now; ``None`` where there is none that can be read."""
     at_s, processes = clock(), dict[tuple[int, str], Process]()
+    node = read_ticks(proc / "stat")
     try:
-        lines = (proc / "stat").read_text(encoding="utf-8", errors="replace").splitlines()
         names = [entry.name for entry in os.scandir(proc) if entry.name.isdecimal()]
     except OSError:
+        return None
+    if node is None:
         return None
     for name in names:
         try:
@@ -103,15 +103,12 @@ def read(proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> Read
             ticks=int(values[11]) + int(values[12]),
         )
         processes[int(name), values[19]] = process
-    words = [line.split() for line in lines]
-    present = {int(row[0][3:]): tuple(map(int, row[1:])) for row in words if row and row[0][:3] == "cpu" != row[0]}
-    usable = _usable(present)
-    running = next((int(row[1]) for row in words if row and row[0] == "procs_running"), 0)
+    usable = _usable(node.cores)
     return Reading(
         at_s=at_s,
         usable=usable,
-        cores={core: ticks for core, ticks in present.items() if core in usable},
-        runnable=running if usable == present.keys() else 0,
+        cores={core: ticks for core, ticks in node.cores.items() if core in usable},
+        runnable=node.runnable if usable == node.cores.keys() else 0,
         processes=processes,
     )
 
@@ -133,16 +130,16 @@ def between(before: Reading, after: Reading, root: int | None = None) -> Use:
     used, own_used = dict[str, float](), 0.0
     for key, process in after.processes.items():
         earlier = before.processes.get(key)
-        share = (process.ticks - (earlier.ticks if earlier else 0)) / _TICKS_PER_S / seconds
+        share = (process.ticks - (earlier.ticks if earlier else 0)) / TICKS_PER_S / seconds
         if key[0] in own:
             own_used += share
         elif process.core in after.usable and share > 0:
             used[process.name] = used.get(process.name, 0.0) + share
     busy = stolen = 0.0
     for core, ticks in after.cores.items():
-        spent = [now - then for now, then in zip(ticks, before.cores.get(core, ticks), strict=False)]
-        busy += sum(spent[column] for column in _BUSY) / _TICKS_PER_S / seconds
-        stolen += sum(spent[_STOLEN : _STOLEN + 1]) / _TICKS_PER_S / seconds
+        earlier_ticks = before.cores.get(core, ticks)
+        busy += (ticks.busy - earlier_ticks.busy) / TICKS_PER_S / seconds
+        stolen += (ticks.stolen - earlier_ticks.stolen) / TICKS_PER_S / seconds
     used |= {_STOLEN_BY: stolen, _HIDDEN: max(0.0, busy - own_used - sum(used.values()))}
     largest = sorted(used.items(), key=lambda item: -item[1])[:_MOST_NAMES]
     shares = {name: share for name, share in largest if share > 0}

@@ -12,12 +12,19 @@ from dpsim.setting import Setting
 FEWEST_ROUNDS = 3
 """Rounds that are measured where the usual ones do not fit into the time."""
 _GRACE_S = 30.0
+FIRST_ROUNDS_GRACE_S = 10.0
+"""What the first rounds of profiles and calibrations may take beyond twice their time."""
 FEWEST_SETTINGS = 2
 
 
 def limit_s(budget_s: float) -> float:
     """Return the most seconds of measuring with a budget: 30 s more than it."""
     return budget_s + _GRACE_S
+
+
+def first_rounds_text(seconds: float, times: int = 1) -> str:
+    """Say how long profiling and calibrating takes that is done ``times``, for ``seconds`` in all."""
+    return f"{seconds:.2g} to {2 * seconds:.2g} s, {2 * seconds + times * FIRST_ROUNDS_GRACE_S:.3g} s at most"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from dpsim.harness.sweep.sweep import blind_predictions, measure
 from dpsim.model.residuals import Residuals
 from dpsim.progress import Progress
 from dpsim.records.checked import Checked
-from dpsim.records.comparison import Comparison, SweepData
+from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, Predictions, Results
 from dpsim.report.content import Content
 from dpsim.study.environment import environment
@@ -104,9 +104,8 @@ def checked(swept: Swept) -> Checked:
     predictions, results, blind, inputs = swept.predictions, swept.results, swept.blind, swept.inputs
     if blind is None or inputs is None:
         raise FileFormatError("a record of a sweep without inputs", allowed="one with inputs and blind predictions")
-    return check_records(
-        SweepData(predictions, results, compare(predictions, results, blind=blind), None, blind), inputs
-    )
+    compare(predictions, results, blind=blind)  # raises
+    return check_records(predictions, results, blind, inputs)
 
 
 def predicted_again(swept: Swept) -> Comparison:

@@ -19,17 +19,16 @@ from dpsim.report.sweep.facts import run_facts
 from dpsim.report.sweep.verdict import verdict
 from dpsim.report.sweep.warnings import warnings
 from dpsim.setting import setting_of
+from dpsim.study.core_ticks import TICKS_PER_S, CoreTicks, read_ticks
 from dpsim.study.disturbance import (
     MOST_OTHERS,
     Judge,
-    NodeTime,
     RowMarks,
     RunQueue,
     Seen,
     Watcher,
     ancestors,
     cpu_s,
-    node_time,
     run_queue_marks,
 )
 from dpsim.study.profile import FORWARD_S, STEP_S
@@ -103,12 +102,11 @@ def test_the_run_queue_adds_up_threads_that_come_and_go(tmp_path: Path) -> None:
 
 def test_the_node_tells_stolen_and_busy_time_and_nothing_without_its_file(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
-    assert node_time(stat) is None
-    stat.write_text("cpu  100 20 30 4000 500 6 7 8 0 0\ncpu0 1 2 3\n")
-    read = node_time(stat)
-    assert read is not None and read.stolen_ticks == 8 and read.busy_s > 0
+    assert read_ticks(stat) is None
+    stat.write_text("cpu  100 20 30 4000 500 6 7 8 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\nprocs_running 3\n")
+    assert read_ticks(stat) == ((163, 8), {0: (19, 8)}, 3)
     stat.write_text("cpu  1 2\n")
-    assert node_time(stat) is None
+    assert read_ticks(stat) is None
     assert cpu_s([2**22 + 1]) is None and ancestors(2**22 + 1) == [2**22 + 1]
 
 
@@ -116,7 +114,7 @@ def test_a_watcher_tells_what_was_waited_in_each_sample_and_what_others_used(tmp
     (tmp_path / "1").mkdir()
     file = tmp_path / "1" / "schedstat"
     file.write_text("0 1000 0")
-    times, cpus = iter([NodeTime(5, 10.0), NodeTime(7, 12.0)]), iter([1.0, 2.5])
+    times, cpus = iter([CoreTicks(10 * TICKS_PER_S, 5), CoreTicks(12 * TICKS_PER_S, 7)]), iter([1.0, 2.5])
     watcher = Watcher([1], RunQueue(tmp_path), lambda: next(times), lambda _: next(cpus))
     watcher.begin()
     file.write_text("0 3000 0")

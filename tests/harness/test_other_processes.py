@@ -39,7 +39,7 @@ class Machine:
             f"cpu{core} {ticks} 0 0 0 0 0 0 {self.stolen if core == 0 else 0} 0 0" for core, ticks in self.busy.items()
         ]
         rows = rows if self.counted else []
-        (self.folder / "stat").write_text("\n".join(["cpu 0 0", *rows, "procs_running 5"]))
+        (self.folder / "stat").write_text("\n".join(["cpu 0 0 0 0 0 0 0 0", *rows, "procs_running 5"]))
 
     def work(self, seconds: float) -> None:
         self.now_s += seconds
@@ -57,7 +57,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(other_processes, "_TICKS_PER_S", TICKS)
+    monkeypatch.setattr(other_processes, "TICKS_PER_S", TICKS)
     return Machine(tmp_path)
 
 

@@ -42,6 +42,7 @@ from dpsim.report.sweep.warnings import warnings
 from dpsim.runtime.micro_batches import own_leaves
 from dpsim.study.inputs import Prepared
 from dpsim.study.profile import ProfileConfig
+from dpsim.units import format_duration
 
 pytestmark = pytest.mark.slow
 
@@ -163,11 +164,14 @@ def test_an_interrupted_sweep_measures_the_drift_that_is_missing(
     messages: list[str] = []
     comparison = sweep(done.predictions.experiment, tmp_path, messages.append).comparison
     assert [text.split(":")[0] for text in messages] == [
+        "the drift",
         "training 1 of 1",
         "training 1 of 2",
         "training 2 of 2",
         "writing the report",
     ]
+    predicted_s = 5 * sum(point.step_s for point in done.predictions.points)
+    assert f"3 trainings of 5 steps take about {format_duration(predicted_s)} on" in messages[0]
     assert (tmp_path / "results.json").read_bytes() == (done.folder / "results.json").read_bytes()
     assert [point.digest for point in comparison.points] == [point["digest"] for point in done.shown["points"]]
 

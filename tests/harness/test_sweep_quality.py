@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,13 +13,18 @@ import pytest
 from report_factory import sweep
 
 from dpsim.errors import ConfigError
+from dpsim.harness.quality.fits import cases
+from dpsim.harness.sweep import quality
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.quality import QUALITY, study_of
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.sweep import plan_text
 from dpsim.records.convergence import Convergence
+from dpsim.records.quality import RECORD
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.content import target_sentence
+from dpsim.setting import settings_of
+from dpsim.units import format_duration
 
 Dpsim = Callable[..., tuple[int, str, str]]
 NORMS = {"model": "cnn:2,2", "overlap": "off", "optimizer": {"kind": "sgd", "learning_rate": 0.03, "momentum": 0.8}}
@@ -48,13 +54,33 @@ def test_a_sweep_over_the_local_batch_with_a_target_studies_the_steps_to_it() ->
 
 
 def test_the_trainings_are_announced_before_the_start() -> None:
-    announced = "beside that 80 trainings, whose time is not known yet (--seeds 0 leaves them out)"
+    announced = "beside that 80 trainings, whose time is said before they start (--seeds 0 leaves them out)"
     assert plan_text(experiment("batch-norm", seeds=10)).endswith(announced)
     plain = plan_text(experiment("batch-norm"))
     assert " settings, some of them twice, about " in plain and "s for the report" in plain
-    assert "trainings, whose time is not known yet" in plan_text(experiment("local-batch", target_loss=0.5))
+    assert "trainings, whose time is said before they start" in plan_text(experiment("local-batch", target_loss=0.5))
     devices = completed(Experiment(question="devices", base={"global_batch": 64}, steps=50))
-    assert plan_text(devices).endswith("beside that trainings of 50 steps, whose time is not known yet")
+    assert plan_text(devices).endswith("beside that trainings of 50 steps, whose time is said before they start")
+
+
+def test_the_time_of_the_trainings_is_said_before_they_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared, said = experiment("batch-norm", seeds=10), list[str]()
+    monkeypatch.setattr(quality, "study_quality", lambda *_: None)
+    monkeypatch.setattr(quality, "cores", lambda: 2)
+    (setting,) = settings_of((declared.rows[0],))
+    of_setting = SimpleNamespace(setting=setting, step_s=1e-3 * setting.plan.global_batch / setting.plan.devices)
+    predictions: Any = SimpleNamespace(experiment=declared, points=[of_setting])
+    quality.measure_quality(predictions, tmp_path, said.append)
+    study = study_of(declared)
+    assert study is not None
+    samples = sum(case.steps * case.global_batch for held in (False, True) for case in cases(study, held_out=held))
+    assert said == [
+        f"the quality: 80 trainings, 2 at a time, take about {format_duration(samples * 0.5e-3)} on a quiet machine"
+    ]
+    (tmp_path / quality.QUALITY).mkdir()
+    (tmp_path / quality.QUALITY / RECORD).touch()
+    quality.measure_quality(predictions, tmp_path, said.append)
+    assert len(said) == 1
 
 
 def test_quality_is_studied_in_the_compute_dtype_of_the_sweep() -> None:

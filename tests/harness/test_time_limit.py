@@ -14,9 +14,10 @@ from dpsim.records.sweep import Experiment, MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.measure import WARM_UP_ROUNDS, measure
+from dpsim.study.runners.script import starting_together
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.task import Samples
-from dpsim.study.time_limit import FEWEST_ROUNDS, cut, limit_s, order_of_leaving
+from dpsim.study.time_limit import FEWEST_ROUNDS, cut, first_rounds_text, limit_s, order_of_leaving
 
 
 def setting(number: int, devices: int = 2, repeat: int = 0) -> Setting:
@@ -120,3 +121,13 @@ def test_what_stays_spreads_over_the_settings() -> None:
     assert sorted(order_of_leaving(SETTINGS)) == list(range(len(SETTINGS)))
     pair = [longest.index(SETTINGS[1]), longest.index(SETTINGS[9])]
     assert pair[1] == pair[0] + 1
+
+
+def test_few_processes_of_a_script_start_at_once_and_every_member_as_a_whole() -> None:
+    assert starting_together([1, 2, 2, 2, 4, 2, 1, 2, 1]) == [[0, 1, 2], [3, 4], [5, 6, 7], [8]]
+    assert starting_together([8, 1]) == [[0], [1]] and starting_together([1]) == [[0]]
+
+
+def test_the_first_rounds_are_announced_with_the_most_that_they_take() -> None:
+    assert first_rounds_text(2.5) == "2.5 to 5 s, 15 s at most"
+    assert first_rounds_text(12.0, times=2) == "12 to 24 s, 44 s at most"

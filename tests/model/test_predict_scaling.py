@@ -161,12 +161,30 @@ def test_flat_devices_take_the_table_of_one_node_or_of_one_device_a_node_but_not
 
 @pytest.mark.parametrize("known", ["1x2", "2"])
 def test_flat_devices_and_those_of_a_node_are_counted_alike(known: str) -> None:
-    machine = Machine(name="m", allreduce=(table(known, A100_SIZES, A100["1x2"]),))
+    times = A100["1x2"]
+    largest = (table("1x16", A100_SIZES, tuple(4 * time_s for time_s in times)),) if known == "1x2" else ()
+    machine = Machine(name="m", allreduce=(table(known, A100_SIZES, times), *largest))
     for size in A100_SIZES:
         flat = [priced(machine, str(devices), size)[0] for devices in range(2, 17)]
         assert flat == sorted(flat)
         if known == "1x2":
             assert flat == [priced(machine, f"1x{devices}", size)[0] for devices in range(2, 17)]
+
+
+def test_flat_devices_that_do_not_fit_into_the_node_that_was_measured_are_refused() -> None:
+    of_node = Machine(name="m", allreduce=(table("1x8", (MIB,), (1.0,)),))
+    assert collective_cost(of_node, "nccl", 8, MIB) == (1.0, False)
+    assert collective_cost(of_node, "nccl", 4, MIB)[1] and collective_cost(of_node, "nccl", 16, MIB, layout="1x16")[1]
+    with pytest.raises(ConfigError, match="measured inside one node of 8 alone") as refused:
+        collective_cost(of_node, "nccl", 16, MIB)
+    assert "--devices 1x16" in refused.value.remedy
+    link = Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    for known in (
+        {"link": link},
+        {"allreduce": (*of_node.allreduce, table("2x8", (MIB,), (9.0,)))},
+        {"allreduce": (table("8", (MIB,), (1.0,)),)},
+    ):
+        assert collective_cost(msgspec.structs.replace(of_node, **known), "nccl", 16, MIB)[0] > 0
 
 
 def test_halves_are_scaled_from_tables_of_their_own() -> None:

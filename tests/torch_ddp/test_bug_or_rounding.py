@@ -321,6 +321,17 @@ def test_what_cannot_be_compared_is_refused_by_name(dpsim: Dpsim, tmp_path: Path
     assert code == 2 and given in err and "Traceback" not in err, err
 
 
+@pytest.mark.torch
+def test_a_parameter_that_is_replaced_behind_ddp_is_named_with_its_line(dpsim: Dpsim, tmp_path: Path) -> None:
+    case = Case("", {"more": "model.module[4].weight = nn.Parameter(torch.ones(5, 32))"})
+    script = tmp_path / "train.py"
+    script.write_text(case.script, encoding="utf-8")
+    (line,) = [number for number, text in enumerate(case.script.splitlines(), 1) if "torch.ones" in text]
+    code, _, err = dpsim("reproduce", "--torch-script", script, "--devices", "1,2", "--steps", "1")
+    assert code == 2 and f"train.py:{line} replaces the parameter 4.weight after Distributed" in err, err
+    assert "Traceback" not in err
+
+
 def test_what_is_of_dpsims_own_training_is_refused(dpsim: Dpsim) -> None:
     code, _, err = dpsim("reproduce", "--torch-script", "train.py", "--leaves", "4")
     assert code == 2 and "--leaves" in err

@@ -10,6 +10,7 @@ from typing import Any
 
 import kineto_traces
 import pytest
+from benchmark_outputs import nccl, ranks
 from kineto_traces import event, host_step
 
 from dpsim.model.observed import Steps
@@ -162,6 +163,28 @@ def test_step_times_are_explained_without_torch(dpsim: Dpsim) -> None:
     )
     assert found["summary"]["causes"] == ["communication"]
     assert found["summary"]["step_s"] == pytest.approx(16 * 32 / 546.9)
+
+
+def test_a_row_of_the_log_that_jumps_is_left_out_and_told(dpsim: Dpsim, tmp_path: Path) -> None:
+    times = [(size, 10.0 * (20 if size == 2**16 else 1) + size / 1e4) for size in (2**n for n in range(10, 28, 2))]
+    log = tmp_path / "allreduce.txt"
+    log.write_text(nccl(times, times, 8, lines_of_ranks=ranks(["alpha"] * 4 + ["beta"] * 4)))
+    code, out, err = dpsim(
+        *[
+            "explain",
+            "--parameters",
+            "138357544",
+            "--local-batch",
+            "32",
+            "--measured",
+            "1:245/s,2x4:546.9/s",
+            "--network-log",
+        ],
+        log,
+    )
+    assert code == 0 and "communication" in out
+    (line,) = [each for each in err.splitlines() if "65536 bytes in" in each]
+    assert line.startswith("warning: ") and "left out" in line
 
 
 def traces(folder: Path, *shifts_us: float) -> list[Path]:

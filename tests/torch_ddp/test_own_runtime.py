@@ -113,9 +113,9 @@ def test_a_replica_of_a_workload_has_its_tensors() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize(("devices", "runs"), [(2, 1), (3, 1), (4, 2)])  # eight do not start at once
 def test_its_steps_last_as_long_as_what_is_waited_for_and_send_the_same_buckets(
-    devices: int, on_ranks: Callable[..., Any], tmp_path: Path
+    devices: int, runs: int, on_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
     setting = Setting(plan=_plan(devices), model="four", network=PACED, runtime="dpsim", compute="emulated")
     before = samples_before(tmp_path / "samples.json", sweep()[0], [].append)
@@ -123,7 +123,7 @@ def test_its_steps_last_as_long_as_what_is_waited_for_and_send_the_same_buckets(
         experiment=msgspec.structs.replace(before.experiment, budget_s=0.0, interval=1.0, seed=0),
         inputs=None,
         place=0,
-        settings=(setting,),
+        settings=tuple(msgspec.structs.replace(setting, repeat=run) for run in range(runs)),
         meeting=str(tmp_path),
         before=before,
         save_to=str(tmp_path / "samples.json"),
@@ -133,7 +133,8 @@ def test_its_steps_last_as_long_as_what_is_waited_for_and_send_the_same_buckets(
     result = on_ranks("dpsim.study.runners.script:script_on_ranks", codec.to_builtins(task), devices=task.ranks)
     samples = codec.decode(result, Samples, "samples")
     assert samples == codec.read(tmp_path / "samples.json", Samples, "samples", SAMPLES_SCHEMA)
-    (point,) = samples.points
+    assert len(samples.points) == runs
+    point = samples.points[0]
     assert (point.buckets, point.bucket_bytes) == (2, (2 * 4 * 32 * 32,) * 2) and not point.logged_s
     assert len(point.step_s) == len(point.exposed_communication_s) == 6 * 6
     assert np.median(point.step_s) >= 0.95 * (LAYERS * 6e-3 + 2e-3) and point.emulation is not None

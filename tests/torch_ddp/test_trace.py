@@ -269,6 +269,14 @@ def test_the_printed_command_predicts_the_buckets_of_the_trace(
     assert any("no prediction can divide a bucket" in caution for caution in json.loads(out)["summary"]["cautions"])
 
 
+def test_a_trace_of_annotations_without_kernels_is_refused_as_such(tmp_path: Path) -> None:
+    on_device = ("kernel", "gpu_memcpy", "gpu_user_annotation")
+    events = [each for each in device_step(3, 0) + device_step(4, 10_000) if each.get("cat") not in on_device]
+    with pytest.raises(FileFormatError, match="it has annotations alone: 4 of collectives that GPUs did") as refused:
+        of(tmp_path, events, backend="nccl", world_size=4)
+    assert "ProfilerActivity.CUDA" in refused.value.remedy
+
+
 def test_a_trace_with_its_events_twice_is_refused(tmp_path: Path) -> None:
     text = json.dumps(kineto_traces.trace(host_step(3, 0)))
     name = '"traceEvents":'

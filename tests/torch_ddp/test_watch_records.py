@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,6 +13,7 @@ import pytest
 from watched_ranks import a_rank
 
 from dpsim import codec
+from dpsim.cli import watch
 from dpsim.cli.watch import said
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.watch_records import complete, paired, read
@@ -105,3 +109,41 @@ def test_two_jobs_that_cannot_be_told_apart_are_refused() -> None:
 def test_ranks_whose_steps_are_at_other_times_are_not_paired() -> None:
     with pytest.raises(ConfigError, match="at other times, or their clocks differ"):
         paired([a_rank(0), later(a_rank(1), -100)])
+
+
+class Job:
+    """A job that ends at a moment of a clock which waiting moves."""
+
+    def __init__(self, clock: list[float], ends_s: float) -> None:
+        self._clock, self._ends_s = clock, ends_s
+
+    def poll(self) -> int | None:
+        return 0 if self._clock[0] >= self._ends_s else None
+
+    def wait(self, seconds: float) -> int:
+        self._clock[0] += min(seconds, max(self._ends_s - self._clock[0], 0.0))
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired("job", seconds)
+        return 0
+
+
+@pytest.mark.parametrize("ends_s", [0.0, 500.0])
+def test_a_job_that_has_ended_waits_no_longer_than_half_a_minute_for_an_answer(
+    ends_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, computations = [0.0], list[int]()
+
+    def never(task: Any, give_up: Callable[[], bool], nice: int = 0) -> None:
+        computations.append(nice)
+        while not give_up():
+            assert clock[0] < 1000.0
+
+    monkeypatch.setattr("dpsim.comm.clock.now", lambda: clock[0])
+    monkeypatch.setattr("dpsim.launch.watched_job.now", lambda: clock[0])
+    monkeypatch.setattr("dpsim.launch.workers.computed", never)
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds)))
+    written(tmp_path, a_rank(0), a_rank(1))
+    job: Any = Job(clock, ends_s)
+    assert "was not computed within 30 s" in watch._answer(job, tmp_path)
+    assert ends_s + 30.0 <= clock[0] < ends_s + 30.5
+    assert computations == [watch._NICE, 0][-1 if ends_s == 0 else 0 :]  # behind the job, and then before all else

@@ -97,6 +97,7 @@ const idleCurve = remembered(nameOf, (machine, collective) => {
   const table = tableFor(tables, collective);
   if (table) return {...tableCurve(machine, table), ...known(table)};
   refuseUnknownInside(machine, collective);
+  refuseBeyondANode(machine, collective);
   const near = nearestTables(machine, tables, collective);
   if (near) return {...scaledPoints(machine, near, collective), ...NOTHING, scaled: near};
   if (collective.kind !== "allreduce" && hasTables(machine, whole(collective))) {
@@ -118,6 +119,13 @@ function refuseUnknownInside(machine, collective) {
   if (machine.cores && !collective.layout) return;
   throw new Error(`this machine was measured on several nodes alone, and says nothing of ` +
     `${collective.layout || collective.devices} devices inside one`);
+}
+
+/** Throws for flat devices that do not fit into the largest node, where nothing but one node was measured. */
+function refuseBeyondANode(machine, {devices, layout}) {
+  if (layout || machine.largest_node === null || devices <= machine.largest_node) return;
+  throw new Error(`this machine was measured inside one node of ${machine.largest_node} alone, and nothing says how ` +
+    `many nodes ${devices} devices are on`);
 }
 
 function nameOf({kind, algorithm, devices, layout}) {

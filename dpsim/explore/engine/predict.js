@@ -48,7 +48,7 @@ const variedWorld = remembered(({devices, devices_a_node, latency_s, bandwidth_b
     if (setting.bandwidth_bytes_per_s !== null) moved.bandwidth_bytes_per_s = setting.bandwidth_bytes_per_s;
     const link = {...machine[name], ...moved};
     Object.assign(machine, {[name]: link, allreduce: [], halves: [], overlap: [], of_one_node: false, of_several_nodes: false,
-      devices_a_node: 1});
+      devices_a_node: 1, largest_node: null});
     if (machine.emulated_link) machine.emulated_link = {...machine.emulated_link, ...moved};
   }
   if (setting.contention !== null) {

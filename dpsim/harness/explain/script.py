@@ -10,10 +10,10 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.launch.jobs import check_launcher, on_ranks
+from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
-from dpsim.launch.script_output import shown_once
+from dpsim.launch.script_output import on_ranks_shown_once
 from dpsim.launch.user_script import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
@@ -105,15 +105,8 @@ def observe(of: ScriptToExplain, cap_bytes: float | None = None, progress: Progr
             bucket_cap_bytes=cap_bytes,
         )
         protection = None if of.script_may_write else script_protection(of.script, of.arguments, str(meeting))
-        with shown_once() as output:
-            plain = on_ranks(
-                "dpsim.study.runners.observed:observe_on_ranks",
-                dict(codec.to_builtins(task)),
-                devices=of.devices,
-                progress=progress,
-                protection=protection,
-                show=output.add,
-            )
+        task_name = "dpsim.study.runners.observed:observe_on_ranks"
+        plain = on_ranks_shown_once(task_name, task, devices=of.devices, progress=progress, protection=protection)
     return codec.decode(plain, Observed, "observed")
 
 

@@ -14,8 +14,7 @@ from dpsim.harness.sweep.experiment import needed_for, predict_again, predict_be
 from dpsim.harness.sweep.sweep import blind_predictions, read_swept
 from dpsim.model.version import MODEL_VERSION
 from dpsim.records.checked import SAME, Checked, CheckedPoint, CheckedRecord
-from dpsim.records.comparison import SweepData
-from dpsim.records.sweep import Predictions
+from dpsim.records.sweep import Predictions, Results, read_predictions
 from dpsim.study.inputs import SCHEMA, Inputs, prepared
 
 _NOTHING_S = 1e-15
@@ -38,19 +37,17 @@ def check(folder: Path) -> Checked:
                 "calibrated in turns with the samples, there is nothing to compute again",
             )
     try:
-        swept = read_swept(folder)
+        swept, blind = read_swept(folder), read_predictions(folder / "blind.json")
         inputs = codec.read(folder / "inputs.json", Inputs, "inputs", SCHEMA)
     except FormatVersionError:
         raise
     except DpsimError as error:
         return Checked(model_version=0, today=MODEL_VERSION, damage=error.given)
-    return check_records(swept, inputs)
+    return check_records(swept.predictions, swept.results, blind, inputs)
 
 
-def check_records(swept: SweepData, inputs: Inputs) -> Checked:
-    """Return the same of records that were read and compared."""
-    predictions, results, blind = swept.predictions, swept.results, swept.blind
-    assert blind is not None
+def check_records(predictions: Predictions, results: Results, blind: Predictions, inputs: Inputs) -> Checked:
+    """Return the same of records that were read."""
     version = results.model_version
     versions = {record.model_version for record in (inputs, predictions, blind, results)}
     content = CheckedRecord(

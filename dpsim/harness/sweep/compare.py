@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dpsim.errors import FileFormatError
@@ -92,6 +93,26 @@ def compare(
         intervals=coverage_by_stratum(covered()),
         interval=next(iter(coverage_by_stratum(covered(stratum=ALL_NETWORKS))), None),
         **({} if blind is None else _beforehand(many or single, blind)),
+    )
+
+
+def with_groups(results: Results, predictions: Predictions, blind: Predictions | None) -> Results:
+    """Return the results with which of their points are compared with each other, and with which guesses."""
+    points = compare(predictions, results, blind=blind).points
+    groups = grouped((point for point in points if point.scored), lambda point: (_place(point), point.group))
+    settings = [{point.setting.first_run for point in members} for members in groups.values()]
+    several = [point.null_step_s for point in points if point.scored and point.devices > 1]
+    return msgspec.structs.replace(
+        results,
+        groups=tuple(
+            tuple(number for number, run in enumerate(results.points) if run.setting.first_run in members)
+            for members in settings
+        ),
+        guesses=tuple(
+            name
+            for name in (several[0] if several else ())
+            if name != scores.HINDSIGHT and all(name in nulls for nulls in several)
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from dpsim.plan import Overlap
 from dpsim.progress import Progress
 from dpsim.records.reproduce import AXES, ReproduceRecord, Reproduction, read
 from dpsim.records.sweep import Predictions
+from dpsim.units import format_duration
 
 DRIFT, DRIFT_PREDICTIONS = "drift.json", "drift_predictions.json"
 
@@ -44,7 +45,8 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
 def drift(predictions: Predictions, folder: Path, progress: Progress) -> ReproduceRecord | None:
     """Return the drift of a sweep, ``None`` where its experiment measures none.
 
-    It is read from the folder, or else measured and written there, after its predictions. Raises ``FileFormatError``
+    It is read from the folder, or else measured and written there, after its predictions; before that it says how long
+    that takes. Raises ``FileFormatError``
     where the folder holds the drift of another sweep; otherwise as ``reproduce``.
     """
     reproduction = reproduction_of(predictions)
@@ -52,6 +54,12 @@ def drift(predictions: Predictions, folder: Path, progress: Progress) -> Reprodu
         return read_drift(predictions, folder)
     pairs = _algorithms(predictions)
     plans = [plan for plan in possible(reproduction) if plan.devices == 1 or (plan.algorithm, plan.overlap) in pairs]
+    step_s = {point.setting.plan.devices: point.step_s for point in predictions.points}
+    total_s = reproduction.steps * sum(step_s.get(plan.devices, max(step_s.values())) for plan in plans)
+    progress(
+        f"the drift: {len(plans)} trainings of {reproduction.steps} steps take about {format_duration(total_s)} on a "
+        "quiet machine, after the start of their ranks"
+    )
     record = measure(reproduction, folder / DRIFT_PREDICTIONS, progress, plans)
     trajectories = tuple(
         msgspec.structs.replace(trajectory, tensors=(), steps=()) for trajectory in record.trajectories

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
 from dpsim.dtypes import ComputeDtype
 from dpsim.errors import ConfigError
+from dpsim.harness.quality.fits import cases
 from dpsim.harness.quality.study import read_results, study_quality
 from dpsim.harness.sweep.norms import NORM_FIELDS
 from dpsim.nn.tokens import MODELS, parse_model
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.progress import Progress
-from dpsim.records.quality import DivergenceStudy, GapStudy, QualityResults, QualityStudy, StepsStudy
-from dpsim.records.sweep import Experiment
+from dpsim.records.quality import RECORD, DivergenceStudy, GapStudy, QualityResults, QualityStudy, StepsStudy
+from dpsim.records.sweep import Experiment, Predictions
 from dpsim.setting import setting_of
+from dpsim.study.environment import cores
+from dpsim.units import format_duration
 
 QUALITY = "quality"
 """The folder of the study inside that of the sweep."""
@@ -43,13 +47,32 @@ def study_of(experiment: Experiment) -> QualityStudy | None:
     return None
 
 
-def measure_quality(experiment: Experiment, folder: Path, progress: Progress) -> QualityResults | None:
+def measure_quality(predictions: Predictions, folder: Path, progress: Progress) -> QualityResults | None:
     """The quality that a sweep declares, measured into its folder or read from there; ``None`` where it declares none.
 
-    Raises ``FileFormatError`` where the folder holds another study.
+    Before the trainings start it says about how long they take, by the predicted steps. Raises ``FileFormatError``
+    where the folder holds another study.
     """
-    study = study_of(experiment)
-    return None if study is None else study_quality(study, folder / QUALITY, progress)
+    study = study_of(predictions.experiment)
+    if study is None:
+        return None
+    if not (folder / QUALITY / RECORD).exists():
+        progress(_time_text(study, predictions))
+    return study_quality(study, folder / QUALITY, progress)
+
+
+def _time_text(study: QualityStudy, predictions: Predictions) -> str:
+    """Say how long the trainings of a study take, by the predicted device seconds of a sample."""
+    of_sample = [
+        point.step_s * point.setting.plan.devices / point.setting.plan.global_batch for point in predictions.points
+    ]
+    trained = [*cases(study, held_out=False), *cases(study, held_out=True)]
+    total_s = statistics.median(of_sample) * sum(case.steps * case.global_batch for case in trained)
+    early = ", and less where they reach the target loss early" if study.steps_to_target else ""
+    return (
+        f"the quality: {len(trained)} trainings, {min(2, cores())} at a time, take about "
+        f"{format_duration(total_s / min(2, cores()))} on a quiet machine{early}"
+    )
 
 
 def read_quality(experiment: Experiment, folder: Path) -> QualityResults | None:

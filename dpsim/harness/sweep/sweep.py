@@ -13,7 +13,7 @@ from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.folder_lock import locked
 from dpsim.harness.quality.fits import cases
-from dpsim.harness.sweep.compare import compare
+from dpsim.harness.sweep.compare import compare, with_groups
 from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.drift import DRIFT, drift, read_drift
 from dpsim.harness.sweep.experiment import needed_for, predict_again
@@ -41,7 +41,7 @@ from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import Inputs, preparation_s, prepared
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, SweepTask, samples_before
-from dpsim.study.time_limit import FEWEST_ROUNDS, limit_s
+from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
 
 _REPORT_S, _BUSY_REPORT_S = 10.0, 30.0
 """About what starting the ranks and writing the report take, on a quiet machine and beside others."""
@@ -68,8 +68,9 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> SweepData
     study_of(experiment)
     with locked(folder):
         finished = _complete(folder, experiment)
-        drift(_measure(experiment, folder, progress), folder, progress)
-        measure_quality(experiment, folder, progress)
+        predictions = _measure(experiment, folder, progress)
+        drift(predictions, folder, progress)
+        measure_quality(predictions, folder, progress)
         swept = read_swept(folder)
         if finished:
             progress(f"{folder} holds this experiment already; nothing is measured again")
@@ -115,19 +116,21 @@ def plan_text(experiment: Experiment) -> str:
     settings = settings_of(experiment.rows)
     prepare_s, report_s = preparation_s(settings, experiment.budget_s), _REPORT_S
     total_s = prepare_s + experiment.budget_s + report_s
+    times = 1 + any(setting.emulated_compute for setting in settings)
     study, trainings = study_of(experiment), ""
     if study is not None:
         number = sum(len(cases(study, held_out=held_out)) for held_out in (False, True))
-        trainings = f"; beside that {number} trainings, whose time is not known yet"
+        trainings = f"; beside that {number} trainings, whose time is said before they start"
         trainings += " (--seeds 0 leaves them out)" * bool(study.gap)
     elif experiment.measures_drift:
-        trainings = f"; beside that trainings of {experiment.steps} steps, whose time is not known yet"
+        trainings = f"; beside that trainings of {experiment.steps} steps, whose time is said before they start"
     most_s = limit_s(experiment.budget_s)
     return (
-        f"{len(settings)} settings, some of them twice, about {total_s:.0f} s or more in all: {prepare_s:.0f} to "
-        f"{2 * prepare_s:.0f} s to profile and calibrate, a budget of {experiment.budget_s:g} s to measure (at most "
-        f"{most_s:g} s, where {LEAST_ROUNDS} rounds of all settings do not fit: then {FEWEST_ROUNDS} are measured, and "
-        f"then fewer settings), {report_s:.0f} s for the report, {_BUSY_REPORT_S:.0f} s where cores are busy{trainings}"
+        f"{len(settings)} settings, some of them twice, about {total_s:.0f} s or more in all: "
+        f"{first_rounds_text(prepare_s, times)} to profile and calibrate, a budget of {experiment.budget_s:g} s to "
+        f"measure (at most {most_s:g} s, where {LEAST_ROUNDS} rounds of all settings do not fit: then {FEWEST_ROUNDS} "
+        f"are measured, and then fewer settings), {report_s:.0f} s for the report, {_BUSY_REPORT_S:.0f} s where cores "
+        f"are busy{trainings}"
     )
 
 
@@ -229,7 +232,7 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
         blind_sha256="" if blind is None else codec.digest(blind),
         model_version=predictions.model_version,
     )
-    codec.write_record(folder / "results.json", results)
+    codec.write_record(folder / "results.json", with_groups(results, predictions, blind))
 
 
 def _run(

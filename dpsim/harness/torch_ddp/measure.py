@@ -22,10 +22,10 @@ from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_device
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.torch_ddp.own_runtime import other_settings
 from dpsim.harness.torch_ddp.places import inputs_for, settings_by_place
-from dpsim.launch.jobs import check_launcher, on_ranks
+from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
-from dpsim.launch.script_output import shown_once
+from dpsim.launch.script_output import on_ranks_shown_once
 from dpsim.launch.user_script import is_module
 from dpsim.machine import Machine
 from dpsim.model import past
@@ -39,7 +39,7 @@ from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import SCHEMA, Inputs
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, ScriptTask, samples_before
-from dpsim.study.time_limit import FEWEST_ROUNDS, limit_s
+from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
 from dpsim.torch_ddp.profile_script import check_torch, profile_script
 from dpsim.torch_ddp.request import ScriptRequest
 from dpsim.units import format_duration, format_size
@@ -180,7 +180,7 @@ def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tup
     inputs = replace(inputs, widths=all_widths(past.load(current.processor, current.cores)))
     places = settings_by_place(experiment)
     for place, where in enumerate(places):
-        progress(f"profiling and calibrating on {where}: {first_s:.2g} to {2 * first_s:.2g} s, after the start")
+        progress(f"profiling and calibrating on {where}: {first_rounds_text(first_s)}, after the start")
         task = ScriptTask(experiment=experiment, inputs=inputs, place=place, meeting="", first_s=first_s)
         measured = _on_ranks(task, progress, script_may_write=script_may_write)
         inputs = codec.decode(measured, Inputs, "inputs")
@@ -213,8 +213,8 @@ def _at_most(declared: Experiment, first_s: float) -> str:
         settings = len(declared.rows)
     places = f" on each of {cases} places" if cases > 1 else ""
     return (
-        f"at most {settings} settings: first {first_s:.2g} to {2 * first_s:.2g} s of profiles and calibrations{places},"
-        f" each after the script's start; then DDP trains in turns with them for the budget of"
+        f"at most {settings} settings: first {first_rounds_text(first_s)} of profiles and calibrations{places},"
+        f" each after the start of the script in every process; then DDP trains in turns with them for the budget of"
         f" {format_duration(declared.budget_s)}, and {format_duration(limit_s(declared.budget_s))} at most where"
         f" {LEAST_ROUNDS} rounds of all settings need it: then {FEWEST_ROUNDS} are measured, and then fewer settings"
     )
@@ -287,12 +287,5 @@ def _on_ranks(task: ScriptTask, progress: Progress, *, script_may_write: bool) -
             protection = script_protection(experiment.script, experiment.arguments, str(meeting), *saved)
         script = experiment.script if is_module(experiment.script) else str(Path(experiment.script).absolute())
         task = replace(task, experiment=replace(experiment, script=script), meeting=str(meeting))
-        with shown_once() as output:
-            return on_ranks(
-                "dpsim.study.runners.script:script_on_ranks",
-                dict(codec.to_builtins(task)),
-                devices=task.ranks,
-                progress=progress,
-                protection=protection,
-                show=output.add,
-            )
+        task_name = "dpsim.study.runners.script:script_on_ranks"
+        return on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)

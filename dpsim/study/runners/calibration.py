@@ -36,9 +36,10 @@ from dpsim.study.loop import StopRule, rounds
 from dpsim.study.profile import AT_S, narrow
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows
 from dpsim.study.runners.load import Load, ReplicaLoad, StandIn, nothing
+from dpsim.study.time_limit import FIRST_ROUNDS_GRACE_S, first_rounds_text
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 60
-_FEWEST_ROUNDS, _GRACE_S = 2, 10.0
+_FEWEST_ROUNDS = 2
 _LEAST_LOAD_S = 1e-3
 _LOADED_S = 4e-3
 _MOST_AT_ONCE = 20
@@ -409,7 +410,7 @@ def until_known(seconds: float, most_rounds: float = math.inf, least_rounds: int
         most_s=2 * seconds,
         most_rounds=most_rounds,
         fewest_rounds=_FEWEST_ROUNDS,
-        limit_s=2 * seconds + _GRACE_S,
+        limit_s=2 * seconds + FIRST_ROUNDS_GRACE_S,
     )
 
 
@@ -418,8 +419,8 @@ def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Pr
     config, rows = codec.decode(argument, CalibrateConfig, "calibration"), Rows()
     counts = " and ".join(map(str, dict.fromkeys(config.devices + config.sends)))
     report(
-        f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}: {config.seconds:g}"
-        f" s, up to {2 * config.seconds:g} s where the machine is disturbed"
+        f"calibrating {', '.join(config.algorithms)} on {counts} devices, network {config.network}: "
+        f"{first_rounds_text(config.seconds)} where the machine is disturbed"
     )
     visited, selection = calibrators(comm, config, rows, Watcher.on(comm))
     stop = until_known(config.seconds, most_rounds=_MOST_ROUNDS)

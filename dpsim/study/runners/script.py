@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from dpsim import codec
 from dpsim.comm.clock import now
-from dpsim.comm.group import quiet_barrier
+from dpsim.comm.group import quiet_barrier, quiet_receive
 from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.emulation import Watched, machine_cores
@@ -64,6 +64,8 @@ _LEAST_VISITS = 3
 _CALIBRATION_PARTS = 2
 """Rounds in which a calibration comes through all sizes."""
 _LONGEST_PAUSE_S = 150e-3
+_AT_ONCE = 4
+"""Processes that start at the same time, or a few more."""
 HOOK_SETTLES = 32
 """Steps of a visit before any counts in which ``dpsim.torch.allreduce_hook()`` finds its fastest way."""
 
@@ -128,7 +130,7 @@ def script_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progr
         with Listener(str(Path(task.meeting) / CONTROL), "AF_UNIX", backlog=comm.size) as listener:
             quiet_barrier(comm)
             comm.Split(len(task.members), comm.rank)
-            processes = _accepted(listener, task, report)
+            processes = _started(comm, listener, task, report)
             study = Study(task, processes, report)
             done = study.first_rounds() if task.before is None else study.measured()
             for each in processes:
@@ -137,21 +139,55 @@ def script_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progr
     of_rank = [(number, subject) for number, (ranks, subject) in enumerate(task.members) for _ in range(ranks)]
     number, subject = of_rank[comm.rank - 1]
     quiet_barrier(comm)
-    _take_part(task, subject, comm.Split(number, comm.rank), number)
+    group = comm.Split(number, comm.rank)
+    quiet_receive(comm)
+    _take_part(task, subject, group, number)
     return None
 
 
-def _accepted(listener: Listener, task: ScriptTask, report: Progress) -> list[Processes]:
-    """The processes of all members, once they have built DDP and wait at their first step."""
-    report(f"starting {task.ranks - 1} processes that take turns")
-    processes = [Processes() for _ in task.members]
-    for _ in range(task.ranks - 1):
-        connection: Any = listener.accept()
-        processes[connection.recv()].connections.append(connection)
-    for each in processes:
-        for connection in each.connections:
-            _check_trains(connection.recv().ended, 0)
+def _started(comm: MPI.Intracomm, listener: Listener, task: ScriptTask, report: Progress) -> list[Processes]:
+    """The processes of all members, once they have built DDP and wait at their first step; some start at a time."""
+    processes, begin_s, of_member = [Processes() for _ in task.members], now(), [ranks for ranks, _ in task.members]
+    waves, total = starting_together(of_member), sum(of_member)
+    report(
+        f"starting the script in {total} processes that take turns, about {_AT_ONCE} at a time: {len(waves)} times as "
+        "long as it needs until its first step"
+    )
+    started = 0
+    for wave in waves:
+        first = 1 + sum(of_member[: wave[0]])
+        ranks = sum(of_member[member] for member in wave)
+        for rank in range(first, first + ranks):
+            comm.Send([b"", MPI.BYTE], dest=rank)
+        for _ in range(ranks):
+            connection: Any = listener.accept()
+            processes[connection.recv()].connections.append(connection)
+        for member in wave:
+            for connection in processes[member].connections:
+                _check_trains(connection.recv().ended, 0)
+        started += ranks
+        if started < total and wave is waves[0]:
+            spent_s = now() - begin_s
+            report(
+                f"{started} of {total} processes have started in {spent_s:.2g} s: the others take about "
+                f"{spent_s * (total - started) / started:.2g} s more"
+            )
     return processes
+
+
+def starting_together(of_member: Sequence[int]) -> list[list[int]]:
+    """Return the members that start at the same time, in their order: each with so many processes, ``_AT_ONCE`` or
+    more of them at once, so that what the first ones need tells what the others will.
+    """
+    waves: list[list[int]] = []
+    processes = _AT_ONCE
+    for member, ranks in enumerate(of_member):
+        if processes >= _AT_ONCE:
+            waves.append([])
+            processes = 0
+        waves[-1].append(member)
+        processes += ranks
+    return waves
 
 
 def _check_trains(ended: bool, rounds_done: int) -> None:
@@ -202,6 +238,7 @@ class Study:
         That is what an allreduce of all gradients takes by the first visits to the calibration; with FSDP what an
         all-gather of all parameters takes, in parts. Raises ``ConfigError``.
         """
+        begin_s = now()
         for number in range(_CALIBRATION_PARTS):
             for calibrator in self.calibrators:
                 calibrator.visit(number, counted=True)
@@ -216,7 +253,10 @@ class Study:
             profiler.pause_s = pause_s
         stop = until_known(self._task.first_s, least_rounds=_LEAST_VISITS)
         known = lambda: narrow(profiled_slowdowns(self._profile, self.rows, self._task.place))  # noqa: E731
-        for current in rounds(stop, suffice=known, seed=self._task.experiment.seed, report=self._report):
+        measuring = rounds(
+            stop, suffice=known, seed=self._task.experiment.seed, spent_s=now() - begin_s, report=self._report
+        )
+        for current in measuring:
             for each in current.order(self.beside):
                 each.visit(current.number, counted=True)
         for profiler in self.profilers:

@@ -20,6 +20,7 @@ _LOAD = "enumerate(DataLoader)#_SingleProcess"
 _FUNCTION = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _BACKEND_SPAN = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)")
+_OF_GPUS = ("nccl:", "xccl:", "hccl:")
 _WORD = re.compile(r"\w{1,40}", re.ASCII)
 _ALLREDUCES = ("allreduce", "all_reduce", "allreduce_", "allreduce_coalesced", "allreduce_coalesced_")
 _OTHERS = ("all_to_all", "all_gather", "reduce_scatter", "broadcast", "scatter", "gather", "reduce", "send", "recv")
@@ -95,7 +96,8 @@ class Marks:
     """What was kept of a trace. ``steps`` are the marks ``ProfilerStep#n`` by n; ``launched_s`` are host seconds.
 
     ``allreduces`` are calls and what is nested in them, ``transfers`` what a backend of the host then did.
-    ``collectives`` counts the names of all collectives that were seen.
+    ``collectives`` counts the names of all collectives that were seen; ``annotated`` are those that the host's marks
+    say a backend of GPUs was asked for.
     """
 
     events: int = 0
@@ -112,6 +114,7 @@ class Marks:
     launched_s: array[float] = field(default_factory=lambda: array("d"))
     others: list[OtherCollective] = field(default_factory=list)
     collectives: Counter[str] = field(default_factory=Counter)
+    annotated: int = 0
 
     @property
     def spans(self) -> tuple[list[Any], ...]:
@@ -200,6 +203,7 @@ def _keep_collective(marks: Marks, trace: str, event: Event, name: str) -> None:
     """
     span = _BACKEND_SPAN.fullmatch(name)
     arguments = _arguments(event)
+    marks.annotated += span is not None and name.startswith(_OF_GPUS)
     if name == "record_param_comms":
         collective = _text(arguments.get("Collective name"))
     elif span or name.startswith("c10d::"):

@@ -103,6 +103,13 @@ def _check_marks(trace: str, marks: Marks) -> None:
             " by dpsim profile --torch-script"
         )
         raise _refuse(trace, f"there is no allreduce among its {marks.events} events, but {_seen(marks)}", remedy)
+    if marks.annotated and not len(marks.device.launch):
+        remedy = "record it with ProfilerActivity.CUDA beside ProfilerActivity.CPU, on a machine that has the devices"
+        what = (
+            f"it has annotations alone: {marks.annotated} of collectives that GPUs did, and no kernel among its"
+            f" {marks.events} events, which would say when"
+        )
+        raise _refuse(trace, what, remedy)
     if not marks.steps:
         remedy = "give torch.profiler.profile a schedule=, and call profiler.step() after every training step"
         raise _refuse(trace, f"there is no ProfilerStep#n among its {marks.events} events", remedy)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import distributed
 from torch.distributed import fsdp
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_reduce
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import Refused
@@ -34,6 +37,15 @@ class InReplicas:
         self.module = ddp.module
         self._ddp = ddp
         self._synchronises = False
+        self._wrapped, self._lines = dict(self.module.named_parameters()), dict[int, str]()
+        register_module_parameter_registration_hook(self._registered)
+
+    def _registered(self, _: Any, __: str, parameter: Any) -> None:
+        """Note the line of the script that registers a parameter with any module."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "dpsim.")):
+            frame = frame.f_back
+        self._lines[id(parameter)] = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
     def named_parameters(self) -> list[tuple[str, Any]]:
         """The names and parameters, as optimizers have them."""
@@ -54,8 +66,23 @@ class InReplicas:
         """Nothing: replicas are whole at any time."""
 
     def forward(self) -> None:
-        """Note that a forward pass begins: DDP decides then whether its backward reduces."""
+        """Note that a forward pass begins: DDP decides then whether its backward reduces.
+
+        Raises ``Refused`` where a parameter is not the one that DDP was given.
+        """
         self._synchronises = self._ddp.require_backward_grad_sync
+        for name, parameter in self.module.named_parameters():
+            if parameter is not self._wrapped.get(name, parameter):
+                raise Refused(
+                    ConfigError(
+                        f"{self._lines.get(id(parameter), 'the script')} replaces the parameter {name} after"
+                        " DistributedDataParallel was given the model: it reduces the gradient of the one from before"
+                        " (a missing gradient)",
+                        allowed="parameters that stay the same while DDP trains them",
+                        remedy="replace it before the model is wrapped, or write into it: with torch.no_grad(): "
+                        f"{name}.copy_(...)",
+                    )
+                )
 
     def reduced(self) -> bool:
         """Whether the backward that has just ended reduced the gradients."""

@@ -46,6 +46,22 @@ while True:
     torch.nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.randint(0, 3, (4,))).backward()
     optimizer.step()
 """
+_JOB = """
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+model = DistributedDataParallel(torch.nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(2000):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.randint(0, 3, (4,))).backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
 _OWN_SCRIPT = "import time\n\nimport dpsim\n\ntime.sleep(1)\nprint(dpsim.rank(), dpsim.size())\n"
 
 
@@ -106,6 +122,7 @@ COMMANDS = {
     "bench allreduce": Command(
         "dpsim bench allreduce --devices 2 --max 4KiB --budget 1s --peers mpi,gloo", 50, (*_RANKS, "script")
     ),
+    "watch": Command(f"dpsim watch -- {sys.executable} job.py", 10, ("launcher", "keeper", "worker")),
     "validate --workers": Command(
         f"dpsim validate --sets {ROOT}/experiments/validation_example --workers 2 --output validated",
         15,
@@ -126,6 +143,7 @@ TURNS = (*_FAST, *_FAST, *_FAST, *_SLOW)
 def prepare(folder: Path) -> None:
     """Write the scripts that the commands name into their folder."""
     (folder / "train.py").write_text(_TRAINING, encoding="utf-8")
+    (folder / "job.py").write_text(_JOB, encoding="utf-8")
     (folder / "own.py").write_text(_OWN_SCRIPT, encoding="utf-8")
 
 
@@ -180,9 +198,21 @@ class _Run(Run):
         except subprocess.TimeoutExpired:
             for pid in self.processes():
                 with contextlib.suppress(psutil.Error):
-                    if _kind(psutil.Process(pid), self.process.pid) not in ("launcher", "keeper", ""):
+                    if _kind(psutil.Process(pid), self.process.pid) not in ("launcher", "keeper", "job", ""):
                         raise
         return self.process.wait(_REPORTS_S)
+
+    def job_ends(self) -> None:
+        """Wait for the end of a watched job, which goes on whatever happens to the command."""
+        until = time.monotonic() + _REPORTS_S
+        while time.monotonic() < until:
+            kinds = []
+            for pid in self.processes():
+                with contextlib.suppress(psutil.Error):
+                    kinds.append(_kind(psutil.Process(pid), self.process.pid))
+            if "job" not in kinds:
+                return
+            time.sleep(0.1)
 
     def predictions(self) -> bytes:
         """Return the file that the command must not write again; empty where there is none."""
@@ -205,6 +235,8 @@ def _kind(process: psutil.Process, launcher: int) -> str:
         return "keeper"
     if "dpsim.launch.worker" in words:
         return "watcher" if process.children() else "rank"
+    if words[1:] == ["job.py"]:
+        return "job"
     if any("multiprocessing.spawn" in word for word in words):
         return "worker"
     return "script" if any(word in words for word in _SCRIPTS) else ""
@@ -245,6 +277,7 @@ def _judged(run: _Run, attack: Attack, digest: str) -> tuple[str, str]:
     if not run.hit(attack):
         return "had ended", "" if run.process.returncode == 0 else f"exit code {run.process.returncode}"
     became = _ended(run, attack)
+    run.job_ends()
     if attack.kind == "keeper" and attack.number == signal.SIGSTOP:
         subprocess.run([sys.executable, "-c", _NEXT], env=run.environment | {"DPSIM_FOLDER": ""}, check=True)
     if wrong := run.left():
