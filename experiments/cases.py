@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-import numpy as np
 
 from dpsim import codec
 from dpsim.codec import Noun
@@ -96,14 +94,3 @@ class Study(Generic[Case]):
                     remedy="measure it again",
                 )
         return record
-
-
-def ratio_lines(step_s: Mapping[str, Sequence[float]], base: str, limits: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each alternative: its median, and its ratio to ``base`` with its 95 % interval."""
-    for name, taken_s in step_s.items():
-        over = median_ratio(taken_s, step_s[base])
-        limit = f"  limit {limits[name]:.2f}" if name in limits else ""
-        yield (
-            f"  {name:<30} {np.median(taken_s) * 1e3:9.3f} ms  {over.median:.3f}"
-            f"  ({over.low:.3f} to {over.high:.3f}){limit}"
-        )

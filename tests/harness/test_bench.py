@@ -21,7 +21,7 @@ from ranks_bench import SingleRank
 from dpsim import codec
 from dpsim.columns import columns_of
 from dpsim.errors import CommunicationError, ConfigError, FileFormatError
-from dpsim.experiments import allreduce_targets, ladder_page
+from dpsim.experiments import ladder_page
 from dpsim.harness.bench import measure
 from dpsim.harness.bench.result import result
 from dpsim.kernels.allreduce.registry import versions
@@ -325,14 +325,6 @@ def test_a_record_survives_its_file_and_a_damaged_one_is_refused(tmp_path: Path)
     path.write_text(path.read_text().replace('"two-shot"', "2", 1))
     with pytest.raises(FileFormatError):
         bench.read(path)
-
-
-def test_targets_are_held_against_what_was_measured() -> None:
-    actual = {(t.what, t.met) for t in allreduce_targets.targets(result(record(*FULL, devices=2)))}
-    assert actual == {("over the best MPI", True)}
-    assert {t.what for t in allreduce_targets.targets(result(record(*FULL)))} == {"over mpich"}
-    (missing,) = allreduce_targets.targets(result(record(*FULL[:4], devices=2)))
-    assert missing.measured is None and not missing.met
 
 
 # Who takes part.
