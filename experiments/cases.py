@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-import numpy as np
 
 from dpsim import codec
 from dpsim.codec import Noun
@@ -17,7 +15,6 @@ from dpsim.progress import Progress, no_progress
 from dpsim.records.sweep import Environment
 from dpsim.study.environment import environment, stamp
 from dpsim.study.rows import rounded
-from dpsim.study.statistics import Interval, median_ratio
 
 Case = TypeVar("Case", bound=Noun)
 
@@ -27,10 +24,6 @@ class Measured(Noun, Generic[Case], frozen=True):
 
     case: Case
     samples: dict[str, tuple[float, ...]]
-
-    def ratio(self, name: str, base: str) -> Interval:
-        """Return the ratio of the medians of two kinds of samples, with its 95 % interval over paired rounds."""
-        return median_ratio(self.samples[name], self.samples[base])
 
 
 class Record(Noun, Generic[Case], frozen=True):
@@ -57,25 +50,14 @@ class Study(Generic[Case]):
     task: str
     pin: bool = True
 
-    def measure(
-        self,
-        cases: Iterable[Any],
-        progress: Progress = no_progress,
-        *,
-        done: Callable[[Measured[Case]], object] = lambda measured: None,
-        **argument: Any,
-    ) -> Record[Case]:
-        """Measure cases, each in a job of its own; ``done`` gets each at once. Raises ``DpsimError``.
-
-        The task gets ``argument``, and ``case`` in plain types.
-        """
+    def measure(self, cases: Iterable[Any], progress: Progress = no_progress) -> Record[Case]:
+        """Measure cases, each in a job of its own, whose task gets ``case`` in plain types. Raises ``DpsimError``."""
         begun, measured = stamp(), []
         for case in cases:
             progress(case.title)
-            given = argument | {"case": codec.to_builtins(case)}
-            taken = on_ranks(self.task, given, devices=case.devices, pin=self.pin)
+            argument = {"case": codec.to_builtins(case)}
+            taken = on_ranks(self.task, argument, devices=case.devices, pin=self.pin)
             measured.append(Measured(case=case, samples={name: rounded(values) for name, values in taken.items()}))
-            done(measured[-1])
         return Record(
             environment=environment(),
             measured_from=begun,
@@ -96,14 +78,3 @@ class Study(Generic[Case]):
                     remedy="measure it again",
                 )
         return record
-
-
-def ratio_lines(step_s: Mapping[str, Sequence[float]], base: str, limits: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each alternative: its median, and its ratio to ``base`` with its 95 % interval."""
-    for name, taken_s in step_s.items():
-        over = median_ratio(taken_s, step_s[base])
-        limit = f"  limit {limits[name]:.2f}" if name in limits else ""
-        yield (
-            f"  {name:<30} {np.median(taken_s) * 1e3:9.3f} ms  {over.median:.3f}"
-            f"  ({over.low:.3f} to {over.high:.3f}){limit}"
-        )

@@ -1,4 +1,4 @@
-"""What the commands ``python -m dpsim.experiments.NAME`` share: parser, progress, errors in words, record, page."""
+"""What the commands ``python -m dpsim.experiments.NAME`` share: parser, progress, errors in words, page."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
-from dpsim import codec
-from dpsim.codec import Noun
 from dpsim.errors import DpsimError
-from dpsim.progress import Progress
 
-Record = TypeVar("Record", bound=Noun)
 ROOT = Path(__file__).resolve().parents[1]
 """The checkout."""
 _END = "<!-- end -->"
@@ -39,23 +34,6 @@ def ended(name: str, run: Callable[[], int | None]) -> int:
     except DpsimError as error:
         tell(f"{name}: {error}")
         return 2
-
-
-def recorded(
-    name: str, description: str | None, measure: Callable[[Progress], Record], lines: Callable[[Record], list[str]]
-) -> int:
-    """Measure, write the record to the file that ``--output`` names, and print its lines; return the exit code."""
-    options = parser(name, description)
-    options.add_argument("--output", type=Path, help="file for the record (.json)")
-    output: Path | None = options.parse_args().output
-
-    def run() -> None:
-        record = measure(tell)
-        if output is not None:
-            codec.write(output, record)
-        print("\n".join(lines(record)))
-
-    return ended(name, run)
 
 
 def with_parts(text: str, parts: Mapping[str, Callable[[], str]]) -> str:

@@ -1,13 +1,12 @@
-"""``python -m dpsim.experiments.emulation`` shows what emulated computation changes: real steps, and the same replayed.
+"""What emulated computation changes: real steps, and the same replayed. ``make accuracy`` measures it.
 
 Two ranks train for real over an emulated link. Then they wait for exactly the times that their own layers just took,
 while gradients, allreduces and updates stay real. Visits of both take turns, so that a machine that changes its speed
-changes both alike. Prints the replayed step over the real one.
+changes both alike.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 from typing import Any
@@ -21,7 +20,6 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Study
 from dpsim.harness import models
 from dpsim.machine import Network
@@ -34,7 +32,6 @@ from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
 from dpsim.study.loop import StopRule, in_turns
 from dpsim.study.runners.profile import computing_times
-from dpsim.study.statistics import median_interval
 from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 from dpsim.workload import Workload
 
@@ -155,25 +152,3 @@ def _workload(bare: Workload, row: NDArray[np.float64]) -> Workload:
         for index, layer in enumerate(bare.layers)
     )
     return msgspec.structs.replace(bare, layers=layers, update_s=float(row[-2]), overhead_s=float(row[-1]))
-
-
-def lines(record: Record[Case]) -> list[str]:
-    """Return a line for each case: both steps, their ratio with its 95 % interval, and exposed communication."""
-    text = []
-    for each in record.measured:
-        real_s, again_s, real_exposed_s, again_exposed_s = (each.samples[name] for name in _SAMPLES)
-        ratio = median_interval([again / real for real, again in zip(real_s, again_s, strict=True)])
-        text.append(
-            f"{each.case.title}, {each.case.network}: real {1e3 * np.median(real_s):.2f} ms, "
-            f"replayed {change(each):+.1%} (paired: {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}); exposed "
-            f"{1e3 * np.median(real_exposed_s):.2f} and {1e3 * np.median(again_exposed_s):.2f} ms"
-        )
-    return text
-
-
-def main() -> int:
-    return command.recorded("emulation", __doc__, functools.partial(STUDY.measure, CASES), lines)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -7,6 +7,8 @@ is drawn there, and the committed reports stay as they are.
 
 from __future__ import annotations
 
+import html
+import re
 import shutil
 import subprocess
 import time
@@ -17,7 +19,6 @@ from typing import Any
 from dpsim.codec import write_text
 from dpsim.errors import ConfigError
 from dpsim.experiments import command
-from dpsim.experiments import reproducible_cost as cost
 from dpsim.experiments.accuracy.declared import experiments
 from dpsim.experiments.accuracy.derive import derive
 from dpsim.experiments.command import ROOT
@@ -43,6 +44,8 @@ CONTENTS: Mapping[str, tuple[str, Callable[[Any], Content]]] = {
 """The section of reports of each kind of result but sweeps, and what such a report says."""
 VALIDATION = "validation"
 """The folder of the report on published measurements. It keeps no record: the sets are in the package."""
+SERVED: Mapping[str, str] = {"reproducibility/cost": SAME_BITS}
+"""The section of each report whose experiment has served: nothing draws it again, it is listed as it stands."""
 SECTIONS = (ACCURACY, SWEEPS, SAME_BITS, ALLREDUCE)
 
 
@@ -94,9 +97,11 @@ def _drawn(root: Path, folder: Path) -> tuple[str, ListedReport]:
         if derived is None or derived.content is None:
             raise ConfigError(f"{folder} has no finished sweep", remedy="make accuracy measures them")
         return ACCURACY, listed(derived.content, derived.written)
-    if (folder / cost.RECORD).is_file():
-        costs = cost.STUDY.read(folder / cost.RECORD)
-        return SAME_BITS, listed(cost.content(costs), cost.write_report(folder, costs))
+    if section := SERVED.get(folder.relative_to(root).as_posix()):
+        heading = re.search(r"<h1>(.*?)</h1>", (folder / PAGES["html"]).read_text(encoding="utf-8"))
+        _, question, answers, *_ = (folder / PAGES["md"]).read_text(encoding="utf-8").split("\n\n", 3)
+        verdict = answers.partition("\n")[0].removeprefix("- ")
+        return section, listed((html.unescape(heading[1]) if heading else "", question, verdict), folder.glob("*.svg"))
     if folder.name == VALIDATION:
         validation = validate()
         written = write_validation(folder, validation)

@@ -1,7 +1,8 @@
-"""``python -m dpsim.experiments.results_page`` writes tables of ``docs``: ``results.md``, ``grid.md``, ``glossary.md``.
+"""``python -m dpsim.experiments.results_page`` writes tables of ``docs``: of results, grid, glossary and allreduce.
 
 The descriptions of columns come from ``dpsim.records.columns``, impossible combinations from ``dpsim.constraints``,
-terms from ``dpsim.report.glossary``, and the example from the committed report, ``reports/example``.
+terms from ``dpsim.report.glossary``, versions of the allreduce from their registry, the example and what was measured
+of the allreduce from the committed reports.
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ from pathlib import Path
 from dpsim.columns import UNITS, AnyColumn
 from dpsim.constraints import ALL_CONSTRAINTS
 from dpsim.experiments.command import ROOT, rewrite, with_parts
+from dpsim.harness.bench.result import result
 from dpsim.harness.load import load
+from dpsim.kernels.allreduce.registry import versions
+from dpsim.kernels.allreduce.tree import slots
+from dpsim.records import bench
 from dpsim.records.columns import FRAMES
 from dpsim.report.glossary import terms
+from dpsim.report.words import percent
+from dpsim.units import format_size
 
 PAGE = ROOT / "docs" / "results.md"
 BEGIN = "<!-- {part}: made by python -m dpsim.experiments.results_page -->\n"
 EXAMPLE = "reports/example"
+ALLREDUCE = ROOT / "reports" / "allreduce" / bench.RECORD
+LADDER_RANKS = (2, 4, 8)
 SHOWN = ("network", "devices", "fusion_threshold_bytes", "measured_step_s", "predicted_step_s", "error")
 ROWS = 4
 KINDS = {
@@ -91,12 +100,34 @@ def glossary() -> str:
     return "".join(lines)
 
 
+def ladder(record: Path = ALLREDUCE) -> str:
+    """Return every version of the allreduce, with its fraction of the bound at the largest size of a benchmark."""
+    benchmark = bench.read(record)
+    size_bytes, backend = benchmark.bench.sizes()[-1], benchmark.bench.backend
+    points = [p for p in result(benchmark).points if p.size_bytes == size_bytes and p.system == bench.OWN]
+    fractions: dict[tuple[str, str], float | None]
+    fractions = {(backend, p.algorithm): p.fraction_of_bound for p in points if p.in_place and not p.cached}
+    bound = f"of the bound, {format_size(size_bytes)}, n = {benchmark.bench.devices}"
+    rows = [f"| version | on | what it does | bytes moved, n = 2, 4, 8 | waits | fuses | {bound} |", "|---" * 7 + "|"]
+    for version in versions():
+        parts = [slots(range(n + 1)) for n in LADDER_RANKS]
+        most = "" if version.most_bytes is None else f", up to {format_size(version.most_bytes)}"
+        fraction = fractions.get((version.backend, version.name))
+        moved = ", ".join(f"{version.bytes_moved(part, 1):g} S" for part in parts)
+        waits = ", ".join(str(version.synchronisations(part)) for part in parts)
+        cells = [f"`{version.name}`", version.backend, version.summary + most, moved, waits]
+        cells += [", ".join(version.variants) or "-", "-" if fraction is None else percent(fraction)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "example": example,
     "units": units,
     "columns": columns,
     "impossible": impossible,
     "terms": glossary,
+    "ladder": ladder,
 }
 
 
@@ -104,6 +135,7 @@ PAGES = {
     PAGE: ("example", "units", "columns"),
     ROOT / "docs" / "grid.md": ("impossible",),
     ROOT / "docs" / "glossary.md": ("terms",),
+    ROOT / "docs" / "allreduce.md": ("ladder",),
 }
 
 

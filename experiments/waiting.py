@@ -1,4 +1,4 @@
-"""``python -m dpsim.experiments.waiting`` measures what waiting for the slowest rank adds to a step.
+"""What waiting for the slowest rank adds to a step. ``make accuracy`` measures it.
 
 Ranks with emulated computation train over an emulated link: in one visit every step computes for the same time, in the
 next its time is drawn anew on each rank and in each step, from a spread that is known; in some cases the draws have a
@@ -8,7 +8,6 @@ the second, less that of the first, is compared with ``Prediction.waiting_for_sl
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import math
@@ -23,7 +22,6 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
-from dpsim.experiments import command
 from dpsim.experiments.cases import Measured, Record, Study
 from dpsim.harness import models
 from dpsim.machine import Link, Machine, Network
@@ -179,22 +177,3 @@ def wait_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progres
         "predicted_s": [predicted_s(workload, case)],
         "lateness_s": [statistics.median(late_s)],
     }
-
-
-def lines(record: Record[Case]) -> list[str]:
-    """Return a line for each case: what waiting adds to the step, predicted and measured."""
-    return [
-        f"{each.case.title}: predicted "
-        f"{predicted_share(each):+.1%}, measured {measured_share(each):+.1%} of "
-        f"{1e3 * statistics.fmean(each.samples['equal_s']):.1f} ms ({len(each.samples['drawn_s'])} steps each, "
-        f"moments missed by {1e3 * each.samples['lateness_s'][0]:.2f} ms)"
-        for each in record.measured
-    ]
-
-
-def main() -> int:
-    return command.recorded("waiting", __doc__, functools.partial(STUDY.measure, CASES), lines)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

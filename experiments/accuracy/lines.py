@@ -1,15 +1,14 @@
-"""The lines of the table of accuracy: one for each number that is promised, from all that was measured."""
+"""The lines of the table of accuracy: one for each number that is promised, from a frame of all scored points."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 
 from dpsim.codec import Noun
 from dpsim.experiments import emulation, waiting
@@ -23,8 +22,6 @@ from dpsim.records.coverage import CoveredPoint, StratumCoverage
 from dpsim.records.quality import QualityResults
 
 STEP = "median error of the step"
-_MOST_ERROR, _MOST_P90, _MOST_BATCH_ERROR = 0.06, 0.06, 0.03
-_MOST_NORM_ERROR, _MOST_RATIO_ERROR = 0.04, 0.1
 _MOST_IN_A_SWEEP = {"this machine": (0.015, 0.03), "emulated link": (0.015, 0.025)}
 """The most that a sweep's median error should be, with one device and with two, by network."""
 _ENOUGH_SWEEPS, _MOST_UNDECIDED = 0.9, 1 / 3
@@ -32,6 +29,8 @@ _LEAST_SKILL, _LEAST_SHAPE_SKILL = 0.5, 0.6
 _MOST_REGRET, _WORST_REGRET = 0.02, 0.05
 _LEVEL, _EVERYWHERE = 0.9, "everywhere"
 _PREDICTED = "predicted"
+_OF_POINT = ("devices", "error", "beforehand_error", "noise", "emulated_compute")
+_PANEL = ["sweep", "group"]
 Comparisons = Mapping[str, Comparison]
 
 
@@ -53,24 +52,6 @@ class Line(Noun, frozen=True, kw_only=True):
     note: str = ""
 
 
-class _Panel(NamedTuple):
-    """The scored points of one group of one sweep."""
-
-    sweep: str
-    comparison: Comparison
-    points: list[ComparedPoint]
-
-    @property
-    def group(self) -> Any:
-        """Return what was derived of the group; None for one of a single point."""
-        return next((group for group in self.comparison.groups if group.name == self.points[0].group), None)
-
-
-def _at_most(most: float, value: float) -> dict[str, Any]:
-    """Return the fields of a line whose value should be no more than ``most``."""
-    return {"value": value, "target": f"{most:.0%} or less", "met": value <= most}
-
-
 def stratum(point: ComparedPoint) -> str:
     """Return the network and devices of a point: ``emulated link, 8 devices, emulated computation``."""
     network = "this machine" if point.network == NODE else "emulated link"
@@ -78,97 +59,148 @@ def stratum(point: ComparedPoint) -> str:
     return f"{network}, {point.devices} device{'s' if point.devices > 1 else ''}{emulated}"
 
 
+def frame(comparisons: Comparisons) -> pd.DataFrame:
+    """Return a row for each scored point: its sweep, stratum and group, its errors, that of its group's best null.
+
+    ``scores`` is what was derived of the group; None for one of a single point.
+    """
+    rows = []
+    for name, comparison in comparisons.items():
+        groups = {group.name: group for group in comparison.groups}
+        for point in comparison.scored:
+            row = {"sweep": name, "question": comparison.experiment.question, "stratum": stratum(point), "point": point}
+            row |= {"group": point.group, "scores": groups.get(point.group)}
+            rows.append(row | {column: getattr(point, column) for column in _OF_POINT})
+    table = pd.DataFrame(rows, columns=["sweep", "question", "stratum", "point", "group", "scores", *_OF_POINT])
+    table["error"], table["noise"] = table.error.abs(), table.noise.astype(float)
+    table["null_error"] = table.groupby(_PANEL).point.transform(_null_errors)
+    return table
+
+
+def _null_errors(points: pd.Series) -> list[float]:
+    """Return how far off the null is that is best in a group: NaN for points without nulls."""
+    with_null = [point for point in points if point.null_step_s]
+    best = step_score(with_null).null if with_null else ""
+    return [abs(p.null_step_s[best] / p.measured_step_s - 1) if p.null_step_s else np.nan for p in points]
+
+
 def lines(comparisons: Comparisons) -> Iterator[Line]:
     """Yield all lines that can be derived from the comparisons, by name."""
-    panels: dict[str, list[_Panel]] = {}
-    for name, comparison in comparisons.items():
-        if comparison.experiment.question not in ("local-batch", "fusion-threshold"):
-            continue
-        groups: dict[tuple[str, str], list[ComparedPoint]] = {}
-        for point in comparison.scored:
-            groups.setdefault((stratum(point), point.group), []).append(point)
-        for (where, _), points in groups.items():
-            panels.setdefault(where, []).append(_Panel(name, comparison, points))
+    table = frame(comparisons)
     coverages = {coverage.stratum: coverage for coverage in _coverages(comparisons)}
-    for where in sorted(panels):
-        yield from _stratum_lines(where, panels[where])
+    for where, of_stratum in table[table.question.isin(["local-batch", "fusion-threshold"])].groupby("stratum"):
+        yield from _stratum_lines(where, of_stratum)
         if where in coverages:
             yield from _interval_lines(coverages[where])
-    over_batches = [each for each in comparisons.values() if each.experiment.question == "local-batch"]
-    if computed := _groups(over_batches, lambda point: not point.emulated_compute):
-        sweeps = sum(any(not point.emulated_compute for point in each.scored) for each in over_batches)
-        yield _step_line("local batch", computed, sweeps, _MOST_BATCH_ERROR)
-    yield from _norm_lines(comparisons)
+    computed = table[(table.question == "local-batch") & ~table.emulated_compute.astype(bool)]
+    if len(computed):
+        yield _step_line("local batch", computed, 0.03)
+    yield from _norm_lines(table[table.question == "batch-norm"])
     if _EVERYWHERE in coverages:
         yield from _interval_lines(coverages[_EVERYWHERE])
 
 
-def _stratum_lines(where: str, panels: Sequence[_Panel]) -> Iterator[Line]:
-    points = [point for panel in panels for point in panel.points]
-    sweeps = len({panel.sweep for panel in panels})
-    line = functools.partial(Line, where=where, calibrations=sweeps)
-    yield _step_line(where, [panel.points for panel in panels], sweeps, _MOST_ERROR)
-    if not points[0].emulated_compute:
-        yield _sweeps_line(where, panels)
-    percentile = float(np.percentile(np.abs([point.error for point in points]), 90))
-    yield line(quantity="90th percentile", **_at_most(_MOST_P90, percentile), points=len(points))
-    if (skill := _skill_line(where, panels)) is not None:
-        yield skill
-    yield _shape_line(where, panels, sweeps)
-    if grouped := [panel for panel in panels if panel.group is not None]:
-        regrets = [panel.group.regret for panel in grouped]
+def _line(table: pd.DataFrame, where: str, quantity: str, value: float | None, most: float = 0.0, **more: Any) -> Line:
+    """Return a line about these points, whose value should be no more than ``most`` unless ``more`` says what else."""
+    fields: dict[str, Any] = {
+        "points": len(table),
+        "calibrations": table.sweep.nunique(),
+        "target": f"{most:.0%} or less",
+    }
+    if value is not None:
+        fields["met"] = bool(value <= most)
+    return Line(where=where, quantity=quantity, value=value, **(fields | more))
+
+
+def _step_line(where: str, table: pd.DataFrame, most: float) -> Line:
+    """Return the error of the step, against the null that is best in each group."""
+    medians = table[["null_error", "noise"]].median()
+    null, noise = (None if np.isnan(median) else float(median) for median in medians)
+    note = f"made beforehand {table.beforehand_error.abs().median():.1%}"
+    return _line(table, where, STEP, float(table.error.median()), most, null=null, noise=noise, note=note)
+
+
+def _stratum_lines(where: str, table: pd.DataFrame) -> Iterator[Line]:
+    line = functools.partial(_line, table, where)
+    yield _step_line(where, table, 0.06)
+    if not table.emulated_compute.iloc[0]:
+        yield _sweeps_line(where, table)
+    yield line("90th percentile", float(np.percentile(table.error, 90)), 0.06)
+    scored = table[table.scores.notna()]
+    groups = scored.drop_duplicates(_PANEL).scores
+    several = groups[table.devices > 1]
+    skills = [group.step.skill for group in several if not group.below_noise and group.step.skill is not None]
+    if skills:
+        share = float(np.mean([skill >= _LEAST_SKILL for skill in skills]))
+        yield line(
+            f"sweeps with a skill on step time of {_LEAST_SKILL} or more",
+            share,
+            target=f"{_ENOUGH_SWEEPS:.0%} or more, all above 0",
+            met=share >= _ENOUGH_SWEEPS and min(skills) > 0,
+            points=sum(group.points for group in several),
+            calibrations=len(skills),
+            note=f"median {_median(skills):.2f}, worst {min(skills):.2f}; {sum(skill > 0 for skill in skills)} of "
+            f"{len(skills)} above 0",
+        )
+    yield _shape_line(where, table)
+    if len(groups):
+        regrets = [group.regret for group in groups]
         mean, worst = float(np.mean(regrets)), max(regrets)
         yield line(
-            quantity="mean regret of the predicted best",
-            value=mean,
+            "mean regret of the predicted best",
+            mean,
             target=f"{_MOST_REGRET:.0%} or less, worst {_WORST_REGRET:.0%}",
             met=mean <= _MOST_REGRET and worst <= _WORST_REGRET,
-            points=sum(len(panel.comparison.members(panel.group)) for panel in grouped),
+            points=len(scored),
             note=f"{len(regrets)} panels, worst {worst:.1%}",
         )
 
 
-def _sweeps_line(where: str, panels: Sequence[_Panel]) -> Line:
+def _sweeps_line(where: str, table: pd.DataFrame) -> Line:
     """Return the share of sweeps whose own median error is small enough.
 
     A sweep in which two runs of one setting differ by more than that says nothing: it is undecided.
     """
-    most = _MOST_IN_A_SWEEP[where.split(",")[0]][panels[0].points[0].devices > 1]
-    errors = [_median(abs(point.error) for point in panel.points) for panel in panels]
-    noises = [max((point.noise or 0.0 for point in panel.points), default=0.0) for panel in panels]
-    decided = [error for error, noise in zip(errors, noises, strict=True) if noise <= most]
-    undecided = 1 - len(decided) / len(errors)
-    share = float(np.mean([error <= most for error in decided])) if decided else None
-    return Line(
-        where=where,
-        quantity=f"sweeps with a median error of {most:.1%} or less",
-        value=share,
+    most = _MOST_IN_A_SWEEP[where.split(",")[0]][int(table.devices.iloc[0] > 1)]
+    sweeps = table.groupby(_PANEL).agg(error=("error", "median"), noise=("noise", "max"))
+    decided = sweeps[~(sweeps.noise > most)]
+    undecided = len(sweeps) - len(decided)
+    share = float((decided.error <= most).mean()) if len(decided) else None
+    enough = undecided / len(sweeps) <= _MOST_UNDECIDED
+    return _line(
+        table,
+        where,
+        f"sweeps with a median error of {most:.1%} or less",
+        share,
         target=f"{_ENOUGH_SWEEPS:.0%} or more",
-        met=None if share is None else share >= _ENOUGH_SWEEPS and undecided <= _MOST_UNDECIDED,
-        points=sum(len(panel.points) for panel in panels),
+        met=None if share is None else share >= _ENOUGH_SWEEPS and enough,
         calibrations=len(decided),
-        note=f"{len(errors) - len(decided)} more sweeps are undecided: two runs of one setting differ by more; "
-        f"median of all sweeps {_median(errors):.1%}, worst {max(errors):.1%}",
+        note=f"{undecided} more sweeps are undecided: two runs of one setting differ by more; median of all sweeps "
+        f"{sweeps.error.median():.1%}, worst {sweeps.error.max():.1%}",
     )
 
 
-def _skill_line(where: str, panels: Sequence[_Panel]) -> Line | None:
-    """Return the skill on step time of each group of several devices whose settings differ by more than the noise."""
-    groups = [panel.group for panel in panels if panel.group is not None and panel.points[0].devices > 1]
-    skills = [group.step.skill for group in groups if not group.below_noise and group.step.skill is not None]
-    if not skills:
-        return None
-    share = float(np.mean([skill >= _LEAST_SKILL for skill in skills]))
-    return Line(
-        where=where,
-        quantity=f"sweeps with a skill on step time of {_LEAST_SKILL} or more",
-        value=share,
-        target=f"{_ENOUGH_SWEEPS:.0%} or more, all above 0",
-        met=share >= _ENOUGH_SWEEPS and min(skills) > 0,
-        points=sum(group.points for group in groups),
-        calibrations=len(skills),
-        note=f"median {_median(skills):.2f}, worst {min(skills):.2f}; {sum(skill > 0 for skill in skills)} of "
-        f"{len(skills)} above 0",
+def _shape_line(where: str, table: pd.DataFrame) -> Line:
+    """Return the skill on the shape of the panels whose effect exceeds three times the noise."""
+    counts = [scores is not None and scores.shape_counts for scores in table.scores]
+    panels = [
+        [point for point in points if point.null_step_s]
+        for _, points in table[counts].groupby(_PANEL, sort=False).point
+    ]
+    score = shape_score(panels)
+    skill = None if score is None else score.skill
+    return _line(
+        table,
+        where,
+        "skill on the shape",
+        skill,
+        target=f"{_LEAST_SHAPE_SKILL} or more",
+        met=None if skill is None else skill >= _LEAST_SHAPE_SKILL,
+        points=sum(map(len, panels)),
+        note="no panel has an effect above three times the noise"
+        if score is None
+        else f"{len(panels)} of {table.groupby(_PANEL).ngroups} panels; error {score.median_abs_error:.1%}, best null "
+        f"{score.null} {score.null_median_abs_error:.1%}",
     )
 
 
@@ -213,83 +245,22 @@ def _interval_lines(coverage: StratumCoverage) -> Iterator[Line]:
     )
 
 
-def _step_line(where: str, groups: Sequence[Sequence[ComparedPoint]], sweeps: int, most: float) -> Line:
-    """Return the error of the step in groups of sweeps, against the null that is best in each group."""
-    points = list(itertools.chain(*groups))
-    noises = [p.noise for p in points if p.noise is not None and math.isfinite(p.noise)]
-    null_errors: list[float] = []
-    for of_group in groups:
-        if with_null := [point for point in of_group if point.null_step_s]:
-            best = step_score(with_null).null
-            null_errors += [abs(point.null_step_s[best] / point.measured_step_s - 1) for point in with_null]
-    return Line(
-        where=where,
-        quantity=STEP,
-        **_at_most(most, _median(abs(point.error) for point in points)),
-        points=len(points),
-        calibrations=sweeps,
-        null=_median(null_errors) if null_errors else None,
-        noise=_median(noises) if noises else None,
-        note=f"made beforehand {_median(abs(point.beforehand_error) for point in points):.1%}",
-    )
-
-
-def _groups(members: Iterable[Comparison], wanted: Callable[[ComparedPoint], bool]) -> list[list[ComparedPoint]]:
-    """Return the scored points of each group of each sweep that are wanted."""
-    groups: dict[tuple[int, str], list[ComparedPoint]] = {}
-    for number, comparison in enumerate(members):
-        for point in filter(wanted, comparison.scored):
-            groups.setdefault((number, point.group), []).append(point)
-    return list(groups.values())
-
-
-def _shape_line(where: str, panels: Sequence[_Panel], sweeps: int) -> Line:
-    """Return the skill on the shape of the panels whose effect exceeds three times the noise."""
-    distinguishing = [
-        [point for point in panel.points if point.null_step_s]
-        for panel in panels
-        if panel.group is not None and panel.group.shape_counts
-    ]
-    score = shape_score(distinguishing)
-    skill = None if score is None else score.skill
-    return Line(
-        where=where,
-        quantity="skill on the shape",
-        value=skill,
-        target=f"{_LEAST_SHAPE_SKILL} or more",
-        met=None if skill is None else skill >= _LEAST_SHAPE_SKILL,
-        points=sum(map(len, distinguishing)),
-        calibrations=sweeps,
-        note="no panel has an effect above three times the noise"
-        if score is None
-        else f"{len(distinguishing)} of {len(panels)} panels; error {score.median_abs_error:.1%}, best null "
-        f"{score.null} {score.null_median_abs_error:.1%}",
-    )
-
-
-def _norm_lines(comparisons: Comparisons) -> Iterator[Line]:
+def _norm_lines(table: pd.DataFrame) -> Iterator[Line]:
     """Yield the step with each norm on several devices, and what global statistics add to it."""
-    members = [each for each in comparisons.values() if each.experiment.question == "batch-norm"]
-    groups = _groups(members, lambda point: point.devices > 1)
-    if not groups:
+    several = table[table.devices > 1]
+    if not len(several):
         return
-    yield _step_line("batch norm", groups, len(members), _MOST_NORM_ERROR)
-    added = []
-    for comparison in members:
-        for group in comparison.groups:
-            by_norm = {norm_of(p.model, p.batch_norm): p for p in comparison.members(group)}
-            if {"local", "global"} <= by_norm.keys():
-                local, whole = by_norm["local"], by_norm["global"]
-                predicted = whole.predicted_step_s / local.predicted_step_s
-                added.append(abs(predicted / (whole.measured_step_s / local.measured_step_s) - 1))
-    if added:
-        yield Line(
-            where="batch norm",
-            quantity="error of step with global over local",
-            **_at_most(_MOST_RATIO_ERROR, _median(added)),
-            points=len(added),
-            calibrations=len(members),
-        )
+    yield _step_line("batch norm", several, 0.04)
+    errors = []
+    for _, points in table[table.scores.notna()].groupby(_PANEL).point:
+        by_norm = {norm_of(point.model, point.batch_norm): point for point in points}
+        if {"local", "global"} <= by_norm.keys():
+            local, synchronised = by_norm["local"], by_norm["global"]
+            predicted = synchronised.predicted_step_s / local.predicted_step_s
+            errors.append(abs(predicted / (synchronised.measured_step_s / local.measured_step_s) - 1))
+    if errors:
+        quantity = "error of step with global over local"
+        yield _line(table, "batch norm", quantity, _median(errors), 0.1, points=len(errors))
 
 
 def emulation_line(record: Record[emulation.Case]) -> Line:
@@ -298,7 +269,9 @@ def emulation_line(record: Record[emulation.Case]) -> Line:
     return Line(
         where="emulated link, 2 devices",
         quantity="replayed step over real step",
-        **_at_most(0.03, _median(map(abs, changes))),
+        value=(value := _median(map(abs, changes))),
+        target="3% or less",
+        met=value <= 0.03,
         points=sum(len(each.samples["real_s"]) for each in record.measured),
         calibrations=len(changes),
         note="cases: " + ", ".join(f"{change:+.1%}" for change in changes),

@@ -33,7 +33,7 @@ from dpsim.experiments.peers.setting import (
 from dpsim.launch import jobs, rank_info, resident_job
 from dpsim.launch.scratch import scratch
 from dpsim.progress import Progress
-from dpsim.study.loop import StopRule, in_turns, rounds
+from dpsim.study.loop import StopRule, in_turns
 from dpsim.study.statistics import median_ratio
 from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 
@@ -41,9 +41,7 @@ _SEARCH_VISIT_S, _TIMED_VISIT_S = 0.3, 0.6
 _LEAST_STEPS = 2
 _LEAST_ROUNDS, _TIMED_S, _NARROW = 10, 100.0, 0.02
 """The timed rounds, and when they end: all ratios known to 2 % (half the interval's width), or 100 s spent."""
-_SCREENING_ROUNDS, _SEARCH_ROUNDS = 2, 3
-_BEHIND = 1.1
-"""A setting whose step takes longer than the best one's by this factor after the screening rounds leaves the search."""
+_SEARCH = StopRule(least_rounds=3, most_rounds=3)
 
 
 def measure(comparison: PeerComparison, progress: Progress) -> list[SystemResult]:
@@ -165,8 +163,10 @@ def _best_setting(
         return built[setting]
 
     def measure_in_turn(settings: list[Setting]) -> list[float]:
+        """Return the least step time of each setting: what disturbs one of a few visits only adds time."""
         visits = {setting: functools.partial(training(setting).visit, _SEARCH_VISIT_S) for setting in settings}
-        return least_times_s(visits, seed=seed, turn=next(searches))
+        times_s = in_turns(visits, _SEARCH, warm_up=0, seed=seed + next(searches))
+        return [min(times_s[setting]) for setting in settings]
 
     best, tried = search(first_setting(system), choices(system, work), measure_in_turn, lambda s: built.pop(s).drop())
     return SystemResult(system, work.devices, best, *training(best).errors, tuple(tried)), built[best]
@@ -192,23 +192,6 @@ def search(
             if setting != best:
                 drop(setting)
     return best, tried
-
-
-def least_times_s(visits: Mapping[Setting, Callable[[], float]], *, seed: int = 0, turn: int = 0) -> list[float]:
-    """Return the least step time of each setting, all visited in turn; those clearly behind are visited no more.
-
-    Of a few visits the least counts, because what disturbs them only adds time.
-    """
-    least_s: dict[Setting, float] = dict.fromkeys(visits, math.inf)
-    remaining = list(visits)
-    stop = StopRule(least_rounds=_SCREENING_ROUNDS, most_rounds=_SEARCH_ROUNDS)
-    for current in rounds(stop, suffice=lambda: len(remaining) == 1, seed=seed):
-        for setting in current.order(remaining, turn):
-            least_s[setting] = min(least_s[setting], visits[setting]())
-        if current.number + 1 >= _SCREENING_ROUNDS:
-            limit_s = _BEHIND * min(least_s.values())
-            remaining[:] = [setting for setting in remaining if least_s[setting] <= limit_s]
-    return list(least_s.values())
 
 
 def timed(

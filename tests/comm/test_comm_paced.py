@@ -1,8 +1,4 @@
-"""The emulated link: never early, its own and the receiver's bandwidth shared by what comes.
-
-How late messages are, and what waiting for them costs, depends on what else the machine does:
-``python -m dpsim.experiments.pacer`` measures it.
-"""
+"""The emulated link: never early, its own and the receiver's bandwidth shared by what comes."""
 
 from __future__ import annotations
 
@@ -73,9 +69,11 @@ def test_every_point_to_point_algorithm_gives_the_sum(devices: int, on_ranks: On
 
 def test_the_link_is_kept_beside_a_backward(on_ranks: OnRanks) -> None:
     argument = {"network": NETWORK, "sizes_bytes": [SMALL, LONG], "repeats": 10}
-    rows = on_ranks("dpsim.experiments.pacer:measure_on_ranks", argument, devices=2)
-    assert len({(row["size_bytes"], row["overlap"], row["beside"]) for row in rows}) == len(rows) == 8
-    assert min(row["earliest_s"] for row in rows) >= 0, f"a message came early: {rows}"
+    took_s = on_ranks("ranks_paced:beside_a_backward", argument, devices=2)
+    assert len(took_s) == 2 * len((SMALL, LONG))
+    for case, fastest_s in took_s.items():
+        due_s = LATENCY_S + int(case.split()[0]) / BANDWIDTH
+        assert fastest_s >= due_s, f"a message of {case} came early"
 
 
 def test_training_with_mpis_own_allreduce_is_refused_on_an_emulated_network(dpsim: Callable[..., Any]) -> None:

@@ -9,57 +9,47 @@ from pathlib import Path
 
 import pytest
 from published_files import EXPERIMENTS
-from report_factory import ENVIRONMENT, sweep
+from report_factory import sweep
 
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.experiments import reports_page
-from dpsim.experiments.cases import Measured, Record
-from dpsim.experiments.reports_page import ACCURACY, committed, write_reports
-from dpsim.experiments.reproducible_cost import AGAIN, PLAIN, RECORD, STUDY, Case, Mode, content
+from dpsim.experiments.reports_page import ACCURACY, SERVED, committed, write_reports
 from dpsim.harness.load import load
 from dpsim.report.sweep.summary import verdicts
 from dpsim.validation.page import content as validation_content
 from dpsim.validation.run import validate
 
 
-def costs() -> Record[Case]:
-    mode = Mode(leaves=8)
-    cases = [
-        Case(model="cnn:4", dataset="digits", devices=1, global_batch=batch, modes=(mode,), limit=1.1)
-        for batch in (16, 32)
-    ]
-    step_s = {PLAIN: (0.010, 0.011, 0.012), mode.name: (0.011, 0.012, 0.013), AGAIN: (0.010, 0.012, 0.011)}
-    measured = tuple(Measured(case=case, samples=step_s) for case in cases)
-    return Record(
-        environment=ENVIRONMENT, measured_from="a", measured_until="b", measured=measured, schema=STUDY.schema
-    )
-
-
 @pytest.fixture
 def reports(tmp_path: Path) -> Path:
-    """Two folders with records: of a sweep, and of an experiment below another folder."""
+    """Two folders: the records of a sweep, and the page of an experiment that has served."""
     predictions, results = sweep()
     codec.write(tmp_path / "thresholds" / "predictions.json", predictions)
     codec.write(tmp_path / "thresholds" / "results.json", results)
-    codec.write(tmp_path / "bits" / "cost" / RECORD, costs())
+    (served,) = SERVED
+    (cost := tmp_path / served).mkdir(parents=True)
+    (cost / "index.html").write_text("<h1>Same &amp; slower?</h1>")
+    (cost / "report.md").write_text("# cost\n\nHow much slower?\n\n- By 3 %.\n- By 5 %.\n\n## Steps\n")
+    (cost / "cost.svg").write_text("<svg/>")
     return tmp_path
 
 
 def test_reports_are_drawn_again_and_listed_with_question_verdict_and_figure(reports: Path) -> None:
-    folders = [reports / "bits" / "cost", reports / "thresholds"]
+    (served,) = SERVED
+    folders = [reports / served, reports / "thresholds"]
     stale = folders[1] / "report.md"
     stale.write_text("of an earlier version")
     page = write_reports(reports, folders)
     assert "## " in stale.read_text() and "of an earlier version" not in stale.read_text()
     text = html.unescape(page.read_text())
     links = re.findall(r'(?:href|src)="([^"]*)"', text)
-    assert links == ["thresholds/index.html", "thresholds/step_time.svg", "bits/cost/index.html", "bits/cost/cost.svg"]
+    assert links == ["thresholds/index.html", "thresholds/step_time.svg", f"{served}/index.html", f"{served}/cost.svg"]
     assert all((reports / link).is_file() for link in links)
-    cost = content(costs())
     verdict = next(verdicts(load(folders[1]).data.comparison))
-    for expected in (cost.heading, cost.question, cost.answers[0], verdict):
+    for expected in ("Same & slower?", "How much slower?", "By 3 %.", verdict):
         assert expected in text
+    assert "By 5 %." not in text and (folders[0] / "cost.svg").read_text() == "<svg/>"
     assert text.index("Sweeps") < text.index("The same bits") and "The allreduce" not in text
 
 
@@ -81,10 +71,10 @@ def test_only_reports_that_git_knows_are_drawn(reports: Path) -> None:
     with pytest.raises(ConfigError, match="git does not list the reports"):
         committed(reports / "missing")
     subprocess.run(["git", "init", "--quiet", str(reports)], check=True)
-    for name in ("thresholds", "bits/cost"):
-        (reports / name / "report.md").write_text("")
-    subprocess.run(["git", "-C", str(reports), "add", "bits/cost/report.md"], check=True)
-    assert committed(reports) == [reports / "bits" / "cost" / "report.md"]
+    (served,) = SERVED
+    (reports / "thresholds" / "report.md").write_text("")
+    subprocess.run(["git", "-C", str(reports), "add", f"{served}/report.md"], check=True)
+    assert committed(reports) == [reports / served / "report.md"]
 
 
 def test_a_report_without_a_record_is_refused(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from dpsim import codec
 from dpsim.data import load_dataset
-from dpsim.errors import ConfigError, FileFormatError
-from dpsim.experiments import command
+from dpsim.errors import FileFormatError
 from dpsim.experiments.accuracy.lines import waiting_line
-from dpsim.experiments.waiting import STUDY, Case, Shape, error, lines, predicted_s, quantiles, workload_of
+from dpsim.experiments.waiting import STUDY, Case, Shape, error, predicted_s, quantiles, workload_of
 from dpsim.harness import models
 from dpsim.runtime.describe import describe
 
@@ -66,26 +65,10 @@ def test_a_run_keeps_the_samples_of_both_kinds_of_step(tmp_path: Path) -> None:
     assert statistics.median(waiting.samples["equal_s"]) > 0.009 and waiting.samples["predicted_s"][0] > 0
     line = waiting_line(record)
     assert line.points == 16 and line.value == abs(error(waiting))
-    assert lines(record)[0].startswith("2 ranks, normal spread of 40%: predicted +")
+    assert line.note.startswith("predicted and measured share of the step: 2 devices ")
     codec.write(tmp_path / "waiting.json", record)
     assert STUDY.read(tmp_path / "waiting.json") == record
     text = (tmp_path / "waiting.json").read_text().replace('"drawn_s"', '"drown_s"')
     (tmp_path / "waiting.json").write_text(text)
     with pytest.raises(FileFormatError, match="has no samples drawn_s"):
         STUDY.read(tmp_path / "waiting.json")
-
-
-def test_the_command_prints_lines_writes_the_record_and_explains_errors(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr("sys.argv", ["waiting", "--output", str(tmp_path / "record.json")])
-    case = Case(devices=2, shape="normal")
-    assert command.recorded("waiting", "", lambda progress: case, lambda record: [f"{record.devices} ranks"]) == 0
-    assert capsys.readouterr().out == "2 ranks\n"
-    assert codec.decode(codec.read_raw(tmp_path / "record.json", "case"), Case, "case") == case
-
-    def refused(_: object) -> Case:
-        raise ConfigError("3 ranks", allowed="2 ranks")
-
-    assert command.recorded("waiting", "", refused, lambda record: []) == 2
-    assert capsys.readouterr().err.startswith("waiting: 3 ranks")

@@ -21,7 +21,7 @@ from ranks_bench import SingleRank
 from dpsim import codec
 from dpsim.columns import columns_of
 from dpsim.errors import CommunicationError, ConfigError, FileFormatError
-from dpsim.experiments import allreduce_targets, ladder_page
+from dpsim.experiments import results_page
 from dpsim.harness.bench import measure
 from dpsim.harness.bench.result import result
 from dpsim.kernels.allreduce.registry import versions
@@ -327,14 +327,6 @@ def test_a_record_survives_its_file_and_a_damaged_one_is_refused(tmp_path: Path)
         bench.read(path)
 
 
-def test_targets_are_held_against_what_was_measured() -> None:
-    actual = {(t.what, t.met) for t in allreduce_targets.targets(result(record(*FULL, devices=2)))}
-    assert actual == {("over the best MPI", True)}
-    assert {t.what for t in allreduce_targets.targets(result(record(*FULL)))} == {"over mpich"}
-    (missing,) = allreduce_targets.targets(result(record(*FULL[:4], devices=2)))
-    assert missing.measured is None and not missing.met
-
-
 # Who takes part.
 
 
@@ -500,19 +492,10 @@ def test_an_allreduce_of_ones_own_that_cannot_run_is_refused(
 # The page.
 
 
-def test_the_page_of_the_ladder_is_what_the_registry_says() -> None:
-    text = ladder_page.PAGE.read_text(encoding="utf-8")
-    assert text == ladder_page.page(text), "run: python -m dpsim.experiments.ladder_page"
-    assert all(f"| `{version.name}` | {version.backend} |" in text for version in versions())
-
-
-def test_the_page_takes_its_fractions_from_the_committed_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ladder_page, "RECORD", tmp_path / bench.RECORD)
-    assert ladder_page.measured() == ({}, "")
+def test_the_page_takes_its_fractions_from_a_record(tmp_path: Path) -> None:
     codec.write(tmp_path / bench.RECORD, record(*FULL))
-    actual, where = ladder_page.measured()
-    assert actual["cpu", "two-shot"] == pytest.approx(0.8) and where == "of the bound, 1 MiB, n = 4"
-    (row,) = [line for line in ladder_page.ladder(actual, where).splitlines() if line.startswith("| `two-shot` | cpu")]
+    heads, _, *rows = results_page.ladder(tmp_path / bench.RECORD).splitlines()
+    assert heads.endswith("of the bound, 1 MiB, n = 4 |")
+    assert [row.split(" | ")[:2] for row in rows] == [[f"| `{v.name}`", v.backend] for v in versions()]
+    (row,) = [row for row in rows if row.startswith("| `two-shot` | cpu")]
     assert row.endswith("| 80.0% |")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
 from dpsim.comm.networks import transport
+from dpsim.comm.progress import progress
 from dpsim.comm.transport import Request, Transport
 from dpsim.errors import ConfigError
 from dpsim.machine import Network
 from dpsim.progress import Progress
+from dpsim.study.runners.load import ReplicaLoad
 
 
 def wait(message: Request) -> float:
@@ -148,6 +151,31 @@ def nodes(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> di
         return None
     (_, inside), (across_s, across) = gathered[1:3]
     return {"across_s": across_s, "due": [inside, across], "wrong": wrong}
+
+
+def beside_a_backward(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, float]:
+    """Ring allreduces of two ranks while a backward runs: the fewest seconds a message, by size and overlap.
+
+    Such an allreduce is two messages, one after the other: a message takes half of its time.
+    """
+    link, load = transport(comm, Network.parse(argument["network"])), ReplicaLoad("mlp:64x20", "digits", 256)
+    took_s = {}
+    for size, overlap in itertools.product(argument["sizes_bytes"], ("poll", "thread")):
+        ends_s: list[float] = []
+        mechanism = progress(link, "ring", overlap, lambda bucket, size, start_s, end_s, to=ends_s: to.append(end_s))
+        allreduce_of_two_messages = mechanism.prepare(np.zeros(size // 2, np.float32))
+        starts_s: list[float] = []
+        for number in range(argument["repeats"]):
+            comm.Barrier()
+            starts_s.append(now())
+            mechanism.submit(0, allreduce_of_two_messages)
+            while len(ends_s) == number:
+                load.run(1, mechanism.poll)
+            mechanism.finish()
+        mechanism.close()
+        each_s = np.array(comm.allgather(ends_s)) - np.array(comm.allgather(starts_s))
+        took_s[f"{size} bytes, {overlap}"] = float(each_s.min()) / 2
+    return took_s
 
 
 def sums(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str] | None:
