@@ -31,7 +31,7 @@ FREE_FIELDS = {
 }
 """The fields that may be free, of a workload and of a link, beside the factor ``compute`` on all computing times."""
 Quantity = Literal["collective", "step"]
-Role = Literal["development", "held out", "prospective"]
+Role = Literal["development", "held out"]
 
 
 class ModelInputs(Noun, frozen=True):
@@ -184,7 +184,7 @@ def parts(case: Case, published: PublishedSet, *, whole: bool = False) -> Iterat
         columns = () if whole else case.hold_out
         for held_out, judged in _grouped(others, columns).items():
             rest = [] if case.only_known else [row for row in others if whole or row not in judged]
-            known = tuple(row for row in (*given, *rest) if row.outcome is not None)
+            known = (*given, *rest)
             if not known:
                 continue
             found = True

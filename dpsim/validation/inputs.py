@@ -51,9 +51,7 @@ class RowInputs:
 
 
 def outcome_s(row: PublishedRow, published: PublishedSet, plan: Plan) -> float:
-    """Return the seconds of a row's outcome: of samples a second those of a step. NaN while it is sealed."""
-    if row.outcome is None:
-        return math.nan
+    """Return the seconds of a row's outcome: of samples a second those of a step."""
     rate = published.provenance.columns[published.provenance.outcome].unit == "1/s"
     return plan.global_batch / row.outcome if rate else row.outcome
 
@@ -99,9 +97,8 @@ def _machine_of_tables(case: Case, rows: Sequence[PublishedRow], name: str) -> M
     """Return a machine with a table for each layout among the rows, and the links that dpsim fits to such tables."""
     by_layout: dict[tuple[int, str], dict[int, float]] = {}
     for row in rows:
-        if row.outcome is not None:
-            key = int(row.values["devices"]), str(row.values.get("layout", ""))
-            by_layout.setdefault(key, {})[int(row.values["size_bytes"])] = row.outcome
+        key = int(row.values["devices"]), str(row.values.get("layout", ""))
+        by_layout.setdefault(key, {})[int(row.values["size_bytes"])] = row.outcome
     tables = tuple(
         AllreduceCost(
             algorithm=case.plan.get("algorithm", "auto"),

@@ -138,7 +138,7 @@ _ENDS = ("low", "high", "measured")
 
 
 def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lambda row: row.dataset) -> list[Score]:
-    """Return a score for each set (or other ``key``), collectives before steps. No row may be sealed."""
+    """Return a score for each set (or other ``key``), collectives before steps."""
     found = []
     for quantity in QUANTITIES:
         alike = [row for row in rows if row.quantity == quantity]

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from dpsim.cli import flags, show
-from dpsim.cli.app import run
+from dpsim.cli.app import run, single
 
 _EXAMPLES = """\
 Examples:
@@ -63,15 +63,7 @@ def peers(
 
 def build() -> App:
     """Return the command by itself, as ``dpsim.cli.app.run`` takes it."""
-    app = App(
-        name="python -m dpsim.experiments.peers",
-        help_format="plaintext",
-        help_epilogue=_EXAMPLES,
-        version_flags=[],
-        suppress_keyboard_interrupt=False,
-    )
-    app.default(peers)
-    return app
+    return single("python -m dpsim.experiments.peers", peers, _EXAMPLES)
 
 
 if __name__ == "__main__":
