@@ -40,17 +40,16 @@ class JudgedRow(Row):
     )
     null_s = Column["JudgedRow", dict[str, float]]("s", "What each null says.", lambda row: row.nulls(), each=True)
     model_s = Column["JudgedRow", dict[str, float]](
-        "s", "What each published formula says.", lambda row: row.models(), each=True
+        "s",
+        "What each published formula says.",
+        lambda row: {n: row.others[n] for n in MODELS if n in row.others},
+        each=True,
     )
 
     def nulls(self) -> dict[str, float]:
         """Return what the nulls of the case say: those that it names, or all."""
         named = self.part.case.nulls
         return {n: s for n, s in self.others.items() if n not in MODELS and (not named or n in named)}
-
-    def models(self) -> dict[str, float]:
-        """Return what other models say."""
-        return {name: self.others[name] for name in MODELS if name in self.others}
 
 
 def judged(
