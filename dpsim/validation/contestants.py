@@ -122,9 +122,11 @@ def of_step(
 
     nearest = min(known, key=lambda each: _distance(each.values, row.values))
     alike = [each for each in known if each.values.get("model") == row.values.get("model")] or list(known)
-    several = [each for each in alike if inputs[each.line].plan.devices > 1] or alike
+    on_several_devices = [each for each in alike if inputs[each.line].plan.devices > 1] or alike
     found["nearest known step"] = of_sample(nearest) * plan.local_batch
-    found["median of the known steps"] = float(np.median([of_sample(each) for each in several])) * plan.local_batch
+    found["median of the known steps"] = (
+        float(np.median([of_sample(each) for each in on_several_devices])) * plan.local_batch
+    )
     if plan.devices > 1:
         nodes = node_counts(plan.layout, 1)[0]
         link, size = _link(machine, nodes), float(workload.gradient_bytes)

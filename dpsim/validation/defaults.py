@@ -92,7 +92,7 @@ def _implied(
         fill, errors = filling((*before, replace(default, value=value, doubt=0.0))), list[float]()
         for case in cases:
             published = sets[case.dataset]
-            for part in parts(case, published, whole=True):
+            for part in parts(case, published, undivided=True):
                 inputs = fitted_step_inputs(part, sets, fill)
                 for row in part.judged:
                     own = inputs[row.line]

@@ -149,10 +149,10 @@ def _row(table: Path, line: int, cells: list[str], provenance: Provenance) -> Pu
 def _value(where: str, name: str, text: str, column: PublishedColumn) -> float:
     """Return the number of a cell: a count has to be a whole one, and bytes are where they can."""
     value = _number(where, name, text)
-    whole = value.is_integer()
-    if column.unit == "count" and not whole:
+    is_whole = value.is_integer()
+    if column.unit == "count" and not is_whole:
         raise FileFormatError(f"{where}: {name} is {text}", allowed="a whole number")
-    return int(value) if whole and column.unit in ("count", "bytes") else value
+    return int(value) if is_whole and column.unit in ("count", "bytes") else value
 
 
 def _number(where: str, name: str, text: str) -> float:

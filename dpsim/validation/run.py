@@ -84,12 +84,12 @@ def validate(folder: Path = FOLDER, *, executor: Executor | None = None) -> Vali
     steps = [case for case in cases if case.quantity == "step"]
     of_dpsim = folder.resolve() == FOLDER.resolve()
     estimate = executor.submit(of_other_sets, cases, sets) if executor is not None and of_dpsim else None
-    stated = with_constants(judged(cases, sets, executor=executor))
+    rows_as_stated = with_constants(judged(cases, sets, executor=executor))
 
     def filled(fills: Mapping[str, Fill]) -> list[JudgedRow]:
         """Return all rows, those of steps predicted with what is assumed; nulls know no more than the cases state."""
         assuming = iter(judged(steps, sets, fills=fills, executor=executor))
-        return [next(assuming).replaced(others=row.others) if row.quantity == "step" else row for row in stated]
+        return [next(assuming).replaced(others=row.others) if row.quantity == "step" else row for row in rows_as_stated]
 
     of_collectives = {("collective", name): COLLECTIVE_WIDTH for name in sets}
     shipped = widened(filled(dict.fromkeys(sets, as_shipped)), of_collectives)

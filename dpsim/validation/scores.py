@@ -151,9 +151,9 @@ def _nulls_beforehand(rows: Sequence[JudgedRow]) -> dict[str, str | None]:
     def beforehand(name: str) -> str | None:
         others = [of_set for other, of_set in excess.items() if other != name]
         means = {
-            null: float(np.mean(known))
+            null: float(np.mean(values))
             for null in excess[name]
-            if (known := [of_set[null] for of_set in others if null in of_set])
+            if (values := [of_set[null] for of_set in others if null in of_set])
         }
         return min(means, key=means.__getitem__, default=None)
 
