@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import App
 from hypothesis import settings
 from python_path import extended_path
 
@@ -60,16 +61,19 @@ def no_past_studies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def dpsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """Runs a ``dpsim`` command in this process, as on a quiet machine: (exit code, stdout, stderr)."""
+    """Runs a ``dpsim`` command in this process, as on a quiet machine: (exit code, stdout, stderr).
+
+    ``application`` is that of another command, which ``python -m`` runs.
+    """
 
     from dpsim.cli import app
     from dpsim.study import other_processes
 
     monkeypatch.setattr(other_processes, "look", lambda: None)
 
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
+    def run(*arguments: str | Path, application: App | None = None) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = app.run([str(argument) for argument in arguments])
+        code = app.run([str(argument) for argument in arguments], application)
         said = capsys.readouterr()
         return code, said.out, said.err
 

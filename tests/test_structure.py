@@ -35,8 +35,8 @@ MOST_ADMINISTRATION = 0.88
 MOST_RECORD_BYTES = 4_995_000
 """Of all committed records together; the design wants 5 MB at most."""
 
-ENTRANCES = {"dpsim", "dpsim.__main__", "dpsim.api", "dpsim.entry"}
-"""Modules at the top level that stand above all rooms: nobody imports them."""
+ENTRANCES = {"dpsim", "dpsim.__main__", "dpsim.api", "dpsim.entry", "dpsim.lab.__main__", "dpsim.validation.__main__"}
+"""Modules that stand above all rooms: nobody imports them."""
 
 
 @functools.cache

@@ -9,10 +9,14 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run ``dpsim`` with these arguments (by default the process's own) and exit.
+def main(arguments: Sequence[str] | None = None, app: App | None = None) -> None:
+    """Run ``dpsim``, or another ``app``, with these arguments (by default the process's own) and exit.
 
     Exit codes: 0 success; 1 a rank or the program failed; 2 a mistake of the user, explained on stderr;
     130 interrupted.
@@ -21,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         from dpsim.cli.app import run
 
-        code = run(sys.argv[1:] if arguments is None else arguments)
+        code = run(sys.argv[1:] if arguments is None else arguments, app)
     except KeyboardInterrupt:  # before the command has started
         print("dpsim: interrupted", file=sys.stderr)
         code = 130

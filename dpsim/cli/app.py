@@ -6,7 +6,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from cyclopts import App, CycloptsError
@@ -43,6 +43,19 @@ def build() -> App:
         else:
             flags.command(app, getattr(module, name), module.EXAMPLES)
     app.register_install_completion_command(help="Install completion for your shell.", help_epilogue="")
+    return app
+
+
+def single(name: str, function: Callable[..., None], examples: str) -> App:
+    """Return the application of a module that ``python -m`` runs: one command, with its name as it is typed."""
+    app = App(
+        name=name,
+        help_format="plaintext",
+        help_epilogue=examples,
+        version_flags=[],
+        suppress_keyboard_interrupt=False,
+    )
+    flags.command(app, function)
     return app
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dpsim.imports.lines import Source, shown
-from dpsim.imports.tables import Contents, Point, Table, hundredths, rows, table, whole
+from dpsim.imports.tables import Contents, Point, Table, hundredths, rows, table, whole_number
 
 
 def _osu_columns(header: str) -> list[str] | None:
@@ -135,8 +135,8 @@ class TableFormat:
         for header, stop in zip(headers, [*headers[1:], end], strict=True):
             names = self.columns(source.text(header))
             if names is None:
-                given = f"columns {shown(source.text(header))}"
-                raise source.refuse(header, given, allowed=self.columns_allowed, remedy=self.columns_remedy)
+                problem = f"columns {shown(source.text(header))}"
+                raise source.refuse(header, problem, allowed=self.columns_allowed, remedy=self.columns_remedy)
             of_table = rows(source, header + 1, stop, names, footer=self.footer, unmeasured=self.unmeasured)
             points = [self._point(source, line, dict(zip(names, fields, strict=True))) for line, fields in of_table]
             elided = [line for line in range(header + 1, stop) if source.is_elided(line)]
@@ -152,7 +152,9 @@ class TableFormat:
                     allowed=right,
                     remedy="the sums were wrong: mend the MPI library or its settings and measure again",
                 )
-        counts = {name: whole(source, line, name, row[name]) for name in (self.size, *self.counts) if name in row}
+        counts = {
+            name: whole_number(source, line, name, row[name]) for name in (self.size, *self.counts) if name in row
+        }
         texts = {name: text for name, text in row.items() if name not in counts and name not in self.passed}
         times = {name: hundredths(source, line, name, text) for name, text in texts.items()}
         mean = next(times[name] for name in self.mean if name in times)

@@ -83,11 +83,11 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
     devices = _one_each(config.devices or (None,), config.files)
     algorithms = _one_each(config.algorithms or (None,), config.files)
     for file, token, algorithm in zip(config.files, devices, algorithms, strict=True):
-        given: tuple[int | None, str] = (None, "") if token is None else parse_devices(token)
-        contents = read(Path(file), config.format, given[0], config.out_of_place)
+        devices_and_layout: tuple[int | None, str] = (None, "") if token is None else parse_devices(token)
+        contents = read(Path(file), config.format, devices_and_layout[0], config.out_of_place)
         hardware.append(contents.hardware)
         own = "nccl" if contents.benchmark.startswith("nccl-tests") else "mpi"
-        tables += _imported(file, contents, algorithm or own, *given, keep_outliers=config.keep_outliers)
+        tables += _imported(file, contents, algorithm or own, *devices_and_layout, keep_outliers=config.keep_outliers)
     _check_each_once(tables)
     named = dict.fromkeys(filter(None, hardware))
     made_by = dict.fromkeys(f"{Path(table.file).name}: {table.benchmark} ({table.measured})" for table in tables)

@@ -35,7 +35,7 @@ from dpsim.imports.nccl_text import (
     ranks_above,
     runs_of,
 )
-from dpsim.imports.tables import Contents, Point, Table, check_ends, rounded, table, whole
+from dpsim.imports.tables import Contents, Point, Table, check_ends, rounded, table, whole_number
 
 _MENTION = re.compile(
     r"(?<![a-z_])((?:all_reduce|all_gather|reduce_scatter|broadcast|reduce|alltoall|sendrecv|gather|scatter|hypercube)"
@@ -53,8 +53,8 @@ def read(source: Source, devices: int | None, out_of_place: bool) -> Contents:
     """
     for line, match in source.matches(VERDICT).items():
         if match.groups() != ("0", "OK"):
-            given = f"out of bounds values: {match[1]} {match[2]}"
-            raise source.refuse(line, given, allowed="0 OK", remedy=WRONG_SUMS)
+            problem = f"out of bounds values: {match[1]} {match[2]}"
+            raise source.refuse(line, problem, allowed="0 OK", remedy=WRONG_SUMS)
     tables, hardware, versions, programs = [], [], [], []
     runs = runs_of(source)
     for run in runs:
@@ -92,13 +92,13 @@ def _table(
     notes = []
     if named is None and program is not PROGRAMS[0]:
         notes.append(f"no line names the program: counts and bandwidths are those of {program.name}")
-    whole = count is not None and len(ranks.host) == count
-    if ranks.most and not whole:
+    all_ranks_named = count is not None and len(ranks.host) == count
+    if ranks.most and not all_ranks_named:
         notes.append(f"rank lines of {len(ranks.host)} of {count} ranks")
     if shared := [rank for rank, device in ranks.device.items() if list(ranks.device.values()).count(device) > 1]:
         notes.append(f"ranks {', '.join(map(str, shared[:8]))} shared a device")
     where, of_buffers = f"line {first}", BUFFERS[not out_of_place]
-    of_nodes = layout(list(ranks.host.values())) if whole else ""
+    of_nodes = layout(list(ranks.host.values())) if all_ranks_named else ""
     return program, table(source, where, of_buffers, points, count, of_nodes, program.kind, run.elided, notes)
 
 
@@ -131,13 +131,13 @@ def _program_by_rows(source: Source, run: Run, rows: Sequence[Row]) -> Program:
     checks = {tuple(side[3] == "N/A" for side in fields.sides) for fields in run.rows.values()}
     first = next(iter(run.rows))
     if checks == {(False, True)}:
-        given = "N/A in place alone, which sendrecv_perf and alltoall_perf print"
-        raise source.refuse(first, given, allowed=NAMES, remedy=NAME_IT)
+        problem = "N/A in place alone, which sendrecv_perf and alltoall_perf print"
+        raise source.refuse(first, problem, allowed=NAMES, remedy=NAME_IT)
     if 2 * sum(row.parts == 1 for row in rows) >= len(rows):
         return PROGRAMS[0]
     if rows[0].redop != "sum" and checks == {(True, True)}:
-        given = "unchecked rows that are those of all_gather_perf or alltoall_perf"
-        raise source.refuse(first, given, allowed=NAMES, remedy=NAME_IT)
+        problem = "unchecked rows that are those of all_gather_perf or alltoall_perf"
+        raise source.refuse(first, problem, allowed=NAMES, remedy=NAME_IT)
     return PROGRAMS[2] if rows[0].redop == "sum" else PROGRAMS[1]
 
 
@@ -164,7 +164,9 @@ def _count(
 
 def _rows(source: Source, line: int, fields: Fields) -> tuple[Row, ...]:
     """Return the rows out of place and in place."""
-    size, count = (whole(source, line, name, text) for name, text in zip(("size", "count"), fields.keys, strict=False))
+    size, count = (
+        whole_number(source, line, name, text) for name, text in zip(("size", "count"), fields.keys, strict=False)
+    )
     rows = []
     for *figures, wrong in fields.sides:
         errors = rounded(source, line, "#wrong", "0" if wrong == "N/A" else wrong).value

@@ -118,11 +118,11 @@ class Row:
         item_bytes = ITEM_BYTES[WIRE_DTYPES[self.type]]
         parts = 1 if program.kind == "allreduce" else devices or 1
         if self.count * item_bytes * parts != self.size_bytes or not 0 < self.size_bytes <= MOST_BYTES // 2:
-            given = f"{self.count} elements of {self.type} in {self.size_bytes} bytes, in a table of {program.name}"
+            problem = f"{self.count} elements of {self.type} in {self.size_bytes} bytes, in a table of {program.name}"
             allowed = f"{item_bytes} bytes per element{f' of each of {parts} devices' * (parts > 1)}, up to 2^59 bytes"
             raise source.refuse(
                 self.where,
-                given,
+                problem,
                 allowed=allowed,
                 remedy=f"{_REMEDY}; {NAME_IT}; give --devices N if the file does not say how many ran",
             )
@@ -144,8 +144,8 @@ class Row:
         low, high = self._rates()
         before_2020 = program.sends == 1 and self.algbw == self.busbw
         if not _between(low, self.algbw, high) and not before_2020:
-            given = f"{self.size_bytes} bytes in {time} us with an algbw of {self.algbw.value} GB/s"
-            raise source.refuse(self.where, given, allowed="algbw = size / time", remedy=_REMEDY)
+            problem = f"{self.size_bytes} bytes in {time} us with an algbw of {self.algbw.value} GB/s"
+            raise source.refuse(self.where, problem, allowed="algbw = size / time", remedy=_REMEDY)
         if devices is not None and devices > 1 and not self.has_busbw_of(devices, program.sends):
             share = program.sends * (devices - 1) / devices
             raise source.refuse(

@@ -125,19 +125,19 @@ def _measured(row: Mapping[str, Any], defaults: Mapping[str, Any], machine: Mach
         if isinstance(error.__cause__, DpsimError):
             raise error.__cause__ from error
         raise ConfigError(str(error), allowed="values of the fields of a plan, and numbers") from error
-    (value,) = (_number(name, given, float) for name, given in outcome.items())
+    (value,) = (_number(name, number, float) for name, number in outcome.items())
     return MeasuredStep(plan, plan.global_batch / value if RATE in outcome else value)
 
 
-def _number(name: str, given: Any, kind: type[Number]) -> Number:
+def _number(name: str, raw: Any, kind: type[Number]) -> Number:
     """Return the number of a field, which has to be finite and above 0. Raises ``ConfigError``."""
     try:
-        value = msgspec.convert(given, kind, strict=False)
+        value = msgspec.convert(raw, kind, strict=False)
     except msgspec.ValidationError:
         value = kind(0)
     if not 0 < value < math.inf:
         allowed = "a whole number of 1 or more" if kind is int else "a finite number > 0"
-        raise ConfigError(f"{name} is {given}", allowed=allowed)
+        raise ConfigError(f"{name} is {raw}", allowed=allowed)
     return value
 
 

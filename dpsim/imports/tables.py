@@ -148,15 +148,15 @@ def table(
     Raises ``FileFormatError`` for sizes that do not ascend, for times of 0, for rows of different types, and for a
     table without rows.
     """
-    kept = [point for point in points if point.size_bytes > 0]
-    if not kept:
+    nonempty = [point for point in points if point.size_bytes > 0]
+    if not nonempty:
         raise source.refuse(
             where,
             "a table without a row of 1 byte or more",
             allowed="one row or more",
             remedy="it may be cut off: run the benchmark again",
         )
-    for last, point in zip([0, *(point.size_bytes for point in kept)], kept, strict=False):
+    for last, point in zip([0, *(point.size_bytes for point in nonempty)], nonempty, strict=False):
         if not last < point.size_bytes <= MOST_BYTES:
             raise source.refuse(
                 point.where,
@@ -171,11 +171,11 @@ def table(
                 allowed="more than 0 us",
                 remedy="remove the row if the time was too short for the benchmark's clock",
             )
-    for point in kept:
-        if point.type != kept[0].type:
+    for point in nonempty:
+        if point.type != nonempty[0].type:
             raise source.refuse(
                 point.where,
-                f"type {point.type} in a table that begins with {kept[0].type}",
+                f"type {point.type} in a table that begins with {nonempty[0].type}",
                 allowed="one type in a table",
                 remedy="give each type a file of its own",
             )
@@ -183,11 +183,11 @@ def table(
         where=where,
         devices=devices,
         layout=layout,
-        sizes_bytes=tuple(point.size_bytes for point in kept),
-        time_s=tuple(round(point.time_us / 1e6, 15) for point in kept),
+        sizes_bytes=tuple(point.size_bytes for point in nonempty),
+        time_s=tuple(round(point.time_us / 1e6, 15) for point in nonempty),
         measured=measured,
-        wire_dtype=WIRE_DTYPES[kept[0].type],
-        jumps=_jumps(kept),
+        wire_dtype=WIRE_DTYPES[nonempty[0].type],
+        jumps=_jumps(nonempty),
         kind=kind,
         notes=(*_left_out(points, elided), *notes),
     )
@@ -209,11 +209,11 @@ def _jumps(points: Sequence[Point]) -> dict[int, str]:
     to another protocol, from which on all rows are higher, is none. The farthest row goes first, and is then nobody's
     neighbour.
     """
-    kept = list(points)
+    remaining = list(points)
     jumps: dict[int, str] = {}
     while True:
         far: list[tuple[float, Point, Point, Point]] = []
-        for before, point, after in zip(kept, kept[1:], kept[2:], strict=False):
+        for before, point, after in zip(remaining, remaining[1:], remaining[2:], strict=False):
             share = math.log(point.size_bytes / before.size_bytes) / math.log(after.size_bytes / before.size_bytes)
             between = before.time_us ** (1 - share) * after.time_us**share
             low, high = sorted((before.time_us, after.time_us))
@@ -226,7 +226,7 @@ def _jumps(points: Sequence[Point]) -> dict[int, str]:
             f"{point.where}: {point.size_bytes} bytes in {point.time_us:g} us, between {before.time_us:g} and "
             f"{after.time_us:g} us for its neighbours"
         )
-        kept.remove(point)
+        remaining.remove(point)
 
 
 def _matched(
@@ -238,7 +238,7 @@ def _matched(
     return match
 
 
-def whole(source: Source, line: int, what: str, text: str) -> int:
+def whole_number(source: Source, line: int, what: str, text: str) -> int:
     """Return a whole number of a row, written with digits alone. Raises ``FileFormatError``."""
     return int(_matched(source, line, what, text, _WHOLE, "a whole number up to 2^60, digits alone", remedy="")[0])
 

@@ -78,7 +78,7 @@ def find(name: str) -> Notebook:
     """Return the notebook of this name. Raises ``ConfigError``."""
     known = notebooks()
     if name not in known:
-        raise unknown("notebook", name, known, remedy="dpsim lab lists them")
+        raise unknown("notebook", name, known, remedy="python -m dpsim.lab lists them")
     return known[name]
 
 

@@ -66,9 +66,9 @@ class _Part(Noun, frozen=True):
         """The model and the data."""
         return f"{self.model} on {self.dataset}{in_dtype(self.compute_dtype)}"
 
-    def case(self, **given: Any) -> TrainingCase:
+    def case(self, **fields: Any) -> TrainingCase:
         """Return one training of the part."""
-        return TrainingCase(**shared(self, TrainingCase) | given)
+        return TrainingCase(**shared(self, TrainingCase) | fields)
 
 
 class GapStudy(_Part, frozen=True, kw_only=True):

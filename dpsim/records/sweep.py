@@ -227,8 +227,8 @@ def clean_values(runs: Sequence[Marked], name: str = "step_s") -> tuple[Any, ...
     They are of the clean samples of all runs. Where these are fewer than ``LEAST_CLEAN``, which ``enough_clean`` tells,
     they are of all samples whose mark is known, and without a mark anywhere of all samples.
     """
-    known = any(mark is not None for run in runs for mark in run.clean)
-    allowed = (True,) if enough_clean(runs) and known else (True, False) if known else (None,)
+    has_marks = any(mark is not None for run in runs for mark in run.clean)
+    allowed = (True,) if enough_clean(runs) and has_marks else (True, False) if has_marks else (None,)
     return tuple(
         value
         for run in runs

@@ -120,18 +120,18 @@ class TrainConfig(Noun, frozen=True):
         check_backend(self.backend, self.plan, network)
 
     @classmethod
-    def of(cls, **given: Any) -> Self:
+    def of(cls, **values: Any) -> Self:
         """Return the configuration with these fields, the plan's among them; others have their defaults.
 
         Overlap ``auto`` is chosen from a prediction. The algorithm of ``None`` is the network's own, the batch norm
         that of the leaves. Raises ``ConfigError``.
         """
-        row = _DEFAULTS | {name: given.pop(name) for name in _PLAN & given.keys()}
+        row = _DEFAULTS | {name: values.pop(name) for name in _PLAN & values.keys()}
         overlap = row.get("overlap", "off")
         if overlap not in (_AUTO, *OVERLAPS):
             raise unknown("overlap", overlap, (_AUTO, *OVERLAPS))
-        plan = plan_of(row, given.get("network", NODE))
-        return cls(plan=plan, **{"chooses_overlap": overlap == _AUTO} | given)
+        plan = plan_of(row, values.get("network", NODE))
+        return cls(plan=plan, **{"chooses_overlap": overlap == _AUTO} | values)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -140,9 +140,9 @@ class TrainConfig(Noun, frozen=True):
         values |= msgspec.structs.asdict(values.pop("plan"))
         return values | ({"overlap": _AUTO} if values.pop("chooses_overlap") else {})
 
-    def changed(self, **given: Any) -> Self:
+    def changed(self, **changes: Any) -> Self:
         """Return the configuration with other values of some fields, the plan's among them. Raises ``ConfigError``."""
-        return self.of(**self.fields | given)
+        return self.of(**self.fields | changes)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run: by ``steps`` or ``epochs``, whichever ends first; 20 epochs without either."""
@@ -161,8 +161,8 @@ class TrainConfig(Noun, frozen=True):
 
 def deciding_fields(what: Decides) -> tuple[str, ...]:
     """Return the names of the fields of a training, its plan's among them, that decide any of ``what``."""
-    known = fields(TrainConfig, Setting) | fields(Plan)
-    return tuple(name for name, field in known.items() if field.decides & what)
+    declared = fields(TrainConfig, Setting) | fields(Plan)
+    return tuple(name for name, field in declared.items() if field.decides & what)
 
 
 RECORDED = tuple(name for name in deciding_fields(~Decides.NOTHING) if name not in ("devices", "selection", "backend"))

@@ -31,7 +31,7 @@ FREE_FIELDS = {
 }
 """The fields that may be free, of a workload and of a link, beside the factor ``compute`` on all computing times."""
 Quantity = Literal["collective", "step"]
-Role = Literal["development", "held out", "prospective"]
+Role = Literal["development", "held out"]
 
 
 class ModelInputs(Noun, frozen=True):
@@ -170,21 +170,21 @@ def read_cases(sets: Mapping[str, PublishedSet], folder: Path = FOLDER) -> tuple
     return tuple(cases)
 
 
-def parts(case: Case, published: PublishedSet, *, whole: bool = False) -> Iterator[Part]:
+def parts(case: Case, published: PublishedSet, *, undivided: bool = False) -> Iterator[Part]:
     """Yield the parts of a case. A part's name tells the values of its columns. Raises ``ConfigError`` for none.
 
-    With ``whole`` a system is one part that knows what it is judged on, unless ``only_known``: good for estimating
+    With ``undivided`` a system is one part that knows what it is judged on, unless ``only_known``: good for estimating
     what other sets are predicted with, never for a score.
     """
     rows = [row for row in published.rows if _one_of(row, case.where)]
     found = False
     for system, of_system in _grouped(rows, case.apart).items():
-        given = [row for row in of_system if case.known and _one_of(row, case.known)]
-        others = [row for row in of_system if row not in given]
-        columns = () if whole else case.hold_out
+        always_known = [row for row in of_system if case.known and _one_of(row, case.known)]
+        others = [row for row in of_system if row not in always_known]
+        columns = () if undivided else case.hold_out
         for held_out, judged in _grouped(others, columns).items():
-            rest = [] if case.only_known else [row for row in others if whole or row not in judged]
-            known = tuple(row for row in (*given, *rest) if row.outcome is not None)
+            rest = [] if case.only_known else [row for row in others if undivided or row not in judged]
+            known = (*always_known, *rest)
             if not known:
                 continue
             found = True

@@ -18,9 +18,9 @@ from dpsim.validation.inputs import RowInputs, outcome_s
 from dpsim.validation.published import PublishedRow, PublishedSet
 
 Floats = NDArray[np.float64]
-CALCULON, INDUCTOR, DPSIM = "Calculon", "PyTorch Inductor", "dpsim"
+CALCULON, INDUCTOR = "Calculon", "PyTorch Inductor"
 PERFECT = "perfect scaling"
-MODELS = (CALCULON, INDUCTOR, DPSIM)
+MODELS = (CALCULON, INDUCTOR)
 """Those that are models; all others are nulls."""
 _OTHER_MODEL = 100.0
 _INTRA_NODE_BYTES_PER_S, _INTER_NODE_BYTES_PER_S = 300e9, 25e9
@@ -68,9 +68,8 @@ def of_collective(known: Sequence[PublishedRow], row: PublishedRow, plan: Plan) 
     tables: dict[tuple[int, str], list[tuple[float, float]]] = {}
     alike = [each for each in known if _on_one_node(each) == _on_one_node(row)] or known
     for each in alike:
-        if each.outcome is not None:
-            key = int(each.values["devices"]), str(each.values.get("layout", ""))
-            tables.setdefault(key, []).append((float(each.values["size_bytes"]), each.outcome))
+        key = int(each.values["devices"]), str(each.values.get("layout", ""))
+        tables.setdefault(key, []).append((float(each.values["size_bytes"]), each.outcome))
     times = {key: _at(sorted(points), size) for key, points in tables.items()}
     nearest = min(times, key=lambda key: (abs(math.log2(key[0] / devices)), *key))
     below, above = [key for key in times if key[0] <= devices], [key for key in times if key[0] >= devices]
@@ -123,9 +122,11 @@ def of_step(
 
     nearest = min(known, key=lambda each: _distance(each.values, row.values))
     alike = [each for each in known if each.values.get("model") == row.values.get("model")] or list(known)
-    several = [each for each in alike if inputs[each.line].plan.devices > 1] or alike
+    on_several_devices = [each for each in alike if inputs[each.line].plan.devices > 1] or alike
     found["nearest known step"] = of_sample(nearest) * plan.local_batch
-    found["median of the known steps"] = float(np.median([of_sample(each) for each in several])) * plan.local_batch
+    found["median of the known steps"] = (
+        float(np.median([of_sample(each) for each in on_several_devices])) * plan.local_batch
+    )
     if plan.devices > 1:
         nodes = node_counts(plan.layout, 1)[0]
         link, size = _link(machine, nodes), float(workload.gradient_bytes)

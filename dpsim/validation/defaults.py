@@ -15,7 +15,7 @@ from dpsim.model.defaults import DEFAULTS, Default, with_defaults
 from dpsim.model.residuals import LEVEL, covering_factor, ratio
 from dpsim.validation.case import Case, parts
 from dpsim.validation.inputs import Fill, RowInputs, fitted_step_inputs, outcome_s
-from dpsim.validation.judge import JudgedRow, scored
+from dpsim.validation.judge import JudgedRow
 from dpsim.validation.published import PublishedSet
 
 Floats = NDArray[np.float64]
@@ -92,12 +92,11 @@ def _implied(
         fill, errors = filling((*before, replace(default, value=value, doubt=0.0))), list[float]()
         for case in cases:
             published = sets[case.dataset]
-            for part in parts(case, published, whole=True):
+            for part in parts(case, published, undivided=True):
                 inputs = fitted_step_inputs(part, sets, fill)
                 for row in part.judged:
-                    if row.outcome is not None:
-                        own = inputs[row.line]
-                        errors.append(abs(math.log(own.step_s() / outcome_s(row, published, own.plan))))
+                    own = inputs[row.line]
+                    errors.append(abs(math.log(own.step_s() / outcome_s(row, published, own.plan))))
         return float(np.mean(errors))
 
     tried = TRIED[default.field]
@@ -115,7 +114,7 @@ def widths_of_other_sets(rows: Sequence[JudgedRow]) -> dict[tuple[str, str], flo
     """
     ratios = {
         key: [ratio(row.measured, row.predicted, row.low, row.high) for row in of_set]
-        for key, of_set in grouped(scored(rows), lambda row: (row.quantity, row.dataset)).items()
+        for key, of_set in grouped(rows, lambda row: (row.quantity, row.dataset)).items()
     }
     widths = {}
     for quantity, name in ratios:

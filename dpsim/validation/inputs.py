@@ -51,9 +51,7 @@ class RowInputs:
 
 
 def outcome_s(row: PublishedRow, published: PublishedSet, plan: Plan) -> float:
-    """Return the seconds of a row's outcome: of samples a second those of a step. NaN while it is sealed."""
-    if row.outcome is None:
-        return math.nan
+    """Return the seconds of a row's outcome: of samples a second those of a step."""
     rate = published.provenance.columns[published.provenance.outcome].unit == "1/s"
     return plan.global_batch / row.outcome if rate else row.outcome
 
@@ -99,9 +97,8 @@ def _machine_of_tables(case: Case, rows: Sequence[PublishedRow], name: str) -> M
     """Return a machine with a table for each layout among the rows, and the links that dpsim fits to such tables."""
     by_layout: dict[tuple[int, str], dict[int, float]] = {}
     for row in rows:
-        if row.outcome is not None:
-            key = int(row.values["devices"]), str(row.values.get("layout", ""))
-            by_layout.setdefault(key, {})[int(row.values["size_bytes"])] = row.outcome
+        key = int(row.values["devices"]), str(row.values.get("layout", ""))
+        by_layout.setdefault(key, {})[int(row.values["size_bytes"])] = row.outcome
     tables = tuple(
         AllreduceCost(
             algorithm=case.plan.get("algorithm", "auto"),
@@ -211,32 +208,32 @@ def _workload(inputs: ModelInputs, folder: Path, known_batch: int | None) -> Wor
     return _with_fields(workload, inputs.fields, f"workload {inputs.profile}")
 
 
-def _with_free(stated: Mapping[int, RowInputs], free: Mapping[str, float], fill: Fill) -> dict[int, RowInputs]:
+def _with_free(inputs: Mapping[int, RowInputs], free: Mapping[str, float], fill: Fill) -> dict[int, RowInputs]:
     """Return the inputs with these values of the free numbers, and then what is assumed; one object for equal ones."""
     of_workload, of_link = (
         {name.removeprefix(prefix): value for name, value in free.items() if name.startswith(prefix)}
         for prefix in ("workload.", "link.")
     )
 
-    def workload(known: Workload) -> Workload:
-        return msgspec.structs.replace(known.slowed(free.get(COMPUTE, 1.0)), **of_workload)
+    def workload(base: Workload) -> Workload:
+        return msgspec.structs.replace(base.slowed(free.get(COMPUTE, 1.0)), **of_workload)
 
-    def machine(known: Machine) -> Machine:
-        if not of_link or known.link is None:
-            return known
-        return msgspec.structs.replace(known, link=msgspec.structs.replace(known.link, **of_link))
+    def machine(base: Machine) -> Machine:
+        if not of_link or base.link is None:
+            return base
+        return msgspec.structs.replace(base, link=msgspec.structs.replace(base.link, **of_link))
 
     workload_by_id = {
-        id(each): workload(each) for each in {id(e.workload): e.workload for e in stated.values()}.values()
+        id(each): workload(each) for each in {id(e.workload): e.workload for e in inputs.values()}.values()
     }
-    machine_by_id = {id(each): machine(each) for each in {id(e.machine): e.machine for e in stated.values()}.values()}
+    machine_by_id = {id(each): machine(each) for each in {id(e.machine): e.machine for e in inputs.values()}.values()}
     return {
         line: fill(
             RowInputs(
                 workload=workload_by_id[id(each.workload)], machine=machine_by_id[id(each.machine)], plan=each.plan
             )
         )
-        for line, each in stated.items()
+        for line, each in inputs.items()
     }
 
 
@@ -313,8 +310,10 @@ def _scatter(misfits: Sequence[float], degrees_of_freedom: int) -> float:
     return float(of_normal * t.ppf(0.95, degrees_of_freedom) / norm.ppf(0.95))
 
 
-def _with_scatter(stated: Mapping[int, RowInputs], scatter: float) -> dict[int, RowInputs]:
+def _with_scatter(inputs: Mapping[int, RowInputs], scatter: float) -> dict[int, RowInputs]:
     """Return inputs whose computing times are as uncertain as a fit scatters; one workload for equal ones."""
-    by_id = {id(each.workload): each.workload for each in stated.values()}
-    scattered = {key: msgspec.structs.replace(known, relative_uncertainty=scatter) for key, known in by_id.items()}
-    return {line: replace(each, workload=scattered[id(each.workload)]) for line, each in stated.items()}
+    by_id = {id(each.workload): each.workload for each in inputs.values()}
+    scattered = {
+        key: msgspec.structs.replace(workload, relative_uncertainty=scatter) for key, workload in by_id.items()
+    }
+    return {line: replace(each, workload=scattered[id(each.workload)]) for line, each in inputs.items()}

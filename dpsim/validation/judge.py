@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 
 from dpsim.columns import Column, Row
@@ -30,11 +29,9 @@ class JudgedRow(Row):
         "count", "The line of the row in the set's CSV file.", lambda row: row.published.line
     )
     quantity = Column["JudgedRow", str]("name", "`collective` or `step`.", lambda row: row.part.case.quantity)
-    role = Column["JudgedRow", str](
-        "name", "`development`, `held out` or `prospective`.", lambda row: row.part.case.role
-    )
+    role = Column["JudgedRow", str]("name", "`development` or `held out`.", lambda row: row.part.case.role)
     devices = Column["JudgedRow", int]("count", "The devices that take part.", lambda row: row.inputs.plan.devices)
-    measured = Column["JudgedRow", float]("s", "The published time; missing while it is sealed.")
+    measured = Column["JudgedRow", float]("s", "The published time.")
     predicted = Column["JudgedRow", float]("s", "The predicted time.")
     low = Column["JudgedRow", float]("s", "The lower end of its 90 % interval.")
     high = Column["JudgedRow", float]("s", "The upper end of its 90 % interval.")
@@ -43,17 +40,16 @@ class JudgedRow(Row):
     )
     null_s = Column["JudgedRow", dict[str, float]]("s", "What each null says.", lambda row: row.nulls(), each=True)
     model_s = Column["JudgedRow", dict[str, float]](
-        "s", "What each published formula says, and of a submission dpsim.", lambda row: row.models(), each=True
+        "s",
+        "What each published formula says.",
+        lambda row: {n: row.others[n] for n in MODELS if n in row.others},
+        each=True,
     )
 
     def nulls(self) -> dict[str, float]:
         """Return what the nulls of the case say: those that it names, or all."""
         named = self.part.case.nulls
         return {n: s for n, s in self.others.items() if n not in MODELS and (not named or n in named)}
-
-    def models(self) -> dict[str, float]:
-        """Return what other models say."""
-        return {name: self.others[name] for name in MODELS if name in self.others}
 
 
 def judged(
@@ -109,8 +105,3 @@ def _judged_rows(sets: Mapping[str, PublishedSet], fills: Mapping[str, Fill], pa
             )
         )
     return found
-
-
-def scored(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
-    """Return the rows whose outcome is known."""
-    return [row for row in rows if not math.isnan(row.measured)]

@@ -1,4 +1,4 @@
-"""What ``dpsim validate`` shows: the tables of scores, on a terminal and on the page of the report."""
+"""What ``python -m dpsim.validation`` shows: the tables of scores, on a terminal and on the page of the report."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
 from dpsim.report.words import counted, digits, percent, skill_text, spreadsheet_text
 from dpsim.report.write import figure, write_content
-from dpsim.validation.audit import Doubt, audit
 from dpsim.validation.contestants import MODELS
-from dpsim.validation.judge import JudgedRow, scored
-from dpsim.validation.published import FOLDER, PublishedSet
+from dpsim.validation.judge import JudgedRow
+from dpsim.validation.published import FOLDER, Doubt, PublishedSet
 from dpsim.validation.records import records_table
 from dpsim.validation.run import Validation
 from dpsim.validation.scores import Score, pooled, score_sets
@@ -41,6 +40,7 @@ _ERRORS: tuple[Column[Score], ...] = (
     Column(head="constant factor's interval score", cell=lambda s: digits(s.constant_interval_score, 3), dispensable=1),
     Column(head="too fast", cell=lambda s: f"{s.too_fast:.0%}"),
 )
+_HEADING = "Published measurements, predicted by dpsim"
 _NOTE = (
     "An error is |predicted / measured - 1|; shown is the median over rows. A null is a simple guess that knows what "
     "the prediction knows and has seen no judged row. That of a set is chosen beforehand: it errs least on the other "
@@ -51,27 +51,14 @@ _NOTE = (
     "predicted too fast. In the lines of all sets every set weighs the same."
 )
 _ALONE = " A set that is alone of its kind has no others: its null and its constant factor are those of hindsight."
-_DOUBTS: tuple[Column[Doubt], ...] = (
-    Column(head="set", cell=lambda d: d.dataset, left=True),
-    Column(head="kind", cell=lambda d: d.kind, left=True),
-    Column(head="lines", cell=lambda d: d.lines, left=True),
-    Column(head="doubt", cell=lambda d: d.text, left=True),
-)
-
-
 _FLOATS = "%.7g"
 """How numbers are written into ``points.csv``: times are published with six digits or fewer."""
 
 
 def for_terminal(validation: Validation) -> TerminalReport:
     """Return what is printed: the line of each set and pooled, and what the defaults change."""
-    tables = [scores_table(validation.scores, f"Published measurements, predicted by {validation.predictor}")]
+    tables = [scores_table(validation.scores, _HEADING)]
     return TerminalReport(tables=tables, answers=tuple(_answers(validation)))
-
-
-def audit_report(doubts: Sequence[Doubt]) -> TerminalReport:
-    """Return what ``--audit`` prints."""
-    return TerminalReport(tables=[_audit_table(doubts)])
 
 
 def scores_table(scores: Sequence[Score], title: str, head: str = "set") -> Table:
@@ -106,7 +93,7 @@ def _contestants_tables(validation: Validation) -> Iterator[Table]:
             title=f"The median error of everyone: {quantity}",
             columns=[
                 Column(head="set", cell=lambda s: s.name, left=True),
-                Column(head=validation.predictor, cell=lambda s: percent(s.median_abs_error)),
+                Column(head="dpsim", cell=lambda s: percent(s.median_abs_error)),
                 *(Column(head=name, cell=partial(error, name)) for name in ordered),
             ],
             sections={quantity: scores},
@@ -115,10 +102,17 @@ def _contestants_tables(validation: Validation) -> Iterator[Table]:
         )
 
 
-def _audit_table(doubts: Sequence[Doubt]) -> Table:
+def _doubts_table(sets: Mapping[str, PublishedSet]) -> Table:
+    doubts = [(name, doubt) for name, published in sets.items() for doubt in published.provenance.doubts]
+    columns: tuple[Column[tuple[str, Doubt]], ...] = (
+        Column(head="set", cell=lambda row: row[0], left=True),
+        Column(head="kind", cell=lambda row: row[1].kind, left=True),
+        Column(head="lines", cell=lambda row: row[1].lines, left=True),
+        Column(head="doubt", cell=lambda row: row[1].text, left=True),
+    )
     return table(
         title="Doubts about the published tables",
-        columns=_DOUBTS,
+        columns=columns,
         sections={counted(len(doubts), "doubt"): doubts},
         note="Lines are those of the sets' CSV files. Rows in doubt are judged all the same.",
     )
@@ -144,7 +138,7 @@ def _answers(validation: Validation) -> Iterator[str]:
     shipped = {score.quantity: score for score in pooled(validation.shipped_scores)}
     for score in pooled(validation.scores):
         yield (
-            f"{score.quantity.capitalize()}s: {validation.predictor} is {percent(score.median_abs_error)} off in the "
+            f"{score.quantity.capitalize()}s: dpsim is {percent(score.median_abs_error)} off in the "
             f"median, the null of each set {percent(score.null_median_abs_error)} (skill {skill_text(score.skill)}), "
             f"and its best null with hindsight {percent(score.best_null_median_abs_error)} (skill "
             f"{skill_text(score.best_null_skill)}). {score.coverage:.0%} of the measurements lie inside the 90% "
@@ -159,21 +153,19 @@ def _answers(validation: Validation) -> Iterator[str]:
                 f"{percent(before.median_abs_error)} off, {before.coverage:.0%} lie inside, and "
                 f"{before.too_fast:.0%} are predicted too fast."
             )
-    if validation.sealed:
-        yield f"{validation.sealed} rows are sealed: their outcomes are not published yet, and they are not scored."
 
 
 def tables(validation: Validation) -> list[Table]:
     """Return the tables of the page: scores, contestants, records, doubts, and where the measurements come from."""
     shipped = scores_table(validation.shipped_scores, "Every set, with the defaults that come with dpsim")
-    by_case = score_sets(scored(validation.rows), key=lambda row: row.part.case.name)
+    by_case = score_sets(validation.rows, key=lambda row: row.part.case.name)
     shown = (
         scores_table(validation.scores, "Every set"),
         shipped if validation.as_shipped else None,
         scores_table(by_case, "Every question", head="question"),
         *_contestants_tables(validation),
-        records_table(scored(validation.rows)),
-        _audit_table(audit(validation.sets)),
+        records_table(validation.rows),
+        _doubts_table(validation.sets),
         _sets_table(validation.sets),
     )
     return [each for each in shown if each is not None]
@@ -183,7 +175,7 @@ def content(validation: Validation) -> Content:
     """Return what the report says."""
     return Content(
         name="validation",
-        heading=f"Published measurements, predicted by {validation.predictor}",
+        heading=_HEADING,
         question="How far are predictions from what other people measured and published? Are they better than simple "
         "guesses that know the same (nulls), and do their intervals hold the measurements?",
         answers=tuple(_answers(validation)),

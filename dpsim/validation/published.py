@@ -1,16 +1,11 @@
-"""Published measurements: a TOML file that says where the numbers come from, and a CSV file of its name with the rows.
-
-A row's outcome may be sealed: the set then holds its salted SHA-256, and the salt is published with it later.
-"""
+"""Published measurements: a TOML file says where the numbers come from, a CSV file of its name has the rows."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import math
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +16,8 @@ from dpsim.columns import Unit
 from dpsim.errors import ConfigError, FileFormatError
 
 SCHEMA = "dpsim.published/1"
-OUTCOMES_SCHEMA = "dpsim.outcomes/1"
 FOLDER = Path(__file__).parent
 """The folder of the sets, cases and workloads that come with dpsim."""
-_SEALED = re.compile(r"sha256:([0-9a-f]{64})")
-_LEAST_SALT = 32
 _SET = "published set"
 _COUNTS = ("devices", "size_bytes", "local_batch")
 """Columns that no row may leave empty: whole numbers of 1 or more."""
@@ -38,11 +30,19 @@ class PublishedColumn(Noun, frozen=True):
     text: str
 
 
+class Doubt(Noun, frozen=True):
+    """What is doubtful in a published table: ``lines`` of the CSV file, what kind of doubt, and the doubt in words."""
+
+    kind: str
+    lines: str
+    text: str
+
+
 class Provenance(Noun, frozen=True):
     """What a set is, where its numbers come from, and under which licence they stand.
 
     ``columns`` are those of the CSV file in their order; ``outcome`` names the measured one: seconds, or samples a
-    second. ``fastest_link_bytes_per_s`` is what the fastest link of a device can send by its data sheet (0: not known).
+    second.
     """
 
     name: str
@@ -53,19 +53,18 @@ class Provenance(Noun, frozen=True):
     licence_text: str
     columns: dict[str, PublishedColumn]
     outcome: str
-    fastest_link_bytes_per_s: float = 0.0
+    doubts: tuple[Doubt, ...] = ()
     notes: tuple[str, ...] = ()
     schema: str = SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRow:
-    """A row of a set: its line in the CSV file, its values, and its outcome, or the seal of an outcome to come."""
+    """A row of a set: its line in the CSV file, its values, and its outcome."""
 
     line: int
     values: Mapping[str, Any]
-    outcome: float | None
-    seal: str = ""
+    outcome: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,37 +78,6 @@ class PublishedSet:
     @property
     def name(self) -> str:
         return self.provenance.name
-
-
-class Outcomes(Noun, frozen=True):
-    """Outcomes of sealed rows, made public: the text of each by the line of its row, and the salt of their seals."""
-
-    dataset: str
-    salt: str
-    outcomes: dict[str, str]
-    schema: str = OUTCOMES_SCHEMA
-
-    def __post_init__(self) -> None:
-        _check_salt(self.salt)
-
-
-def _check_salt(salt: str) -> None:
-    if len(salt) < _LEAST_SALT:
-        raise ConfigError(
-            f"a salt of {len(salt)} characters",
-            allowed=f"{_LEAST_SALT} or more",
-            remedy="make one: openssl rand -hex 32",
-        )
-
-
-def seal(salt: str, dataset: str, line: int, outcome: str) -> str:
-    """Return what stands in place of an outcome until it is published.
-
-    It is the SHA-256 of ``salt|dataset|line|outcome`` in UTF-8, after ``sha256:``; ``outcome`` is the text of the cell.
-    Times have few digits, so only a salt that nobody can guess hides them. Raises ``ConfigError``.
-    """
-    _check_salt(salt)
-    return "sha256:" + hashlib.sha256(f"{salt}|{dataset}|{line}|{outcome}".encode()).hexdigest()
 
 
 def read_sets(folder: Path = FOLDER) -> dict[str, PublishedSet]:
@@ -159,8 +127,9 @@ def _row(table: Path, line: int, cells: list[str], provenance: Provenance) -> Pu
     if len(cells) != len(provenance.columns):
         raise FileFormatError(f"{where}: {len(cells)} cells", allowed=f"{len(provenance.columns)}, one a column")
     texts = dict(zip(provenance.columns, cells, strict=True))
-    sealed = _SEALED.fullmatch(texts[provenance.outcome])
-    outcome = None if sealed else _outcome(where, provenance, texts[provenance.outcome])
+    outcome = _number(where, provenance.outcome, texts[provenance.outcome])
+    if not (math.isfinite(outcome) and outcome > 0):
+        raise FileFormatError(f"{where}: {provenance.outcome} is {outcome}", allowed="a finite number above 0")
     values: dict[str, Any] = {
         name: texts[name] if column.unit in ("name", "text") else _value(where, name, texts[name], column)
         for name, column in provenance.columns.items()
@@ -174,23 +143,16 @@ def _row(table: Path, line: int, cells: list[str], provenance: Provenance) -> Pu
             check_layout(str(values["layout"]), values["devices"])
         except ConfigError as error:
             raise FileFormatError(f"{where}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
-    return PublishedRow(line=line, values=values, outcome=outcome, seal=sealed[0] if sealed else "")
+    return PublishedRow(line=line, values=values, outcome=outcome)
 
 
 def _value(where: str, name: str, text: str, column: PublishedColumn) -> float:
     """Return the number of a cell: a count has to be a whole one, and bytes are where they can."""
     value = _number(where, name, text)
-    whole = value.is_integer()
-    if column.unit == "count" and not whole:
+    is_whole = value.is_integer()
+    if column.unit == "count" and not is_whole:
         raise FileFormatError(f"{where}: {name} is {text}", allowed="a whole number")
-    return int(value) if whole and column.unit in ("count", "bytes") else value
-
-
-def _outcome(where: str, provenance: Provenance, text: str) -> float:
-    value = _number(where, provenance.outcome, text)
-    if not (math.isfinite(value) and value > 0):
-        raise FileFormatError(f"{where}: {provenance.outcome} is {value}", allowed="a finite number above 0")
-    return value
+    return int(value) if is_whole and column.unit in ("count", "bytes") else value
 
 
 def _number(where: str, name: str, text: str) -> float:
@@ -201,28 +163,3 @@ def _number(where: str, name: str, text: str) -> float:
     if math.isnan(value):
         raise FileFormatError(f"{where}: {name} is {text!r}", allowed="a number")
     return value
-
-
-def opened(sets: Mapping[str, PublishedSet], path: Path) -> dict[str, PublishedSet]:
-    """Return the sets with the outcomes that a file makes public, each of which has to fit its seal.
-
-    Raises ``FileFormatError`` for a set that does not exist, a row that is not sealed, and an outcome of another seal.
-    """
-    public = codec.read(path, Outcomes, "outcomes", OUTCOMES_SCHEMA)
-    if public.dataset not in sets:
-        raise FileFormatError(f"{path} has outcomes of {public.dataset!r}", allowed=", ".join(sets))
-    published = sets[public.dataset]
-    by_line = {str(row.line): row for row in published.rows if row.seal}
-    for line, text in public.outcomes.items():
-        where = f"{path}: the outcome of line {line}"
-        if line not in by_line:
-            raise FileFormatError(f"{where} was not sealed", allowed=", ".join(by_line) or "no line of this set")
-        if seal(public.salt, published.name, int(line), text) != by_line[line].seal:
-            raise FileFormatError(
-                f"{where} is {text!r}, which has another seal than the set",
-                allowed="the sealed text and salt, unchanged",
-                remedy="ask who sealed it: the outcome or its salt was changed",
-            )
-    numbers = {line: _outcome(str(path), published.provenance, text) for line, text in public.outcomes.items()}
-    rows = tuple(replace(row, outcome=numbers.get(str(row.line), row.outcome)) for row in published.rows)
-    return {**sets, published.name: replace(published, rows=rows)}

@@ -58,15 +58,14 @@ def split(row: JudgedRow) -> dict[str, Share]:
     (of_one, ends_of_one), (of_all, ends) = (
         predict_with_interval(own.workload, own.machine, plan) for plan in (single, own.plan)
     )
-    step_s, free_s = (
-        of_all.step_s,
-        price(scheduled(own.workload, own.machine, own.plan), own.machine, FREE_NETWORK).step_s,
-    )
+    step_s = of_all.step_s
+    free_s = price(scheduled(own.workload, own.machine, own.plan), own.machine, FREE_NETWORK).step_s
     deviations = ends.width.factor * NormalDist().inv_cdf((1 + LEVEL) / 2)
     alone = of_one.step_s
-    one, several = of_one.step_s * ends_of_one.shifts, step_s * ends.shifts  # seconds by which a step is longer
-    compute_s = np.sqrt(np.maximum(np.square(several) - np.square(one), 0.0))[:, _OF_COMPUTATION]
-    network_s = np.hypot.reduce(several[:, _OF_COLLECTIVES], axis=1)
+    error_of_one_s = of_one.step_s * ends_of_one.shifts  # seconds by which a step is longer
+    error_of_all_s = step_s * ends.shifts
+    compute_s = np.sqrt(np.maximum(np.square(error_of_all_s) - np.square(error_of_one_s), 0.0))[:, _OF_COMPUTATION]
+    network_s = np.hypot.reduce(error_of_all_s[:, _OF_COLLECTIVES], axis=1)
 
     def share(part_s: float, errors_s: Sequence[float]) -> Share:
         """Return a part with its ends; ``errors_s`` are by how much it may be longer, and shorter."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,9 @@ from dpsim.validation.defaults import (
     widths_of_other_sets,
 )
 from dpsim.validation.inputs import Fill
-from dpsim.validation.judge import JudgedRow, judged, scored
-from dpsim.validation.published import FOLDER, PublishedSet, opened, read_sets
+from dpsim.validation.judge import JudgedRow, judged
+from dpsim.validation.published import FOLDER, PublishedSet, read_sets
 from dpsim.validation.scores import Score, pooled, score_sets
-from dpsim.validation.submission import submitted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +33,8 @@ class Validation:
     """The rows of all cases with their predictions.
 
     ``rows`` are predicted with every default as the other sets imply it (``assumed``), ``as_shipped`` with dpsim's own
-    defaults; nulls know what cases state, and nothing of the defaults. ``predictor`` is who made ``rows``; of a
-    submission, and of another ``folder`` than dpsim's, ``as_shipped`` is empty.
+    defaults; nulls know what cases state, and nothing of the defaults. Of another ``folder`` than dpsim's,
+    ``as_shipped`` is empty.
     """
 
     folder: Path = FOLDER
@@ -44,22 +43,16 @@ class Validation:
     assumed: Mapping[str, Sequence[Default]]
     rows: Sequence[JudgedRow]
     as_shipped: Sequence[JudgedRow]
-    predictor: str = "dpsim"
 
     @cached_property
     def scores(self) -> list[Score]:
-        """The score of each set that has an outcome."""
-        return score_sets(scored(self.rows))
+        """The score of each set."""
+        return score_sets(self.rows)
 
     @cached_property
     def shipped_scores(self) -> list[Score]:
         """The score of each set with the defaults that come with dpsim."""
-        return score_sets(scored(self.as_shipped))
-
-    @property
-    def sealed(self) -> int:
-        """How many rows wait for their outcome."""
-        return len(self.rows) - len(scored(self.rows))
+        return score_sets(self.as_shipped)
 
     def summary(self) -> dict[str, Any]:
         """Return the summary of ``--json``: a record for each set and pooled, also with the defaults of dpsim."""
@@ -68,10 +61,8 @@ class Validation:
             return [{"dataset": score.name} | score.values() for score in (*scores, *pooled(scores))]
 
         return {
-            "predictor": self.predictor,
             "datasets": lines(self.scores),
             "as_shipped": lines(self.shipped_scores),
-            "sealed": self.sealed,
             "assumed": [
                 {"dataset": name, "default": each.field, "value": each.value, "doubt": each.doubt}
                 for name, of_set in self.assumed.items()
@@ -80,34 +71,25 @@ class Validation:
         }
 
 
-def validate(
-    folder: Path = FOLDER,
-    *,
-    outcomes: Sequence[Path] = (),
-    submission: Path | None = None,
-    executor: Executor | None = None,
-) -> Validation:
+def validate(folder: Path = FOLDER, *, executor: Executor | None = None) -> Validation:
     """Predict and score all cases of a folder with ``sets`` and ``cases``.
 
-    ``outcomes`` are files that make outcomes of sealed rows public. ``submission`` is a file of predictions that are
-    scored in place of dpsim's. What cases leave open is taken from the other sets of dpsim; a folder of one's own is
-    predicted with dpsim's defaults, which saw none of its sets. The workers of an ``executor`` (any
-    ``concurrent.futures.Executor``) estimate what the other sets imply, and predict parts of cases side by side; the
-    result is the same. Raises ``ConfigError`` and ``FileFormatError``.
+    What cases leave open is taken from the other sets of dpsim; a folder of one's own is predicted with dpsim's
+    defaults, which saw none of its sets. The workers of an ``executor`` (any ``concurrent.futures.Executor``) estimate
+    what the other sets imply, and predict parts of cases side by side; the result is the same. Raises ``ConfigError``
+    and ``FileFormatError``.
     """
     sets = read_sets(folder)
-    for path in outcomes:
-        sets = opened(sets, path)
     cases = read_cases(sets, folder)
     steps = [case for case in cases if case.quantity == "step"]
     of_dpsim = folder.resolve() == FOLDER.resolve()
     estimate = executor.submit(of_other_sets, cases, sets) if executor is not None and of_dpsim else None
-    stated = with_constants(judged(cases, sets, executor=executor))
+    rows_as_stated = with_constants(judged(cases, sets, executor=executor))
 
     def filled(fills: Mapping[str, Fill]) -> list[JudgedRow]:
         """Return all rows, those of steps predicted with what is assumed; nulls know no more than the cases state."""
         assuming = iter(judged(steps, sets, fills=fills, executor=executor))
-        return [next(assuming).replaced(others=row.others) if row.quantity == "step" else row for row in stated]
+        return [next(assuming).replaced(others=row.others) if row.quantity == "step" else row for row in rows_as_stated]
 
     of_collectives = {("collective", name): COLLECTIVE_WIDTH for name in sets}
     shipped = widened(filled(dict.fromkeys(sets, as_shipped)), of_collectives)
@@ -117,13 +99,8 @@ def validate(
         assumed = of_other_sets(cases, sets) if estimate is None else estimate.result()
         rows = filled({name: filling(of_set) for name, of_set in assumed.items()})
         rows = widened(rows, widths_of_other_sets(rows))
-    result = Validation(
-        folder=folder, sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=shipped if of_dpsim else ()
-    )
-    if submission is not None:
-        predictor, rows = submitted(submission, rows)
-        return replace(result, rows=rows, predictor=predictor, as_shipped=())
-    return result
+    as_shipped_rows = shipped if of_dpsim else ()
+    return Validation(folder=folder, sets=sets, cases=cases, assumed=assumed, rows=rows, as_shipped=as_shipped_rows)
 
 
 def with_constants(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
@@ -132,7 +109,7 @@ def with_constants(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
     The constant is the median over the other sets of each one's median of published over perfect scaling.
     """
     ratios: dict[str, list[float]] = {}
-    for row in scored(rows):
+    for row in rows:
         if PERFECT in row.others:
             ratios.setdefault(row.dataset, []).append(row.measured / row.others[PERFECT])
     medians = {name: float(np.median(of_set)) for name, of_set in ratios.items()}

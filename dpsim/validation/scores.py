@@ -33,9 +33,7 @@ class Score(Row):
     quantity = Column["Score", str]("name", "`collective` or `step`.", lambda s: s.rows_judged[0].quantity)
     cases = Column["Score", int]("count", "Cases: what is held out at once.", lambda s: len(s.cases_named))
     rows = Column["Score", int]("count", "Rows that are judged.", lambda s: len(s.rows_judged))
-    median_abs_error = Column["Score", float](
-        "ratio", "The median of |error| over rows.", lambda s: s.median(s.errors), head="median error", form="percent"
-    )
+    median_abs_error = Column["Score", float]("ratio", "The median of |error| over rows.", lambda s: s.median(s.errors))
     max_abs_error = Column["Score", float]("ratio", "The largest |error|.", lambda s: float(s.errors.max()))
     null = Column["Score", str](
         "name",
@@ -44,21 +42,13 @@ class Score(Row):
         " its best one.",
     )
     null_median_abs_error = Column["Score", float](
-        "ratio",
-        "The median of |error| of the null.",
-        lambda s: s.median(s.null_errors),
-        head="null",
-        form="percent",
+        "ratio", "The median of |error| of the null.", lambda s: s.median(s.null_errors)
     )
     best_null = Column["Score", str](
         "name", "The null that errs least on the set itself: it is chosen with hindsight, by the judged rows."
     )
     best_null_median_abs_error = Column["Score", float](
-        "ratio",
-        "The median of |error| of the best null with hindsight.",
-        lambda s: s.median(s.best_null_errors),
-        head="best null with hindsight",
-        form="percent",
+        "ratio", "The median of |error| of the best null with hindsight.", lambda s: s.median(s.best_null_errors)
     )
     skill = Column["Score", float | None](
         "ratio",
@@ -66,15 +56,13 @@ class Score(Row):
         lambda s: s.skill_over(s.null_median_abs_error),
     )
     best_null_skill = Column["Score", float | None](
-        "ratio",
-        "The same over the best null with hindsight.",
-        lambda s: s.skill_over(s.best_null_median_abs_error),
+        "ratio", "The same over the best null with hindsight.", lambda s: s.skill_over(s.best_null_median_abs_error)
     )
     better_cases = Column["Score", int](
         "count", "Cases with a smaller median error than the null.", lambda s: s.count_better_cases()
     )
     coverage = Column["Score", float](
-        "ratio", "The share of rows inside their 90 % intervals.", lambda s: s.mean(s.inside), form="percent"
+        "ratio", "The share of rows inside their 90 % intervals.", lambda s: s.mean(s.inside)
     )
     interval_score = Column["Score", float](
         "ratio",
@@ -90,7 +78,6 @@ class Score(Row):
         "ratio",
         "The share of rows that are predicted too fast.",
         lambda s: s.mean(np.array([float(row.error < 0) for row in s.rows_judged])),
-        form="percent",
     )
 
     @property
@@ -138,7 +125,7 @@ _ENDS = ("low", "high", "measured")
 
 
 def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lambda row: row.dataset) -> list[Score]:
-    """Return a score for each set (or other ``key``), collectives before steps. No row may be sealed."""
+    """Return a score for each set (or other ``key``), collectives before steps."""
     found = []
     for quantity in QUANTITIES:
         alike = [row for row in rows if row.quantity == quantity]
@@ -164,9 +151,9 @@ def _nulls_beforehand(rows: Sequence[JudgedRow]) -> dict[str, str | None]:
     def beforehand(name: str) -> str | None:
         others = [of_set for other, of_set in excess.items() if other != name]
         means = {
-            null: float(np.mean(known))
+            null: float(np.mean(values))
             for null in excess[name]
-            if (known := [of_set[null] for of_set in others if null in of_set])
+            if (values := [of_set[null] for of_set in others if null in of_set])
         }
         return min(means, key=means.__getitem__, default=None)
 

@@ -150,21 +150,6 @@ def test_estimate(dpsim: Dpsim, tmp_path: Path) -> None:
     assert [point["devices"] for point in built_in["points"]] == [1, 8]
 
 
-def test_validate(dpsim: Dpsim) -> None:
-    shown = _object(dpsim, "validate", "--sets", EXPERIMENTS / "validation_example")
-    assert {"dataset", "case", "role", "measured", "predicted", "error"} <= set(shown["points"][0])
-    assert {(p["dataset"], p["role"]) for p in shown["points"]} == {("example", "held out")}
-    assert [p["measured"] for p in shown["points"] if p["line"] in (9, 10)] == [None, None]
-    assert {line["dataset"] for line in shown["summary"]["datasets"]} == {"example", "all collectives"}
-    assert {"median_abs_error", "max_abs_error", "null_median_abs_error"} <= set(shown["summary"]["datasets"][0])
-
-
-def test_validate_lists_doubts(dpsim: Dpsim) -> None:
-    shown = _object(dpsim, "validate", "--audit")
-    assert shown["summary"]["doubts"] == len(shown["points"]) > 0
-    assert set(shown["points"][0]) == {"dataset", "lines", "kind", "text"}
-
-
 def test_doctor(dpsim: Dpsim) -> None:
     shown = _object(dpsim, "doctor")
     actual = {point["name"]: point for point in shown["points"]}

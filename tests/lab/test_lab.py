@@ -1,4 +1,4 @@
-"""The notebooks of the lab: their cells run without Jupyter, and ``dpsim lab`` copies them."""
+"""The notebooks of the lab: their cells run without Jupyter, and ``python -m dpsim.lab`` copies them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from python_path import extended_path
 
 from dpsim import lab
+from dpsim.lab.__main__ import build
 from dpsim.launch import child_process
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -78,7 +79,7 @@ def test_the_script_has_the_cells_of_the_notebook(notebook: lab.Notebook) -> Non
 
 
 def test_all_notebooks_are_listed_in_the_order_of_the_class(dpsim: Dpsim) -> None:
-    code, out, _ = dpsim("lab")
+    code, out, _ = dpsim(application=build())
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[: len(NOTEBOOKS)]] == list(NOTEBOOKS)
     assert [notebook.lesson for notebook in NOTEBOOKS.values()] == [*range(1, len(NOTEBOOKS) + 1)]
@@ -86,21 +87,28 @@ def test_all_notebooks_are_listed_in_the_order_of_the_class(dpsim: Dpsim) -> Non
 
 
 def test_a_notebook_is_copied_and_never_replaced(dpsim: Dpsim, tmp_path: Path) -> None:
-    code, out, _ = dpsim("lab", "gradient-descent", "--output", tmp_path / "new")
+    code, out, _ = dpsim("gradient-descent", "--output", tmp_path / "new", application=build())
     notebook, script = (tmp_path / "new" / f"gradient-descent.{kind}" for kind in ("ipynb", "py"))
     assert code == 0 and all(f"{path}" in out for path in (notebook, script))
     assert str(NOTEBOOKS["gradient-descent"].solutions) in out
     assert notebook.read_bytes() == NOTEBOOKS["gradient-descent"].file.read_bytes()
     notebook.unlink()
     script.write_text("# my answers")
-    code, _, err = dpsim("lab", "gradient-descent", "--output", tmp_path / "new")
+    code, _, err = dpsim("gradient-descent", "--output", tmp_path / "new", application=build())
     assert code == 2 and f"{script} exists" in err
     assert script.read_text() == "# my answers" and not notebook.exists()
 
 
 def test_an_unknown_notebook_and_a_folder_that_is_a_file_are_refused(dpsim: Dpsim, tmp_path: Path) -> None:
-    code, _, err = dpsim("lab", "gradient-decent", "--output", tmp_path)
+    code, _, err = dpsim("gradient-decent", "--output", tmp_path, application=build())
     assert code == 2 and "did you mean 'gradient-descent'?" in err and not [*tmp_path.iterdir()]
     (tmp_path / "file").write_text("")
-    code, _, err = dpsim("lab", "gradient-descent", "--output", tmp_path / "file")
+    code, _, err = dpsim("gradient-descent", "--output", tmp_path / "file", application=build())
     assert code == 2 and f"{tmp_path / 'file'}" in err
+
+
+def test_what_was_copied_is_told_to_programs(dpsim: Dpsim, tmp_path: Path) -> None:
+    code, out, _ = dpsim("scaling", "--output", tmp_path, "--json", application=build())
+    shown = json.loads(out)
+    assert code == 0 and [point["name"] for point in shown["points"]] == ["scaling"]
+    assert shown["summary"]["files"] == [str(tmp_path / f"scaling.{kind}") for kind in ("ipynb", "py")]

@@ -12,7 +12,6 @@ STARTED = "the ranks would start here"
 MACHINES = EXPERIMENTS / "machines"
 EXAMPLE = Path(__file__).parents[2] / "reports" / "example"
 LOG = MACHINES / "benchmarks" / "imb.txt"
-EXAMPLE_SETS = EXPERIMENTS / "validation_example"
 FILES = f"--workload {MACHINES}/googlenet_k80.toml --machine {MACHINES}/k80_10gbe.toml"
 EACH = {
     "train": "",
@@ -28,10 +27,8 @@ EACH = {
     " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",
     "compare": f"{EXAMPLE} {EXAMPLE}",
-    "validate": f"--sets {EXAMPLE_SETS}",
     "trace": f"{EXAMPLE}",
     "bench allreduce": "--peers none --max 4KiB",
-    "lab": "gradient-descent",
     "machine list": "",
     "machine show": f"{MACHINES}/k80_10gbe.toml",
     "machine compare": f"{MACHINES}/k80_10gbe.toml {MACHINES}/k80_10gbe.toml",
@@ -71,9 +68,6 @@ OF_COMMAND = {
     "report --json": "--format csv",
     "trace --local-batch": "256",
     "trace --overlap": "off",
-    "validate --submission": f"{EXAMPLE_SETS}/submission.json",
-    "validate --outcomes": f"{EXAMPLE_SETS}/outcomes.json",
-    "validate --predictions": "written.json",
     "sweep fusion-threshold --experiment": f"{EXPERIMENTS}/sweeps/fusion_threshold.toml",
     "sweep devices --experiment": f"{EXPERIMENTS}/sweeps/devices.toml",
     "sweep devices --local-batch": "16 --scaling weak",

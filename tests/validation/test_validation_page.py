@@ -1,4 +1,4 @@
-"""What ``dpsim validate`` prints and writes: every set's line, whoever predicts, and the files of the report."""
+"""What ``python -m dpsim.validation`` prints and writes: every set's line, and the files of the report."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dpsim.experiments import golden
 from dpsim.experiments.validation_page import BEGIN, FOLDER, README, readme_lines
 from dpsim.launch.workers import workers
 from dpsim.validation import page
+from dpsim.validation.__main__ import build
 from dpsim.validation.case import read_cases
 from dpsim.validation.judge import judged
 from dpsim.validation.published import read_sets
@@ -91,14 +92,6 @@ def test_everything_is_plain_numbers_for_programs() -> None:
     assert [line["dataset"] for line in lines][-2:] == ["all collectives", "all steps"]
 
 
-def test_a_submission_is_named_and_scored_beside_dpsim(dpsim: Dpsim, tmp_path: Path) -> None:
-    files = ("--submission", EXAMPLE / "submission.json", "--outcomes", EXAMPLE / "outcomes.json")
-    code, out, err = dpsim("validate", "--sets", EXAMPLE, *files, "--output", tmp_path)
-    assert code == 0 and "predicted by a line by hand" in out, err
-    text = (tmp_path / "report.md").read_text()
-    assert "| set | a line by hand | Calculon | PyTorch Inductor | dpsim |" in text
-
-
 @pytest.fixture(scope="module")
 def fresh() -> Validation:
     """All cases of the package: under a minute."""
@@ -108,7 +101,9 @@ def fresh() -> Validation:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_readme_has_the_lines_of_all_sets(fresh: Validation) -> None:
-    assert BEGIN + readme_lines(fresh) in README.read_text(encoding="utf-8"), "run make validate"
+    assert BEGIN + readme_lines(json.loads(codec.to_json(fresh.summary()))) in README.read_text(encoding="utf-8"), (
+        "run make validate"
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +126,7 @@ def test_processes_predict_what_one_process_predicts(fresh: Validation) -> None:
 
 
 def test_the_command_prints_the_same_with_several_processes(dpsim: Dpsim) -> None:
-    one, two = (dpsim("validate", "--sets", EXAMPLE, "--json", "--workers", count) for count in (1, 2))
+    one, two = (dpsim("--sets", EXAMPLE, "--json", "--workers", count, application=build()) for count in (1, 2))
     assert one[0] == two[0] == 0, two[2]
     first, second = (json.loads(out) for _, out, _ in (one, two))
     assert first["points"] == second["points"] and first["summary"] == second["summary"]
@@ -139,7 +134,7 @@ def test_the_command_prints_the_same_with_several_processes(dpsim: Dpsim) -> Non
 
 def test_an_error_in_a_process_is_the_same_error(dpsim: Dpsim, tmp_path: Path) -> None:
     folder = changed_example(tmp_path, "cases/example.toml", '"nccl"', '"ncl"')
-    said = [dpsim("validate", "--sets", folder, "--workers", count) for count in (1, 2)]
+    said = [dpsim("--sets", folder, "--workers", count, application=build()) for count in (1, 2)]
     assert said[0] == said[1] and said[0][0] == 2
     assert "case example/devices 4: unknown algorithm 'ncl'" in said[0][2] and "did you mean 'nccl'" in said[0][2]
 
@@ -150,25 +145,8 @@ def test_a_process_that_ends_is_named() -> None:
         executor.submit(os._exit, 1).result()
 
 
-def test_sealed_rows_are_named(dpsim: Dpsim) -> None:
-    code, out, _ = dpsim("validate", "--sets", EXAMPLE)
-    assert code == 0 and "2 rows are sealed" in out
-
-
-def test_a_set_whose_outcomes_are_all_sealed_is_predicted_and_has_a_page(dpsim: Dpsim, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "own"))
-    table = folder / "sets" / "example.csv"
-    sealed = re.sub(r"^([48],.*),[0-9.e-]+$", r"\1,sha256:" + "0" * 64, table.read_text(), flags=re.MULTILINE)
-    table.write_text(sealed)
-    own, report = tmp_path / "own.json", tmp_path / "report"
-    code, out, err = dpsim("validate", "--sets", folder, "--predictions", own, "--output", report)
-    assert code == 0 and "6 rows are sealed" in out, err
-    assert len(json.loads(own.read_text())["predictions"]["example/devices 8"]) == 3
-    assert "6 rows are sealed" in (report / "report.md").read_text()
-
-
 def test_a_folder_without_sets_is_refused(dpsim: Dpsim, tmp_path: Path) -> None:
-    code, _, err = dpsim("validate", "--sets", tmp_path)
+    code, _, err = dpsim("--sets", tmp_path, application=build())
     assert code == 2 and "has no published sets" in err and "sets/NAME.toml" in err
 
 
@@ -187,7 +165,7 @@ def test_a_folder_without_sets_is_refused(dpsim: Dpsim, tmp_path: Path) -> None:
         ("cases/example.toml", "devices = [2]", "devices = [3]", "no row of example has 3 in the column devices"),
         ("cases/example.toml", "devices = [2]", 'devices = ["2"]', "no row of example has '2' in the column devices"),
         ("cases/example.toml", "schema", "free = { compute = 1.0 }\nschema", "collectives has free numbers: compute"),
-        ("cases/example.toml", '"held out"', '"heldout"', "allowed: development, held out, prospective"),
+        ("cases/example.toml", '"held out"', '"heldout"', "allowed: development, held out"),
         ("cases/example.toml", "hold_out", "holdout", "did you mean 'hold_out'"),
     ],
 )
@@ -195,7 +173,7 @@ def test_what_a_set_or_a_case_gets_wrong_is_refused_with_its_place(
     dpsim: Dpsim, tmp_path: Path, name: str, old: str, new: str, said: str
 ) -> None:
     folder = changed_example(tmp_path, name, old, new)
-    code, _, err = dpsim("validate", "--sets", folder)
+    code, _, err = dpsim("--sets", folder, application=build())
     assert code == 2 and said in " ".join(err.split()) and name in err
     assert "allowed:" in err or "to do:" in err
 
@@ -229,36 +207,23 @@ def test_a_case_of_ones_own_takes_machines_from_its_folder_and_no_other_cases_na
 
 def test_a_folder_with_sets_and_no_case_is_refused(dpsim: Dpsim, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE / "sets", tmp_path / "sets")
-    code, _, err = dpsim("validate", "--sets", tmp_path)
+    code, _, err = dpsim("--sets", tmp_path, application=build())
     assert code == 2 and "has no cases" in err and "cases/NAME.toml" in err
-
-
-@pytest.mark.parametrize("name", ["", "two\nlines", "turned\u202e"])
-def test_a_submission_has_a_name_that_can_be_shown(dpsim: Dpsim, tmp_path: Path, name: str) -> None:
-    raw = json.loads((EXAMPLE / "submission.json").read_text()) | {"name": name}
-    (tmp_path / "own.json").write_text(json.dumps(raw))
-    code, _, err = dpsim("validate", "--sets", EXAMPLE, "--submission", tmp_path / "own.json")
-    assert code == 2 and "the name is" in err and "one line of text" in err
-
-
-def test_flags_that_an_audit_would_ignore_are_refused(dpsim: Dpsim, tmp_path: Path) -> None:
-    code, _, err = dpsim("validate", "--sets", EXAMPLE, "--audit", "--output", tmp_path / "report")
-    assert code == 2 and "--audit with --output" in err and not (tmp_path / "report").exists()
 
 
 @pytest.mark.parametrize(("count", "allowed"), [("0", "1 or more"), ("two", "a whole number")])
 def test_a_number_of_workers_that_is_none_is_refused(dpsim: Dpsim, count: str, allowed: str) -> None:
-    code, _, err = dpsim("validate", "--sets", EXAMPLE, "--workers", count)
+    code, _, err = dpsim("--sets", EXAMPLE, "--workers", count, application=build())
     assert code == 2 and "--workers is" in err and allowed in err
 
 
-def test_names_of_the_user_s_are_text_in_every_file(dpsim: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_names_of_the_user_s_are_text_in_every_file(dpsim: Dpsim, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "sets")
     case = tmp_path / "sets" / "cases" / "example.toml"
     text = case.read_text(encoding="utf-8").replace('name = "example"', 'name = "=HYPERLINK(A1)"', 1)
     script = "</script><script>alert(1)</script>"
     case.write_text(re.sub(r'question = ".*"', f'question = "{script}"', text), encoding="utf-8")
-    code, _, err = dpsim("validate", "--sets", tmp_path / "sets", "--output", tmp_path / "out")
+    code, _, err = dpsim("--sets", tmp_path / "sets", "--output", tmp_path / "out", application=build())
     assert code == 0, err
     with (tmp_path / "out" / "points.csv").open(newline="", encoding="utf-8") as file:
         names = {row["case"] for row in csv.DictReader(file)}
@@ -268,12 +233,14 @@ def test_names_of_the_user_s_are_text_in_every_file(dpsim: Callable[..., tuple[i
         assert "alert(1)" in page_text and "<script>alert" not in page_text
 
 
-def test_a_submission_with_lines_twice_is_refused_in_a_time_that_grows_with_it(tmp_path: Path) -> None:
-    path, lines = tmp_path / "s.json", 200_000
-    row = {"line": 2, "predicted_s": 1.0, "low_s": 0.5, "high_s": 2.0}
-    raw = json.loads((EXAMPLE / "submission.json").read_text(encoding="utf-8"))
-    part = next(iter(raw["predictions"]))
-    raw["predictions"][part] = [row | {"line": line} for line in range(lines)] + [row]
-    path.write_text(json.dumps(raw), encoding="utf-8")
-    with pytest.raises(DpsimError, match=r"do not exist|are there twice"):
-        validate(EXAMPLE, submission=path)
+def test_points_and_summary_are_one_json_object_and_a_page_of_the_user_s_stays(dpsim: Dpsim, tmp_path: Path) -> None:
+    code, out, _ = dpsim("--sets", EXAMPLE, "--json", application=build())
+    shown = json.loads(out)
+    assert (code, shown["schema"], shown["command"]) == (0, "dpsim.output/1", "validation")
+    assert {"dataset", "case", "role", "measured", "predicted", "error"} <= set(shown["points"][0])
+    assert {(p["dataset"], p["role"]) for p in shown["points"]} == {("example", "held out")}
+    assert {line["dataset"] for line in shown["summary"]["datasets"]} == {"example", "all collectives"}
+    assert {"median_abs_error", "max_abs_error", "null_median_abs_error"} <= set(shown["summary"]["datasets"][0])
+    (tmp_path / "index.html").write_text("my page")
+    code, _, err = dpsim("--sets", EXAMPLE, "--output", tmp_path, application=build())
+    assert code == 2 and "cannot write --output" in err and (tmp_path / "index.html").read_text() == "my page"

@@ -1,14 +1,12 @@
-"""What is known in a case and what is judged; scores, by hand; defaults from the other sets; submissions."""
+"""What is known in a case and what is judged; scores, by hand; defaults from the other sets."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,11 +29,10 @@ from dpsim.validation.defaults import (
     widths_of_other_sets,
 )
 from dpsim.validation.inputs import RowInputs, fitted_step_inputs, message, outcome_s, row_plan
-from dpsim.validation.judge import JudgedRow, judged, scored
+from dpsim.validation.judge import JudgedRow, judged
 from dpsim.validation.published import PublishedRow, PublishedSet, read_sets
 from dpsim.validation.run import validate, with_constants
 from dpsim.validation.scores import pooled, score_sets
-from dpsim.validation.submission import submission, submitted
 
 EXAMPLE = EXPERIMENTS / "validation_example"
 SETS = read_sets()
@@ -64,7 +61,7 @@ def test_a_prediction_does_not_change_with_the_outcomes_that_it_is_judged_on() -
         case = CASES[name]
         known = {row.line for part in of_case(name) for row in part.known}
         rows = tuple(
-            row if row.line in known else PublishedRow(line=row.line, values=row.values, outcome=1e3, seal="")
+            row if row.line in known else PublishedRow(line=row.line, values=row.values, outcome=1e3)
             for row in SETS[case.dataset].rows
         )
         other = PublishedSet(provenance=SETS[case.dataset].provenance, rows=rows, path=SETS[case.dataset].path)
@@ -190,7 +187,7 @@ def test_nulls_of_a_collective_by_hand() -> None:
         PublishedRow(line=2 + number, values={"devices": n, "size_bytes": size}, outcome=seconds)
         for number, (n, size, seconds) in enumerate([(2, 100, 1.0), (2, 200, 2.0), (8, 100, 4.0), (8, 200, 8.0)])
     ]
-    row = PublishedRow(line=9, values={"devices": 4, "size_bytes": 100}, outcome=None)
+    row = PublishedRow(line=9, values={"devices": 4, "size_bytes": 100}, outcome=1.0)
     plan = row_plan(CASES["nccl-a100"], row)
     said = contestants.of_collective(known, row, plan)
     assert said["nearest table"] == 1.0 and said["between tables"] == pytest.approx(2.0)
@@ -204,7 +201,6 @@ def test_a_default_of_a_set_does_not_depend_on_that_set() -> None:
             line=row.line, values=row.values, outcome=row.outcome / 3 if row.values["devices"] > 1 else row.outcome
         )
         for row in SETS["bcaffe_steps"].rows
-        if row.outcome
     )
     slow = PublishedSet(provenance=SETS["bcaffe_steps"].provenance, rows=rows, path=SETS["bcaffe_steps"].path)
     changed = of_other_sets(cases, {**SETS, "bcaffe_steps": slow})
@@ -284,83 +280,6 @@ def test_parts_are_predicted_alike_by_processes() -> None:
     here = [row.values() for row in judged(cases, SETS)]
     with ProcessPoolExecutor(1) as executor:
         assert [row.values() for row in judged(cases, SETS, executor=executor)] == here
-
-
-def test_sealed_rows_are_predicted_and_not_scored() -> None:
-    closed = validate(EXAMPLE)
-    assert closed.sealed == 2 and closed.scores[0].rows == 4 and len(closed.rows) == 6
-    assert all(row.predicted > 0 for row in closed.rows) and len(scored(closed.rows)) == 4
-    public = validate(EXAMPLE, outcomes=[EXAMPLE / "outcomes.json"])
-    assert public.sealed == 0 and public.scores[0].rows == 6
-    assert [row.predicted for row in public.rows] == [row.predicted for row in closed.rows]
-
-
-def test_dpsims_own_predictions_score_as_a_submission_as_they_do_without(tmp_path: Path) -> None:
-    from dpsim import codec
-
-    own = validate(EXAMPLE)
-    codec.write(tmp_path / "own.json", submission("own", own.rows))
-    again = validate(EXAMPLE, submission=tmp_path / "own.json")
-    assert again.predictor == "own" and [s.values() for s in again.scores] == [s.values() for s in own.scores]
-    assert all(row.models()["dpsim"] == row.predicted for row in again.rows)
-
-
-def test_the_example_of_a_submission_is_scored_by_its_own_numbers() -> None:
-    result = validate(EXAMPLE, submission=EXAMPLE / "submission.json", outcomes=[EXAMPLE / "outcomes.json"])
-    raw = json.loads((EXAMPLE / "submission.json").read_text())["predictions"]
-    assert [row.predicted for row in result.rows] == [each["predicted_s"] for part in raw.values() for each in part]
-    assert result.scores[0].median_abs_error < 0.05
-
-
-def _edited(raw: Any, edit: str) -> None:
-    predictions = raw["predictions"]
-    first = predictions["example/devices 4"]
-    match edit:
-        case "upside down":
-            first[1]["low_s"], first[1]["high_s"] = first[1]["high_s"], first[1]["low_s"]
-        case "not a number":
-            first[1]["predicted_s"] = 0
-        case "missing row":
-            del first[1]
-        case "missing part":
-            del predictions["example/devices 8"]
-        case "twice":
-            first.append(first[0])
-        case "unknown row":
-            first[0]["line"] = 99
-        case "unknown case":
-            predictions["exampel/devices 4"] = predictions.pop("example/devices 4")
-        case "level":
-            raw["level"] = 0.95
-        case "key":
-            first[0]["low"] = first[0].pop("low_s")
-
-
-@pytest.mark.parametrize(
-    ("edit", "given", "allowed"),
-    [
-        ("upside down", "case 'example/devices 4', line 6: low, predicted and high are", "inside its interval"),
-        ("not a number", "case 'example/devices 4', line 6", "above 0"),
-        ("missing row", "case 'example/devices 4': lines 6 are missing", "each of its 3 lines once"),
-        ("missing part", "case example: parts example/devices 8 are missing", "each of its 2 parts once"),
-        ("twice", "lines 5 are there twice", "once"),
-        ("unknown row", "lines 99 do not exist", "once"),
-        ("unknown case", "unknown case 'exampel/devices 4'", "example/devices 4"),
-        ("level", "the level is 0.95", "0.9"),
-        ("key", "low", ""),
-    ],
-)
-def test_a_bad_submission_is_refused_with_the_place(tmp_path: Path, edit: str, given: str, allowed: str) -> None:
-    raw = json.loads((EXAMPLE / "submission.json").read_text())
-    _edited(raw, edit)
-    (tmp_path / "bad.json").write_text(json.dumps(raw))
-    sets = read_sets(EXAMPLE)
-    rows = judged(read_cases(sets, EXAMPLE), sets)
-    with pytest.raises(FileFormatError) as refused:
-        submitted(tmp_path / "bad.json", rows)
-    assert given in refused.value.given and allowed in refused.value.allowed
-    assert refused.value.remedy or edit == "level"
-    assert str(tmp_path / "bad.json") in refused.value.given
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,6 @@ _COMMANDS = (
     "compare sweep sweep --output compared",
     "machine compare m.toml m.toml --json",
     "machine merge m.toml m.toml --output merged.json",
-    "validate --sets sets --output out --workers 1",
-    "validate --sets sets --submission sets/submission.json --json",
-    "lab gradient-descent --output class",
     "measure --torch-script missing.py --devices 2 --output m",
     "doctor --help",
     "--version",
@@ -110,7 +107,6 @@ def prepared(folder: Path) -> None:
     (folder / "sweep").mkdir(exist_ok=True)
     for name in ("predictions.json", "results.json", "drift.json"):
         shutil.copyfile(ROOT / "reports/devices" / name, folder / "sweep" / name)
-    shutil.copytree(ROOT / "experiments/validation_example", folder / "sets")
     (folder / "hosts.txt").write_text("localhost:2\n", encoding="utf-8")
 
 

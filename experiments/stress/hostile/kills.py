@@ -123,8 +123,8 @@ COMMANDS = {
         "dpsim bench allreduce --devices 2 --max 4KiB --budget 1s --peers mpi,gloo", 50, (*_RANKS, "script")
     ),
     "watch": Command(f"dpsim watch -- {sys.executable} job.py", 10, ("launcher", "keeper", "worker")),
-    "validate --workers": Command(
-        f"dpsim validate --sets {ROOT}/experiments/validation_example --workers 2 --output validated",
+    "validation --workers": Command(
+        f"dpsim.validation --sets {ROOT}/experiments/validation_example --workers 2 --output validated",
         15,
         ("launcher", "worker"),
     ),

@@ -51,9 +51,7 @@ from dpsim.runtime import checkpoint
 from dpsim.study.task import Samples, samples_before
 from dpsim.torch_ddp.kineto.workload import read_trace
 from dpsim.validation.case import read_cases
-from dpsim.validation.judge import judged
-from dpsim.validation.published import opened, read_sets
-from dpsim.validation.submission import submitted
+from dpsim.validation.published import read_sets
 
 HANG_S, IDLE_S = 20.0, 120.0
 """A case hangs after so many seconds of computing, or of the clock: other programs may run on this machine, too."""
@@ -188,14 +186,10 @@ def _readers(folder: Path) -> list[Reader]:
 
 
 def _add_published(add: Callable[..., None], folder: Path) -> None:
-    """Add the readers of published sets, submissions, measured steps and the records of a watched job."""
+    """Add the readers of published sets, measured steps and the records of a watched job."""
     own = Path(shutil.copytree(ROOT / "experiments/validation_example", folder / "validation"))
-    sets = read_sets(own)
-    rows = judged(read_cases(sets, own), sets)
     declared = sorted(path for name in ("sets", "cases") for path in (own / name).iterdir())
     add("published sets", lambda own: read_cases(read_sets(own), own), *declared, given=own)
-    add("submission", lambda path: submitted(path, rows), own / "submission.json")
-    add("outcomes", lambda path: opened(sets, path), own / "outcomes.json")
     steps, link = folder / "steps.csv", machine.read(ROOT / "experiments/machines/k80_10gbe.toml")
     steps.write_text("devices,local_batch,step_s\n1,32,20ms\n8,32,30ms\n", encoding="utf-8")
     add("measured steps", lambda path: measured_steps(read_rows(path), link), steps)

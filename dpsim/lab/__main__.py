@@ -1,4 +1,4 @@
-"""``dpsim lab``: the notebooks of a class."""
+"""``python -m dpsim.lab``: the notebooks of a class."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, main, show
+from dpsim.cli.app import single
 
 EXAMPLES = """\
 Examples:
-  dpsim lab
-  dpsim lab gradient-descent --output class"""
+  python -m dpsim.lab
+  python -m dpsim.lab gradient-descent --output class"""
 
 
 def lab(
@@ -42,7 +43,7 @@ def lab(
     if name is None:
         for each in chosen:
             print(f"{each.name:<18} {each.seconds:>3} s  {each.sentence}")
-        print("\ndpsim lab NAME copies one. A plan for 90 minutes is docs/teach.md.")
+        print("\npython -m dpsim.lab NAME copies one. A plan for 90 minutes is docs/teach.md.")
         return
     notebook, script = copied
     print(f"{notebook}, and as a script {script}: {chosen[0].sentence} It runs for about {chosen[0].seconds} s.")
@@ -51,3 +52,12 @@ def lab(
     print(f"  code {notebook}    (VS Code, with its extensions Python and Jupyter)")
     print(f"  {sys.executable} {script}    (without Jupyter: every cell, one after the other)")
     print(f"Solutions: {chosen[0].solutions}")
+
+
+def build() -> App:
+    """Return the command by itself, as ``dpsim.cli.app.run`` takes it."""
+    return single("python -m dpsim.lab", lab, EXAMPLES)
+
+
+if __name__ == "__main__":
+    main(app=build())
