@@ -150,8 +150,8 @@ def _started(comm: MPI.Intracomm, listener: Listener, task: ScriptTask, report: 
     processes, begin_s, of_member = [Processes() for _ in task.members], now(), [ranks for ranks, _ in task.members]
     waves, total = starting_together(of_member), sum(of_member)
     report(
-        f"starting the script in {total} processes that take turns, about {_AT_ONCE} at a time: {len(waves)} times as "
-        "long as it needs until its first step"
+        f"starting the script in {total} processes that take turns, about {_AT_ONCE} at a time: that takes as long as"
+        f" {len(waves)} start{'s' * (len(waves) > 1)} of it until its first step"
     )
     started = 0
     for wave in waves:
@@ -176,8 +176,9 @@ def _started(comm: MPI.Intracomm, listener: Listener, task: ScriptTask, report: 
 
 
 def starting_together(of_member: Sequence[int]) -> list[list[int]]:
-    """Return the members that start at the same time, in their order: each with so many processes, ``_AT_ONCE`` or
-    more of them at once, so that what the first ones need tells what the others will.
+    """Return the members that start at the same time: as few as have ``_AT_ONCE`` processes, by those of each member.
+
+    What the first ones need tells how long the others will take.
     """
     waves: list[list[int]] = []
     processes = _AT_ONCE
