@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PLOTS = (".png", ".svg")
 _PAGES = {"index.html": "page", "report.md": "markdown"}
+_TABLES = {"points.csv": ".csv", "samples.csv": ".csv", "timeline.csv": ".csv"}
 _MARKS = {
     "page": rb'<nav aria-label="Files of this report">|the model of <code>dpsim predict</code> runs in this page',
     "markdown": rb"(?s)\n## Warnings\n.*\n## How it was measured\n",
@@ -42,7 +43,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "reproduce": ("a record of reproduce", {"reproduce.json": "reproduce", "predictions.json": "drift"}),
     "quality": ("a study of quality", {"quality.json": "quality", "quality_predictions.json": "quality-predictions"}),
     "estimate": ("what estimate fitted", {"workload.json": "workload", "machine.json": "machine"}),
-    "report": ("a report of dpsim", _PAGES),
+    "report": ("a report of dpsim", _PAGES | _TABLES),
     "checkpoints": ("checkpoints of dpsim", {_CHECKPOINT: "checkpoint"}),
 }
 """What a command may write again, in words, and the files that tell it with the kind of each."""

@@ -46,7 +46,8 @@ class Interval:
     the collectives, and the two costs of overlap are one standard error longer (row 0) or shorter (row 1). ``width`` is
     how many times as wide as these and the model's own error call for it was made, and by how many past studies.
     ``of_each_size`` are the columns of which every size of a collective has an error of its own, and ``sizes_bytes``
-    the different sizes that the plan has (none: it communicates nothing).
+    the different sizes that the plan has (none: it communicates nothing). ``assumed`` are the columns of what is
+    assumed of any machine: the contention.
     """
 
     low_s: float
@@ -55,6 +56,7 @@ class Interval:
     width: IntervalWidth
     of_each_size: tuple[int, ...] = ()
     sizes_bytes: tuple[float, ...] = ()
+    assumed: tuple[int, ...] = ()
 
 
 def predict(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
@@ -98,9 +100,9 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
         return Interval(step_s, step_s, np.zeros_like(steps), width)
     shifts = np.log(np.maximum(steps, 1e-300) / step_s)
     factors = np.full(len(Uncertainty._fields), width.factor)
-    if "contention" in priced.machine.assumed:
-        shifts[:, _OVERLAPPED] /= _DEVIATIONS
-        factors[_OVERLAPPED] = 1.0
+    assumed = (_OVERLAPPED,) if "contention" in priced.machine.assumed else ()
+    shifts[:, list(assumed)] /= _DEVIATIONS
+    factors[list(assumed)] = 1.0
     model = width.factor * math.hypot(*_model_errors(schedule))
     up = math.hypot(model, *(factors * np.maximum(shifts, 0).max(axis=0)).tolist())
     down = math.hypot(model, *(factors * np.maximum(-shifts, 0).max(axis=0)).tolist())
@@ -111,6 +113,7 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
         width,
         of_each_size=tuple(map(Uncertainty._fields.index, of_each_size(schedule, priced.machine))),
         sizes_bytes=tuple(np.unique(schedule.bucket_size_bytes).tolist()),
+        assumed=assumed,
     )
 
 
@@ -161,8 +164,9 @@ def ratio_interval(
     """The interval of a step over another one of the same workload, at the same level.
 
     What is uncertain about both shifts both, but for sampling errors of collectives where the two send other sizes:
-    prices of neighbouring bucket caps are measured apart. Of two machines it is the layer times alone. On one machine
-    ``under`` is of as many devices or more, whose layer times are the more uncertain by what they slow each other down.
+    prices of neighbouring bucket caps are measured apart. Of two machines it is the layer times alone, and what is
+    assumed of both: the devices are the same. On one machine ``under`` is of as many devices or more, whose layer times
+    are the more uncertain by what they slow each other down.
     The width is the model's own: past studies do not tell how far off ratios were.
     """
     (top, of_top), (bottom, of_bottom) = over, under
@@ -171,9 +175,10 @@ def ratio_interval(
     first, second = of_top.shifts, of_bottom.shifts
     compute = Uncertainty._fields.index("compute")
     if of_two_machines:
+        of_both = [compute, *(column for column in of_top.assumed if column in of_bottom.assumed)]
         common, alone = np.zeros_like(first), np.hypot(first, second)
-        common[:, compute] = (first - second)[:, compute]
-        alone[:, compute] = 0.0
+        common[:, of_both] = (first - second)[:, of_both]
+        alone[:, of_both] = 0.0
     else:
         common, alone = _apart(of_top, of_bottom)
         alone[:, compute] = np.sqrt(np.maximum(np.square(second) - np.square(first), 0.0)[:, compute])

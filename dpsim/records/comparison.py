@@ -213,6 +213,12 @@ class ComparedPoint(Row):
     predicted_buckets = _Column(
         "count", "The buckets of a step, as the model formed them.", lambda p: p.predicted.buckets
     )
+    same_buckets = _Column(
+        "text",
+        "The other fusion rules and thresholds of the grid that make the same buckets: they are one setting, measured "
+        "once. Empty: none.",
+        lambda p: ", ".join(p.names[1:]),
+    )
     slow_samples = _Column(
         "ratio",
         f"The share of these samples above {SLOW} times the median.",
@@ -351,6 +357,19 @@ class ComparedPoint(Row):
         head="clean",
         form="percent",
     )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fusion rule and threshold, such as ``ddp at 25 MiB``, then those that make the same buckets."""
+        texts = (
+            (each.plan.fusion_rule, each.text("fusion_threshold_bytes"))
+            for each in (self.setting, *self.predicted.same_buckets)
+        )
+        return tuple(rule if threshold == "none" else f"{rule} at {threshold}" for rule, threshold in texts)
+
+    def text(self, name: str) -> str:
+        """Return a field of the setting as tables write it, with the values of settings that make the same buckets."""
+        return ", ".join(dict.fromkeys(each.text(name) for each in (self.setting, *self.predicted.same_buckets)))
 
     @property
     def too_few_clean(self) -> str:

@@ -111,6 +111,8 @@ class PredictedPoint(Noun, frozen=True):
     from. ``low_s`` to ``high_s`` holds the median measured step with a probability of ``interval_level`` (``None``: its
     width is assumed); it is ``interval_factor`` times as wide as the model's own, by ``interval_studies`` past studies
     of the machine. ``communication_cost_s`` is ``step_s`` - the step on a network where collectives take no time.
+    ``same_buckets`` are the settings of the grid whose fusion rules or thresholds make the same buckets: they are this
+    setting under other names, and measured with it.
     """
 
     setting: Setting
@@ -130,6 +132,7 @@ class PredictedPoint(Noun, frozen=True):
     interval_factor: float = 1.0
     interval_studies: int = 0
     communication_cost_s: float | None = None
+    same_buckets: tuple[Setting, ...] = ()
 
 
 class Predictions(Noun, frozen=True):

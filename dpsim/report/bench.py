@@ -166,7 +166,7 @@ def sizes_table(result: BenchResult) -> Table:
         )
 
     return table(
-        title=_title("Compared with the peers", result),
+        title=_title("Compared with the peers" if peers else "The default algorithm at each size", result),
         columns=(
             Column(head="size", cell=lambda size: format_size(size.size_bytes)),
             Column(head="default", cell=lambda size: size.default, left=True),
@@ -174,12 +174,12 @@ def sizes_table(result: BenchResult) -> Table:
             Column(head="of bound", cell=lambda size: _share(size.default_fraction)),
             Column(head="fastest of dpsim", cell=lambda size: f"{size.best} {microseconds(size.best_s)}", left=True),
             Column(head="A/A noise", cell=lambda size: _share(size.noise)),
-            Column(head="best MPI (95%)", cell=_best_mpi, left=True),
+            Column(head="best MPI (95%)", cell=_best_mpi, left=True, shown=any(size.best_mpi for size in result.sizes)),
             *map(ratio, peers),
         ),
         sections={"in place": result.sizes},
         note="Time of each peer in its fastest mode / time of dpsim's default algorithm, in the same rounds: above 1 "
-        "dpsim is faster." + _BETWEEN_NOTE * (BETWEEN in peers),
+        "dpsim is faster." * bool(peers) + _BETWEEN_NOTE * (BETWEEN in peers),
     )
 
 

@@ -257,7 +257,9 @@ def paste(plan: Plan, framework: Framework, workload: Workload) -> str:
 def measured_point(comparison: Comparison, plan: Plan) -> ComparedPoint | None:
     """Return what was measured of a plan; ``None`` where it was not."""
     key = _key(plan)
-    return next((point for point in comparison.scored if point.devices > 1 and _key(point.setting.plan) == key), None)
+    several = (point for point in comparison.scored if point.devices > 1)
+    settings = ((point, (point.setting, *point.predicted.same_buckets)) for point in several)
+    return next((point for point, same in settings if any(_key(each.plan) == key for each in same)), None)
 
 
 def _key(plan: Plan) -> tuple[float | None, int, int]:

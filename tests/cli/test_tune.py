@@ -18,7 +18,7 @@ def test_the_answer_is_the_last_line_and_nothing_is_pasted_where_no_gain_is_cert
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[-1] == "No bucket cap is certainly better than DDP's default on 16 devices: leave it."
-    assert "GoogleNet, K80, batch 64, DDP on 16 devices" in out and "default: bucket cap 25 MiB, local batch 64" in out
+    assert "GoogleNet, K80, DDP on 16 devices" in out and "default: bucket cap 25 MiB, local batch 64" in out
     assert "All 16 devices pay" in out and "does not pay" not in out
     assert "a calibration of collectives on as many devices would decide" in out
 

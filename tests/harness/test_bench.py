@@ -449,6 +449,9 @@ def test_a_users_own_allreduce_is_checked_and_timed_beside_dpsims_own(dpsim: Dps
     printed = run_json(dpsim, "--devices", "3", *more, f"{file}:star,direct")
     timed = {(p["algorithm"], p["wrong"]) for p in printed["points"] if p["time_s"]}
     assert timed >= {("own.py:star", 0), ("direct", 0)}
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "The default algorithm at each size" in page and "best MPI" not in page
+    assert "Compared with the peers" not in page  # the title of the table of ratios
     kept = (tmp_path / "report" / bench.RECORD).read_text()
     assert (
         str(tmp_path) not in kept

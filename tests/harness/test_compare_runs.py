@@ -364,3 +364,17 @@ def test_runs_are_named_by_their_folders_or_by_labels(folder: Path) -> None:
     assert [run.label for run in compare_runs(both).runs] == [str(folder), str(both[1])]
     assert [run.label for run in compare_runs([folder, folder]).runs] == [str(folder), f"{folder} (2)"]
     assert [run.label for run in compare_runs(both, ("before", "after")).runs] == ["before", "after"]
+
+
+def test_a_rule_without_a_threshold_is_compared_without_one() -> None:
+    predictions, results = small(devices=(2,), overlaps=("off",))
+
+    def mg_wfbp(point: Point) -> Point:
+        plan = msgspec.structs.replace(point.setting.plan, fusion_rule="mg-wfbp", fusion_threshold_bytes=None)
+        return msgspec.structs.replace(point, setting=msgspec.structs.replace(point.setting, plan=plan))
+
+    first = msgspec.structs.replace(predictions, points=(mg_wfbp(predictions.points[0]),))
+    sha256 = codec.digest(first)
+    measured = msgspec.structs.replace(results, points=(mg_wfbp(results.points[0]),), predictions_sha256=sha256)
+    comparison = compared((first, measured), (first, measured))
+    assert {point["setting"]["fusion_threshold_bytes"] for point in comparison.points} == {None}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dpsim.errors import ConfigError
@@ -18,7 +19,8 @@ from dpsim.harness.sweep.questions.local_batch import busy_from, hidden_from
 from dpsim.nn.tokens import norm_of
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment, read_predictions, read_results
-from dpsim.setting import setting_of
+from dpsim.report.sweep.content import answers
+from dpsim.setting import Setting, setting_of
 
 Dpsim = Callable[..., tuple[int, str, str]]
 LINK = "paced:50us,1gbit"
@@ -99,6 +101,22 @@ def test_flags_of_both_scalings_are_refused(dpsim: Dpsim) -> None:
     assert code == 2 and "'eight'" in err
 
 
+def measured_as(folder: Path, step_s: Callable[[Setting], float]) -> Comparison:
+    """The sweep of a folder with made times: every sample of a setting took as long, without exposed communication."""
+    results = read_results(folder / "results.json")
+    points = [
+        msgspec.structs.replace(
+            point,
+            step_s=(step_s(point.setting),) * len(point.step_s),
+            exposed_communication_s=(0.0,) * len(point.step_s),
+            clean=(),
+            disturbance_rule="",
+        )
+        for point in results.points
+    ]
+    return compare(read_predictions(folder / "predictions.json"), msgspec.structs.replace(results, points=points))
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small sweep over the local batch, calibrating as briefly as it can."""
@@ -176,10 +194,18 @@ def test_a_device_is_busy_where_the_curve_stays_near_its_best_and_hides_where_li
 def test_the_report_shows_the_curve(swept: Path, dpsim: Dpsim) -> None:
     assert {"index.html", "report.md", "local_batch.svg", "where_time_goes.svg"} <= {p.name for p in swept.iterdir()}
     text = (swept / "report.md").read_text(encoding="utf-8")
-    assert "The devices reach 90% of that from local batch" in text and "proportional to the batch" in text
+    assert "| proportional to the batch |" in text
     code, out, _ = dpsim("report", swept, "--json")
     points = json.loads(out)["points"]
     assert code == 0 and {point["local_batch"] for point in points} == {2.0, 4.0, 8.0, 16.0}
+
+
+@pytest.mark.slow
+def test_the_answer_says_from_which_batch_devices_are_busy_and_communication_hides(swept: Path) -> None:
+    steps = {2: 1.0, 4: 1.5, 8: 2.0, 16: 3.8}
+    for answer in answers(measured_as(swept, lambda setting: steps[setting.plan.local_batch])):
+        assert "The devices reach 90% of the most samples/s from local batch 8 on (predicted: " in answer
+        assert ("Communication hides at all of these batches" in answer) == ("2 devices" in answer)
 
 
 @pytest.mark.slow
@@ -192,13 +218,12 @@ def test_a_sweep_over_batch_norm_reports_what_global_statistics_add(dpsim: Dpsim
             *("--batch-norm", "local,leaf,global,instance", "--seeds", "0", "--output", tmp_path / "out"),
         )
     assert code == 0, err
-    assert "Statistics of the whole batch make it" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    comparison = compare(
-        read_predictions(tmp_path / "out" / "predictions.json"), read_results(tmp_path / "out" / "results.json")
-    )
+    comparison = measured_as(tmp_path / "out", lambda setting: 1.5 if setting.plan.batch_norm == "global" else 1.0)
+    (text,) = answers(comparison)
+    assert "Statistics of the whole batch change a step by +50.0% against those of each device (predicted " in text
     (group,) = comparison.groups
     members = comparison.members(group)
     assert [norm_of(p.model, p.batch_norm) for p in members] == ["global", "leaf", "local", "instance"]
-    steps = {norm_of(p.model, p.batch_norm): p.predicted_step_s for p in members}
-    assert steps["global"] > steps["local"] + 4 * 50e-6  # two batch norms, each with two blocking sums of 50 us or more
+    exposed = {norm_of(p.model, p.batch_norm): p.predicted_exposed_communication_s for p in members}
+    assert exposed["global"] > 5 * 50e-6  # two batch norms, each with two blocking sums of 50 us or more, and a bucket
     assert (tmp_path / "out" / "norms.svg").exists()

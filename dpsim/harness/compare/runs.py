@@ -197,6 +197,8 @@ def _fields(point: ComparedPoint, varied: Collection[str], *, communication: boo
         for name in FIELDS
         if name in names
     }
+    if "fusion_threshold_bytes" in values and point.setting.text("fusion_threshold_bytes") == "none":
+        values["fusion_threshold_bytes"] = None
     return tuple((name, _in_words(value) if isinstance(value, Noun) else value) for name, value in values.items())
 
 

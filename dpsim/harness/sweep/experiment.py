@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from dpsim.model.step import decides_by_costs, fusion_costs
 from dpsim.model.version import MODEL_VERSION
 from dpsim.plan import OVERLAPS, Overlap, Plan
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
-from dpsim.setting import OVERLAP_CHOICES, Row, Setting, setting_of
+from dpsim.setting import FIELDS, OVERLAP_CHOICES, Row, Setting, setting_of
 from dpsim.study.calibration import MECHANISMS
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed, Prepared, prepared, seconds_of_kind
@@ -69,9 +69,13 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
         chosen_from = None if len(named) < len({str(row.get("overlap", "auto")) for row in members}) else sorted(named)
         workload, machine = prepared.of(of[0])
         mechanisms[name] = choose_overlap(workload, machine, [each.plan for each in of], chosen_from)[1]
+
+        def key(setting: Setting, workload: Workload = workload, machine: Machine = machine) -> Hashable:
+            return setting if experiment.script else _with_buckets(setting, workload, machine)
+
         points += [
-            _predicted_point(experiment, prepared, setting)
-            for setting in _settings(experiment, members, of, mechanisms[name])
+            _predicted_point(experiment, prepared, setting, same)
+            for setting, same in _settings(experiment, members, of, mechanisms[name], key).items()
         ]
     return Predictions(
         experiment=experiment,
@@ -104,7 +108,7 @@ def predict_again(predictions: Predictions, prepared: Prepared) -> Predictions:
             for point in predictions.points
         ],
     )
-    points = [_predicted_point(experiment, prepared, point.setting) for point in predictions.points]
+    points = [_predicted_point(experiment, prepared, point.setting, point.same_buckets) for point in predictions.points]
     return msgspec.structs.replace(
         predictions,
         predicted_at=stamp(),
@@ -137,19 +141,39 @@ def chosen_overlap(steps: dict[str, float]) -> Overlap:
     return cast("Overlap", recommended(steps)) if steps else "off"
 
 
+def _with_buckets(setting: Setting, workload: Workload, machine: Machine) -> Hashable:
+    """Return what tells settings apart: all fields, but the buckets in place of the rule and the threshold.
+
+    A rule that decides while running has no buckets before the step, so there the rule and the threshold stay.
+    """
+    schedule = scheduled(workload, machine, setting.plan)
+    replaced = () if schedule.dynamic else ("fusion_rule", "fusion_threshold_bytes")
+    fields = tuple(setting.value(name) for name in FIELDS if name not in replaced)
+    return *fields, schedule.tensor_order.tobytes(), schedule.bucket_start.tobytes()
+
+
+def _distinct(settings: Sequence[Setting], key: Callable[[Setting], Hashable]) -> dict[Setting, tuple[Setting, ...]]:
+    """Return the first setting of each key, with the others that have it."""
+    return {first: tuple(others) for first, *others in grouped(settings, key).values()}
+
+
 def _settings(
-    experiment: Experiment, rows: Sequence[dict[str, object]], settings: Sequence[Setting], steps: dict[str, float]
-) -> list[Setting]:
-    """Return what is measured of settings that were prepared together.
+    experiment: Experiment,
+    rows: Sequence[dict[str, object]],
+    settings: Sequence[Setting],
+    steps: dict[str, float],
+    key: Callable[[Setting], Hashable],
+) -> dict[Setting, tuple[Setting, ...]]:
+    """Return what is measured of settings that were prepared together, each with those that have the same ``key``.
 
     One device comes with each training, whatever its threshold. Every other setting comes with its own overlap, or with
     the recommended one for ``auto`` and ``all``. ``all`` adds every other overlap; ``auto`` adds one alternative (off,
     or the best other mechanism) where the question asks for it. The first and the last setting of each number of
-    devices come twice, as A/A pairs.
+    devices come twice, as A/A pairs. Settings with the same buckets come once.
     """
     question, chosen = QUESTIONS.find(experiment.question), chosen_overlap(steps)
     single = {setting.training: setting for setting in settings if setting.plan.devices == 1}
-    measured = _with_twins([_with_overlap(setting, "off") for setting in single.values()])
+    measured = _with_twins(dict.fromkeys([_with_overlap(setting, "off") for setting in single.values()], ()))
     others = sorted((name for name in steps if name not in ("off", "inline", chosen)), key=lambda name: steps[name])
     alternatives = {
         "auto": (["off"] if chosen != "off" else others[:1]) if question.alternatives else [],
@@ -162,15 +186,17 @@ def _settings(
             by_devices.setdefault(setting.devices_token, []).append((setting, overlap))
     for members in by_devices.values():
         main = [_with_overlap(each, overlap if overlap in OVERLAPS else chosen) for each, overlap in members]
-        measured += _with_twins(main)
+        measured |= _with_twins(_distinct(main, key))
         for name in dict.fromkeys(name for _, overlap in members for name in alternatives.get(overlap, [])):
-            measured += [_with_overlap(each, name) for each, o in members if name in alternatives.get(o, [])]
+            others_of = [_with_overlap(each, name) for each, o in members if name in alternatives.get(o, [])]
+            measured |= _distinct(others_of, key)
     return measured
 
 
-def _with_twins(settings: list[Setting]) -> list[Setting]:
-    twins = dict.fromkeys((*settings[:1], *settings[-1:]))
-    return settings + [msgspec.structs.replace(twin, repeat=1) for twin in twins]
+def _with_twins(settings: dict[Setting, tuple[Setting, ...]]) -> dict[Setting, tuple[Setting, ...]]:
+    in_order = [*settings]
+    twins = dict.fromkeys((*in_order[:1], *in_order[-1:]))
+    return settings | {msgspec.structs.replace(twin, repeat=1): settings[twin] for twin in twins}
 
 
 def _with_overlap(setting: Setting, overlap: str) -> Setting:
@@ -190,7 +216,9 @@ def _devices(row: Row) -> int:
     return parse_devices(row["devices"])[0]
 
 
-def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Setting) -> PredictedPoint:
+def _predicted_point(
+    experiment: Experiment, prepared: Prepared, setting: Setting, same: tuple[Setting, ...]
+) -> PredictedPoint:
     plan, (of_workload, of_machine) = setting.plan, prepared.indices_of(setting)
     workload, machine = prepared.of(setting)
     priced = price(scheduled(workload, machine, plan), machine)
@@ -220,6 +248,7 @@ def _predicted_point(experiment: Experiment, prepared: Prepared, setting: Settin
         memory_bytes=needed.total - needed.communication_buffers if needed.activations is not None else 0,
         workload=of_workload,
         machine=of_machine,
+        same_buckets=same,
     )
 
 

@@ -49,7 +49,7 @@ _HEADS = {
 _IN_TITLES = ("system", "network", "layout")
 """Fields without a column: those of groups, and the layout, which stands in the column of devices."""
 _CELLS: dict[str, Callable[[Any], str]] = {
-    "fusion_threshold_bytes": format_size,
+    "fusion_threshold_bytes": lambda value: "" if value is None else format_size(value),
     "size_bytes": format_size,
     "cycle_s": lambda value: f"cycle {format_duration(value)}",
     "wire_dtype": lambda value: f"messages {value or 'as computed'}",

@@ -58,7 +58,7 @@ def size_ticks(points: Iterable[ComparedPoint]) -> dict[float, str]:
 
 def setting_label(point: ComparedPoint, compared: Sequence[str]) -> str:
     """Return ``2, global, 0 leaves``: the values that are compared; a number of leaves would not be known as one."""
-    values = {name: point.setting.text(name) for name in compared}
+    values = {name: point.text(name) for name in compared}
     return ", ".join(f"{value} leaves" if name == "leaves" else value for name, value in values.items())
 
 
@@ -99,7 +99,7 @@ def _fastest(comparison: Comparison, group: Group) -> list[ComparedPoint]:
 def map_fields(comparison: Comparison) -> tuple[str, str] | None:
     """Return the compared fields that maps are over, the one with more values first; None where fewer than two vary."""
     several = [point for point in comparison.scored if point.devices > 1]
-    values = {name: {point.setting.text(name) for point in several} for name in comparison.compared}
+    values = {name: {point.text(name) for point in several} for name in comparison.compared}
     varied = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))
     return (varied[0], varied[1]) if len(varied) > 1 else None
 
@@ -117,11 +117,11 @@ def map_chart(comparison: Comparison) -> Chart | None:
 def _maps(comparison: Comparison, group: Group, chosen: tuple[str, str], others: Sequence[str]) -> Iterator[Map]:
     best = max(point.global_batch / point.measured_step_s for point in comparison.members(group))
     mark = marker(comparison)
-    maps = grouped(comparison.members(group), lambda point: tuple(point.setting.text(name) for name in others))
+    maps = grouped(comparison.members(group), lambda point: tuple(point.text(name) for name in others))
     for points in maps.values():
         runtime = points[0].runtime
         x_label, y_label = (field_name(name, runtime) for name in chosen)
-        title = ", ".join(f"{field_name(name, runtime)} {points[0].setting.text(name)}" for name in others)
+        title = ", ".join(f"{field_name(name, runtime)} {points[0].text(name)}" for name in others)
         yield Map(
             title=title or "all settings",
             subtitle=group_title(group),
@@ -146,14 +146,14 @@ def _ordered(points: Sequence[ComparedPoint], name: str) -> list[str]:
     def key(point: ComparedPoint) -> tuple[bool, float, str]:
         value = point.setting.value(name)
         number = isinstance(value, int | float)
-        return (not number, float(value) if number else 0.0, point.setting.text(name))
+        return (not number, float(value) if number else 0.0, point.text(name))
 
     return list(dict.fromkeys(_text(point, name) for point in sorted(points, key=key)))
 
 
 def _text(point: ComparedPoint, name: str) -> str:
     """Return the value of a field; one device has no fusion threshold."""
-    return "any" if name == "fusion_threshold_bytes" and point.devices == 1 else point.setting.text(name)
+    return "any" if name == "fusion_threshold_bytes" and point.devices == 1 else point.text(name)
 
 
 def step_chart(comparison: Comparison, timelines: Timelines) -> Chart | None:
@@ -187,7 +187,7 @@ def _step(
 ) -> Steps:
     last = ready_last(measured)
     waits = waits_for_ranks_s(measured, int(last.rank[0]))
-    fields = [f"{field_name(name, point.runtime)} {point.setting.text(name)}" for name in varied]
+    fields = [f"{field_name(name, point.runtime)} {point.text(name)}" for name in varied]
     return Steps(
         title=", ".join([network_name(point), devices_name(point.devices), *fields]),
         measured=last,
@@ -223,7 +223,7 @@ def _varied(comparison: Comparison) -> list[str]:
     """Return the fields that a title names beside the network and the devices."""
     always, known = ("fusion_threshold_bytes", "local_batch"), ("devices", "network", "global_batch")
     fields = dict.fromkeys((*always, *comparison.compared, "batch_norm"))
-    values = {name: {point.setting.text(name) for point in comparison.scored} for name in fields if name not in known}
+    values = {name: {point.text(name) for point in comparison.scored} for name in fields if name not in known}
     return [name for name in values if name in always or len(values[name]) > 1]
 
 

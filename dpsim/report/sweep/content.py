@@ -22,6 +22,7 @@ from dpsim.report.sweep.tables import (
     group_title,
     hook_sentences,
     own_runtime_sentence,
+    same_buckets_sentences,
     score_tables,
 )
 from dpsim.report.sweep.verdict import verdict
@@ -68,7 +69,7 @@ def answers(comparison: Comparison) -> tuple[str, ...]:
     """Return the answers of a sweep, in sentences, of its times and then of the quality of training."""
     report = QUESTIONS.find(comparison.experiment.question)
     of_times = (*(answer(comparison, group) for group in comparison.groups), *report.more_answers(comparison))
-    of_times += (*hook_sentences(comparison),)
+    of_times += (*hook_sentences(comparison), *same_buckets_sentences(comparison))
     if comparison.quality is None:
         return of_times
     return (*of_times, *quality_answers(comparison.quality), *time_to_target(comparison))

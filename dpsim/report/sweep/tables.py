@@ -20,6 +20,7 @@ from dpsim.report.words import (
     PROFILED_BASELINES,
     OnNetwork,
     devices_name,
+    enumerated,
     interval_name,
     network_name,
     percent,
@@ -69,6 +70,14 @@ def own_runtime_sentence(points: Sequence[ComparedPoint]) -> str:
     return (
         f" dpsim's own runtime (emulated computation) took {statistics.median(ratios):.2f} times as long as DDP for "
         f"the same buckets{span}."
+    )
+
+
+def same_buckets_sentences(comparison: Comparison) -> tuple[str, ...]:
+    """Return which rules and thresholds of the grid were one setting."""
+    names = dict.fromkeys(point.names for point in comparison.points if len(point.names) > 1)
+    return tuple(
+        f"{enumerated(each)} make the same buckets: they are one setting, which was measured once." for each in names
     )
 
 

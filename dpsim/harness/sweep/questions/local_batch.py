@@ -96,7 +96,10 @@ def _hiding(points: Sequence[ComparedPoint]) -> str:
     if hidden.measured is None:
         return f"Communication hides at none of these batches; it was predicted to, from {hidden.predicted:g} on."
     if hidden.measured == min(point.local_batch for point in points):
-        expected = "as predicted" if hidden.predicted == hidden.measured else f"predicted: from {hidden.predicted:g} on"
+        if hidden.predicted == hidden.measured:
+            expected = "as predicted"
+        else:
+            expected = "predicted: at none" if hidden.predicted is None else f"predicted: from {hidden.predicted:g} on"
         return (
             f"Communication hides at all of these batches ({expected}): at most {HIDDEN:.0%} of the step are exposed."
         )

@@ -28,7 +28,7 @@ _MEMORY = " Memory: what the device with the most has allocated, without buffers
 
 def setting_name(comparison: Comparison, point: ComparedPoint) -> str:
     """Return the compared values of a setting: ``algorithm ring, global batch 512``."""
-    return ", ".join(f"{field_name(name, point.runtime)} {point.setting.text(name)}" for name in comparison.compared)
+    return ", ".join(f"{field_name(name, point.runtime)} {point.text(name)}" for name in comparison.compared)
 
 
 def _question(comparison: Comparison) -> str:
@@ -50,7 +50,7 @@ def _points(comparison: Comparison) -> Table:
     def value(name: str) -> Column[ComparedPoint]:
         return Column(
             head=field_name(name, points[0].runtime),
-            cell=lambda point: point.setting.text(name),
+            cell=lambda point: point.text(name),
             left=name != "devices",
         )
 
