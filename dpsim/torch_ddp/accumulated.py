@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import WITH_ACCUMULATE, Refused
+from dpsim.torch_ddp.injected.around import Training
 from dpsim.torch_ddp.process_group import replace_everywhere
-from dpsim.torch_ddp.record import Training
 
 _LOOKED_AT = 2
 """Micro-batches whose gradients are looked at, whether the script has cleared them by itself."""

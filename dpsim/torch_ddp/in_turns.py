@@ -22,7 +22,7 @@ from dpsim.setting import Setting
 from dpsim.torch_ddp import process_group, record, timed
 from dpsim.torch_ddp.batches import replace_batch_size
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
-from dpsim.torch_ddp.fsdp import WaitedCollectives
+from dpsim.torch_ddp.fsdp import WaitedCollectives, watch
 from dpsim.torch_ddp.logged import recorded_of
 from dpsim.torch_ddp.record import Recorder
 from dpsim.torch_ddp.recorded import workload_of
@@ -52,12 +52,11 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
         str(Path(folder) / f"ranks-{number}"), group.rank, group.size, on_gpus=setting.runtime == "torch-ddp-nccl"
     )
     turns = Turns(folder, number)
-    if setting.runtime == FSDP:
-        timer = timed.StepTimer(turns.take, WaitedCollectives())
-        timed.install_sharded(timer)
-    else:
-        timer = timed.StepTimer(turns.take, reduction)
-        timed.install(timer, setting.plan.fusion_threshold_bytes, reduction, dpsim_hook=setting.runtime == HOOK)
+    waited = WaitedCollectives() if setting.runtime == FSDP else reduction
+    timer = timed.StepTimer(turns.take, waited, dpsim_hook=setting.runtime == HOOK)
+    timer.listen_to_construction(setting.plan.fusion_threshold_bytes)
+    timer.listen()
+    watch(timer.forward, instead_of_ddp=setting.runtime == FSDP)
     _run(script, turns, timer)
     if reduction is not None:
         reduction.close()

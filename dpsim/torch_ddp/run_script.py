@@ -269,7 +269,7 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
 
 
 def _check_enough(name: str, recorder: Recorder) -> None:
-    if not recorder.built:
+    if not recorder.models:
         raise ConfigError(
             f"{name} ended without building DistributedDataParallel in this process, and without fully_shard",
             allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel, or shards it by"
