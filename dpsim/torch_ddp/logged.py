@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,9 +12,12 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
 from dpsim.torch_ddp.fsdp import ShardedModel, plain_update_s
-from dpsim.torch_ddp.record import Recorder, reduced_parameters
+from dpsim.torch_ddp.injected.rank_record import optimizer_slots
 from dpsim.torch_ddp.recorded import Recorded, RecordedParameter
 from dpsim.torch_ddp.request import ScriptRequest
+
+if TYPE_CHECKING:
+    from dpsim.torch_ddp.record import Recorder
 
 
 def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
@@ -40,7 +43,7 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         own_collectives=len(own),
         own_allreduce_bytes=tuple(size for size in own if size is not None),
         sparse_gradient_bytes=sum(parameter.size_bytes for parameter in reduced if parameter.sparse),
-        sharded_optimizer=is_zero_redundancy(recorder.optimizer),
+        sharded_optimizer=_is_zero_redundancy(recorder.optimizer),
     )
     parameters = tuple(_described(ddp, *named) for named in reduced_parameters(ddp))
     return _recorded(recorder, request, settings, parameters, buckets)
@@ -84,7 +87,7 @@ def _recorded(
     parameters: tuple[RecordedParameter, ...],
     buckets: Buckets,
 ) -> Recorded:
-    model = recorder.ddp
+    model, optimizer = recorder.ddp, recorder.optimizer
     return Recorded(
         name=f"{type(model.module).__name__.removeprefix('FSDP')} of {request.name}",
         source=f"dpsim profile {request.flag}: medians of {len(recorder.steps)} steps on {model.device_type},"
@@ -95,7 +98,7 @@ def _recorded(
         steps=tuple(recorder.steps),
         ddp=settings,
         state_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.module.buffers()),
-        optimizer_slots=_slots(recorder.optimizer),
+        optimizer_slots=optimizer_slots(optimizer.optim if _is_zero_redundancy(optimizer) else optimizer),
         input_workers=recorder.input_workers,
         load_s_per_sample=recorder.load_s_per_sample,
     )
@@ -111,6 +114,27 @@ def options_of(ddp: Any) -> DdpOptions:
         static_graph=bool(ddp.static_graph),
         torch_version=(int(major), int(minor)),
     )
+
+
+def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:
+    """The parameters that DDP or FSDP reduces, by the names of the script's module, in the order of their positions."""
+    if isinstance(ddp, ShardedModel):
+        return [(name, shard) for name, _, shard in ddp.parameters]
+    return [
+        (name, parameter)
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    ]
+
+
+def first_parameters(ddp: Any, parameters: list[Any]) -> dict[str, int]:
+    """The position of the first reduced parameter of every module that has some of its own."""
+    position = {id(parameter): index for index, parameter in enumerate(parameters)}
+    if isinstance(ddp, ShardedModel):
+        return {unit: position[id(shard)] for _, unit, shard in reversed(ddp.parameters)}
+    own = {name: list(map(id, module.parameters(recurse=False))) for name, module in ddp.module.named_modules()}
+    reduced = {name: [position[each] for each in ids if each in position] for name, ids in own.items()}
+    return {name: positions[0] for name, positions in reduced.items() if positions}
 
 
 def parameters_of(ddp: Any) -> list[DdpParameter]:
@@ -166,24 +190,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number.strip())
 
 
-def is_zero_redundancy(optimizer: Any) -> bool:
+def _is_zero_redundancy(optimizer: Any) -> bool:
     """Tell whether an optimizer is a ``ZeroRedundancyOptimizer``.
 
     Its module is imported only where the script has imported it: it takes long, and warns of its own deprecated calls.
     """
     defined = sys.modules.get("torch.distributed.optim")
     return defined is not None and isinstance(optimizer, defined.ZeroRedundancyOptimizer)
-
-
-def _slots(optimizer: Any) -> int | None:
-    """Arrays of the parameters' size that an optimizer keeps for a parameter; None without an optimizer of PyTorch."""
-    if optimizer is None:
-        return None
-    if is_zero_redundancy(optimizer):
-        optimizer = optimizer.optim  # of this rank's parameters
-    kept = (
-        sum(isinstance(value, torch.Tensor) and value.shape == parameter.shape for value in state.values())
-        for parameter, state in optimizer.state.items()
-        if parameter.dim()
-    )
-    return max(kept, default=0)

@@ -7,17 +7,18 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from time import perf_counter, sleep
+from time import sleep
 from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
-from torch.utils.data import dataloader
 
 from dpsim.errors import ConfigError
+from dpsim.torch_ddp.batches import loading
 from dpsim.torch_ddp.endings import EnoughSteps, Refused, second_model
-from dpsim.torch_ddp.fsdp import ShardedModel, check_optimizer, watch
+from dpsim.torch_ddp.fsdp import ShardedModel, check_optimizer
 from dpsim.torch_ddp.injected.around import REBUILT_STEPS, Script
+from dpsim.torch_ddp.logged import first_parameters, reduced_parameters
 from dpsim.torch_ddp.process_group import CLOCK, ReplicatedGroup
 from dpsim.torch_ddp.recorded import MODES, RecordedStep
 
@@ -104,7 +105,7 @@ class Recorder(Script):
     def first_forward(self) -> None:
         self.models += isinstance(self.ddp, ShardedModel)
         self._parameters = [parameter for _, parameter in reduced_parameters(self.ddp)]
-        self.first_parameter = _first_parameters(self.ddp, self._parameters)
+        self.first_parameter = first_parameters(self.ddp, self._parameters)
 
     def other_model(self, model: Any) -> bool:
         raise second_model("profile")
@@ -121,7 +122,7 @@ class Recorder(Script):
             self._step = None
             with CLOCK.stopped():
                 if self.steps:
-                    self._learn_about_the_input(samples)
+                    self.input_workers, self.load_s_per_sample = loading(self._iterator, samples)
                 self._recorded(self)
         mode = None
         if self._warmed_up < self.warm_up:
@@ -251,67 +252,3 @@ class Recorder(Script):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-    def _learn_about_the_input(self, local_batch: int) -> None:
-        """How many processes load data, and how long one takes for a sample: the faster of two batches loaded here."""
-        loader = self._iterator
-        if loader is None or loader._num_workers == 0:
-            return
-        self.input_workers = loader._num_workers
-        fetcher = dataloader._DatasetKind.create_fetcher(
-            loader._dataset_kind, loader._dataset, loader._auto_collation, loader._collate_fn, loader._drop_last
-        )
-        times = []
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        for _, indices in zip(range(2), loader._index_sampler, strict=False):
-            began_s = perf_counter()
-            fetcher.fetch(indices)
-            times.append(perf_counter() - began_s)
-        torch.set_num_threads(threads)
-        self.load_s_per_sample = min(times, default=0.0) / local_batch
-
-
-def _first_parameters(ddp: Any, parameters: list[Any]) -> dict[str, int]:
-    """The position of the first reduced parameter of every module that has some of its own."""
-    position = {id(parameter): index for index, parameter in enumerate(parameters)}
-    if isinstance(ddp, ShardedModel):
-        return {unit: position[id(shard)] for _, unit, shard in reversed(ddp.parameters)}
-    own = {name: list(map(id, module.parameters(recurse=False))) for name, module in ddp.module.named_modules()}
-    reduced = {name: [position[each] for each in ids if each in position] for name, ids in own.items()}
-    return {name: positions[0] for name, positions in reduced.items() if positions}
-
-
-def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:
-    """The parameters that DDP or FSDP reduces, by the names of the script's module, in the order of their positions."""
-    if isinstance(ddp, ShardedModel):
-        return [(name, shard) for name, _, shard in ddp.parameters]
-    return [
-        (name, parameter)
-        for name, parameter in ddp.module.named_parameters()
-        if parameter.requires_grad and name not in ddp.parameters_to_ignore
-    ]
-
-
-def install(recorder: Recorder, *, instead_of_ddp: bool = False) -> None:
-    """Put ``recorder`` around DDP or FSDP, backward, every optimizer and every data loader of this process.
-
-    With ``instead_of_ddp`` what the script wraps in DDP is sharded by FSDP.
-    """
-    recorder.listen_to_construction()
-    recorder.listen()
-    recorder.listen_to_updates_and_input()
-    watch(recorder.forward, instead_of_ddp=instead_of_ddp)
-
-
-def check_one_graph(recorder: Recorder) -> None:
-    """Raises ``ConfigError`` if other parameters got a gradient in one step than in another, as DDP allows some."""
-    ready = [frozenset(step.ready_s) for step in recorder.steps if step.ready_s]
-    changed = sorted(frozenset.union(*ready) - frozenset.intersection(*ready)) if ready else []
-    if changed:
-        names = [name for name, _ in reduced_parameters(recorder.ddp)]
-        raise ConfigError(
-            f"{len(changed)} parameters get a gradient in some steps and none in others, such as {names[changed[0]]}",
-            allowed="a script whose graph is the same in every step, as a workload is one step",
-            remedy="profile each kind of step by itself: let the script train that kind alone",
-        )

@@ -78,51 +78,33 @@ class Script:
 
     # What listeners override.
 
-    def built(self, ddp: Any) -> None:
-        """The script has made a DDP model."""
-
-    def hooked(self, ddp: Any, hook: Any) -> None:
-        """The script is about to register a communication hook."""
-
-    def first_forward(self) -> None:
-        """The model that the script trains, ``ddp``, is about to be called for the first time."""
+    def built(self, ddp: Any) -> None: ...  # a DDP model was made
+    def hooked(self, ddp: Any, hook: Any) -> None: ...  # the script is about to register a communication hook
+    def first_forward(self) -> None: ...  # of ``ddp``, the model that the script trains
+    def step_begins(self, samples: int) -> None: ...  # with so many samples in its first micro-batch
+    def forward_begins(self, samples: int) -> None: ...
+    def forward_ends(self) -> None: ...
+    def backward_begins(self) -> None: ...
+    def backward_ends(self) -> None: ...
+    def step_ends(self) -> None: ...  # behind the ``backward_ends`` that synchronised
+    def update_begins(self, optimizer: Any) -> None: ...
+    def update_ends(self, optimizer: Any) -> None: ...
+    def loaded(self, iterator: Any, seconds: float) -> None: ...  # a data loader has given its next batch
 
     def other_model(self, model: Any) -> bool:
         """Return whether to listen to the forward of a model other than ``ddp``, or end the script."""
         return False
-
-    def step_begins(self, samples: int) -> None:
-        """A step begins, with so many samples in its first micro-batch."""
-
-    def forward_begins(self, samples: int) -> None:
-        """A forward that trains begins."""
-
-    def forward_ends(self) -> None:
-        """That forward has ended."""
-
-    def backward_begins(self) -> None:
-        """The backward of a micro-batch begins."""
-
-    def backward_ends(self) -> None:
-        """That backward has ended."""
-
-    def step_ends(self) -> None:
-        """The backward that has ended synchronised the gradients."""
-
-    def update_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins, or goes on behind the closure that it has called."""
-
-    def update_ends(self, optimizer: Any) -> None:
-        """That step has ended."""
-
-    def loaded(self, iterator: Any, seconds: float) -> None:
-        """A data loader has given its next batch."""
 
     def clock(self) -> float:
         """Return the seconds by which loading is timed."""
         return perf_counter()
 
     # What decides.
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether the next backward is that of a micro-batch: it is behind a forward, and inside no other backward."""
+        return self._forward_since_backward and not self._depth
 
     def before_forward(self, model: Any, inputs: Any) -> bool:
         """Return whether this forward trains, and is listened to."""
@@ -149,10 +131,9 @@ class Script:
     def before_backward(self) -> bool:
         """Return whether this backward is that of a micro-batch."""
         self._training.backward()
-        outermost = self._depth == 1 and self._forward_since_backward
-        if outermost:
+        if awaited := self.awaits_backward:
             self.backward_begins()
-        return outermost
+        return awaited
 
     def after_backward(self) -> None:
         """Note that the backward of a micro-batch has ended, and with it the step if it synchronised."""
@@ -190,13 +171,13 @@ class Script:
 
     def backward(self, original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
         """Call ``torch.autograd.backward``."""
+        awaited = self.before_backward()
         self._depth += 1
         try:
-            outermost = self.before_backward()
             result = original(*arguments, **keywords)
         finally:
             self._depth -= 1
-        if outermost:
+        if awaited:
             self.after_backward()
         return result
 

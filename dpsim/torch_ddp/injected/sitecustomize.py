@@ -50,7 +50,7 @@ def _watch(module: ModuleType) -> None:
     package = ModuleType("_dpsim")
     package.__path__ = []
     sys.modules[package.__name__] = package
-    for name in ("around", "watched"):
+    for name in ("around", "rank_record", "watched"):
         path = os.path.join(_FOLDER, f"{name}.py")
         with open(path, encoding="utf-8") as file:
             code = compile(file.read(), f"{_NEVER_COMPILED} {path}", "exec")

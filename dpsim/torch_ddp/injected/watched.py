@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import statistics
-import sys
 from collections.abc import Callable
 from time import perf_counter as now
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from .around import SETTLED_STEPS, CoreTime, Script
+from .rank_record import rank_record
 
 LONGEST_S, LEAST_STEPS = 35.0, 5
 """From the first step on, watching ends after so many seconds, once there are this many steps."""
@@ -46,13 +46,6 @@ def await_model(ddp_class: Any) -> None:
             _forget(watchers)
 
     ddp_class.__init__ = watched
-
-
-def _run() -> str:
-    """What the ranks of one attempt of a job have in common, as torchrun or the job itself tells them."""
-    named = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    address = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
-    return f"{address if named == 'none' else named} attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _forget(watchers: list[Watcher]) -> None:
@@ -95,16 +88,16 @@ class Watcher(Script):
         self.pid, self.own_s = os.getpid(), 0.0
         self.ddp, self._wanted, self._folder = ddp, wanted, folder
         self._on_gpu = ddp.device_type == "cuda"
-        self._backend = str(torch.distributed.get_backend(ddp.process_group))  # the job may end its groups before it
-        self._steps: list[dict[str, Any]] = []
+        self.backend = str(torch.distributed.get_backend(ddp.process_group))  # the job may end its groups before it
+        self.steps: list[dict[str, Any]] = []
         self.accumulate = self.local_batch = 1
-        self._ready_ns: list[list[int]] = []
+        self.ready_ns: list[list[int]] = []
         self._tails_ns: list[int] = []
-        self._last_backward_s: list[float] = []
-        self._loss_s: list[float] = []
+        self.last_backward_s: list[float] = []
+        self.loss_s: list[float] = []
         self._first_s: float | None = None
-        self._optimizer: Any = None
-        self._loader: Any = None
+        self.optimizer: Any = None
+        self.loader: Any = None
         self._core = CoreTime()
         self._clear(now(), self._core.waited_s())
         self.listen()
@@ -170,19 +163,19 @@ class Watcher(Script):
         if self.synchronised > SETTLED_STEPS:
             self._note_step(ended_s, without_core_s - self._without_core_s)
         self._clear(ended_s, without_core_s)
-        late = now() - (self._first_s or 0.0) > LONGEST_S and len(self._steps) >= LEAST_STEPS
-        if len(self._steps) >= self._wanted or late:
+        late = now() - (self._first_s or 0.0) > LONGEST_S and len(self.steps) >= LEAST_STEPS
+        if len(self.steps) >= self._wanted or late:
             self._end("")
 
     def update_begins(self, optimizer: Any) -> None:
-        self._optimizer, self._update_began = optimizer, self._mark()
+        self.optimizer, self._update_began = optimizer, self._mark()
 
     def update_ends(self, optimizer: Any) -> None:
         self._seconds["update_s"].append((self._update_began, self._mark()))
 
     @_guarded
     def loaded(self, iterator: Any, seconds: float) -> None:
-        self._loader = iterator
+        self.loader = iterator
         self._input_s += seconds
 
     def _note_step(self, ended_s: float, delayed_s: float) -> None:
@@ -202,10 +195,10 @@ class Watcher(Script):
         }
         seconds["backward_s"] += computed_s - began_s
         self.accumulate = self.micro_batches
-        self._last_backward_s.append(computed_s - began_s)
-        self._loss_s.append(began_s - counted_from_s)
-        self._ready_ns.append(ready_ns)
-        self._steps.append(
+        self.last_backward_s.append(computed_s - began_s)
+        self.loss_s.append(began_s - counted_from_s)
+        self.ready_ns.append(ready_ns)
+        self.steps.append(
             seconds
             | {"input_s": self._input_s, "began_s": self._began_s, "computed_s": computed_s, "ended_s": ended_s}
             | {"delayed_s": delayed_s * (computed_s - self._began_s) / (ended_s - self._began_s)}
@@ -234,7 +227,7 @@ class Watcher(Script):
         self.leave()
         atexit.unregister(self._at_exit)
         try:
-            record = self._record(reason)
+            record = rank_record(self, reason)
             path = os.path.join(self._folder, f"rank-{record['rank']}-{self.pid}.json")  # one of each attempt
             with open(f"{path}.part", "w", encoding="utf-8") as file:
                 file.write(json.dumps(record).removesuffix("}"))
@@ -244,74 +237,4 @@ class Watcher(Script):
             return
         finally:
             self._core.close()
-            self.ddp = self._optimizer = self._loader = None
-
-    def _record(self, reason: str) -> dict[str, Any]:
-        ddp = self.ddp
-        logged = dict(ddp._get_ddp_logging_data())
-        return {
-            "run": _run(),
-            "rank": int(logged["rank"]),
-            "ranks": int(logged["world_size"]),
-            "ranks_here": int(os.environ.get("LOCAL_WORLD_SIZE") or logged["world_size"]),
-            "reason": reason,
-            "script": os.path.basename(getattr(sys.modules.get("__main__"), "__file__", None) or ""),
-            "model": type(ddp.module).__name__,
-            "torch": str(torch.__version__),
-            "device": ddp.device_type,
-            "cores": len(os.sched_getaffinity(0)),
-            "threads": torch.get_num_threads(),
-            "backend": self._backend,
-            "steps": self._steps,
-            "last_backward_s": self._last_backward_s,
-            "loss_s": self._loss_s,
-            "ready_ns": self._ready_ns,
-            "local_batch": self.local_batch,
-            "accumulate": self.accumulate,
-            "parameters": _parameters(ddp),
-            "rebuilt": logged.get("rebuilt_per_bucket_param_indices", ""),
-            "initial_bucket_bytes": logged["bucket_sizes"],
-            "communication_hook": logged.get("comm_hook", ""),
-            "bucket_cap_bytes": None if ddp.bucket_bytes_cap_default else int(ddp.bucket_bytes_cap),
-            "bucket_caps_bytes": list(getattr(ddp, "bucket_bytes_cap_list", ())),
-            "find_unused_parameters": bool(ddp.find_unused_parameters),
-            "static_graph": bool(ddp.static_graph),
-            "state_bytes": sum(buffer.numel() * buffer.element_size() for buffer in ddp.module.buffers()),
-            "optimizer_slots": self._slots(),
-            "input_workers": getattr(self._loader, "_num_workers", 0),
-        }
-
-    def _slots(self) -> int | None:
-        """Arrays of a parameter's size that the optimizer keeps for one; None where no optimizer was seen."""
-        if self._optimizer is None:
-            return None
-        tensor = torch.Tensor
-        state = [(parameter, kept) for parameter, kept in self._optimizer.state.items() if parameter.dim()]
-        return max(
-            (sum(isinstance(v, tensor) and v.shape == p.shape for v in kept.values()) for p, kept in state), default=0
-        )
-
-
-def _parameters(ddp: Any) -> list[dict[str, Any]]:
-    """The parameters that DDP reduces, in the order of its positions."""
-    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    found = []
-    for name, parameter in ddp.module.named_parameters():
-        if not parameter.requires_grad or name in ddp.parameters_to_ignore:
-            continue
-        module = name.rpartition(".")[0]
-        owner = ddp.module.get_submodule(module)
-        normalises = isinstance(owner, torch.nn.modules.batchnorm._BatchNorm)
-        found.append(
-            {
-                "name": name,
-                "module": module,
-                "shape": list(parameter.shape),
-                "dtype": str(parameter.dtype).removeprefix("torch."),
-                "batch_norm_channels": owner.num_features if normalises else 0,
-                "size_bytes": parameter.numel() * parameter.element_size(),
-                "device": str(parameter.device),
-                "sparse": isinstance(owner, embeddings) and bool(owner.sparse),
-            }
-        )
-    return found
+            self.ddp = self.optimizer = self.loader = None
