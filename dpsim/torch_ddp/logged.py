@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -12,12 +12,14 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
 from dpsim.torch_ddp.fsdp import ShardedModel, plain_update_s
-from dpsim.torch_ddp.injected.rank_record import optimizer_slots
+from dpsim.torch_ddp.injected.rank_record import ddp_parameters, optimizer_slots
 from dpsim.torch_ddp.recorded import Recorded, RecordedParameter
 from dpsim.torch_ddp.request import ScriptRequest
 
 if TYPE_CHECKING:
     from dpsim.torch_ddp.record import Recorder
+
+_Parameter = TypeVar("_Parameter", DdpParameter, RecordedParameter)
 
 
 def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
@@ -45,7 +47,7 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         sparse_gradient_bytes=sum(parameter.size_bytes for parameter in reduced if parameter.sparse),
         sharded_optimizer=_is_zero_redundancy(recorder.optimizer),
     )
-    parameters = tuple(_described(ddp, *named) for named in reduced_parameters(ddp))
+    parameters = tuple(_parameters_as(RecordedParameter, ddp))
     return _recorded(recorder, request, settings, parameters, buckets)
 
 
@@ -139,17 +141,12 @@ def first_parameters(ddp: Any, parameters: list[Any]) -> dict[str, int]:
 
 def parameters_of(ddp: Any) -> list[DdpParameter]:
     """The parameters that DDP reduces, in the order of its positions."""
-    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    sparse = {id(m.weight) for m in ddp.module.modules() if isinstance(m, embeddings) and m.sparse}
-    return [
-        DdpParameter(
-            size_bytes=parameter.numel() * parameter.element_size(),
-            dtype=_dtype(parameter),
-            device=str(parameter.device),
-            sparse=id(parameter) in sparse,
-        )
-        for _, parameter in reduced_parameters(ddp)
-    ]
+    return _parameters_as(DdpParameter, ddp)
+
+
+def _parameters_as(kind: type[_Parameter], ddp: Any) -> list[_Parameter]:
+    names = [field.name for field in fields(kind)]
+    return [kind(**{name: each[name] for name in names}) for each in ddp_parameters(ddp)]
 
 
 def kept_buckets(ddp: Any) -> Buckets:
@@ -171,15 +168,6 @@ def kept_buckets(ddp: Any) -> Buckets:
             remedy="use a released version of PyTorch from 2.0 on",
         )
     return buckets
-
-
-def _described(ddp: Any, name: str, parameter: Any) -> RecordedParameter:
-    module = name.rpartition(".")[0]
-    owner = ddp.module.get_submodule(module)
-    normalises = isinstance(owner, torch.nn.modules.batchnorm._BatchNorm)
-    channels = owner.num_features if normalises else 0
-    shape, dtype = tuple(parameter.shape), _dtype(parameter)
-    return RecordedParameter(name=name, module=module, shape=shape, dtype=dtype, batch_norm_channels=channels)
 
 
 def _dtype(tensor: Any) -> str:

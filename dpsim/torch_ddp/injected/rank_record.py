@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
         "ready_ns": watcher.ready_ns,
         "local_batch": watcher.local_batch,
         "accumulate": watcher.accumulate,
-        "parameters": _parameters(ddp),
+        "parameters": list(ddp_parameters(ddp)),
         "rebuilt": logged.get("rebuilt_per_bucket_param_indices", ""),
         "initial_bucket_bytes": logged["bucket_sizes"],
         "communication_hook": logged.get("comm_hook", ""),
@@ -64,26 +65,22 @@ def optimizer_slots(optimizer: Any) -> int | None:
     )
 
 
-def _parameters(ddp: Any) -> list[dict[str, Any]]:
-    """The parameters that DDP reduces, in the order of its positions."""
+def ddp_parameters(ddp: Any) -> Iterator[dict[str, Any]]:
+    """Yield what there is to know of each parameter that DDP reduces, in the order of its positions."""
     embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    found = []
     for name, parameter in ddp.module.named_parameters():
         if not parameter.requires_grad or name in ddp.parameters_to_ignore:
             continue
         module = name.rpartition(".")[0]
         owner = ddp.module.get_submodule(module)
         normalises = isinstance(owner, torch.nn.modules.batchnorm._BatchNorm)
-        found.append(
-            {
-                "name": name,
-                "module": module,
-                "shape": list(parameter.shape),
-                "dtype": str(parameter.dtype).removeprefix("torch."),
-                "batch_norm_channels": owner.num_features if normalises else 0,
-                "size_bytes": parameter.numel() * parameter.element_size(),
-                "device": str(parameter.device),
-                "sparse": isinstance(owner, embeddings) and bool(owner.sparse),
-            }
-        )
-    return found
+        yield {
+            "name": name,
+            "module": module,
+            "shape": tuple(parameter.shape),
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "batch_norm_channels": owner.num_features if normalises else 0,
+            "size_bytes": parameter.numel() * parameter.element_size(),
+            "device": str(parameter.device),
+            "sparse": isinstance(owner, embeddings) and bool(owner.sparse),
+        }
