@@ -46,12 +46,9 @@ class Recorder(Script):
         self.wanted, self.pause_s, self._recorded = wanted, 0.0, recorded
         self._pid = os.getpid()
         self.steps: list[RecordedStep] = []
-        self.models = 0
-        self._unwrapped_steps = self._waited_updates = 0
+        self.models = self._unwrapped_steps = self._waited_updates = self._warmed_up = 0
+        self.input_workers, self.load_s_per_sample = 0, 0.0
         self.optimizer: Any = None
-        self.input_workers = 0
-        self.load_s_per_sample = 0.0
-        self._warmed_up = 0
         self._begun: Counter[int] = Counter()  # steps by their local batch
         self._step: RecordedStep | None = None
         self.first_parameter: dict[str, int] = {}
@@ -96,8 +93,6 @@ class Recorder(Script):
     def clock(self) -> float:
         """Return seconds of computation on the host."""
         return CLOCK.now()
-
-    # What happens around the script.
 
     def built(self, ddp: Any) -> None:
         self.models += 1
