@@ -95,10 +95,13 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def on_ranks() -> Callable[..., Any]:
-    """``jobs.on_ranks`` with the tests' own modules on the ranks' path; ends after 60 s at the latest."""
+    """``jobs.on_ranks`` with the tests' own modules on the ranks' path; it ends before pytest ends the test.
+
+    Four ranks that load PyTorch take 20 s of two cores, and minutes beside other processes.
+    """
 
     def run(task: str, argument: dict[str, Any] | None = None, **options: Any) -> Any:
         env = {"PYTHONPATH": extended_path(Path(__file__).parent / "support")}
-        return jobs.on_ranks(task, argument or {}, env=env, timeout_s=60, **options)
+        return jobs.on_ranks(task, argument or {}, env=env, timeout_s=240, **options)
 
     return run

@@ -14,71 +14,62 @@ from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import WITH_ACCUMULATE, Refused
+from dpsim.torch_ddp.injected.around import Script
 from dpsim.torch_ddp.process_group import replace_everywhere
-from dpsim.torch_ddp.record import Training
 
 _LOOKED_AT = 2
 """Micro-batches whose gradients are looked at, whether the script has cleared them by itself."""
+_BACKWARD = inspect.signature(torch.autograd.backward)
 _CLIPPING = (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_)
 
 
-class Accumulation:
-    """Which micro-batch of its step a script is in; each step has ``micro_batches``, all of one forward and backward.
+class Accumulation(Script):
+    """Which micro-batch of its step a script is in; each step has ``wanted``, all of one forward and backward.
 
     With one micro-batch nothing changes, and a script is refused that could not have several.
     """
 
-    def __init__(self, micro_batches: int) -> None:
-        self.micro_batches = micro_batches
-        self._training = Training()
-        self._trains = False  # whether a forward pass has trained since the last backward
+    def __init__(self, wanted: int) -> None:
+        super().__init__()
+        self._wanted = wanted
         self._done = 0  # micro-batches of this step whose backward has ended
         self._without_update = 0  # backward passes since an optimizer's step was last asked for
         self._looked_at = 0
-        self._depth = 0
 
     @property
     def within_step(self) -> bool:
         """Whether the step has begun and has more micro-batches to come, so that it is too early for an update."""
-        return 0 < self._done < self.micro_batches
+        return 0 < self._done < self._wanted
 
-    def before_forward(self, ddp: Any) -> None:
+    def forward_begins(self, samples: int) -> None:
         """Let the backward of this forward synchronise in the last micro-batch alone. Raises ``Refused``."""
-        if not self._training.forward(ddp):
-            return
+        ddp = self.ddp
         if ddp.static_graph:  # in its first step PyTorch fails with "expect_autograd_hooks_ INTERNAL ASSERT FAILED"
             raise _refused("sets static_graph, which PyTorch does not allow with no_sync()")
-        self._trains = True
-        self._done %= self.micro_batches
+        self._done %= self._wanted
         if self._done and self._looked_at < _LOOKED_AT:
             self._looked_at += 1
             gradients = [parameter.grad for parameter in ddp.module.parameters() if parameter.grad is not None]
             if not any(bool(gradient.any()) for gradient in gradients):
                 raise _refused("clears its gradients by itself, and not by zero_grad()")
-        if self.micro_batches > 1:
-            ddp.require_backward_grad_sync = self._done == self.micro_batches - 1
+        if self._wanted > 1:
+            ddp.require_backward_grad_sync = self._done == self._wanted - 1
 
-    def backward(self, original: Callable[..., Any], given: inspect.BoundArguments) -> Any:
-        """Go back from the losses, each of which counts 1 / k; one within another (checkpointing) is part of it."""
-        self._training.backward()
-        outermost = self._trains and not self._depth
-        if outermost and self.micro_batches > 1:
+    def backward(self, original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+        """Go back from the losses, each of which counts 1 / k."""
+        if self._wanted > 1 and self.awaits_backward:
+            given = _BACKWARD.bind(*arguments, **keywords)
             given.arguments["grad_tensors"] = self._shares(**given.arguments)
-        self._depth += 1
-        try:
-            result = original(*given.args, **given.kwargs)
-        finally:
-            self._depth -= 1
-        if outermost:
-            self._trains = False
-            self._done += 1
-            self._without_update += 1
-        return result
+            arguments, keywords = given.args, given.kwargs
+        return super().backward(original, *arguments, **keywords)
+
+    def backward_ends(self) -> None:
+        self._done += 1
+        self._without_update += 1
 
     def _shares(self, tensors: Any, grad_tensors: Any = None, **_: Any) -> Any:
         """The gradients of the losses divided by the number of micro-batches."""
@@ -86,9 +77,9 @@ class Accumulation:
         given = [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, torch.Tensor) else [*grad_tensors]
         given *= len(losses) if given == [None] else 1
         return [
-            gradient / self.micro_batches
+            gradient / self._wanted
             if gradient is not None
-            else torch.full_like(loss, 1 / self.micro_batches)
+            else torch.full_like(loss, 1 / self._wanted)
             if loss.numel() == 1
             else None
             for loss, gradient in zip(losses, given, strict=True)
@@ -111,19 +102,8 @@ def accumulate(micro_batches: int) -> None:
     ``zero_grad``.
     """
     state = Accumulation(micro_batches)
-    forward, backward = DistributedDataParallel.forward, torch.autograd.backward
-    parameters = inspect.signature(backward)
     initialise, scaled_step = Optimizer.__init__, GradScaler.step
     optimizers: set[type] = set()
-
-    @functools.wraps(forward)
-    def forward_of_micro_batch(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        state.before_forward(self)
-        return forward(self, *arguments, **keywords)
-
-    @functools.wraps(backward)
-    def backward_of_micro_batch(*arguments: Any, **keywords: Any) -> Any:
-        return state.backward(backward, parameters.bind(*arguments, **keywords))
 
     @functools.wraps(initialise)
     def initialise_optimizer(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -146,8 +126,7 @@ def accumulate(micro_batches: int) -> None:
             raise _refused("scales its loss by a GradScaler, which undoes the scale at every update")
         return scaled_step(self, *arguments, **keywords)
 
-    DistributedDataParallel.forward = forward_of_micro_batch
-    replace_everywhere(backward, backward_of_micro_batch)
+    state.listen()
     Optimizer.__init__, GradScaler.step = initialise_optimizer, step_without_scale
     for owner in (Optimizer, torch.nn.Module):
         owner.zero_grad = _of_last(owner.zero_grad, state)

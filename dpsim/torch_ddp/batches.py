@@ -1,4 +1,4 @@
-"""Lets a script's data loaders give batches of another size. Loads torch."""
+"""A script's data loaders: their time, and batches of another size. Loads torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, dataloader
 
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import Refused
-from dpsim.torch_ddp.record import Recorder
 from dpsim.torch_ddp.request import ScriptRequest
+
+if TYPE_CHECKING:
+    from dpsim.torch_ddp.record import Recorder
 
 
 def replace_batch_size(local_batch: int) -> set[int]:
@@ -91,3 +95,21 @@ def check_local_batch(recorder: Recorder, request: ScriptRequest, too_few: Colle
         remedy="it has none, or makes its batches in another way: leave --local-batch out, and give the batch to the"
         " script itself, after --",
     )
+
+
+def loading(loader: Any, local_batch: int) -> tuple[int, float]:
+    """Return how many processes load data, and the seconds that one takes for a sample: of two batches the faster."""
+    if loader is None or loader._num_workers == 0:
+        return 0, 0.0
+    fetcher = dataloader._DatasetKind.create_fetcher(
+        loader._dataset_kind, loader._dataset, loader._auto_collation, loader._collate_fn, loader._drop_last
+    )
+    times = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _, indices in zip(range(2), loader._index_sampler, strict=False):
+        began_s = perf_counter()
+        fetcher.fetch(indices)
+        times.append(perf_counter() - began_s)
+    torch.set_num_threads(threads)
+    return loader._num_workers, min(times, default=0.0) / local_batch

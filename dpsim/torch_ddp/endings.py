@@ -35,6 +35,18 @@ class Refused(Ending):
         super().__init__(str(error))
 
 
+def second_model(verb: str) -> Refused:
+    """Return what ends a script that trains two models; ``verb`` is what dpsim was to do with it."""
+    return Refused(
+        ConfigError(
+            "the script trains two models with DistributedDataParallel or fully_shard",
+            allowed="one model, as a workload is",
+            remedy=f"{verb} a script that trains one of them, or wrap both in one module; where they are parts of"
+            " one, call fully_shard on the whole model as well",
+        )
+    )
+
+
 def check_ranks(asked: int, ranks: int, call: str) -> None:
     """Raises ``Refused`` unless ``call`` of the script asks for as many ranks as it gets."""
     if asked != ranks:

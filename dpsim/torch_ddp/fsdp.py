@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -131,41 +131,41 @@ def _check_group(unit: str, group: Any) -> None:
 
 
 class Forwards:
-    """Calls ``around`` for the forward of a root, and notes the units that are called in it.
+    """Calls ``around`` in place of the forward of a root, and notes the units that are called in it.
 
-    A unit that backward calls again, to compute its activations anew, is no forward of the model.
+    It gets that forward, which takes the model first, the model and the arguments. A unit that backward calls again, to
+    compute its activations anew, is no forward of the model.
     """
 
-    def __init__(self, around: Callable[..., AbstractContextManager[None]]) -> None:
+    def __init__(self, around: Callable[..., Any]) -> None:
         self._around = around
         self._models: dict[Any, ShardedModel] = {}
         self._current: ShardedModel | None = None
 
     def call(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a module that ``fully_shard`` was given."""
-        parent: Any = super(fsdp.FSDPModule, module)
-        called = functools.partial(parent.__call__, *arguments, **keywords)
+        original: Any = super(fsdp.FSDPModule, module).__call__  # type: ignore[misc]
         if self._current is not None:
             self._current.began(module)
-            return called()
+            return original(*arguments, **keywords)
         if module._get_fsdp_state()._is_root is False:
-            return called()
+            return original(*arguments, **keywords)
         if module not in self._models:
             self._models[module] = ShardedModel(module)
-        model = self._models[module]
-        with self._around(model, *arguments, **keywords):
+
+        def forward(model: ShardedModel, /, *arguments: Any, **keywords: Any) -> Any:
             self._current = model
             model.began(module)
             try:
-                return called()
+                return original(*arguments, **keywords)
             finally:
                 self._current = None
 
+        return self._around(forward, self._models[module], *arguments, **keywords)
 
-def watch(
-    around: Callable[..., AbstractContextManager[None]], *, instead_of_ddp: bool, done: str = "predicted"
-) -> None:
-    """Put ``around`` around the forward of every root, and refuse arguments with which FSDP is not ``done``.
+
+def watch(around: Callable[..., Any], *, instead_of_ddp: bool, done: str = "predicted") -> None:
+    """Call ``around`` in place of the forward of every root, and refuse arguments with which FSDP is not ``done``.
 
     With ``instead_of_ddp`` a script that wraps its model in DistributedDataParallel shards it instead.
     """

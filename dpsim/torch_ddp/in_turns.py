@@ -19,7 +19,7 @@ from dpsim.launch.rank_process import pin
 from dpsim.launch.user_script import run_as_main
 from dpsim.machine import Network
 from dpsim.setting import Setting
-from dpsim.torch_ddp import process_group, record, timed
+from dpsim.torch_ddp import process_group, timed
 from dpsim.torch_ddp.batches import replace_batch_size
 from dpsim.torch_ddp.endings import EnoughSteps, Refused
 from dpsim.torch_ddp.fsdp import WaitedCollectives
@@ -28,7 +28,7 @@ from dpsim.torch_ddp.record import Recorder
 from dpsim.torch_ddp.recorded import workload_of
 from dpsim.torch_ddp.reductions import MpiReduction
 from dpsim.torch_ddp.request import ScriptRequest
-from dpsim.torch_ddp.run_script import act_as_rank, take_over_spawn
+from dpsim.torch_ddp.run_script import act_as_rank, install, take_over_spawn
 from dpsim.torch_ddp.script_error import calls_to, remedy_of, what_happened
 from dpsim.torch_ddp.visit import Turns, Visit
 
@@ -52,12 +52,10 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
         str(Path(folder) / f"ranks-{number}"), group.rank, group.size, on_gpus=setting.runtime == "torch-ddp-nccl"
     )
     turns = Turns(folder, number)
-    if setting.runtime == FSDP:
-        timer = timed.StepTimer(turns.take, WaitedCollectives())
-        timed.install_sharded(timer)
-    else:
-        timer = timed.StepTimer(turns.take, reduction)
-        timed.install(timer, setting.plan.fusion_threshold_bytes, reduction, dpsim_hook=setting.runtime == HOOK)
+    waited = WaitedCollectives() if setting.runtime == FSDP else reduction
+    timer = timed.StepTimer(turns.take, waited, dpsim_hook=setting.runtime == HOOK)
+    cap_bytes, sharded = setting.plan.fusion_threshold_bytes, setting.runtime == FSDP
+    install(timer, bucket_cap_bytes=cap_bytes, updates=False, instead_of_ddp=sharded)
     _run(script, turns, timer)
     if reduction is not None:
         reduction.close()
@@ -82,7 +80,7 @@ def profile_in_turns(group: MPI.Intracomm, request: ScriptRequest, folder: str, 
         recorder.another(*turn)
 
     recorder = Recorder(0, recorded)
-    record.install(recorder, instead_of_ddp=request.fully_shard)
+    install(recorder, instead_of_ddp=request.fully_shard)
     if request.local_batch is not None:
         replace_batch_size(request.local_batch)
     _run((request.script, request.arguments), turns, recorder)

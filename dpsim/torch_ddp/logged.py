@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -12,9 +12,14 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
 from dpsim.torch_ddp.fsdp import ShardedModel, plain_update_s
-from dpsim.torch_ddp.record import Recorder, reduced_parameters
+from dpsim.torch_ddp.injected.rank_record import ddp_parameters, optimizer_slots
 from dpsim.torch_ddp.recorded import Recorded, RecordedParameter
 from dpsim.torch_ddp.request import ScriptRequest
+
+if TYPE_CHECKING:
+    from dpsim.torch_ddp.record import Recorder
+
+_Parameter = TypeVar("_Parameter", DdpParameter, RecordedParameter)
 
 
 def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
@@ -40,9 +45,9 @@ def recorded_of(recorder: Recorder, request: ScriptRequest) -> Recorded:
         own_collectives=len(own),
         own_allreduce_bytes=tuple(size for size in own if size is not None),
         sparse_gradient_bytes=sum(parameter.size_bytes for parameter in reduced if parameter.sparse),
-        sharded_optimizer=is_zero_redundancy(recorder.optimizer),
+        sharded_optimizer=_is_zero_redundancy(recorder.optimizer),
     )
-    parameters = tuple(_described(ddp, *named) for named in reduced_parameters(ddp))
+    parameters = tuple(_parameters_as(RecordedParameter, ddp))
     return _recorded(recorder, request, settings, parameters, buckets)
 
 
@@ -84,7 +89,7 @@ def _recorded(
     parameters: tuple[RecordedParameter, ...],
     buckets: Buckets,
 ) -> Recorded:
-    model = recorder.ddp
+    model, optimizer = recorder.ddp, recorder.optimizer
     return Recorded(
         name=f"{type(model.module).__name__.removeprefix('FSDP')} of {request.name}",
         source=f"dpsim profile {request.flag}: medians of {len(recorder.steps)} steps on {model.device_type},"
@@ -95,7 +100,7 @@ def _recorded(
         steps=tuple(recorder.steps),
         ddp=settings,
         state_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.module.buffers()),
-        optimizer_slots=_slots(recorder.optimizer),
+        optimizer_slots=optimizer_slots(optimizer.optim if _is_zero_redundancy(optimizer) else optimizer),
         input_workers=recorder.input_workers,
         load_s_per_sample=recorder.load_s_per_sample,
     )
@@ -113,19 +118,35 @@ def options_of(ddp: Any) -> DdpOptions:
     )
 
 
+def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:
+    """The parameters that DDP or FSDP reduces, by the names of the script's module, in the order of their positions."""
+    if isinstance(ddp, ShardedModel):
+        return [(name, shard) for name, _, shard in ddp.parameters]
+    return [
+        (name, parameter)
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    ]
+
+
+def first_parameters(ddp: Any, parameters: list[Any]) -> dict[str, int]:
+    """The position of the first reduced parameter of every module that has some of its own."""
+    position = {id(parameter): index for index, parameter in enumerate(parameters)}
+    if isinstance(ddp, ShardedModel):
+        return {unit: position[id(shard)] for _, unit, shard in reversed(ddp.parameters)}
+    own = {name: list(map(id, module.parameters(recurse=False))) for name, module in ddp.module.named_modules()}
+    reduced = {name: [position[each] for each in ids if each in position] for name, ids in own.items()}
+    return {name: positions[0] for name, positions in reduced.items() if positions}
+
+
 def parameters_of(ddp: Any) -> list[DdpParameter]:
     """The parameters that DDP reduces, in the order of its positions."""
-    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    sparse = {id(m.weight) for m in ddp.module.modules() if isinstance(m, embeddings) and m.sparse}
-    return [
-        DdpParameter(
-            size_bytes=parameter.numel() * parameter.element_size(),
-            dtype=_dtype(parameter),
-            device=str(parameter.device),
-            sparse=id(parameter) in sparse,
-        )
-        for _, parameter in reduced_parameters(ddp)
-    ]
+    return _parameters_as(DdpParameter, ddp)
+
+
+def _parameters_as(kind: type[_Parameter], ddp: Any) -> list[_Parameter]:
+    names = [field.name for field in fields(kind)]
+    return [kind(**{name: each[name] for name in names}) for each in ddp_parameters(ddp)]
 
 
 def kept_buckets(ddp: Any) -> Buckets:
@@ -149,15 +170,6 @@ def kept_buckets(ddp: Any) -> Buckets:
     return buckets
 
 
-def _described(ddp: Any, name: str, parameter: Any) -> RecordedParameter:
-    module = name.rpartition(".")[0]
-    owner = ddp.module.get_submodule(module)
-    normalises = isinstance(owner, torch.nn.modules.batchnorm._BatchNorm)
-    channels = owner.num_features if normalises else 0
-    shape, dtype = tuple(parameter.shape), _dtype(parameter)
-    return RecordedParameter(name=name, module=module, shape=shape, dtype=dtype, batch_norm_channels=channels)
-
-
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -166,24 +178,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number.strip())
 
 
-def is_zero_redundancy(optimizer: Any) -> bool:
+def _is_zero_redundancy(optimizer: Any) -> bool:
     """Tell whether an optimizer is a ``ZeroRedundancyOptimizer``.
 
     Its module is imported only where the script has imported it: it takes long, and warns of its own deprecated calls.
     """
     defined = sys.modules.get("torch.distributed.optim")
     return defined is not None and isinstance(optimizer, defined.ZeroRedundancyOptimizer)
-
-
-def _slots(optimizer: Any) -> int | None:
-    """Arrays of the parameters' size that an optimizer keeps for a parameter; None without an optimizer of PyTorch."""
-    if optimizer is None:
-        return None
-    if is_zero_redundancy(optimizer):
-        optimizer = optimizer.optim  # of this rank's parameters
-    kept = (
-        sum(isinstance(value, torch.Tensor) and value.shape == parameter.shape for value in state.values())
-        for parameter, state in optimizer.state.items()
-        if parameter.dim()
-    )
-    return max(kept, default=0)

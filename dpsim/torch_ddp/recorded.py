@@ -58,7 +58,6 @@ class RecordedStep:
     input_s: float = 0.0
     micro_batches: int = 0
     local_batch: int = 1
-    synchronised: bool = False
     own_collectives: tuple[int | None, ...] = ()
     module_s: dict[str, float] = field(default_factory=dict)
     ready_s: dict[int, float] = field(default_factory=dict)

@@ -29,8 +29,10 @@ from dpsim.torch_ddp import process_group, train_function
 from dpsim.torch_ddp.accumulated import accumulate
 from dpsim.torch_ddp.batches import check_local_batch, check_one_batch, replace_batch_size
 from dpsim.torch_ddp.endings import Ending, EnoughSteps, Refused, check_ranks
-from dpsim.torch_ddp.logged import recorded_of
-from dpsim.torch_ddp.record import Recorder, check_one_graph, install
+from dpsim.torch_ddp.fsdp import watch
+from dpsim.torch_ddp.injected.around import Script
+from dpsim.torch_ddp.logged import recorded_of, reduced_parameters
+from dpsim.torch_ddp.record import Recorder
 from dpsim.torch_ddp.recorded import MODES, workload_of
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
 from dpsim.torch_ddp.script_error import calls_to, place_in, remedy_of, what_happened
@@ -97,7 +99,7 @@ def run(request: ScriptRequest, outcome_path: Path) -> Workload:
 def _recorded_workload(recorder: Recorder, request: ScriptRequest, too_few: set[int]) -> Workload:
     """The workload of what was recorded. Raises ``ConfigError`` where that is not enough."""
     _check_enough(request.name, recorder)
-    check_one_graph(recorder)
+    _check_one_graph(recorder)
     check_local_batch(recorder, request, too_few)
     workload = workload_of(recorded_of(recorder, request))
     if workload.ddp is None or not synchronises_batch_norm(recorder.ddp.module):
@@ -214,6 +216,20 @@ def _take_over_processes(rank: int, devices: int) -> None:
     process_class.start = started
 
 
+def install(
+    script: Script, *, bucket_cap_bytes: float | None = None, updates: bool = True, instead_of_ddp: bool = False
+) -> None:
+    """Put a listener around DDP, FSDP, backward, and with ``updates`` every optimizer and every data loader.
+
+    With a cap DDP has this one in place of the script's; with ``instead_of_ddp`` FSDP shards what is wrapped in DDP.
+    """
+    script.listen_to_construction(bucket_cap_bytes)
+    script.listen()
+    if updates:
+        script.listen_to_updates_and_input()
+    watch(script.forward, instead_of_ddp=instead_of_ddp)
+
+
 def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
     """The error of a script that raised one: where, what, and what to do."""
     module = request.function.partition(":")[0] or "__main__"
@@ -269,7 +285,7 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
 
 
 def _check_enough(name: str, recorder: Recorder) -> None:
-    if not recorder.built:
+    if not recorder.models:
         raise ConfigError(
             f"{name} ended without building DistributedDataParallel in this process, and without fully_shard",
             allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel, or shards it by"
@@ -297,6 +313,19 @@ def _check_enough(name: str, recorder: Recorder) -> None:
             + ("s" if recorder.synchronised > 1 else ""),
             allowed=f"{recorder.warm_up + len(MODES) + 1} or more of them, in training mode and with backward()",
             remedy="let it train longer, or on more data",
+        )
+
+
+def _check_one_graph(recorder: Recorder) -> None:
+    """Raises ``ConfigError`` if other parameters got a gradient in one step than in another, as DDP allows some."""
+    ready = [frozenset(step.ready_s) for step in recorder.steps if step.ready_s]
+    changed = sorted(frozenset.union(*ready) - frozenset.intersection(*ready)) if ready else []
+    if changed:
+        names = [name for name, _ in reduced_parameters(recorder.ddp)]
+        raise ConfigError(
+            f"{len(changed)} parameters get a gradient in some steps and none in others, such as {names[changed[0]]}",
+            allowed="a script whose graph is the same in every step, as a workload is one step",
+            remedy="profile each kind of step by itself: let the script train that kind alone",
         )
 
 

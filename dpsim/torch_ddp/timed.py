@@ -5,25 +5,22 @@ Between its turns the script waits where its next step would begin. The script i
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
-from torch.nn.parallel import DistributedDataParallel
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
-from dpsim.torch_ddp.endings import EnoughSteps, Refused
-from dpsim.torch_ddp.fsdp import ShardedModel, WaitedCollectives, watch
+from dpsim.torch_ddp.endings import EnoughSteps, Refused, second_model
+from dpsim.torch_ddp.fsdp import ShardedModel, WaitedCollectives
+from dpsim.torch_ddp.injected.around import Script
 from dpsim.torch_ddp.logged import parameters_of
 from dpsim.torch_ddp.process_group import check_world_size, replace_everywhere
-from dpsim.torch_ddp.record import Training, leading_extent, second_model
 from dpsim.torch_ddp.reductions import MpiReduction
 from dpsim.torch_ddp.visit import LOGGED, Turn, Visit
 
@@ -33,53 +30,50 @@ TakeTurn = Callable[[Visit], Turn]
 """Hands over what was done, waits for the next turn, and returns it."""
 
 
-class StepTimer:
-    """Around DDP's forward, or that of FSDP's root, and every backward of a script."""
+class StepTimer(Script):
+    """Keeps when the steps of a turn began, and what was logged of each.
 
-    def __init__(self, take_turn: TakeTurn, reduction: MpiReduction | WaitedCollectives | None = None) -> None:
-        self._take_turn, self._reduction = take_turn, reduction
-        self.ddp: Any = None
-        self._training = Training()
+    With a ``reduction`` DDP gets dpsim's hook over MPI; with ``dpsim_hook`` it gets the one of
+    ``dpsim.torch.allreduce_hook()``, as a user would register it.
+    """
+
+    def __init__(
+        self,
+        take_turn: TakeTurn,
+        reduction: MpiReduction | WaitedCollectives | None = None,
+        *,
+        dpsim_hook: bool = False,
+    ) -> None:
+        super().__init__()
+        self._take_turn, self._reduction, self._dpsim_hook = take_turn, reduction, dpsim_hook
         self._visit = Visit()
         self._left = 0
-        self._begins = True
-        self._synchronises = False
         self._waited_s = 0.0
         self._backward_began_s = 0.0
 
-    def before_forward(self, ddp: Any, inputs: Any) -> None:
-        """A step begins with the first forward after a backward that synchronised, as in a profile.
+    def built(self, ddp: Any) -> None:
+        """Let DDP log every step, and give it a hook."""
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+        reduction = self._reduction
+        if isinstance(reduction, MpiReduction):
+            if any(parameter.sparse for parameter in parameters_of(ddp)):
+                raise _not_by_hook("the script has sparse gradients, of an embedding with sparse=True", "dense ones")
+            self.register_hook(ddp, lambda _, bucket: reduction.reduce(bucket.buffer()))
+        elif self._dpsim_hook:
+            from dpsim.torch import allreduce_hook
 
-        Raises ``EnoughSteps``.
-        """
-        if not self._training.forward(ddp):
-            return
-        if self.ddp is None:
-            self.ddp = ddp
-        elif self.ddp is not ddp:
-            raise second_model("measure")
-        samples = leading_extent(inputs)
-        if self._begins:
-            self._step_begins()
-            self._visit.local_batches.append(samples)
-        self._visit.local_batches[-1] = min(samples, self._visit.local_batches[-1])
-        self._begins, self._synchronises = False, ddp.require_backward_grad_sync
+            self.register_hook(ddp, allreduce_hook(process_group=ddp.process_group))
 
-    @contextmanager
-    def forward(self, model: ShardedModel, /, *arguments: Any, **keywords: Any) -> Iterator[None]:
-        """Around the forward of a model that ``fully_shard`` has sharded."""
-        self.before_forward(model, (*arguments, *keywords.values()))
-        yield
+    def hooked(self, ddp: Any, hook: Any) -> None:
+        if isinstance(self._reduction, MpiReduction) or self._dpsim_hook:
+            allowed = "no hook, for DDP takes one, and this measurement needs it"
+            raise _not_by_hook("the script registers a communication hook of its own", allowed)
 
-    def before_backward(self) -> None:
-        self._training.backward()
-        self._backward_began_s = now()
+    def other_model(self, model: Any) -> bool:
+        raise second_model("measure")
 
-    def after_backward(self) -> None:
-        if self.ddp is not None:
-            self._begins = self._synchronises
-
-    def _step_begins(self) -> None:
+    def step_begins(self, samples: int) -> None:
+        """Keep the moment; where the turn has ended, hand it over and wait for the next. Raises ``EnoughSteps``."""
         visit = self._visit
         if self.ddp.device_type == "cuda":
             torch.cuda.synchronize()
@@ -96,6 +90,13 @@ class StepTimer:
             self._visit = Visit()
             self._visit.moments_s.append(now())
         self._left -= 1
+        self._visit.local_batches.append(samples)
+
+    def forward_begins(self, samples: int) -> None:
+        self._visit.local_batches[-1] = min(samples, self._visit.local_batches[-1])
+
+    def backward_begins(self) -> None:
+        self._backward_began_s = now()
 
     def _keep_logged(self, visit: Visit) -> None:
         """Keep what DDP logged of the step that has ended, or how long FSDP was in its collectives."""
@@ -130,74 +131,6 @@ def bucket_bytes(ddp: Any) -> tuple[int, ...]:
     logged = ddp._get_ddp_logging_data()
     sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes", "")
     return tuple(int(size) for size in sizes.split(",") if size.strip())
-
-
-def install(
-    timer: StepTimer, bucket_cap_bytes: float | None, reduction: MpiReduction | None, *, dpsim_hook: bool = False
-) -> None:
-    """Put ``timer`` around DDP and backward, give DDP its cap, and its hook where there is a ``reduction``.
-
-    ``dpsim_hook``: the hook is ``dpsim.torch.allreduce_hook()``, as a user would register it.
-    """
-    initialise, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
-    register = DistributedDataParallel.register_comm_hook
-    parameters = inspect.signature(initialise)
-
-    @functools.wraps(initialise)
-    def capped_initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
-        given = parameters.bind(self, *arguments, **keywords)
-        if bucket_cap_bytes is not None:
-            given.arguments.pop("bucket_cap_mb_list", None)
-            given.arguments["bucket_cap_mb"] = cap_in_mib(bucket_cap_bytes)
-        initialise(*given.args, **given.kwargs)
-        self._set_ddp_runtime_logging_sample_rate(1)
-        if reduction is not None:
-            if any(parameter.sparse for parameter in parameters_of(self)):
-                raise _not_by_hook("the script has sparse gradients, of an embedding with sparse=True", "dense ones")
-            register(self, None, lambda state, bucket: reduction.reduce(bucket.buffer()))
-        elif dpsim_hook:
-            from dpsim.torch import allreduce_hook
-
-            register(self, None, allreduce_hook(process_group=self.process_group))
-
-    @functools.wraps(forward)
-    def timed_forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        timer.before_forward(self, (*arguments, *keywords.values()))
-        return forward(self, *arguments, **keywords)
-
-    DistributedDataParallel.__init__, DistributedDataParallel.forward = capped_initialise, timed_forward
-    if reduction is not None or dpsim_hook:
-        DistributedDataParallel.register_comm_hook = _refuse_hook
-    _time_backward(timer)
-
-
-def install_sharded(timer: StepTimer) -> None:
-    """Put ``timer`` around the forward of FSDP's root and backward; what the script wraps in DDP is sharded, too."""
-    watch(timer.forward, instead_of_ddp=True)
-    _time_backward(timer)
-
-
-def _time_backward(timer: StepTimer) -> None:
-    backward = torch.autograd.backward
-
-    @functools.wraps(backward)
-    def timed_backward(*arguments: Any, **keywords: Any) -> Any:
-        timer.before_backward()
-        result = backward(*arguments, **keywords)
-        timer.after_backward()
-        return result
-
-    replace_everywhere(backward, timed_backward)
-
-
-def cap_in_mib(size_bytes: float) -> float:
-    """``bucket_cap_mb`` for a fusion threshold: 0 is one bucket a tensor, infinity one for all of a dtype."""
-    return min(max(size_bytes, 1.0), float(2**50)) / 2**20
-
-
-def _refuse_hook(*_: Any, **__: Any) -> None:
-    allowed = "no hook, for DDP takes one, and this measurement needs it"
-    raise _not_by_hook("the script registers a communication hook of its own", allowed)
 
 
 def _not_by_hook(given: str, allowed: str) -> Refused:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,10 +44,9 @@ class Model(torch.nn.Linear):
 
 
 def trained(state: Accumulation, model: Model) -> bool:
-    """One forward and backward of a model under ``Accumulation``; whether DDP was to synchronise."""
-    state.before_forward(model)
-    given: Any = SimpleNamespace(arguments={"tensors": model(torch.ones(3, 2)).sum()}, args=(), kwargs={})
-    state.backward(lambda: given.arguments["tensors"].backward(*given.arguments.get("grad_tensors", ())), given)
+    """Let a model go forward and back under ``Accumulation``; return whether DDP was to synchronise."""
+    loss = state.forward(lambda model, batch: model(batch), model, torch.ones(3, 2)).sum()
+    state.backward(torch.autograd.backward, loss)
     return bool(model.require_backward_grad_sync)
 
 
@@ -80,7 +78,7 @@ def test_evaluation_is_no_micro_batch() -> None:
     state, model = Accumulation(2), Model(2, 1)
     trained(state, model)
     with torch.no_grad():
-        state.before_forward(model)
+        state.before_forward(model, ())
     assert state.within_step and trained(state, model)
 
 

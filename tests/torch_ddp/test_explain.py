@@ -92,19 +92,20 @@ def test_an_update_that_calls_a_closure_is_timed_without_it() -> None:
     from dpsim.torch_ddp.endings import EnoughSteps
     from dpsim.torch_ddp.observed import Observer
 
+    def slow_forward(ddp: Any, batch: Any) -> Any:
+        time.sleep(0.01)
+        return ddp(batch)
+
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
         observer, optimizer = Observer(3, lambda _: None), torch.optim.SGD(ddp.parameters())
         with pytest.raises(EnoughSteps):
             while True:
-                observer.update_begins(optimizer)
-                with observer.forward(ddp, torch.ones(2, 4)):
-                    time.sleep(0.01)
-                    loss = ddp(torch.ones(2, 4)).sum()
-                with observer.backward():
-                    loss.backward()
-                observer.update_ends(optimizer)
+                observer.before_update(optimizer)
+                loss = observer.forward(slow_forward, ddp, torch.ones(2, 4)).sum()
+                observer.backward(loss.backward)
+                observer.after_update(optimizer)
     finally:
         torch.distributed.destroy_process_group()
     for step in observer.steps:

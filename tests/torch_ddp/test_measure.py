@@ -36,6 +36,7 @@ from dpsim.study.environment import environment
 from dpsim.study.inputs import SCHEMA as INPUTS_SCHEMA
 from dpsim.study.inputs import Inputs, Prepared
 from dpsim.study.task import SAMPLES_SCHEMA, Samples, samples_before
+from dpsim.study.time_limit import FEWEST_ROUNDS
 from dpsim.workload import Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -185,7 +186,8 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     buckets = {0.0: 8, 5.0 * 2**10: 2}
     for point in results.points:
         plan = point.setting.plan
-        assert len(point.step_s) >= 6 * 6 and set(point.logged_s) >= {"backward", "communication", "overlap"}
+        assert len(point.step_s) >= 6 * FEWEST_ROUNDS
+        assert set(point.logged_s) >= {"backward", "communication", "overlap"}
         assert point.buckets == buckets[plan.threshold_bytes]
         assert sum(point.bucket_bytes) == 4 * 4 * (32 * 32 + 32)
     own = {point.setting.plan.threshold_bytes: point for point in results.other_points}
@@ -194,7 +196,7 @@ def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dps
     }
     for point in own.values():
         assert (point.setting.where, point.setting.plan.devices) == ("paced:500us,100mbit (emulated computation)", 2)
-        assert point.emulation is not None and len(point.step_s) >= 6 * 6 and not point.logged_s
+        assert point.emulation is not None and len(point.step_s) >= 6 * FEWEST_ROUNDS and not point.logged_s
     for predicted in predictions.points:
         assert predicted.buckets == buckets[predicted.setting.plan.threshold_bytes]
     comparison = compare(predictions, results, blind=read_predictions(output / "blind.json"))

@@ -34,10 +34,8 @@ def test_every_size_of_batch_is_recorded_in_every_mode() -> None:
     recorder, ddp = Recorder(12), model()
     with pytest.raises(EnoughSteps):
         for size in (4, 4, 2) * 9:
-            with recorder.forward(ddp, torch.zeros(size, 2)):
-                pass
-            with recorder.backward():
-                pass
+            recorder.forward(lambda *_: None, ddp, torch.zeros(size, 2))
+            recorder.backward(lambda: None)
     modes = {size: [step.mode for step in recorder.steps if step.local_batch == size] for size in (4, 2)}
     assert modes[4] == ["whole", "forward", "gradients"] * 2 + ["whole", "forward"]
     assert modes[2] == ["whole", "forward", "gradients", "whole"]
@@ -48,8 +46,8 @@ def test_a_script_that_trains_on_without_ddp_is_said_once(capsys: pytest.Capture
     recorder, optimizer = Recorder(12), torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
     said = []
     for _ in range(250):
-        recorder.update_begins(optimizer)
-        recorder.update_ends(optimizer)
+        recorder.before_update(optimizer)
+        recorder.after_update(optimizer)
         said.append(capsys.readouterr().err)
     assert "has called no model of DistributedDataParallel" in said[99] and not any(said[:99] + said[100:])
 

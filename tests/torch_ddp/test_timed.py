@@ -19,6 +19,8 @@ from dpsim.setting import Setting  # noqa: E402
 from dpsim.study.runners.script import Processes, ScriptSetting  # noqa: E402
 from dpsim.torch_ddp import process_group, timed  # noqa: E402
 from dpsim.torch_ddp.endings import EnoughSteps, Refused  # noqa: E402
+from dpsim.torch_ddp.injected.around import cap_in_mib  # noqa: E402
+from dpsim.torch_ddp.reductions import MpiReduction  # noqa: E402
 from dpsim.torch_ddp.visit import Turn, Visit  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -52,6 +54,16 @@ class Model:
         }
 
 
+def forward(timer: timed.StepTimer, model: Any, *arguments: Any, **keywords: Any) -> None:
+    """Let a timer see a forward of ``model``, which does nothing."""
+    timer.forward(lambda *_, **__: None, model, *arguments, **keywords)
+
+
+def backward(timer: timed.StepTimer) -> None:
+    """Let a timer see a backward that does nothing."""
+    timer.backward(lambda: None)
+
+
 def turns(*steps: int) -> tuple[timed.TakeTurn, list[Visit]]:
     visits: list[Visit] = []
     left = iter((*steps, 0))
@@ -68,8 +80,8 @@ def test_a_turn_has_a_moment_for_each_step_and_one_for_its_end() -> None:
     timer, model = timed.StepTimer(take_turn), Model()
     with pytest.raises(EnoughSteps):
         for _ in range(10):
-            timer.before_forward(model, BATCH)
-            timer.after_backward()
+            forward(timer, model, *BATCH)
+            backward(timer)
     assert [len(visit.moments_s) for visit in visits] == [1, 4, 3]
     assert visits[1].moments_s == sorted(visits[1].moments_s)
     assert visits[1].logged_s["backward"] == pytest.approx([3e-3] * 3)
@@ -84,12 +96,12 @@ def test_accumulation_and_evaluation_begin_no_step() -> None:
         for _ in range(4):
             for synchronises in (False, False, True):
                 model.require_backward_grad_sync = synchronises
-                timer.before_forward(model, BATCH)
-                timer.after_backward()
+                forward(timer, model, *BATCH)
+                backward(timer)
             with torch.no_grad():
-                timer.before_forward(model, BATCH)
+                forward(timer, model, *BATCH)
             model.training = False
-            timer.before_forward(model, BATCH)
+            forward(timer, model, *BATCH)
             model.training = True
     assert [len(visit.moments_s) for visit in visits] == [1, 3]
 
@@ -104,10 +116,9 @@ def test_training_in_evaluation_mode_is_timed_once_a_backward_shows_it(inner_tra
     forward_passes = 0
     with pytest.raises(EnoughSteps):
         for _ in range(9):
-            timer.before_forward(model, BATCH)
+            forward(timer, model, *BATCH)
             forward_passes += 1
-            timer.before_backward()
-            timer.after_backward()
+            backward(timer)
     assert [len(visit.moments_s) for visit in visits] == [1, 3]
     assert forward_passes == (2 if inner_trains else 3), "that the first one trains is seen by its backward"
 
@@ -118,8 +129,8 @@ def test_a_step_has_the_samples_of_its_smallest_forward() -> None:
     with pytest.raises(EnoughSteps):
         for samples in (8, 8, 8, 3, 8, 8, 8, 8):
             model.require_backward_grad_sync = not model.require_backward_grad_sync  # every second one synchronises
-            timer.before_forward(model, {"x": torch.zeros(samples, 2), "scale": torch.tensor(1.0)})
-            timer.after_backward()
+            forward(timer, model, x={"x": torch.zeros(samples, 2), "scale": torch.tensor(1.0)})
+            backward(timer)
     assert visits[1].local_batches == [8, 3, 8]
 
 
@@ -169,26 +180,25 @@ def test_short_batches_at_the_end_of_an_epoch_do_not_count() -> None:
 
 def test_a_second_model_is_refused() -> None:
     timer = timed.StepTimer(turns(5)[0])
-    timer.before_forward(Model(), BATCH)
+    forward(timer, Model(), *BATCH)
     with pytest.raises(Refused, match="trains two models"):
-        timer.before_forward(Model(), BATCH)
+        forward(timer, Model(), *BATCH)
 
 
 @pytest.mark.parametrize(("size_bytes", "expected"), [(2.0**20, 1.0), (0.0, 2.0**-20), (math.inf, 2.0**30)])
 def test_the_cap_in_mib(size_bytes: float, expected: float) -> None:
-    assert timed.cap_in_mib(size_bytes) == expected
+    assert cap_in_mib(size_bytes) == expected
 
 
 def test_sparse_gradients_are_refused_where_a_hook_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook reduces flat arrays of DDP's buckets; a sparse gradient has none."""
     model = torch.nn.parallel.DistributedDataParallel
-    for name in ("__init__", "forward", "register_comm_hook"):
+    for name in ("__init__", "register_comm_hook"):
         monkeypatch.setattr(model, name, getattr(model, name))
-    monkeypatch.setattr(timed, "replace_everywhere", lambda *_: None)
     process_group.register()
     distributed.init_process_group(process_group.BACKEND, store=distributed.HashStore(), rank=0, world_size=2)
     try:
-        timed.install(timed.StepTimer(turns(5)[0]), None, Mock())
+        timed.StepTimer(turns(5)[0], Mock(spec=MpiReduction)).listen_to_construction()
         model(torch.nn.Embedding(4, 2))
         with pytest.raises(Refused, match="sparse gradients") as refused:
             model(torch.nn.Embedding(4, 2, sparse=True))

@@ -18,8 +18,9 @@ from dpsim.model.observed import Observed, ObservedRank
 from dpsim.progress import Progress
 from dpsim.study.observe_task import ObserveTask
 from dpsim.torch_ddp import in_turns, timed
-from dpsim.torch_ddp.observed import Observer, by_gloo, install
+from dpsim.torch_ddp.observed import Observer, by_gloo
 from dpsim.torch_ddp.reductions import MpiReduction
+from dpsim.torch_ddp.run_script import install
 
 _REPEATS = 5
 _MOST_AT_ONCE = 64
@@ -35,7 +36,7 @@ def observe_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     reduce = None if reduction is None else reduction.reduce
     collectives: dict[int, float] = {}
     observer = Observer(task.steps, lambda each: collectives.update(_timed(comm, reduce or by_gloo, each.rank)), reduce)
-    install(observer, task.bucket_cap_bytes)
+    install(observer, bucket_cap_bytes=task.bucket_cap_bytes)
     quiet_barrier(comm)
     report(f"training {task.steps} steps on {comm.size} ranks")
     in_turns.run_script((task.script, task.arguments), observer)

@@ -43,17 +43,22 @@ class _Awaiting(MetaPathFinder):
 
 
 def _watch(module: ModuleType) -> None:
-    """Load ``watched.py`` and let it await a model of DDP.
+    """Load what watches, as a package that the job cannot import by its files, and let it await a model of DDP.
 
-    Its code bears the name of a file that ``torch.compile`` never looks into, or it would compile what watches too.
+    Its code bears the names of files that ``torch.compile`` never looks into, or it would compile what watches too.
     """
-    path = os.path.join(_FOLDER, "watched.py")
-    with open(path, encoding="utf-8") as file:
-        code = compile(file.read(), f"{_NEVER_COMPILED} {path}", "exec")
-    watched = ModuleType("_dpsim_watched")
-    sys.modules[watched.__name__] = watched
-    exec(code, vars(watched))
-    watched.await_model(module.DistributedDataParallel)
+    package = ModuleType("_dpsim")
+    package.__path__ = []
+    sys.modules[package.__name__] = package
+    for name in ("around", "rank_record", "watched"):
+        path = os.path.join(_FOLDER, f"{name}.py")
+        with open(path, encoding="utf-8") as file:
+            code = compile(file.read(), f"{_NEVER_COMPILED} {path}", "exec")
+        loaded = ModuleType(f"_dpsim.{name}")
+        loaded.__package__ = package.__name__
+        sys.modules[loaded.__name__] = loaded
+        exec(code, vars(loaded))
+    sys.modules["_dpsim.watched"].await_model(module.DistributedDataParallel)
 
 
 def _load_the_jobs_own() -> None:

@@ -235,7 +235,6 @@ def _step(trace: str, marks: Marks, sent: list[Allreduce], clock: HostClock, num
     return TracedStep(
         mode="gradients",
         start_s=0.0,
-        synchronised=True,
         step_s=_length(marks, clock, number) - (communicated_s - done_s),
         forward_s=sum(
             clock.done_s(each.forward.end_s) - clock.begun_s(each.forward.start_s, each.forward.end_s)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import itertools
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +18,27 @@ import numpy as np
 import torch
 from torch import distributed
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dpsim.errors import ConfigError
-from dpsim.torch_ddp.endings import EnoughSteps, Refused
+from dpsim.torch_ddp.endings import EnoughSteps, Refused, second_model
 from dpsim.torch_ddp.fsdp import ShardedModel, check_optimizer, watch
-from dpsim.torch_ddp.process_group import replace_everywhere
-from dpsim.torch_ddp.record import Training, leading_extent, second_model
+from dpsim.torch_ddp.injected.around import Script, leading_extent
 from dpsim.torch_ddp.reproduce import streams as sample_streams
 from dpsim.torch_ddp.reproduce.loaders import Loaders
 from dpsim.torch_ddp.reproduce.models import Given, InReplicas, InShards, digest, hashed, whole, write
 from dpsim.torch_ddp.reproduce.observation import MOST_VALUES, MicroBatch, RankReport, RankStep, Run, write_step
 from dpsim.torch_ddp.reproduce.streams import SampleStreams, sample_key
-from dpsim.torch_ddp.timed import cap_in_mib
 
 Array = Any
 
 
-class Observer:
+class Observer(Script):
     """Around one model in DDP or FSDP, its backward passes and all optimizers of a rank."""
 
     def __init__(self, run: Run, rank: int, steps: int, folder: Path, first_folder: Path, loaders: Loaders) -> None:
+        super().__init__()
         self._run, self._rank, self._wanted = run, rank, steps
         self._folder, self._first_folder, self._loaders = folder, first_folder, loaders
         self.streams = SampleStreams()
@@ -50,7 +46,6 @@ class Observer:
         self.model: InReplicas | InShards | None = None
         self.steps = 0
         self._hook = ""
-        self._training = Training()
         self._optimizers: list[Any] = []
         self._names: dict[int, str] = {}
         self._step: RankStep | None = None
@@ -89,7 +84,10 @@ class Observer:
 
     # What DDP or FSDP, forward, backward and the optimizer call.
 
-    def built(self, model: InReplicas | InShards) -> None:
+    def built(self, ddp: Any) -> None:
+        self._observe(InReplicas(ddp))
+
+    def _observe(self, model: InReplicas | InShards) -> None:
         """Observe a model that DDP was constructed with, or whose shards are complete."""
         if self.model is not None:
             raise second_model("compare")
@@ -103,9 +101,8 @@ class Observer:
                 if next(module.parameters(recurse=False), None) is not None or module is model.module:
                     module.register_forward_hook(self._rounded)
 
-    @contextmanager
-    def sharded(self, model: ShardedModel, /, *_: Any, **__: Any) -> Iterator[None]:
-        """Around the forward of a root of FSDP."""
+    def sharded(self, forward: Any, model: ShardedModel, /, *arguments: Any, **keywords: Any) -> Any:
+        """Call the forward of a root of FSDP."""
         if self.model is None or self.model.module is not model.module:
             if self._run.bucket_cap_bytes is not None:
                 raise Refused(
@@ -115,15 +112,18 @@ class Observer:
                         remedy="leave it out, and give several --devices",
                     )
                 )
-            self.built(InShards(model, self.given))
-        yield
+            self._observe(InShards(model, self.given))
+        return forward(model, *arguments, **keywords)
 
-    def hooked(self, name: str) -> None:
-        """Note that the script has registered a communication hook."""
-        self._hook = name
+    def hooked(self, ddp: Any, hook: Any) -> None:
+        self._hook = getattr(hook, "__qualname__", type(hook).__name__)
 
-    def constructed(self, optimizer: Any) -> None:
-        """Note that the script has made an optimizer."""
+    def constructed(self, make: Any, optimizer: Any, /, *arguments: Any, **keywords: Any) -> None:
+        """Call the making of an optimizer, and note it."""
+        make(optimizer, *arguments, **keywords)
+        self._note(optimizer)
+
+    def _note(self, optimizer: Any) -> None:
         if not any(each is optimizer for each in self._optimizers):
             self._optimizers.append(optimizer)
 
@@ -152,9 +152,13 @@ class Observer:
         if self._step is not None and not self._stepped:
             self._step.local[name] = sampled(gradient)
 
-    def backward(self, tensors: Any) -> None:
+    def backward(self, original: Callable[..., Any], /, tensors: Any, *arguments: Any, **keywords: Any) -> Any:
+        result = super().backward(original, tensors, *arguments, **keywords)
+        self._observe_backward(tensors)
+        return result
+
+    def _observe_backward(self, tensors: Any) -> None:
         """Observe the end of a backward pass."""
-        self._training.backward()
         self.streams.end()
         if self._step is None or self._stepped:
             self._bypassed_loss = _mean(tensors)
@@ -171,7 +175,7 @@ class Observer:
         self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Observe the gradients that an optimizer gets: after its closure, where there is one, which this returns."""
-        self.constructed(optimizer)
+        self._note(optimizer)
         itself, *rest = arguments
         closure = keywords.get("closure", next(iter(rest), None))
         if closure is None:
@@ -368,42 +372,13 @@ def _random_state() -> bytes:
     return hashlib.blake2b(parts[0] + parts[1].encode(), digest_size=8).digest()
 
 
-def install(observer: Observer) -> None:
+def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
     """Put ``observer`` around DDP, FSDP, backward and every optimizer of this process."""
-    initialise, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
-    make, backward = Optimizer.__init__, torch.autograd.backward
-    parameters, cap_bytes = inspect.signature(initialise), observer._run.bucket_cap_bytes
-
-    @functools.wraps(initialise)
-    def built(self: Any, *arguments: Any, **keywords: Any) -> None:
-        given = parameters.bind(self, *arguments, **keywords)
-        if cap_bytes is not None:
-            given.arguments.pop("bucket_cap_mb_list", None)
-            given.arguments["bucket_cap_mb"] = cap_in_mib(cap_bytes)
-        initialise(*given.args, **given.kwargs)
-        observer.built(InReplicas(self))
-
-    @functools.wraps(register)
-    def hooked(self: Any, state: Any, hook: Any) -> Any:
-        observer.hooked(getattr(hook, "__qualname__", type(hook).__name__))
-        return register(self, state, hook)
-
-    @functools.wraps(make)
-    def made(self: Any, *arguments: Any, **keywords: Any) -> None:
-        make(self, *arguments, **keywords)
-        observer.constructed(self)
-
-    @functools.wraps(backward)
-    def observed(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
-        result = backward(tensors, *arguments, **keywords)
-        observer.backward(tensors)
-        return result
-
-    DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook = built, hooked
+    observer.listen_to_construction(bucket_cap_bytes)
+    observer.wrap(torch.autograd, "backward", observer.backward)
+    observer.wrap(Optimizer, "__init__", observer.constructed)
     watch(observer.sharded, instead_of_ddp=False, done="compared")
     observer.given.install()
-    Optimizer.__init__ = made
-    replace_everywhere(backward, observed)
     register_optimizer_step_pre_hook(observer.optimizer_begins)
     register_optimizer_step_post_hook(observer.optimizer_ends)
     sample_streams.install(observer.streams)

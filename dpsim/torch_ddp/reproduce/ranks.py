@@ -89,7 +89,7 @@ def _become_rank(request: RunsRequest, run: Run, folder: Path, rank: int) -> NoR
         loaders = Loaders(run, first, own, folder / first.folder, rank)
         data_loaders.install(loaders)
         observer = Observer(run, rank, request.steps, own, folder / first.folder, loaders)
-        step_observer.install(observer)
+        step_observer.install(observer, run.bucket_cap_bytes)
         report = _ran(request, rank, observer, own)
         write_report(own, rank, report)
         code = 1 if report.error else 0
