@@ -12,7 +12,7 @@ from types import FrameType
 from cyclopts import App, CycloptsError
 
 from dpsim import installation
-from dpsim.cli import commands, flags
+from dpsim.cli import commands, flags, old_names
 from dpsim.cli.mistakes import as_dpsim_error
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.launch import jobs, rank_info, rank_process
@@ -63,6 +63,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     app = app or build()
     try:
         _check_utf8(arguments)
+        old_names.check(arguments, list(app))
         code = app(flags.with_wait(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0

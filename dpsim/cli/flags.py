@@ -44,14 +44,14 @@ class Flags:
 
     Type and help of a flag are those of the field (``dpsim.fields``), and with ``...`` the flag takes a list. Flags of
     the body of a class are the command's alone, or have a help of their own; help pages have them at the end, or where
-    ``of`` names them; ``flag`` says what they are. Everything that is declared is loaded only when a command with such
-    flags runs or shows its help.
+    ``of`` names them, under the title ``group``; ``flag`` says what they are. Everything that is declared is loaded
+    only when a command with such flags runs or shows its help.
     """
 
     several: ClassVar[dict[str, bool]] = {}
     """The fields that have flags, in the order of the help, and whether each takes a list."""
 
-    def __init_subclass__(cls, of: str = "") -> None:
+    def __init_subclass__(cls, of: str = "", group: str | None = None) -> None:
         named = {word.removesuffix(_SEVERAL): word.endswith(_SEVERAL) for word in of.split()}
         own = inspect.get_annotations(cls)
         for name, kind in inspect.get_annotations(cls, eval_str=True).items():
@@ -68,7 +68,8 @@ class Flags:
         }
         cls.__annotations__ = derived | own
         cls.several = cls.several | named
-        Parameter(name="*")(dataclass(frozen=True, kw_only=True)(cls))
+        titled: dict[str, Any] = {} if group is None else {"group": group}
+        Parameter(name="*", **titled)(dataclass(frozen=True, kw_only=True)(cls))
 
     def values(self) -> dict[str, Any]:
         """Return the values of the fields whose flags are given, of one ``devices`` its ``layout`` too.

@@ -26,7 +26,9 @@ def test_a_bare_threshold_is_warned_of(dpsim: Dpsim) -> None:
 
 
 def test_a_trace_of_a_benchmark_says_what_to_give_instead(dpsim: Dpsim, tmp_path: Path) -> None:
-    code, _, err = dpsim("trace", EXPERIMENTS.parent / "reports" / "allreduce", "--output", tmp_path / "t.json")
+    code, _, err = dpsim(
+        "report", EXPERIMENTS.parent / "reports" / "allreduce", "--trace", "--output", tmp_path / "t.json"
+    )
     assert code == 2 and "holds a benchmark of the allreduce" in err and "run a sweep" in err
 
 
@@ -74,7 +76,7 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
     ("command", "given", "more"),
     [
         ("trian", "unknown command 'trian'", "did you mean 'train'?"),
-        ("nonsense", "unknown command 'nonsense'", "allowed: advise, bench, calibrate, compare, doctor, estimate"),
+        ("nonsense", "unknown command 'nonsense'", "allowed: advise, bench, calibrate, doctor, estimate"),
         ("sweep fusion-treshold", "unknown command 'fusion-treshold'", "did you mean 'fusion-threshold'?"),
         ("train --modle cnn", "unknown flag '--modle'", "did you mean '--model'?"),
         ("train --xyzzy=3", "unknown flag '--xyzzy'", "--global-batch"),
@@ -94,7 +96,10 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("measure", "neither --torch-script nor --torch-module", "one of the two"),
         ("predict", "--workload is missing", "see dpsim predict --help"),
         ("report", "FOLDER is missing", "see dpsim report --help"),
-        ("trace . --source guessed", "--source is 'guessed'", "allowed: measured, predicted, both"),
+        ("report . --overlap off", "--overlap without --trace", "leave it out"),
+        ("report . --trace --check", "--check with --trace", "leave it out"),
+        ("report a b --format csv --trace", "--format, --trace with several folders", "leave it out"),
+        ("report . --label one", "--label with one folder", "leave it out"),
         ("train --model vgg", "unknown model 'vgg'", "allowed: mlp, cnn"),
         ("train --dataset imagenet", "unknown data set 'imagenet'", "allowed: digits"),
         ("train --optimizer adam", "unknown optimizer 'adam'", "did you mean 'adamw'?"),

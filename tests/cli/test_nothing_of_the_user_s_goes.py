@@ -150,7 +150,7 @@ def test_pages_and_plots_of_dpsim_s_own_are_written_again(
         (("explore", "--output", "page.html"), lambda: writable(Path("page.html"), "page")),
         (("report", example, "--output", "r", "--format", "html"), lambda: writable(Path("r"), folders=("report",))),
         (("report", example, "--output", "m", "--format", "md"), lambda: writable(Path("m"), folders=("report",))),
-        (("trace", example, "--output", "trace.json"), lambda: writable(Path("trace.json"), "trace")),
+        (("report", example, "--trace"), lambda: writable(Path("trace.json"), "trace")),
         (("machine", "compare", machine, machine, "--plot", "plot.svg"), lambda: drawable(Path("plot.svg"))),
         (("machine", "compare", machine, machine, "--plot", "plot.png"), lambda: drawable(Path("plot.png"))),
     ):

@@ -140,7 +140,7 @@ def test_the_report_and_a_trace_come_again_from_the_folder(done: Done, dpsim: Dp
     again = json.loads(out)
     assert code == 0 and (again["points"], again["summary"]) == (done.shown["points"], done.shown["summary"])
     assert (tmp_path / "speedup.svg").read_bytes() == (done.folder / "speedup.svg").read_bytes()
-    code, out, _ = dpsim("trace", done.folder, "--output", tmp_path / "trace.json")
+    code, out, _ = dpsim("report", done.folder, "--trace", "--output", tmp_path / "trace.json")
     assert code == 0 and "3 devices" in out
 
 
