@@ -78,7 +78,7 @@ _REFUSALS = (
     "sweep fusion-threshold --strategy zero1 --fusion-rule horovod",
     "reproduce --devices 2 --compute-dtype float8",
     "report nowhere",
-    "machine show experiments/machines/googlenet_k80.toml",
+    "calibrate --show experiments/machines/googlenet_k80.toml",
     "bench allreduce --peers nonsense",
 )
 _TRAININGS = (

@@ -7,9 +7,9 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, cast, dataclass_transform, get_args
 
 from cyclopts import App, Parameter
 
@@ -71,6 +71,11 @@ class Flags:
         titled: dict[str, Any] = {} if group is None else {"group": group}
         Parameter(name="*", **titled)(dataclass(frozen=True, kw_only=True)(cls))
 
+    def given(self) -> dict[str, Any]:
+        """Return the flags that are given, with another value than their default."""
+        defaults = {each.name: each.default for each in fields(cast("Any", self))}
+        return {name: value for name, value in vars(self).items() if value != defaults[name]}
+
     def values(self) -> dict[str, Any]:
         """Return the values of the fields whose flags are given, of one ``devices`` its ``layout`` too.
 
@@ -92,11 +97,11 @@ class Flags:
 
 def known_fields() -> dict[str, Field]:
     """Return the declarations of all fields that flags may set."""
-    from dpsim.fields import fields
+    from dpsim import fields
     from dpsim.records.train import TrainConfig
     from dpsim.setting import FIELDS, Setting
 
-    return fields(TrainConfig, Setting) | FIELDS
+    return fields.fields(TrainConfig, Setting) | FIELDS
 
 
 def flag_of(name: str) -> str:

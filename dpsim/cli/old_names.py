@@ -8,14 +8,31 @@ from collections.abc import Collection, Sequence
 from dpsim.errors import ConfigError
 
 NEW_LINES = {
+    "advise": "dpsim predict {all} --rank strategy",
     "compare": "dpsim report {all}",
+    "machine": "dpsim calibrate --help",
+    "machine compare": "dpsim calibrate --compare {files} {rest}",
+    "machine list": "dpsim calibrate --list {rest}",
+    "machine merge": "dpsim calibrate --merge {files} {rest}",
+    "machine show": "dpsim calibrate --show {files} {rest}",
+    "estimate": "dpsim profile {all}",
+    "explore": "dpsim predict {rest} {page}",
+    "explore STUDY": "dpsim report {files} {rest} {page}",
     "lab": "python -m dpsim.lab {all}",
     "trace": "dpsim report {all} --trace",
     "validate": "python -m dpsim.validation {all}",
 }
 """By an old command the line in its place: ``all`` are its words, ``files`` the first of them by commas, ``rest`` the
-others."""
-_NEW_FLAGS: dict[str, dict[str, str]] = {}
+others, and ``page`` the file of a page if none is named."""
+_NEW_FLAGS = {
+    "estimate": {"--rows": "--from-steps", "--row": "--from-steps"}
+    | {
+        f"--{name.replace('_', '-')}": f"--set {name}="
+        for name in ("fusion_rule", "algorithm", "overlap", "accumulate")
+    }
+    | {"--fusion-threshold": "--set fusion_threshold_bytes=", "--wire-dtype": "--set wire_dtype="},
+    "explore": {"--output": "--page"},
+}
 """By an old command the new spelling of its flags; others are passed on as they were typed."""
 
 
@@ -35,11 +52,21 @@ def _new_line(old: str, arguments: Sequence[str]) -> str:
     """Return the line that does today what an old command did."""
     new_flags = _NEW_FLAGS.get(old, {})
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    own = []
+    own: list[str] = []
     for word in arguments[:end]:
-        flag, equals, value = word.partition("=")
-        own.append(new_flags.get(flag, flag) + equals + value)
-    first = next((number for number, word in enumerate(own) if word.startswith("-")), end)
+        flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        *before, last = new_flags[flag].split() if flag in new_flags else [flag]
+        if own and own[-1].endswith("=") and not equals:  # --set NAME= and the value that follows
+            own[-1] += word
+        else:
+            own += [*before, last + equals * (not last.endswith("=")) + value]
+    first = next((number for number, word in enumerate(own) if word.startswith("-")), len(own))
     words = [*own, *arguments[end:]]
-    parts = {"all": shlex.join(words), "files": shlex.quote(",".join(own[:first])), "rest": shlex.join(words[first:])}
-    return " ".join(NEW_LINES[old].format(**parts).split())
+    parts = {
+        "all": shlex.join(words),
+        "files": shlex.quote(",".join(own[:first])),
+        "rest": shlex.join(words[first:]),
+        "page": "" if "--page" in own else "--page explore.html",
+    }
+    line = NEW_LINES["explore STUDY" if old == "explore" and first else old]
+    return " ".join(filter(None, (part.format(**parts) for part in line.split(" "))))

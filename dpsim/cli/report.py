@@ -20,11 +20,20 @@ Examples:
   dpsim report reports/fusion-threshold --format csv,parquet
   dpsim report reports/fusion-threshold --check
   dpsim report before after --output reports/compared
+  dpsim report reports/strategies --page meeting.html
   dpsim report reports/fusion-threshold --trace --fusion-threshold inf"""
 
 _EXIT_CODES = {"verified": 0, "damaged": 1, "of another model": 3}
 _KINDS = "a sweep, of bench allreduce, of reproduce or of a study of quality"
 _TRACE = Path("trace.json")
+_USED = {
+    "one folder": "output format json verbose",
+    "several folders": "output label json",
+    "--check": "check json verbose",
+    "--page": "page",
+    "--trace": "trace output json",
+}
+"""By what is asked for the flags that change it."""
 _RECORDS = ("results", "predictions", "blind")
 
 
@@ -46,6 +55,9 @@ class ReportFlags(flags.Flags):
         default=False,
     )
     label: str | None = flags.flag("Names of several runs, like before,after (those of the folders).")
+    page: Path | None = flags.flag(
+        "Write instead a page with sliders into this file, as dpsim predict --page does, with what a sweep measured."
+    )
     trace: bool = flags.flag(
         "Write instead a step of a sweep, as measured and as predicted, as a Chrome trace for Perfetto "
         "(ui.perfetto.dev): of the setting that trains fastest on the most devices.",
@@ -78,7 +90,9 @@ def report(
     if not folders:
         raise ConfigError("FOLDER is missing", allowed=f"the folder of {_KINDS}", remedy="see dpsim report --help")
     _refuse_unused(given, step, several=len(folders) > 1)
-    if given.trace:
+    if given.page is not None:
+        _page(folders[0], given.page)
+    elif given.trace:
         _trace(folders[0], given, step)
     elif len(folders) > 1:
         _compare(folders, given)
@@ -92,18 +106,15 @@ def report(
 
 def _refuse_unused(given: ReportFlags, step: StepFlags, *, several: bool) -> None:
     """Raise ``ConfigError`` for flags that would change nothing."""
-    of_one, chosen = ("format", "check", "trace", "verbose"), step.values()
-    if several:
-        unused, where = [f"--{name}" for name in of_one if getattr(given, name)], "with several folders"
-    else:
-        unused, where = ["--label"] * (given.label is not None), "with one folder"
-    if not given.trace and chosen:
-        unused, where = [flags.flag_of(name) for name in chosen if name != "layout"], "without --trace"
-    elif given.trace and not several:
-        unused += [f"--{name}" for name in of_one if name != "trace" and getattr(given, name)]
-        where = "with --trace" if given.label is None else where
-    if unused:
-        raise ConfigError(f"{', '.join(unused)} {where}", remedy="leave it out: it would change nothing")
+    chosen = next((f"--{name}" for name in ("page", "trace", "check") if getattr(given, name)), "one folder")
+    answer = "several folders" if several else chosen
+    used = (*_USED[answer].split(), *(step.several if answer == "--trace" else ()))
+    if unused := [flags.flag_of(name) for name in (*given.given(), *step.given()) if name not in used]:
+        raise ConfigError(
+            f"{', '.join(unused)} with {answer}",
+            allowed=", ".join(map(flags.flag_of, used)),
+            remedy="leave it out: it would change nothing" + ", or add --trace" * bool(step.given()),
+        )
 
 
 def _write(folder: Path, given: ReportFlags) -> None:
@@ -198,6 +209,15 @@ def _trace(folder: Path, given: ReportFlags, step: StepFlags) -> None:
     kinds = {"predicted": "predicted from the same minutes" if same_minutes else "predicted"}
     print(f"{' and '.join(kinds.get(each.source, each.source) for each in timelines)}: {_describe(setting)}")
     print(f"trace file: {output}; open it at https://ui.perfetto.dev")
+
+
+def _page(folder: Path, page: Path) -> None:
+    from dpsim.codec import write_text
+    from dpsim.explore.studied import studied
+
+    flags.writable(page, "page", flag="--page", inputs=tuple(folder / f"{name}.json" for name in _RECORDS))
+    write_text(page, studied(folder))
+    print(f"Open  {page}")
 
 
 def _point(setting: Setting) -> dict[str, Any]:

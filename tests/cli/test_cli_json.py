@@ -130,24 +130,24 @@ def test_trace_of_a_setting_that_is_not_there_lists_those_that_are(dpsim: Dpsim,
     assert "network node" in err and "devices 2" in err
 
 
-def test_estimate(dpsim: Dpsim, tmp_path: Path) -> None:
+def test_profile_from_steps(dpsim: Dpsim, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text("devices,local_batch,step_s,overlap\n1,64,392ms,off\n2,64,511ms,off\n4,64,555ms,off\n")
     machines = EXPERIMENTS / "machines"
     workload, output = machines / "googlenet_k80.toml", tmp_path / "fitted"
-    shown = _object(
-        dpsim, "estimate", "--workload", workload, "--rows", rows, "--fusion-rule", "one", "--output", output
-    )
+    fit = ("profile", "--workload", workload, "--from-steps", rows)
+    shown = _object(dpsim, *fit, "--set", "fusion_rule=one", "--output", output)
     assert {number["name"] for number in shown["summary"]["numbers"]} == {"compute", "bandwidth"}
     assert all(abs(point["error"]) < 0.02 for point in shown["points"]) and len(shown["points"]) == 3
     files = ("--workload", output / "workload.json", "--machine", output / "machine.json")
     predicted = _object(dpsim, "predict", *files, "--devices", "4", "--local-batch", "64", "--overlap", "off")
     assert predicted["points"][0]["predicted_low_s"] < predicted["points"][0]["predicted_step_s"]
     of_tables = ("--machine", machines / "k80_10gbe.toml", "--free", "compute,loss")
-    told = _object(dpsim, "estimate", "--workload", workload, "--rows", rows, *of_tables, "--output", output)
+    told = _object(dpsim, *fit, *of_tables, "--output", output)
     assert [number["name"] for number in told["summary"]["numbers"]] == ["compute", "loss"]
-    row = ("--row", "devices=1,local_batch=32,step_s=20ms", "--row", "devices=8,local_batch=32,images_per_s=9000")
-    built_in = _object(dpsim, "estimate", "--model", "cnn", "--dataset", "digits", *row, "--output", output)
+    steps = ("devices=1,local_batch=32,step_s=20ms", "devices=8,local_batch=32,images_per_s=9000")
+    row = [word for step in steps for word in ("--from-steps", step)]
+    built_in = _object(dpsim, "profile", "--model", "cnn", "--dataset", "digits", *row, "--output", output)
     assert [point["devices"] for point in built_in["points"]] == [1, 8]
 
 

@@ -64,7 +64,6 @@ OWN_TESTS = {
     ),
     "report --check",
     *(f"reproduce --{flag}" for flag in ("torch-script", "torch-module", "bucket-cap", "script-may-write")),
-    *(f"estimate --{flag}" for flag in ("model", "dataset", "torch-script", "machine", "rows", "free", "row")),
     *(f"explain --{flag}" for flag in ("torch-script", "torch-module", "trace", "devices", "steps", "network")),
     *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
     *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),

@@ -11,6 +11,22 @@ from dpsim.cli import app, old_names
 
 Dpsim = Callable[..., tuple[int, str, str]]
 LINES = [
+    (
+        "estimate --rows a.csv --overlap off --fusion-threshold=1MiB --row devices=1,step_s=2s",
+        "dpsim profile --from-steps a.csv --set overlap=off --set fusion_threshold_bytes=1MiB"
+        " --from-steps devices=1,step_s=2s",
+    ),
+    ("machine list", "dpsim calibrate --list"),
+    ("machine show m.json --plot m.svg", "dpsim calibrate --show m.json --plot m.svg"),
+    ("machine compare old.json 'new 2.json' --json", "dpsim calibrate --compare 'old.json,new 2.json' --json"),
+    ("machine merge a.json b.json --output c.json", "dpsim calibrate --merge a.json,b.json --output c.json"),
+    (
+        "advise --workload w --machine m --devices 4 --all",
+        "dpsim predict --workload w --machine m --devices 4 --all --rank strategy",
+    ),
+    ("explore", "dpsim predict --page explore.html"),
+    ("explore --machine 25gbe --output 'my page.html'", "dpsim predict --machine 25gbe --page 'my page.html'"),
+    ("explore reports/strategies", "dpsim report reports/strategies --page explore.html"),
     ("compare a b --label one,two", "dpsim report a b --label one,two"),
     ("trace 'my sweep' --devices 2", "dpsim report 'my sweep' --devices 2 --trace"),
 ]

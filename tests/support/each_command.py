@@ -20,20 +20,12 @@ EACH = {
     "profile": "",
     "calibrate": "",
     "predict": f"{FILES} --devices 2,4",
-    "advise": f"{FILES} --devices 4",
     "tune": f"{FILES} --devices 4",
-    "explore": f"{FILES} --devices 4",
     "explain": "--measured 1:0.4s,16:0.6s --parameters 100000000",
-    "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
-    " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",
     "validate": f"--sets {EXAMPLE_SETS}",
     "bench allreduce": "--peers none --max 4KiB",
     "lab": "gradient-descent",
-    "machine list": "",
-    "machine show": f"{MACHINES}/k80_10gbe.toml",
-    "machine compare": f"{MACHINES}/k80_10gbe.toml {MACHINES}/k80_10gbe.toml",
-    "machine merge": f"{MACHINES}/k80_10gbe.toml {LOG.parent}/../ethernet_10gbit.toml --output merged.json",
     "launch slurm": "--devices 2 --dry-run train",
     "launch pbs": "--devices 2 --dry-run train",
     "sweep": f"{EXPERIMENTS}/sweeps/devices.toml",
@@ -43,10 +35,15 @@ EACH = {
     "sweep batch-norm": "",
 }
 """What a command needs besides the flag."""
+STEPS = (
+    f"--workload {MACHINES}/googlenet_k80.toml --from-steps devices=1,local_batch=64,step_s=392ms"
+    " --from-steps devices=2,local_batch=64,step_s=450ms,overlap=off"
+)
 _GLOBAL, _LOCAL = "64,128,256", "8,16,32"
 OF_COMMAND = {
-    "advise --memory": "16GiB",
-    "advise --measure": "--model mlp:8",
+    "predict --rank": "strategy --devices 4",
+    "predict --memory": "16GiB --rank strategy --devices 4",
+    "predict --all": "--rank strategy --devices 4",
     "tune --measure": "--model mlp:8",
     "tune --wait-until-quiet": "10m --measure --model mlp:8",
     "tune --local-batch": "64,128",
@@ -61,6 +58,15 @@ OF_COMMAND = {
     "calibrate --keep-outliers": f"--from {LOG}",
     "calibrate --out-of-place": f"--from {LOG.parent}/nccl.json",
     "calibrate --line-rate": f"25gbit --from {LOG}",
+    "calibrate --show": f"{MACHINES}/k80_10gbe.toml",
+    "calibrate --compare": f"{MACHINES}/k80_10gbe.toml,{MACHINES}/k80_10gbe.toml",
+    "calibrate --merge": f"{MACHINES}/k80_10gbe.toml,{MACHINES}/ethernet_10gbit.toml",
+    "calibrate --plot": f"drawn.svg --show {MACHINES}/k80_10gbe.toml",
+    "profile --from-steps": STEPS.partition("--from-steps ")[2] + f" --workload {MACHINES}/googlenet_k80.toml",
+    "profile --workload": STEPS.partition("--workload ")[2],
+    "profile --machine": f"{MACHINES}/k80_10gbe.toml --free compute {STEPS}",
+    "profile --set": f"overlap=off {STEPS}",
+    "profile --free": f"compute,bandwidth {STEPS}",
     "predict --find": "bucket",
     "predict --efficiency": "90% --find devices",
     "predict --speedup": "1.5 --find devices",
