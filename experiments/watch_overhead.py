@@ -1,4 +1,4 @@
-"""How much longer a training's step takes while ``dpsim watch`` observes it: observed and unobserved steps in turns.
+"""How much longer a training's step takes while ``dpsim explain`` observes it: observed and unobserved steps in turns.
 
 ``python -m dpsim.experiments.watch_overhead --pairs 8000`` trains a perceptron with DDP on two ranks of this machine.
 Of each two steps one is observed, the first or the second at random, so that what changes the machine's speed changes
@@ -19,7 +19,7 @@ from dpsim.launch.scratch import scratch
 from dpsim.study.statistics import median_interval
 
 _OBSERVED_STEPS = 30
-"""Those of a job that ``dpsim watch`` observes."""
+"""Those of a job that ``dpsim explain`` observes."""
 _JOB = """
 import glob, json, random, sys, time, torch
 import torch.distributed as dist

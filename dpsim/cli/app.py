@@ -63,7 +63,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     app = app or build()
     try:
         _check_utf8(arguments)
-        old_names.check(arguments, list(app))
+        arguments = old_names.current(arguments, list(app))
         code = app(flags.with_wait(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0

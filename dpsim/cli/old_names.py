@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Collection, Sequence
 
 from dpsim.errors import ConfigError
@@ -20,6 +21,7 @@ NEW_LINES = {
     "explore STUDY": "dpsim report {files} {rest} {page}",
     "lab": "python -m dpsim.lab {all}",
     "trace": "dpsim report {all} --trace",
+    "watch": "dpsim explain {all}",
     "validate": "python -m dpsim.validation {all}",
 }
 """By an old command the line in its place: ``all`` are its words, ``files`` the first of them by commas, ``rest`` the
@@ -36,16 +38,22 @@ _NEW_FLAGS = {
 """By an old command the new spelling of its flags; others are passed on as they were typed."""
 
 
-def check(arguments: Sequence[str], commands: Collection[str]) -> None:
-    """Raise ``ConfigError`` with the line to type today if ``arguments`` name an old command, and none of today's."""
+def current(arguments: Sequence[str], commands: Collection[str]) -> Sequence[str]:
+    """Return the words of a command line.
+
+    Raises ``ConfigError`` with the line to type today if they name an old command, and none of today's. A job that
+    ``watch`` starts runs, and the new line goes to stderr.
+    """
     words = 2 if " ".join(arguments[:2]) in NEW_LINES else 1
     old = " ".join(arguments[:words])
-    if old in NEW_LINES and arguments[0] not in commands:
-        raise ConfigError(
-            f"dpsim {old} has another name in this version",
-            allowed=", ".join(each for each in commands if not each.startswith("-")),
-            remedy=f"type: {_new_line(old, arguments[words:])}",
-        )
+    if old not in NEW_LINES or arguments[0] in commands:
+        return arguments
+    given, line = f"dpsim {old} has another name in this version", _new_line(old, arguments[words:])
+    if old == "watch":
+        print(f"dpsim: {given}: {line}", file=sys.stderr)
+        return ["explain", *arguments[1:]]
+    allowed = ", ".join(each for each in commands if not each.startswith("-"))
+    raise ConfigError(given, allowed=allowed, remedy=f"type: {line}")
 
 
 def _new_line(old: str, arguments: Sequence[str]) -> str:

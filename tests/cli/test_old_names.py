@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -38,6 +39,14 @@ def test_an_old_command_answers_with_the_line_to_type(old: str, new: str, dpsim:
     assert (code, out) == (2, "")
     assert "has another name in this version" in err and "allowed: " in err
     assert err.endswith(f"to do:   type: {new}\n")
+
+
+@pytest.mark.parametrize("command", ["explain", "watch"])
+def test_a_job_runs_to_its_own_exit_code_under_both_names(command: str, dpsim: Dpsim) -> None:
+    code, out, err = dpsim(command, "--steps", "9", "--", sys.executable, "-c", "raise SystemExit(7)")
+    assert (code, out) == (7, "") and "nothing was learned of the job" in err
+    line = f"another name in this version: dpsim explain --steps 9 -- {sys.executable} -c 'raise SystemExit(7)'"
+    assert (line in err) == (command == "watch")
 
 
 def test_every_new_line_begins_with_a_command_of_this_version() -> None:

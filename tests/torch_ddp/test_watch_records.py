@@ -10,7 +10,7 @@ import pytest
 from watched_ranks import a_rank
 
 from dpsim import codec
-from dpsim.cli.watch import said
+from dpsim.cli.job import said
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.watch_records import complete, paired, read
 from dpsim.torch_ddp.watched import WatchedRank

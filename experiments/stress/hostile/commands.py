@@ -33,7 +33,7 @@ _CODES = (0, 1, 2, 3, 130)
 """0: done; 1: a rank failed, or a check did; 2: a mistake that was explained; 3: of another model; 130: interrupted."""
 _A_PROCESS_EACH = 10
 """Each case of this number, and of commands that become another program, has a process of its own."""
-_PROGRAMS = ("launch", "watch")
+_PROGRAMS = ("launch", "explain")
 
 _PREDICT = "predict --workload w.toml --machine m.toml --devices 2,4 --global-batch 64"
 _COMMANDS = (
