@@ -77,7 +77,7 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
     [
         ("trian", "unknown command 'trian'", "did you mean 'train'?"),
         ("nonsense", "unknown command 'nonsense'", "allowed: bench, calibrate, doctor, explain"),
-        ("sweep fusion-treshold", "unknown command 'fusion-treshold'", "did you mean 'fusion-threshold'?"),
+        ("sweep fusion-treshold", "unknown question 'fusion-treshold'", "did you mean 'fusion-threshold'?"),
         ("train --modle cnn", "unknown flag '--modle'", "did you mean '--model'?"),
         ("train --xyzzy=3", "unknown flag '--xyzzy'", "--global-batch"),
         ("train --devices two", "--devices is 'two'", "allowed: a whole number"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from each_command import EACH, OF_COMMAND, STARTED, commands, started
+from each_command import EACH, OF_COMMAND, STARTED, commands, is_refused, started
 
 from dpsim.cli import app
 from dpsim.launch import jobs
@@ -60,7 +60,6 @@ OWN_TESTS = {
         "train --hostfile",
         "reproduce --against",
         "bench allreduce --peer-env",
-        "sweep --experiment",
     ),
     "report --check",
     *(f"reproduce --{flag}" for flag in ("torch-script", "torch-module", "bucket-cap", "script-may-write")),
@@ -89,7 +88,9 @@ def cases() -> Iterator[Any]:
     for command, application in commands(app.build()):
         for argument in application.assemble_argument_collection() if command not in LEFT_OUT else ():
             flag = argument.names[0]
-            if flag.startswith("--") and f"{command} {flag}" not in OWN_TESTS and flag not in EACH[command].split():
+            if not flag.startswith("--") or is_refused(command, flag):
+                continue
+            if f"{command} {flag}" not in OWN_TESTS and flag not in EACH[command].split():
                 yield pytest.param(command, f"{flag} {value(command, flag, argument.hint)}", id=f"{command} {flag}")
 
 

@@ -22,7 +22,7 @@ from dpsim.runtime import checkpoint
 
 Dpsim = Callable[..., tuple[int, str, str]]
 READ = {
-    *("--workload", "--machine", "--torch-script", "--from", "--experiment", "--hostfile", "--resume"),
+    *("--workload", "--machine", "--torch-script", "--from", "--hostfile", "--resume"),
     *("--against", "--submission", "--sets", "--outcomes", "--convergence"),
 }
 """Flags with a path that is read. Any other one is written."""

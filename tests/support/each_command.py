@@ -8,6 +8,8 @@ from pathlib import Path
 from cyclopts import App
 from published_files import EXPERIMENTS
 
+from dpsim.cli import flags, sweep
+
 STARTED = "the ranks would start here"
 MACHINES = EXPERIMENTS / "machines"
 EXAMPLE = Path(__file__).parents[2] / "reports" / "example"
@@ -28,7 +30,7 @@ EACH = {
     "lab": "gradient-descent",
     "launch slurm": "--devices 2 --dry-run train",
     "launch pbs": "--devices 2 --dry-run train",
-    "sweep": f"{EXPERIMENTS}/sweeps/devices.toml",
+    "sweep": f"{EXPERIMENTS}/sweeps/joint.toml",
     "sweep fusion-threshold": "",
     "sweep devices": "",
     "sweep local-batch": "",
@@ -83,14 +85,10 @@ OF_COMMAND = {
     "validate --submission": f"{EXAMPLE_SETS}/submission.json",
     "validate --outcomes": f"{EXAMPLE_SETS}/outcomes.json",
     "validate --predictions": "written.json",
-    "sweep fusion-threshold --experiment": f"{EXPERIMENTS}/sweeps/fusion_threshold.toml",
-    "sweep devices --experiment": f"{EXPERIMENTS}/sweeps/devices.toml",
     "sweep devices --local-batch": "16 --scaling weak",
-    "sweep local-batch --experiment": f"{EXPERIMENTS}/sweeps/local_batch.toml",
     "sweep local-batch --local-batch": _LOCAL,
     "sweep local-batch --global-batch": _GLOBAL,
     "sweep local-batch --scaling": f"strong --global-batch {_GLOBAL}",
-    "sweep batch-norm --experiment": f"{EXPERIMENTS}/sweeps/batch_norm.toml",
     "sweep batch-norm --batch-norm": "local,global",
     "sweep batch-norm --scaling": f"strong --global-batch {_GLOBAL}",
 }
@@ -98,11 +96,24 @@ OF_COMMAND = {
 
 
 def commands(application: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, App]]:
+    """Yield each command by its words, and ``sweep`` once more with each of its questions."""
     for word in application:
         if not word.startswith("-"):
             yield from commands(application[word], (*words, word))
     if words and application.default_command is not None:
         yield " ".join(words), application
+    if words == ("sweep",):
+        yield from ((f"sweep {question}", application) for question in sweep.QUESTIONS if question != "settings")
+
+
+def is_refused(command: str, flag: str) -> bool:
+    """Return whether a flag is one of other questions of a sweep than the command's."""
+    question = command.removeprefix("sweep").strip() or "settings"
+    of_questions = {
+        flags.flag_of(word.removesuffix("...")): word for text in sweep.QUESTIONS.values() for word in text.split()
+    }
+    own = sweep.QUESTIONS.get(question, "").replace("...", "").split()
+    return command.startswith("sweep") and flag in of_questions and of_questions[flag].removesuffix("...") not in own
 
 
 def started(*_: object, **__: object) -> None:
