@@ -64,7 +64,8 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     try:
         _check_utf8(arguments)
         arguments = old_names.current(arguments, list(app))
-        code = app(flags.with_wait(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+        words = flags.with_delimiter(flags.with_wait(arguments))
+        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except CycloptsError as error:

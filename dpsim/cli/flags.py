@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MOST_DIGITS = 18
 _SEVERAL = "..."
+DELIMITER = "--"
+"""What stands before the arguments of a script."""
 _WAIT, _WAIT_DEFAULT, _LEAST_WAIT_S = "--wait-until-quiet", "10m", 10.0
 WORDS = "\n\nWords and formulas: docs/glossary.md and docs/formulas.md of dpsim."
 """How the help of ``dpsim``, and of commands that predict, ends."""
@@ -303,6 +305,14 @@ def with_wait(arguments: Sequence[str]) -> list[str]:
     for number, word in enumerate(itertools.takewhile(lambda word: word != "--", arguments)):
         if word == _WAIT and not "".join(words[number + 1 : number + 2])[:1].isdecimal():
             words[number] = f"{_WAIT}={_WAIT_DEFAULT}"
+    return words
+
+
+def with_delimiter(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a ``sweep`` with ``--`` twice: the second is a word, and a script's arguments follow it."""
+    words = list(arguments)
+    if words[:1] == ["sweep"] and DELIMITER in words:
+        words.insert(words.index(DELIMITER), DELIMITER)
     return words
 
 

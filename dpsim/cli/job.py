@@ -94,7 +94,7 @@ def said(files: Sequence[Path]) -> str:
                 allowed="a job whose ranks are processes of this machine that read PYTHONPATH (not python -I or -E) and"
                 " wrap their model in it",
                 remedy="on processors Accelerate needs torchrun and Accelerator(cpu=True), and Hugging Face's Trainer"
-                " use_cpu=True, or each rank trains alone; dpsim profile, measure and reproduce take scripts with FSDP,"
+                " use_cpu=True, or each rank trains alone; dpsim profile, sweep and reproduce take scripts with FSDP,"
                 " by --torch-script",
             )
         ranks, left_out = paired(records)

@@ -20,12 +20,12 @@ NEW_LINES = {
     "explore": "dpsim predict {rest} {page}",
     "explore STUDY": "dpsim report {files} {rest} {page}",
     "lab": "python -m dpsim.lab {all}",
+    "measure": "dpsim sweep {all}",
     "trace": "dpsim report {all} --trace",
     "watch": "dpsim explain {all}",
     "validate": "python -m dpsim.validation {all}",
 }
-"""By an old command the line in its place: ``all`` are its words, ``files`` the first of them by commas, ``rest`` the
-others, and ``page`` the file of a page if none is named."""
+"""By an old command today's line: ``all`` its words, ``files`` the first ones by commas, ``rest`` the others."""
 _NEW_FLAGS = {
     "estimate": {"--rows": "--from-steps", "--row": "--from-steps"}
     | {
@@ -34,15 +34,15 @@ _NEW_FLAGS = {
     }
     | {"--fusion-threshold": "--set fusion_threshold_bytes=", "--wire-dtype": "--set wire_dtype="},
     "explore": {"--output": "--page"},
+    "measure": {"--bucket-cap": "--fusion-threshold", "--communication": "--algorithm"},
 }
 """By an old command the new spelling of its flags; others are passed on as they were typed."""
 
 
 def current(arguments: Sequence[str], commands: Collection[str]) -> Sequence[str]:
-    """Return the words of a command line.
+    """Return the words of a command line; those of ``watch``, whose job runs, as they are today, and say so.
 
-    Raises ``ConfigError`` with the line to type today if they name an old command, and none of today's. A job that
-    ``watch`` starts runs, and the new line goes to stderr.
+    Raises ``ConfigError`` with the line to type if they name another old command.
     """
     words = 2 if " ".join(arguments[:2]) in NEW_LINES else 1
     old = " ".join(arguments[:words])

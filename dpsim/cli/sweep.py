@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, script_sweep, show
 from dpsim.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -25,7 +25,14 @@ Examples:
     --network paced:1ms,200mbit --fusion-threshold inf
   dpsim sweep local-batch --devices 1,2 --local-batch 8,16,32,64
   dpsim sweep batch-norm --batch-norm local,global,group --local-batch 16
-  dpsim sweep ring-or-halving.toml --budget 60s{flags.WORDS}"""
+  dpsim sweep ring-or-halving.toml --budget 60s
+  dpsim sweep --torch-script train.py --devices 1,2 -- --batch-size 32
+  dpsim sweep --torch-script train.py --workload train.json --predict-only
+  dpsim sweep local-batch --torch-script train.py --local-batch 8,16,32
+  dpsim sweep --torch-script train.py --algorithm gloo,hook
+  dpsim sweep --torch-script train.py --strategy zero3 --devices 1,2
+  dpsim sweep --torch-script train.py --algorithm mpi
+    --network paced:200us,1gbit --runtime torch-ddp,dpsim{flags.WORDS}"""
 
 QUESTIONS = {
     "fusion-threshold": "global_batch fusion_threshold_bytes... overlap",
@@ -46,6 +53,7 @@ class SweepFlags(
 ):
     """The flags of what is compared, and of the run."""
 
+    devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4.")
     global_batch: str | None = flags.flag("Samples per step over all devices; some questions take a list.")
     local_batch: str | None = flags.flag(
         "Samples that a device has at once, under weak scaling; some questions take a list."
@@ -80,18 +88,18 @@ class SweepFlags(
 
 
 def sweep(
-    question: Annotated[
-        str | None,
+    *words: Annotated[
+        str,
         Parameter(
-            name="QUESTION",
+            name=("QUESTION", "ARGUMENTS"),
             help="fusion-threshold, devices, local-batch, batch-norm, or a file (.toml) that declares any grid of "
-            "settings, as docs/grid.md explains.",
+            "settings, as docs/grid.md explains; of a script, fusion-threshold or local-batch, or none; and its "
+            "arguments after --.",
         ),
-    ] = None,
-    /,
-    *,
+    ],
     given: SweepFlags,
     leaves: flags.LeafFlags,
+    script: script_sweep.ScriptFlags,
 ) -> int:
     """Predict, measure and compare over a range of settings.
 
@@ -104,12 +112,20 @@ def sweep(
     down. Then all settings are measured, in random order and in turns with
     more of both, from which they are predicted once more; that is scored. The
     page to open is index.html in the report's folder. Exits with 1 where bits
-    that should be the same differ.
+    that should be the same differ. After an interruption the same command goes
+    on where it stopped.
+
+    With --torch-script your own PyTorch script trains under DDP or FSDP,
+    unchanged, on ranks of this machine.
     """
     from dpsim.harness.sweep.sweep import declared
     from dpsim.records.sweep import read_experiment
 
     known = [name for name in QUESTIONS if name != "settings"]
+    question, arguments = _split(words, with_script=script.is_named())
+    if script.is_named():
+        script_sweep.measure(question, given, script, [*leaves.given()], arguments)
+        return 0
     if question is None:
         from dpsim.cli.app import build
 
@@ -131,6 +147,16 @@ def sweep(
         wait=given.wait_until_quiet,
     )
     return 1 if comparison.identical is False else 0
+
+
+def _split(words: tuple[str, ...], *, with_script: bool) -> tuple[str | None, tuple[str, ...]]:
+    """Return the question, and the arguments of a script, which follow ``--``. Raises ``ConfigError``."""
+    end = words.index(flags.DELIMITER) if flags.DELIMITER in words else len(words)
+    arguments = words[end + 1 :]
+    excess = words[1:end] if with_script else (*words[1:end], *arguments)
+    if excess:
+        raise ConfigError(f"{' '.join(excess)!r} is more than this command takes", allowed="one question, and flags")
+    return next(iter(words[:end]), None), arguments
 
 
 def _changed(base: Experiment, given: SweepFlags, leaves: flags.LeafFlags) -> Experiment:

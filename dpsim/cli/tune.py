@@ -78,8 +78,8 @@ def tune(
 ) -> None:
     """Say which bucket cap, batch, accumulation and devices to use, and the line to paste.
 
-    A script is profiled and calibrated here, as dpsim measure does; or files
-    are given. Each gain over the default has the 90% interval of the difference.
+    A script is profiled and calibrated here, as dpsim sweep does; or files are
+    given. Each gain over the default has the 90% interval of the difference.
     """
     from dpsim import workload as workloads
     from dpsim.report import tuning as report

@@ -202,7 +202,7 @@ def _refuse_hook(*_: Any, **__: Any) -> None:
 
 def _not_by_hook(given: str, allowed: str) -> Refused:
     """What ends a script that gloo can train, and a hook over MPI cannot."""
-    return Refused(ConfigError(given, allowed=allowed, remedy="measure this script with --communication gloo"))
+    return Refused(ConfigError(given, allowed=allowed, remedy="measure this script with --algorithm gloo"))
 
 
 def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None:

@@ -14,7 +14,7 @@ from dpsim.launch import jobs
 from dpsim.study import other_processes
 
 Dpsim = Callable[..., tuple[int, str, str]]
-LEFT_OUT = ("doctor", "launch local", "measure")
+LEFT_OUT = ("doctor", "launch local")
 """Commands that run what they check or start, or need PyTorch: they have tests of their own."""
 VALUES = {
     "--model": "cnn",

@@ -26,7 +26,7 @@ READ = {
     *("--against", "--submission", "--sets", "--outcomes", "--convergence"),
 }
 """Flags with a path that is read. Any other one is written."""
-NEEDED = {"measure": "--torch-script train.py", "doctor": "--tune"}
+NEEDED = {"doctor": "--tune"}
 FOREIGN = {
     "index.html": b"<!doctype html><title>my page about dpsim</title>",
     "report.md": b"# My report on dpsim\n",

@@ -28,6 +28,11 @@ LINES = [
     ("explore", "dpsim predict --page explore.html"),
     ("explore --machine 25gbe --output 'my page.html'", "dpsim predict --machine 25gbe --page 'my page.html'"),
     ("explore reports/strategies", "dpsim report reports/strategies --page explore.html"),
+    (
+        "measure --torch-script t.py --bucket-cap=0,inf --communication gloo -- --bucket-cap 3",
+        "dpsim sweep --torch-script t.py --fusion-threshold=0,inf --algorithm gloo -- --bucket-cap 3",
+    ),
+    ("launch slurm --devices 2 -- trace x", "dpsim report x --trace"),
     ("compare a b --label one,two", "dpsim report a b --label one,two"),
     ("trace 'my sweep' --devices 2", "dpsim report 'my sweep' --devices 2 --trace"),
 ]

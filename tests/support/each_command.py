@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 from cyclopts import App
 from published_files import EXPERIMENTS
 
-from dpsim.cli import flags, sweep
+from dpsim.cli import flags, script_sweep, sweep
 
 STARTED = "the ranks would start here"
 MACHINES = EXPERIMENTS / "machines"
@@ -107,13 +108,14 @@ def commands(application: App, words: tuple[str, ...] = ()) -> Iterator[tuple[st
 
 
 def is_refused(command: str, flag: str) -> bool:
-    """Return whether a flag is one of other questions of a sweep than the command's."""
-    question = command.removeprefix("sweep").strip() or "settings"
-    of_questions = {
-        flags.flag_of(word.removesuffix("...")): word for text in sweep.QUESTIONS.values() for word in text.split()
+    """Return whether a flag is one of a script, or of another question of a sweep than the command's."""
+    name, _, question = command.partition(" ")
+    of = {
+        each: [flags.flag_of(word.removesuffix("...")) for word in sweep.QUESTIONS[each].split()]
+        for each in sweep.QUESTIONS
     }
-    own = sweep.QUESTIONS.get(question, "").replace("...", "").split()
-    return command.startswith("sweep") and flag in of_questions and of_questions[flag].removesuffix("...") not in own
+    of["script"] = [flags.flag_of(word) for word in inspect.get_annotations(script_sweep.ScriptFlags)]
+    return name == "sweep" and flag not in of[question or "settings"] and any(flag in each for each in of.values())
 
 
 def started(*_: object, **__: object) -> None:

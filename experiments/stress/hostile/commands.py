@@ -66,7 +66,7 @@ _COMMANDS = (
     "validate --sets sets --output out --workers 1",
     "validate --sets sets --submission sets/submission.json --json",
     "lab gradient-descent --output class",
-    "measure --torch-script missing.py --devices 2 --output m",
+    "sweep --torch-script missing.py --devices 2 --output m",
     "doctor --help",
     "--version",
 )

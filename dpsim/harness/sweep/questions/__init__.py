@@ -56,7 +56,7 @@ def completed(experiment: Experiment) -> Experiment:
         raise ConfigError(
             f"a sweep with the runtime {', '.join(sorted(others)) or 'of ' + experiment.script}",
             allowed="dpsim",
-            remedy="measure a PyTorch script under DDP with dpsim measure --torch-script",
+            remedy="measure a PyTorch script under DDP with dpsim sweep --torch-script",
         )
     completed = QUESTIONS.find(experiment.question).completed(experiment)
     if completed.measures_drift:
