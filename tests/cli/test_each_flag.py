@@ -61,7 +61,7 @@ OWN_TESTS = {
         "reproduce --against",
         "bench allreduce --peer-env",
     ),
-    "report --check",
+    *("report --check", "report --page"),
     *(f"reproduce --{flag}" for flag in ("torch-script", "torch-module", "bucket-cap", "script-may-write")),
     *(f"explain --{flag}" for flag in ("torch-script", "torch-module", "trace", "devices", "steps", "network")),
     *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),

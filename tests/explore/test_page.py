@@ -126,6 +126,9 @@ def test_the_command_writes_a_page_and_refuses_to_replace_another_file(
     named.write_bytes(EXAMPLE_WORKLOAD.read_bytes())
     assert run(["predict", "--workload", named.name, "--page", "named.html"]) == 0
     assert "--workload 'a b;touch pwned.toml' --machine" in (tmp_path / "named.html").read_text(encoding="utf-8")
+    study = tmp_path / "study.html"
+    assert run(["report", str(ROOT / "reports" / "example"), "--page", str(study)]) == 0
+    assert study.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert run(["report", "no-study", "--page", "explore.html"]) == 2
     assert run([*written, "--json"]) == 2
     assert "Traceback" not in capsys.readouterr().err

@@ -22,7 +22,7 @@ EACH = {
     "reproduce": "",
     "profile": "",
     "calibrate": "",
-    "predict": f"{FILES} --devices 2,4",
+    "predict": f"{FILES} --devices 4",
     "tune": f"{FILES} --devices 4",
     "explain": "--measured 1:0.4s,16:0.6s --parameters 100000000",
     "report": f"{EXAMPLE} --output again",
@@ -44,9 +44,9 @@ STEPS = (
 )
 _GLOBAL, _LOCAL = "64,128,256", "8,16,32"
 OF_COMMAND = {
-    "predict --rank": "strategy --devices 4",
-    "predict --memory": "16GiB --rank strategy --devices 4",
-    "predict --all": "--rank strategy --devices 4",
+    "predict --rank": "strategy",
+    "predict --memory": "16GiB --rank strategy",
+    "predict --all": "--rank strategy",
     "tune --measure": "--model mlp:8",
     "tune --wait-until-quiet": "10m --measure --model mlp:8",
     "tune --local-batch": "64,128",
