@@ -39,9 +39,9 @@ QUESTIONS = {
     "devices": "global_batch local_batch scaling fusion_threshold_bytes overlap batch_norm reproducible leaves steps",
     "local-batch": "local_batch... global_batch... scaling fusion_threshold_bytes overlap batch_norm target_loss",
     "batch-norm": "batch_norm... local_batch... global_batch... scaling overlap seeds epochs",
-    "settings": "global_batch",
 }
-"""By question the flags that it has beside those of all, and whether each takes a list."""
+"""By question the flags that it has beside those of all, and whether each takes a list; others have ``_OF_A_GRID``."""
+_OF_A_GRID = "global_batch"
 _OF_ALL = "model dataset devices fusion_rule algorithm network compute seed wire_dtype compute_dtype"
 _OF_A_RUN = "budget wait_until_quiet output json verbose"
 
@@ -121,7 +121,6 @@ def sweep(
     from dpsim.harness.sweep.sweep import declared
     from dpsim.records.sweep import read_experiment
 
-    known = [name for name in QUESTIONS if name != "settings"]
     question, arguments = _split(words, with_script=script.is_named())
     if script.is_named():
         script_sweep.measure(question, given, script, [*leaves.given()], arguments)
@@ -131,9 +130,9 @@ def sweep(
 
         build()["sweep"].help_print([])
         return 0
-    file = None if question in known else Path(question)
+    file = None if question in QUESTIONS else Path(question)
     if file is not None and not file.suffix and not file.exists():
-        raise unknown("question", question, known, remedy="or give a file that declares a sweep")
+        raise unknown("question", question, QUESTIONS, remedy="or give a file that declares a sweep")
     flags.writable(given.output, folders=("sweep",), inputs=(file,))
     base = declared(question.replace("-", "_")) if file is None else read_experiment(file)
     experiment = _changed(base, given, leaves)
@@ -178,7 +177,7 @@ def _changed(base: Experiment, given: SweepFlags, leaves: flags.LeafFlags) -> Ex
         if given.steps is not None:
             check_steps(given.steps)
             values["steps"] = given.steps
-    elif "scaling" in QUESTIONS[question]:
+    elif question in QUESTIONS and "scaling" in QUESTIONS[question]:
         values |= _batches(base, given.scaling, values)
     if isinstance(values.get("fusion_threshold_bytes"), float):
         values["fusion_threshold_bytes"] = (values["fusion_threshold_bytes"],)
@@ -194,7 +193,7 @@ def _changed(base: Experiment, given: SweepFlags, leaves: flags.LeafFlags) -> Ex
 
 def _values(question: str, given: SweepFlags, leaves: flags.LeafFlags) -> dict[str, Any]:
     """Return the fields that the flags set, one value where the question takes no list. Raises ``ConfigError``."""
-    words = QUESTIONS[question].split()
+    words = QUESTIONS.get(question, _OF_A_GRID).split()
     of_question = {word.removesuffix("..."): word.endswith("...") for word in words}
     used = (*_OF_ALL.split(), *of_question, *_OF_A_RUN.split())
     if unused := [flags.flag_of(name) for name in (*given.given(), *leaves.given()) if name not in used]:

@@ -104,7 +104,7 @@ def commands(application: App, words: tuple[str, ...] = ()) -> Iterator[tuple[st
     if words and application.default_command is not None:
         yield " ".join(words), application
     if words == ("sweep",):
-        yield from ((f"sweep {question}", application) for question in sweep.QUESTIONS if question != "settings")
+        yield from ((f"sweep {question}", application) for question in sweep.QUESTIONS)
 
 
 def is_refused(command: str, flag: str) -> bool:
@@ -115,7 +115,11 @@ def is_refused(command: str, flag: str) -> bool:
         for each in sweep.QUESTIONS
     }
     of["script"] = [flags.flag_of(word) for word in inspect.get_annotations(script_sweep.ScriptFlags)]
-    return name == "sweep" and flag not in of[question or "settings"] and any(flag in each for each in of.values())
+    return (
+        name == "sweep"
+        and flag not in of.get(question, ["--global-batch"])
+        and any(flag in each for each in of.values())
+    )
 
 
 def started(*_: object, **__: object) -> None:
