@@ -31,7 +31,7 @@ EACH = {
     "lab": "gradient-descent",
     "launch slurm": "--devices 2 --dry-run train",
     "launch pbs": "--devices 2 --dry-run train",
-    "sweep": f"{EXPERIMENTS}/sweeps/joint.toml",
+    "sweep": f"{EXPERIMENTS}/sweeps/algorithms.toml",
     "sweep fusion-threshold": "",
     "sweep devices": "",
     "sweep local-batch": "",
