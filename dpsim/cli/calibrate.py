@@ -28,6 +28,11 @@ Examples:
   dpsim calibrate --list
   dpsim calibrate --show cluster.json --plot cluster.svg
   dpsim calibrate --merge two.json,four.json --output cluster.json"""
+SHOWN = (
+    "--network --devices --algorithm --budget --output --json --from --line-rate --list --show --compare "
+    "--merge --plot --verbose"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class CollectiveFlags(

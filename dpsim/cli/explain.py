@@ -27,6 +27,11 @@ Examples:
     --measured 1x8:240/s,2x8:160/s
   dpsim explain --workload w.json --network-log all_reduce_perf.txt
     --measured 1:0.40s,16:0.61s{flags.WORDS}"""
+SHOWN = (
+    "--torch-script --trace --devices --steps --network --json --measured --workload --parameters "
+    "--machine --network-log --local-batch --global-batch"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class ScriptFlags(flags.Flags, of="torch_script torch_module network"):

@@ -234,15 +234,37 @@ def group(name: str, help: str, examples: str) -> App:
     return App(name=name, help=help, help_format="plaintext", help_epilogue=examples)
 
 
-def command(app: App, function: Callable[..., Any], examples: str | None = None, name: str | None = None) -> None:
-    """Add a command to ``app``, its default one without ``examples``. Each parameter of ``Flags`` may be left out."""
+def command(app: App, function: Callable[..., Any], examples: str, *, shown: str | None = None) -> None:
+    """Add a command to ``app``; its help has the flags ``shown``, or all. A parameter of ``Flags`` may be left out."""
     kinds = inspect.get_annotations(function, eval_str=True)
     absent = {name: kind() for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Flags)}
     function.__kwdefaults__ = absent | (function.__kwdefaults__ or {})
-    if examples is None:
-        app.default(function)
+    if shown is None:
+        app.command(function, help_epilogue=examples)
     else:
-        app.command(function, name=name, help_epilogue=examples)
+        more = f"dpsim {function.__name__} --help-all shows all flags.\n\n"
+        app.command(function, help_epilogue=more + examples, help_formatter=_SomeFlags(shown.split()))
+
+
+class _SomeFlags:
+    """What draws a help page with the flags ``shown`` alone."""
+
+    def __init__(self, shown: Sequence[str]) -> None:
+        self.shown = {*shown}
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        from cyclopts.help import DefaultFormatter
+
+        if panel.format == "parameter":
+            entries = [each for each in panel.entries if not each.positive_names or {*each.positive_names} & self.shown]
+            panel = panel.copy(entries=entries)
+        if panel.entries:
+            DefaultFormatter()(console, options, panel)
+
+    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
+        from cyclopts.help import DefaultFormatter
+
+        DefaultFormatter().render_usage(console, options, usage)
 
 
 def listed(flag: str, text: str | None, read: Callable[[str], T]) -> tuple[T, ...] | None:

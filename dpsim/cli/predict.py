@@ -30,6 +30,11 @@ Examples:
   dpsim predict --workload w.json --machine m.json --devices 8
     --rank strategy --memory 16GiB --optimizer adamw
   dpsim predict --workload w.json --machine 25gbe --page meeting.html{flags.WORDS}"""
+SHOWN = (
+    "--workload --machine --devices --global-batch --local-batch --fusion-rule --fusion-threshold "
+    "--algorithm --strategy --find --efficiency --rank --memory --page --json"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 _HELP = "see dpsim predict --help"

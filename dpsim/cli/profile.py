@@ -25,6 +25,11 @@ Examples:
   dpsim profile --workload resnet50.toml --from-steps published.csv
   dpsim profile --model cnn --from-steps devices=1,local_batch=32,step_s=20ms
     --from-steps devices=8,local_batch=32,images_per_s=9000"""
+SHOWN = (
+    "--model --dataset --local-batch --torch-script --torch-module --torch --from --devices --output "
+    "--json --from-steps --workload --machine --free"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class ModelFlags(flags.Flags, of="model dataset local_batch... seed optimizer compute_dtype"):

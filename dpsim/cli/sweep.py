@@ -33,6 +33,11 @@ Examples:
   dpsim sweep --torch-script train.py --strategy zero3 --devices 1,2
   dpsim sweep --torch-script train.py --algorithm mpi
     --network paced:200us,1gbit --runtime torch-ddp,dpsim{flags.WORDS}"""
+SHOWN = (
+    "--model --dataset --devices --global-batch --local-batch --fusion-threshold --algorithm --batch-norm "
+    "--network --compute --budget --output --json --torch-script --accumulate"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 QUESTIONS = {
     "fusion-threshold": "global_batch fusion_threshold_bytes... overlap",
