@@ -78,7 +78,7 @@ _REFUSALS = (
     "sweep fusion-threshold --strategy zero1 --fusion-rule horovod",
     "reproduce --devices 2 --compute-dtype float8",
     "report nowhere",
-    "machine show experiments/machines/googlenet_k80.toml",
+    "calibrate --show experiments/machines/googlenet_k80.toml",
     "bench allreduce --peers nonsense",
 )
 _TRAININGS = (
@@ -169,11 +169,11 @@ def pages(folder: Path, *, figures: bool) -> dict[str, str]:
 def help_pages(shown: Callable[[str], str]) -> dict[str, str]:
     """Return the help of every command by its line; ``shown`` runs a line and returns what it prints."""
     texts: dict[str, str] = {}
-    waiting = ["--help"]
+    waiting = ["--help-all"]
     while waiting:
         texts |= {line: shown(line) for line in waiting}
         waiting = [
-            f"{line.removesuffix('--help')}{name} --help"
+            f"{line.removesuffix('--help-all')}{name} --help-all"
             for line in waiting
             for box in re.findall(r"╭─ Commands.*?╰", texts[line], re.DOTALL)
             for name in re.findall(r"^│ ([^-\s]\S*) ", box, re.MULTILINE)

@@ -149,4 +149,4 @@ def test_a_group_is_named_by_its_network_and_runtime() -> None:
 def test_a_sweep_does_not_train_by_another_runtime() -> None:
     with pytest.raises(ConfigError, match="torch-ddp-gloo") as refused:
         completed(Experiment(question="fusion-threshold", base=GLOO))
-    assert "dpsim measure" in refused.value.remedy
+    assert "dpsim sweep --torch-script" in refused.value.remedy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from types import FrameType
 from cyclopts import App, CycloptsError
 
 from dpsim import installation
-from dpsim.cli import commands, flags
+from dpsim.cli import commands, flags, old_names
 from dpsim.cli.mistakes import as_dpsim_error
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.launch import jobs, rank_info, rank_process
@@ -24,11 +25,16 @@ Examples:
   dpsim train --model cnn --devices 2 --global-batch 64 --epochs 5
   dpsim predict --workload w.json --machine m.json --devices 8 --global-batch 64
 
-dpsim COMMAND --help explains a command."""
+dpsim COMMAND --help explains a command, and --help-all has all of its flags."""
+
+_EVERY_FLAG = "--help-all"
 
 
-def build() -> App:
-    """The application. Its commands import what they need when they run, so that building it is fast."""
+def build(*, every_flag: bool = True) -> App:
+    """The application, whose help shows every flag, or those that a command names in ``SHOWN``.
+
+    Its commands import what they need when they run, so that building it is fast.
+    """
     app = App(
         name="dpsim",
         help="Data-parallel training, predicted and measured in the same run.",
@@ -41,7 +47,8 @@ def build() -> App:
         if hasattr(module, "group"):
             app.command(module.group())
         else:
-            flags.command(app, getattr(module, name), module.EXAMPLES)
+            shown = None if every_flag else getattr(module, "SHOWN", None)
+            flags.command(app, getattr(module, name), module.EXAMPLES, shown=shown)
     app.register_install_completion_command(help="Install completion for your shell.", help_epilogue="")
     return app
 
@@ -73,10 +80,15 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     _unwind_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack some characters of a report
         sys.stdout.reconfigure(errors="replace")
-    app = app or build()
+    options = itertools.takewhile(lambda word: word != flags.DELIMITER, arguments)
+    every_flag = _EVERY_FLAG in options
+    app = app or build(every_flag=every_flag)
     try:
         _check_utf8(arguments)
-        code = app(flags.with_wait(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+        arguments = old_names.current(arguments, list(app))
+        words = flags.with_delimiter(flags.with_wait(arguments))
+        words = ["--help" if every_flag and word == _EVERY_FLAG else word for word in words]
+        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except CycloptsError as error:

@@ -1,4 +1,4 @@
-"""``dpsim calibrate``: write a machine file, measured on this machine or imported from benchmark outputs."""
+"""``dpsim calibrate``: a machine file, measured here or imported; and what machine files hold."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.cli import flags, show
-from dpsim.cli.machine import bus_bandwidth, inside_a_node, link_sentence, print_tables, print_times
+from dpsim.cli import flags, machine_files, show
+from dpsim.cli.machine_files import bus_bandwidth, inside_a_node, link_sentence, print_tables, print_times
 from dpsim.errors import ConfigError
 from dpsim.registry import listed
 from dpsim.units import parse_bandwidth
@@ -24,7 +24,15 @@ Examples:
     --algorithm ring,hierarchical
   dpsim calibrate --from allreduce.txt --line-rate 25gbit --output cluster.json
   dpsim calibrate --from osu_2.txt,osu_4.txt --devices 2,4
-  srun -l osu_allreduce | dpsim calibrate --from - --devices 8"""
+  srun -l osu_allreduce | dpsim calibrate --from - --devices 8
+  dpsim calibrate --list
+  dpsim calibrate --show cluster.json --plot cluster.svg
+  dpsim calibrate --merge two.json,four.json --output cluster.json"""
+SHOWN = (
+    "--network --devices --algorithm --budget --output --json --from --line-rate --list --show --compare "
+    "--merge --plot --verbose"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class CollectiveFlags(
@@ -64,8 +72,55 @@ class CollectiveFlags(
     verbose: bool = flags.flag("Show the time of every size too.", default=False)
 
 
-def calibrate(*, of: CollectiveFlags) -> None:
+class FileFlags(flags.Flags, group="Machines that are there; nothing is measured"):
+    """The flags of what is done with machine files; each stands for a calibration."""
+
+    list_: bool = flags.flag(
+        "List the links and machines that --machine takes by name; a+b is a inside nodes and b between them.",
+        name="--list",
+        default=False,
+    )
+    show: str | None = flags.flag("Show a machine file, or a machine of --list with its source.")
+    compare: str | None = flags.flag("Compare machine files with the first: FILE,FILE.")
+    merge: str | None = flags.flag(
+        "Merge the tables of machine files into --output; its link is fitted to all: FILE,FILE."
+    )
+    plot: Path | None = flags.flag("With --show, --compare: draw the times of all tables into this file, .svg or .png.")
+
+    def chosen(self) -> list[str]:
+        """Return the flags that stand for a calibration. Raises ``ConfigError`` for a plot of none."""
+        chosen = [f"--{name.strip('_')}" for name in ("list_", "show", "compare", "merge") if getattr(self, name)]
+        if self.plot is not None and chosen not in (["--show"], ["--compare"]):
+            raise ConfigError("--plot", allowed="--plot with --show or --compare", remedy="leave --plot out")
+        return chosen
+
+
+def calibrate(*, of: CollectiveFlags, files: FileFlags) -> None:
     """Measure the allreduces of this machine, or import measurements; writes a machine file."""
+    if chosen := files.chosen():
+        _of_files(of, files, chosen)
+    else:
+        _calibrate(of)
+
+
+def _of_files(of: CollectiveFlags, files: FileFlags, chosen: list[str]) -> None:
+    """List, show, compare or merge machines."""
+    used = ("json", "output") if files.merge is not None else ("json",)
+    unused = [flags.flag_of(name.strip("_")) for name in of.given() if name not in used]
+    if names := [*chosen[1:], *unused]:
+        remedy = f"leave {', '.join(names)} out: nothing is measured or imported"
+        raise ConfigError(f"{', '.join(names)} with {chosen[0]}", remedy=remedy)
+    if files.list_:
+        machine_files.list_machines(json=of.json)
+    elif files.show is not None:
+        machine_files.show_machine(Path(files.show), files.plot, json=of.json)
+    elif files.compare is not None:
+        machine_files.compare(flags.listed("--compare", files.compare, Path) or (), files.plot, json=of.json)
+    else:
+        machine_files.merge(flags.listed("--merge", files.merge, Path) or (), of.output, json=of.json)
+
+
+def _calibrate(of: CollectiveFlags) -> None:
     from dpsim import codec
     from dpsim.harness.machines import points as points_of
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, job, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = f"""\
 Examples:
+  dpsim explain -- torchrun --nproc-per-node 2 train.py --batch-size 64
   dpsim explain --torch-script train.py --devices 2 -- --batch-size 32
   dpsim explain --trace rank0.pt.trace.json.gz,rank1.pt.trace.json.gz
   dpsim explain --parameters 125000000 --measured 1:0.40s,16:0.61s
@@ -25,6 +27,11 @@ Examples:
     --measured 1x8:240/s,2x8:160/s
   dpsim explain --workload w.json --network-log all_reduce_perf.txt
     --measured 1:0.40s,16:0.61s{flags.WORDS}"""
+SHOWN = (
+    "--torch-script --trace --devices --steps --network --json --measured --workload --parameters "
+    "--machine --network-log --local-batch --global-batch"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class ScriptFlags(flags.Flags, of="torch_script torch_module network"):
@@ -34,7 +41,9 @@ class ScriptFlags(flags.Flags, of="torch_script torch_module network"):
     torch_module: flags.TorchModule = None
     trace: str | None = flags.flag("Traces that PyTorch's profiler made of the ranks of a DDP training: FILE,FILE.")
     devices: int | None = flags.flag("With a script: ranks, all on this machine (2).")
-    steps: int | None = flags.flag("With a script: training steps to observe; then it is ended (40).")
+    steps: int | None = flags.flag(
+        "With a script: training steps to observe; then it is ended (40). Of a job: steps after the first ones (30)."
+    )
     network: str | None = flags.flag(
         "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
     )
@@ -60,14 +69,25 @@ class StepFlags(flags.Flags, of="local_batch global_batch accumulate strategy wi
 
 
 def explain(
-    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
+    *arguments: Annotated[
+        str,
+        Parameter(
+            name="ARGUMENTS",
+            help="Arguments of the script, after --; or without a script the command of a job, which is started.",
+        ),
+    ],
     script: ScriptFlags,
     of: StepFlags,
-) -> None:
+) -> int:
     """Say where each millisecond of a training step goes, its cause first, and what each remedy would gain.
 
     The parts add up to the measured step. What nothing explains is one of
     them.
+
+    With a command and without other flags than --steps, a job of your own with
+    DistributedDataParallel is started, and trains to its end as it would
+    without dpsim. Its exit code is that of the command. What is said goes to
+    stderr.
     """
     from dpsim import codec
     from dpsim.report import explain as report
@@ -75,14 +95,16 @@ def explain(
     sources = flags.provided(
         torch_script=script.torch_script, torch_module=script.torch_module, trace=script.trace, measured=of.measured
     )
+    if not sources and arguments:
+        _refuse([*script.given(), *of.given()], ("steps",), "a command and no script")
+        return job.explain(arguments, job.STEPS if script.steps is None else script.steps)
     if len(sources) != 1:
         given = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
-        allowed = "one of --torch-script, --torch-module, --trace and --measured"
+        allowed = "one of --torch-script, --torch-module, --trace and --measured, or a command after --"
         raise ConfigError(given or "nothing to explain", allowed=allowed)
     (source,) = sources
-    _refuse(script if source in ("trace", "measured") else of, (source, "json"), source)
-    if source == "trace":
-        _refuse(of, ("json",), source)
+    unused = (script if source in ("trace", "measured") else of).given() | (of.given() if source == "trace" else {})
+    _refuse(unused, (source, "json"), flags.flag_of(source))
     if of.measured is not None:
         explained = _steps(of, of.measured)
     elif script.trace is not None:
@@ -92,7 +114,7 @@ def explain(
     if of.json:
         points = [codec.to_builtins(part) for part in explained.parts]
         show.print_json("explain", points, codec.to_builtins(report.summary(explained)))
-        return
+        return 0
     print(report.cause(explained))
     title = f"{explained.name} on {explained.devices}, by {explained.method}"
     show.table(report.columns(explained), explained.parts, title=title)
@@ -100,14 +122,13 @@ def explain(
         print(line)
     for note in explained.notes:
         print(f"Note: {note}.")
+    return 0
 
 
-def _refuse(unused: flags.Flags, used: tuple[str, ...], source: str) -> None:
+def _refuse(given: Iterable[str], used: tuple[str, ...], source: str) -> None:
     """Raise ``ConfigError`` for flags that the source of the explanation has no use for."""
-    given = [name for name, value in vars(unused).items() if value is not None and name not in used]
-    if given:
-        words = ", ".join(f"--{name.removesuffix('_bytes').replace('_', '-')}" for name in given)
-        raise ConfigError(f"{words} with --{source.replace('_', '-')}", remedy="leave it out: it would change nothing")
+    if unused := [flags.flag_of(name) for name in given if name not in used]:
+        raise ConfigError(f"{', '.join(unused)} with {source}", remedy="leave it out: it would change nothing")
 
 
 def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:

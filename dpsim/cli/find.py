@@ -59,13 +59,13 @@ class Found(NamedTuple):
     notes: Sequence[str]
 
 
-def refuse_beside(given: Mapping[str, object]) -> None:
-    """Refuse flags that have no meaning beside ``--find``. Raises ``ConfigError``."""
+def refuse_beside(question: str, given: Mapping[str, object]) -> None:
+    """Refuse flags that have no meaning beside another one. Raises ``ConfigError``."""
     from dpsim.errors import ConfigError
 
     for flag, value in given.items():
         if value is not None:
-            raise ConfigError(f"--find and {flag}", allowed="one of the two", remedy=f"leave {flag} out")
+            raise ConfigError(f"{question} and {flag}", allowed="one of the two", remedy=f"leave {flag} out")
 
 
 def answers(
@@ -110,7 +110,7 @@ def _answer(
     if target is not None:
         asked |= {"goal": target.goal, "target": target.value}
     if target is None or quantity == "bucket":
-        refuse_beside({"--fusion-threshold": thresholds or None})
+        refuse_beside("--find", {"--fusion-threshold": thresholds or None})
         best = best_bucket(workload, machine, devices, rule, prepare, **settings)
         record = asked | {"value": best.point["fusion_threshold_bytes"], "value_low": best.alike[0]}
         record |= {"value_high": best.alike[1], "default_step_s": best.default_step_s}

@@ -7,9 +7,9 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar, cast, dataclass_transform, get_args
 
 from cyclopts import App, Parameter
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MOST_DIGITS = 18
 _SEVERAL = "..."
+DELIMITER = "--"
+"""What stands before the arguments of a script."""
 _WAIT, _WAIT_DEFAULT, _LEAST_WAIT_S = "--wait-until-quiet", "10m", 10.0
 WORDS = "\n\nWords and formulas: docs/glossary.md and docs/formulas.md of dpsim."
 """How the help of ``dpsim``, and of commands that predict, ends."""
@@ -44,14 +46,14 @@ class Flags:
 
     Type and help of a flag are those of the field (``dpsim.fields``), and with ``...`` the flag takes a list. Flags of
     the body of a class are the command's alone, or have a help of their own; help pages have them at the end, or where
-    ``of`` names them; ``flag`` says what they are. Everything that is declared is loaded only when a command with such
-    flags runs or shows its help.
+    ``of`` names them, under the title ``group``; ``flag`` says what they are. Everything that is declared is loaded
+    only when a command with such flags runs or shows its help.
     """
 
     several: ClassVar[dict[str, bool]] = {}
     """The fields that have flags, in the order of the help, and whether each takes a list."""
 
-    def __init_subclass__(cls, of: str = "") -> None:
+    def __init_subclass__(cls, of: str = "", group: str | None = None) -> None:
         named = {word.removesuffix(_SEVERAL): word.endswith(_SEVERAL) for word in of.split()}
         own = inspect.get_annotations(cls)
         for name, kind in inspect.get_annotations(cls, eval_str=True).items():
@@ -68,7 +70,13 @@ class Flags:
         }
         cls.__annotations__ = derived | own
         cls.several = cls.several | named
-        Parameter(name="*")(dataclass(frozen=True, kw_only=True)(cls))
+        titled: dict[str, Any] = {} if group is None else {"group": group}
+        Parameter(name="*", **titled)(dataclass(frozen=True, kw_only=True)(cls))
+
+    def given(self) -> dict[str, Any]:
+        """Return the flags that are given, with another value than their default."""
+        defaults = {each.name: each.default for each in fields(cast("Any", self))}
+        return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     def values(self) -> dict[str, Any]:
         """Return the values of the fields whose flags are given, of one ``devices`` its ``layout`` too.
@@ -91,11 +99,11 @@ class Flags:
 
 def known_fields() -> dict[str, Field]:
     """Return the declarations of all fields that flags may set."""
-    from dpsim.fields import fields
+    from dpsim import fields
     from dpsim.records.train import TrainConfig
     from dpsim.setting import FIELDS, Setting
 
-    return fields(TrainConfig, Setting) | FIELDS
+    return fields.fields(TrainConfig, Setting) | FIELDS
 
 
 def flag_of(name: str) -> str:
@@ -226,15 +234,37 @@ def group(name: str, help: str, examples: str) -> App:
     return App(name=name, help=help, help_format="plaintext", help_epilogue=examples)
 
 
-def command(app: App, function: Callable[..., Any], examples: str | None = None, name: str | None = None) -> None:
-    """Add a command to ``app``, its default one without ``examples``. Each parameter of ``Flags`` may be left out."""
+def command(app: App, function: Callable[..., Any], examples: str, *, shown: str | None = None) -> None:
+    """Add a command to ``app``; its help has the flags ``shown``, or all. A parameter of ``Flags`` may be left out."""
     kinds = inspect.get_annotations(function, eval_str=True)
     absent = {name: kind() for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Flags)}
     function.__kwdefaults__ = absent | (function.__kwdefaults__ or {})
-    if examples is None:
-        app.default(function)
+    if shown is None:
+        app.command(function, help_epilogue=examples)
     else:
-        app.command(function, name=name, help_epilogue=examples)
+        more = f"dpsim {function.__name__} --help-all shows all flags.\n\n"
+        app.command(function, help_epilogue=more + examples, help_formatter=_SomeFlags(shown.split()))
+
+
+class _SomeFlags:
+    """What draws a help page with the flags ``shown`` alone."""
+
+    def __init__(self, shown: Sequence[str]) -> None:
+        self.shown = {*shown}
+
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        from cyclopts.help import DefaultFormatter
+
+        if panel.format == "parameter":
+            entries = [each for each in panel.entries if not each.positive_names or {*each.positive_names} & self.shown]
+            panel = panel.copy(entries=entries)
+        if panel.entries:
+            DefaultFormatter()(console, options, panel)
+
+    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
+        from cyclopts.help import DefaultFormatter
+
+        DefaultFormatter().render_usage(console, options, usage)
 
 
 def listed(flag: str, text: str | None, read: Callable[[str], T]) -> tuple[T, ...] | None:
@@ -297,6 +327,14 @@ def with_wait(arguments: Sequence[str]) -> list[str]:
     for number, word in enumerate(itertools.takewhile(lambda word: word != "--", arguments)):
         if word == _WAIT and not "".join(words[number + 1 : number + 2])[:1].isdecimal():
             words[number] = f"{_WAIT}={_WAIT_DEFAULT}"
+    return words
+
+
+def with_delimiter(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a ``sweep`` with ``--`` twice: the second is a word, and a script's arguments follow it."""
+    words = list(arguments)
+    if words[:1] == ["sweep"] and DELIMITER in words:
+        words.insert(words.index(DELIMITER), DELIMITER)
     return words
 
 

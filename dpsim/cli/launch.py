@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from dpsim.cli import commands, flags
+from dpsim.cli import commands, flags, old_names
 from dpsim.errors import ConfigError, unknown
 
 EXAMPLES = """\
@@ -99,6 +99,7 @@ def pbs(*command: Command, job: JobFlags) -> None:
 def _submit(scheduler: Literal["slurm", "pbs"], command: tuple[str, ...], given: JobFlags) -> None:
     from dpsim.launch.job_script import BatchJob, job_script, submit
 
+    command = tuple(old_names.current(command, list(commands.modules())))
     asked = asdict(given)
     dry_run = asked.pop("dry_run")
     job = BatchJob(scheduler=scheduler, command=command, **asked)

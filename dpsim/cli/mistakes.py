@@ -19,6 +19,13 @@ from cyclopts import (
 
 from dpsim.errors import ConfigError, unknown
 
+_GONE = {
+    "--experiment": "give the file in place of the question: dpsim sweep FILE.toml",
+    "--measure": "declare the plans to measure in a file, and type: dpsim sweep FILE.toml (docs/grid.md)",
+    "--source": "leave it out: --trace writes the measured step above the predicted one",
+}
+"""By a flag of earlier versions what to do today."""
+
 
 def as_dpsim_error(app: App, error: CycloptsError, arguments: Sequence[str]) -> ConfigError:
     """Return a parsing error of ``arguments`` as a ``ConfigError``."""
@@ -70,6 +77,10 @@ def _misspelt_flag(app: App, words: Iterable[str], arguments: Sequence[str], rem
 def _unknown_flag(given: str, arguments: ArgumentCollection, remedy: str) -> ConfigError:
     """Return the error for a flag that is none of these; where a script takes arguments, it may be one of those."""
     flag = given.split("=", 1)[0]
+    if flag in _GONE:
+        return ConfigError(
+            f"{flag} is no flag of this version", allowed=", ".join(_flags(arguments)), remedy=_GONE[flag]
+        )
     error = unknown("flag", flag, [*_flags(arguments), "--help"], remedy=remedy)
     if not any("ARGUMENTS" in argument.names for argument in arguments):
         return error

@@ -42,14 +42,16 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "bench": ("a benchmark of allreduce", {"allreduce.json": "bench"}),
     "reproduce": ("a record of reproduce", {"reproduce.json": "reproduce", "predictions.json": "drift"}),
     "quality": ("a study of quality", {"quality.json": "quality", "quality_predictions.json": "quality-predictions"}),
-    "estimate": ("what estimate fitted", {"workload.json": "workload", "machine.json": "machine"}),
+    "estimate": ("what profile --from-steps fitted", {"workload.json": "workload", "machine.json": "machine"}),
     "report": ("a report of dpsim", _PAGES | _TABLES),
     "checkpoints": ("checkpoints of dpsim", {_CHECKPOINT: "checkpoint"}),
 }
 """What a command may write again, in words, and the files that tell it with the kind of each."""
 RECORDS = ("sweep", "bench", "reproduce", "quality")
 """The folders of which ``dpsim report`` writes the report again."""
-_FITTED = "dpsim estimate: "
+FITTED = "dpsim profile --from-steps: "
+"""How the ``source`` of a fitted file begins; ``_FITTED_BEFORE`` is that of earlier versions."""
+_FITTED_BEFORE = "dpsim estimate: "
 
 
 def writable(
@@ -170,7 +172,9 @@ def _holds(folder: Path, kind: str) -> bool:
     if not named or not all(path.is_file() and _is_own(path, of) for path, of in named):
         return False
     if kind == "estimate":
-        return all(str(json.loads(path.read_bytes()).get("source")).startswith(_FITTED) for path, _ in named)
+        return all(
+            str(json.loads(path.read_bytes()).get("source")).startswith((FITTED, _FITTED_BEFORE)) for path, _ in named
+        )
     records = (folder / name for each in RECORDS for name in FOLDERS[each][1])
     return kind != "report" or not any(path.exists() for path in records)
 

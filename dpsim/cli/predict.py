@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.cli import find, flags, outputs, show
+from dpsim.cli import find, flags, outputs, rank, show
+from dpsim.errors import ConfigError
 from dpsim.registry import listed
 
 if TYPE_CHECKING:
@@ -26,8 +27,17 @@ Examples:
   dpsim predict --workload w.json --machine 10gbe,25gbe,mine.json --devices 8
   dpsim predict --workload w.json --machine 10gbe --devices 8
     --find bandwidth --efficiency 90%
-  dpsim predict --workload w.json --machine m.json --devices 4x8
-    --fusion-rule ddp,horovod,mg-wfbp --overlap thread{flags.WORDS}"""
+  dpsim predict --workload w.json --machine m.json --devices 8
+    --rank strategy --memory 16GiB --optimizer adamw
+  dpsim predict --workload w.json --machine 25gbe --page meeting.html{flags.WORDS}"""
+SHOWN = (
+    "--workload --machine --devices --global-batch --local-batch --fusion-rule --fusion-threshold "
+    "--algorithm --strategy --find --efficiency --rank --memory --page --json"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
+
+
+_HELP = "see dpsim predict --help"
 
 
 class PlanFlags(
@@ -67,7 +77,6 @@ class MachineFlags(flags.Flags):
         """Return a machine with what the flags state of it. Raises ``ConfigError`` with the flag."""
         import math
 
-        from dpsim.errors import ConfigError
         from dpsim.model.defaults import with_stated
         from dpsim.units import parse_duration
 
@@ -96,19 +105,22 @@ class MachineFlags(flags.Flags):
 
 def predict(
     *,
-    workload: Annotated[Path, Parameter(help="A workload file from dpsim profile.")],
+    workload: Annotated[Path | None, Parameter(help="A workload file from dpsim profile.")] = None,
     machine: Annotated[
-        str,
+        str | None,
         Parameter(
-            help="A machine file from dpsim calibrate, or a name of dpsim machine list; or several, of which the others"
-            " are held against the first."
+            help="A machine file from dpsim calibrate, or a name of its --list; or several: the others are held"
+            " against the first."
         ),
-    ],
-    devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8 or 8..1024 (doubling), or layouts: 2x4.")],
+    ] = None,
+    devices: Annotated[
+        str | None, Parameter(help="Numbers of devices: 2,4,8 or 8..1024 (doubling), or layouts: 2x4.")
+    ] = None,
     plans: PlanFlags,
     leaves: flags.LeafFlags,
     stated: MachineFlags,
     asked: find.FindFlags,
+    ranking: rank.RankFlags,
     target_loss: Annotated[
         float | None, Parameter(help="A training loss to reach: also predict the time to it, with --convergence.")
     ] = None,
@@ -118,6 +130,13 @@ def predict(
     output: Annotated[Path | None, Parameter(help="Also write what --json prints to this file.")] = None,
     plot: Annotated[
         Path | None, Parameter(help="Draw efficiency and shares of the step against devices: a .png or .svg.")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        Parameter(
+            help="Write a page on which you move sliders and see the predicted step, one file to open or send; without"
+            " --workload, --machine or --devices it begins with GoogLeNet on K80s, 10gbe and 8."
+        ),
     ] = None,
     json: flags.Json = False,
 ) -> None:
@@ -139,6 +158,14 @@ def predict(
     from dpsim.report.prediction import best_sentence, columns, faster_with_fewer, notes, verdicts
     from dpsim.report.prediction_chart import scaling_chart
 
+    if page is not None:
+        others = [name for each in (plans, leaves, stated, asked, ranking) for name in each.given()]
+        others += flags.provided(target_loss=target_loss, convergence=convergence, output=output, plot=plot)
+        _page(page, workload, machine, devices, others + ["json"] * json)
+        return
+    if workload is None or machine is None or devices is None:
+        missing = "--workload" if workload is None else "--machine" if machine is None else "--devices"
+        raise ConfigError(f"{missing} is missing", allowed="--workload, --machine and --devices", remedy=_HELP)
     files = flags.listed("--machine", machine, Path) or ()
     flags.writable(output, "output", inputs=tuple(path for path in (workload, *files, convergence) if path))
     outputs.drawable(plot)
@@ -162,8 +189,16 @@ def predict(
             " a minute\n  to do:   name one: NUMBA_CACHE_DIR=FOLDER, or set HOME",
             file=sys.stderr,
         )
+    if ranking.rank is not None:
+        find.refuse_beside("--rank", {"--find": asked.find, "--plot": plot, "--target-loss": target_loss})
+        settings = fields | flags.provided(fusion_rule=rule, fusion_threshold_bytes=thresholds or None)
+        rank.rank(ranking, profiled, known, counts, settings, output, json=json)
+        return
+    if ranking.given():
+        flag = "--memory" if ranking.memory is not None else "--all"
+        raise ConfigError(f"{flag} without --rank strategy", remedy=f"leave {flag} out, or add --rank strategy")
     if asked.find is not None:
-        find.refuse_beside({"--plot": plot, "--target-loss": target_loss})
+        find.refuse_beside("--find", {"--plot": plot, "--target-loss": target_loss})
         found = find.answers(asked.find, target, profiled, by_name, counts, thresholds, rule, prepared, fields)
         find.show_answers(found, {"workload": str(workload), "machine": machine}, output, json=json)
         return
@@ -196,9 +231,29 @@ def predict(
         print(f"Note: {sentence}.")
 
 
+def _page(page: Path, workload: Path | None, machine: str | None, devices: str | None, others: list[str]) -> None:
+    """Write the page with sliders. Raises ``ConfigError`` for flags that it has no use for."""
+    import shlex
+
+    from dpsim import machine as machines
+    from dpsim import workload as workloads
+    from dpsim.codec import write_text
+    from dpsim.explore import page as pages
+    from dpsim.explore.world import EXAMPLE_MACHINE, EXAMPLE_WORKLOAD
+
+    if others:
+        names = ", ".join(map(flags.flag_of, others))
+        raise ConfigError(f"{names} with --page", remedy=f"leave {names} out: the page has a slider for each setting")
+    flags.writable(page, "page", flag="--page", inputs=tuple(p for p in (workload, machine and Path(machine)) if p))
+    file, name = workload or EXAMPLE_WORKLOAD, machine or EXAMPLE_MACHINE
+    begin = flags.provided(devices=devices and flags.devices_or_layout(devices))
+    files = shlex.join(["--workload", str(file), "--machine", name])
+    write_text(page, pages.page(workloads.read(file), machines.read(name), files, **begin))
+    print(f"Open  {page}")
+
+
 def _convergence(target_loss: float | None, path: Path | None) -> Convergence | None:
     """The fit of steps to the target loss, ``None`` where none is asked for. Raises ``ConfigError``."""
-    from dpsim.errors import ConfigError
     from dpsim.records import convergence
 
     if (target_loss is None) != (path is None):

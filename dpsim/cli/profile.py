@@ -1,4 +1,4 @@
-"""``dpsim profile``: measure a workload, of a model of dpsim's or of a user's own PyTorch training."""
+"""``dpsim profile``: a workload, of a model of dpsim's, a user's own PyTorch training, or measured steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, from_steps, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,15 @@ Examples:
   dpsim profile --torch-script train.py --devices 8 -- --batch-size 32
   dpsim profile --torch-module package.train --devices 2 -- --lr 0.1
   dpsim profile --torch package.module:build_model --local-batch 8,16,32
-  dpsim profile --from rank0.pt.trace.json.gz --local-batch 32"""
+  dpsim profile --from rank0.pt.trace.json.gz --local-batch 32
+  dpsim profile --workload resnet50.toml --from-steps published.csv
+  dpsim profile --model cnn --from-steps devices=1,local_batch=32,step_s=20ms
+    --from-steps devices=8,local_batch=32,images_per_s=9000"""
+SHOWN = (
+    "--model --dataset --local-batch --torch-script --torch-module --torch --from --devices --output "
+    "--json --from-steps --workload --machine --free"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class ModelFlags(flags.Flags, of="model dataset local_batch... seed optimizer compute_dtype"):
@@ -42,13 +50,16 @@ class ModelFlags(flags.Flags, of="model dataset local_batch... seed optimizer co
     steps: int | None = flags.flag("With --torch-script, --torch: training steps to record; then it is ended (15).")
     script_may_write: flags.ScriptMayWrite = None
     wait_until_quiet: flags.WaitUntilQuiet = None
-    output: Path = flags.flag("The workload file to write.", default=Path("workload.json"))
+    output: Path | None = flags.flag(
+        "The workload file to write (workload.json); with --from-steps a folder for it and machine.json (estimated)."
+    )
     json: flags.Json = False
 
 
 def profile(
     *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
     of: ModelFlags,
+    steps: from_steps.StepFlags,
 ) -> None:
     """Measure the layers of a model on this machine; writes a workload file.
 
@@ -56,12 +67,27 @@ def profile(
     --devices ranks in one process. The other ranks appear to hold its values.
     --local-batch then replaces the batch size of its data loaders. With --from
     nothing runs, and --local-batch says what the trace was recorded with.
+    With --from-steps layer times and a machine are fitted to steps that were
+    measured elsewhere; what these do not tell is refused.
     """
     from dpsim import codec
+
+    if steps.from_steps:
+        _fit(of, steps, arguments)
+        return
+    _refuse(steps.given(), "without --from-steps", "leave them out, or give the steps that were measured")
+    output = of.output or Path("workload.json")
+    flags.writable(output, "workload", inputs=(of.from_,))
+    workload = _profiled(of, arguments)
+    codec.write(output, workload)
+    _print(workload, output, json=of.json)
+
+
+def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
+    """Return the workload that is measured, or read from a trace. Raises ``ConfigError``."""
     from dpsim.torch_ddp.profile_script import profile_script
     from dpsim.torch_ddp.request import ScriptRequest
 
-    flags.writable(of.output, "workload", inputs=(of.from_,))
     sources = flags.provided(torch_script=of.torch_script, torch_module=of.torch_module, torch=of.torch, from_=of.from_)
     of_model = of.values()
     local_batches = of_model.pop("local_batch", ())
@@ -72,20 +98,48 @@ def profile(
         raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")
     if not sources:
         _refuse(of_script, "without --torch-script", "name the script, or leave them out")
-        workload = _of_model(of_model, local_batches, of.wait_until_quiet)
-    elif of.from_ is not None:
+        return _of_model(of_model, local_batches, of.wait_until_quiet)
+    if of.from_ is not None:
         unused = of_model | of_script | flags.provided(wait_until_quiet=of.wait_until_quiet)
         _refuse(unused, "with --from", "leave them out: the trace says what it was recorded of")
-        workload = _of_trace(of.from_, local_batches)
-    else:
-        (source,) = map(_flag, sources)
-        _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
-        script = "" if of.torch else flags.program(of.torch_script, of.torch_module)
-        request = ScriptRequest(script=script, function=of.torch or "", **({"devices": 8} | of_script))
-        with show.measuring(of.wait_until_quiet):
-            workload = profile_script(request, local_batches)
-    codec.write(of.output, workload)
-    _print(workload, of.output, json=of.json)
+        return _of_trace(of.from_, local_batches)
+    (source,) = map(_flag, sources)
+    _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
+    script = "" if of.torch else flags.program(of.torch_script, of.torch_module)
+    request = ScriptRequest(script=script, function=of.torch or "", **({"devices": 8} | of_script))
+    with show.measuring(of.wait_until_quiet):
+        return profile_script(request, local_batches)
+
+
+_SHAPES = ("model", "dataset")
+
+
+def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]) -> None:
+    """Fit a workload of these shapes, and a machine, to measured steps. Raises ``ConfigError``."""
+    from dpsim import workload as workloads
+    from dpsim.study.profile import ProfileConfig, bare_workload
+
+    named = of.values()
+    scripts = flags.provided(torch_script=of.torch_script, torch_module=of.torch_module, torch=of.torch)
+    sources = flags.provided(model=named.get("model"), workload=steps.workload, from_=of.from_) | scripts
+    if len(sources) != 1 or of.from_ is not None:
+        given = f"--from-steps with {' and '.join(map(_flag, sources)) or 'no workload'}"
+        raise ConfigError(given, allowed="one of --model, --workload and --torch-script")
+    if "dataset" in named and "model" not in named:
+        raise ConfigError("--dataset without --model", remedy="leave --dataset out: the workload has its own shapes")
+    unused = {name: value for name, value in named.items() if name not in _SHAPES}
+    if not scripts:
+        unused |= flags.provided(arguments=arguments or None, devices=of.devices, steps=of.steps)
+        unused |= flags.provided(script_may_write=of.script_may_write, wait_until_quiet=of.wait_until_quiet)
+    _refuse(unused, "with --from-steps", "leave them out: nothing is profiled")
+
+    def workload() -> Workload:
+        if steps.workload is not None:
+            return workloads.read(steps.workload)
+        return _profiled(of, arguments) if scripts else bare_workload(ProfileConfig(**named))
+
+    inputs = [path for path in (steps.workload, of.torch_script and Path(of.torch_script)) if path]
+    from_steps.fit(steps, workload, of.output or Path("estimated"), inputs, json=of.json)
 
 
 def _flag(name: str) -> str:

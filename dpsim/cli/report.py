@@ -1,30 +1,48 @@
-"""``dpsim report``: write a report again from its records."""
+"""``dpsim report``: a report again from its records, several of them compared, or a step of one as a trace."""
 
 from __future__ import annotations
 
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from dpsim.cli import flags, show
+from dpsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dpsim.setting import Setting
 
 EXAMPLES = """\
 Examples:
   dpsim report reports/fusion-threshold
-  dpsim report reports/fusion-threshold --json
   dpsim report reports/fusion-threshold --format csv,parquet
-  dpsim report reports/fusion-threshold --check"""
+  dpsim report reports/fusion-threshold --check
+  dpsim report before after --output reports/compared
+  dpsim report reports/strategies --page meeting.html
+  dpsim report reports/fusion-threshold --trace --fusion-threshold inf"""
 
 _EXIT_CODES = {"verified": 0, "damaged": 1, "of another model": 3}
 _KINDS = "a sweep, of bench allreduce, of reproduce or of a study of quality"
+_TRACE = Path("trace.json")
+_USED = {
+    "one folder": "output format json verbose",
+    "several folders": "output label json",
+    "--check": "check json verbose",
+    "--page": "page",
+    "--trace": "trace output json",
+}
+"""By what is asked for the flags that change it."""
+_RECORDS = ("results", "predictions", "blind")
 
 
 class ReportFlags(flags.Flags):
     """The flags of what is written and shown."""
 
-    output: Path | None = flags.flag("Folder for the report (the same folder).")
+    output: Path | None = flags.flag(
+        "Folder for the report (the same folder; of several, none); with --trace the file (trace.json)."
+    )
     format: str | None = flags.flag(
         "List of html, md (both the default), csv and parquet: all points, samples and events as tables."
     )
@@ -36,17 +54,71 @@ class ReportFlags(flags.Flags):
         "are by another version of the model, 1 if a file is damaged.",
         default=False,
     )
+    label: str | None = flags.flag("Names of several runs, like before,after (those of the folders).")
+    page: Path | None = flags.flag(
+        "Write instead a page with sliders into this file, as dpsim predict --page does, with what a sweep measured."
+    )
+    trace: bool = flags.flag(
+        "Write instead a step of a sweep, as measured and as predicted, as a Chrome trace for Perfetto "
+        "(ui.perfetto.dev): of the setting that trains fastest on the most devices.",
+        default=False,
+    )
+
+
+class StepFlags(
+    flags.Flags,
+    of="network devices local_batch batch_norm fusion_threshold_bytes overlap",
+    group="The step that --trace writes",
+):
+    """The flags that choose a setting of a sweep."""
 
 
 def report(
-    folder: Annotated[Path, Parameter(help=f"The folder of {_KINDS}.")],
-    /,
-    *,
+    *folders: Annotated[
+        Path,
+        Parameter(name="FOLDER", help=f"The folder of {_KINDS}; several of sweeps or of bench allreduce are compared."),
+    ],
     given: ReportFlags,
+    step: StepFlags,
 ) -> None:
-    """Write a report again from its records; nothing is measured."""
+    """Write a report again from its records; of several, compare all with the first.
+
+    Nothing is measured. Several are compared by the settings that both
+    measured. Other processors, versions of dpsim, MPI or BLAS are shown and
+    not refused.
+    """
+    if not folders:
+        raise ConfigError("FOLDER is missing", allowed=f"the folder of {_KINDS}", remedy="see dpsim report --help")
+    _refuse_unused(given, step, several=len(folders) > 1)
+    if given.page is not None:
+        _page(folders[0], given.page)
+    elif given.trace:
+        _trace(folders[0], given, step)
+    elif len(folders) > 1:
+        _compare(folders, given)
+    elif not folders[0].is_dir():
+        raise ConfigError(f"there is no folder {folders[0]}", allowed=f"the folder of {_KINDS}")
+    elif given.check:
+        _check(folders[0], json=given.json, verbose=given.verbose)
+    else:
+        _write(folders[0], given)
+
+
+def _refuse_unused(given: ReportFlags, step: StepFlags, *, several: bool) -> None:
+    """Raise ``ConfigError`` for flags that would change nothing."""
+    chosen = next((f"--{name}" for name in ("page", "trace", "check") if getattr(given, name)), "one folder")
+    answer = "several folders" if several else chosen
+    used = (*_USED[answer].split(), *(step.several if answer == "--trace" else ()))
+    if unused := [flags.flag_of(name) for name in (*given.given(), *step.given()) if name not in used]:
+        raise ConfigError(
+            f"{', '.join(unused)} with {answer}",
+            allowed=", ".join(map(flags.flag_of, used)),
+            remedy="leave it out: it would change nothing" + ", or add --trace" * bool(step.given()),
+        )
+
+
+def _write(folder: Path, given: ReportFlags) -> None:
     from dpsim.cli.outputs import RECORDS
-    from dpsim.errors import ConfigError
     from dpsim.folder_lock import locked
     from dpsim.harness.load import load
     from dpsim.report.saved import check_tables, write_tables
@@ -54,11 +126,6 @@ def report(
 
     target = folder if given.output is None else given.output
     pages, tables = _formats(given.format)
-    if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}", allowed=f"the folder of {_KINDS}")
-    if given.check:
-        _check(folder, json=given.json, verbose=given.verbose)
-        return
     if target.exists() and target.samefile(folder):
         flags.writable(target, folders=RECORDS)
     else:
@@ -104,3 +171,67 @@ def _check(folder: Path, *, json: bool, verbose: bool) -> None:
             show.table([Column(head=head, cell=itemgetter(number)) for number, head in enumerate(heads)], rows)
     if code := _EXIT_CODES[checked.verdict]:
         raise SystemExit(code)
+
+
+def _compare(runs: tuple[Path, ...], given: ReportFlags) -> None:
+    from dpsim.folder_lock import locked
+    from dpsim.harness.compare.ratios import compare_runs
+    from dpsim.report.compare.content import for_terminal, points_json, summary_json, write_comparison
+
+    folders = [run.parent if run.is_file() else run for run in runs]
+    flags.writable(given.output, folders=("report",), inputs=folders)
+    comparison = compare_runs(runs, flags.listed("--label", given.label, str))
+    if given.output is not None:
+        with locked(given.output):
+            write_comparison(given.output, comparison)
+    if given.json:
+        show.print_json("compare", points_json(comparison), summary_json(comparison))
+        return
+    show.rich(for_terminal(comparison))
+    if given.output is not None:
+        print(f"report: {given.output / 'index.html'}")
+
+
+def _trace(folder: Path, given: ReportFlags, step: StepFlags) -> None:
+    from dpsim.report.trace import step_of_sweep, write_trace
+
+    output = given.output or _TRACE
+    flags.writable(output, "trace", inputs=tuple(folder / f"{name}.json" for name in _RECORDS))
+    conditions = step.values()
+    if "devices" in conditions:
+        conditions["devices"] = conditions.pop("layout") or str(conditions["devices"])
+    setting, timelines, same_minutes = step_of_sweep(folder, conditions)
+    write_trace(output, timelines)
+    if given.json:
+        summary = {"trace": str(output), "timelines": [timeline.source for timeline in timelines]}
+        show.print_json("trace", [_point(setting)], summary)
+        return
+    kinds = {"predicted": "predicted from the same minutes" if same_minutes else "predicted"}
+    print(f"{' and '.join(kinds.get(each.source, each.source) for each in timelines)}: {_describe(setting)}")
+    print(f"trace file: {output}; open it at https://ui.perfetto.dev")
+
+
+def _page(folder: Path, page: Path) -> None:
+    from dpsim.codec import write_text
+    from dpsim.explore.studied import studied
+
+    flags.writable(page, "page", flag="--page", inputs=tuple(folder / f"{name}.json" for name in _RECORDS))
+    write_text(page, studied(folder))
+    print(f"Open  {page}")
+
+
+def _point(setting: Setting) -> dict[str, Any]:
+    """Return the setting as a flat point of ``--json``."""
+    from dpsim.records.columns import run_values
+
+    return run_values(setting) | {"local_batch": setting.plan.local_batch}
+
+
+def _describe(setting: Setting) -> str:
+    from dpsim.units import format_size
+
+    plan = setting.plan
+    return (
+        f"network {setting.where}, {show.count_devices(plan.devices)}, local batch {plan.local_batch:g}, "
+        f"batch norm {plan.batch_norm}, threshold {format_size(plan.threshold_bytes)}, overlap {plan.overlap}"
+    )

@@ -21,6 +21,11 @@ Examples:
   dpsim reproduce --wire-dtype float16 --algorithm all
   dpsim reproduce --output saved; dpsim reproduce --against saved
   dpsim reproduce --torch-script train.py --devices 1,2,4 -- --batch-size 32"""
+SHOWN = (
+    "--torch-script --bucket-cap --model --dataset --devices --algorithm --overlap --batch-norm --steps "
+    "--leaves --global-batch --strategy --against --output --json"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 _ALL = "all"
 _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "strategies"}

@@ -6,273 +6,219 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, script_sweep, show
+from dpsim.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from dpsim.records.comparison import Comparison
     from dpsim.records.sweep import Experiment
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 Examples:
   dpsim sweep fusion-threshold
   dpsim sweep fusion-threshold --devices 1,2 --network node,paced:50us,1gbit
-  dpsim sweep fusion-threshold --fusion-threshold 0,32KiB,inf --output mine
   dpsim sweep devices --model cnn --devices 1,2 --batch-norm local
+  dpsim sweep devices --scaling weak --local-batch 64
+  dpsim sweep devices --compute emulated --devices 1,2,4,8
+    --network paced:1ms,200mbit --fusion-threshold inf
   dpsim sweep local-batch --devices 1,2 --local-batch 8,16,32,64
   dpsim sweep batch-norm --batch-norm local,global,group --local-batch 16
-  dpsim sweep ring-or-halving.toml --budget 60s"""
-_THRESHOLD_EXAMPLES = """\
-Examples:
-  dpsim sweep fusion-threshold
-  dpsim sweep fusion-threshold --network node,paced:50us,1gbit
-  dpsim sweep fusion-threshold --model cnn --global-batch 64 --output reports/cnn"""
-_DEVICES_EXAMPLES = """\
-Examples:
-  dpsim sweep devices --model cnn --devices 1,2 --global-batch 128
-  dpsim sweep devices --batch-norm global --network node,paced:50us,1gbit
-  dpsim sweep devices --reproducible --steps 100 --output reports/same-bits
-  dpsim sweep devices --scaling weak --local-batch 64
-  dpsim sweep devices --compute emulated --devices 1,2,4,8 --network paced:1ms,200mbit --fusion-threshold inf"""
+  dpsim sweep ring-or-halving.toml --budget 60s
+  dpsim sweep --torch-script train.py --devices 1,2 -- --batch-size 32
+  dpsim sweep --torch-script train.py --workload train.json --predict-only
+  dpsim sweep local-batch --torch-script train.py --local-batch 8,16,32
+  dpsim sweep --torch-script train.py --algorithm gloo,hook
+  dpsim sweep --torch-script train.py --strategy zero3 --devices 1,2
+  dpsim sweep --torch-script train.py --algorithm mpi
+    --network paced:200us,1gbit --runtime torch-ddp,dpsim{flags.WORDS}"""
+SHOWN = (
+    "--model --dataset --devices --global-batch --local-batch --fusion-threshold --algorithm --batch-norm "
+    "--network --compute --budget --output --json --torch-script --accumulate"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
-_LOCAL_BATCH_EXAMPLES = """\
-Examples:
-  dpsim sweep local-batch --model cnn --devices 1,2 --local-batch 4,16,64,256
-  dpsim sweep local-batch --scaling strong --global-batch 64,128,256,512
-  dpsim sweep local-batch --network node,paced:50us,1gbit --budget 90s"""
-_BATCH_NORM_EXAMPLES = """\
-Examples:
-  dpsim sweep batch-norm --model resnet20 --devices 1,2 --local-batch 32
-  dpsim sweep batch-norm --batch-norm local,leaf,global,none,group,instance
-  dpsim sweep batch-norm --network paced:200us,1gbit --local-batch 8,32"""
-
-COMMANDS = ("fusion-threshold", "devices", "local-batch", "batch-norm")
-Overlap = Annotated[
-    str | None, Parameter(help="auto: measure the predicted-best mode; or all, off, inline, poll, thread.")
-]
-Scaling = Annotated[
-    Literal["strong", "weak"] | None,
-    Parameter(help="strong (the same global batch on all), or weak (the same local batch on all)."),
-]
-
-
-def group() -> App:
-    """``dpsim sweep`` with its commands."""
-    app = flags.group("sweep", "Predict, measure and compare over a range of settings.", EXAMPLES + flags.WORDS)
-    app.usage = "Usage: dpsim sweep COMMAND\n       dpsim sweep FILE [OPTIONS]"
-    flags.command(app, fusion_threshold, _THRESHOLD_EXAMPLES)
-    flags.command(app, devices, _DEVICES_EXAMPLES)
-    flags.command(app, local_batch, _LOCAL_BATCH_EXAMPLES)
-    flags.command(app, batch_norm, _BATCH_NORM_EXAMPLES)
-    flags.command(app, _of_file)
-    return app
+QUESTIONS = {
+    "fusion-threshold": "global_batch fusion_threshold_bytes... overlap",
+    "devices": "global_batch local_batch scaling fusion_threshold_bytes overlap batch_norm reproducible leaves steps",
+    "local-batch": "local_batch... global_batch... scaling fusion_threshold_bytes overlap batch_norm target_loss",
+    "batch-norm": "batch_norm... local_batch... global_batch... scaling overlap seeds epochs",
+}
+"""By question the flags that it has beside those of all, and whether each takes a list; others have ``_OF_A_GRID``."""
+_OF_A_GRID = "global_batch"
+_OF_ALL = "model dataset devices fusion_rule algorithm network compute seed wire_dtype compute_dtype"
+_OF_A_RUN = "budget wait_until_quiet output json verbose"
 
 
 class SweepFlags(
     flags.Flags,
-    of="model dataset devices... fusion_rule algorithm... network... compute seed wire_dtype compute_dtype",
+    of="model dataset devices... global_batch... local_batch... scaling fusion_rule fusion_threshold_bytes..."
+    " algorithm... overlap batch_norm... network... compute seed wire_dtype compute_dtype",
 ):
-    """The flags that every sweep has."""
+    """The flags of what is compared, and of the run."""
 
+    devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4.")
+    global_batch: str | None = flags.flag("Samples per step over all devices; some questions take a list.")
+    local_batch: str | None = flags.flag(
+        "Samples that a device has at once, under weak scaling; some questions take a list."
+    )
+    scaling: Literal["strong", "weak"] | None = flags.flag(
+        "strong (the same global batch on all devices), or weak (the same local batch on all)."
+    )
+    overlap: str | None = flags.flag(
+        "auto: measure the predicted-best mode, of fusion-threshold one more; or all, off, inline, poll, thread."
+    )
+    batch_norm: str | None = flags.flag(
+        "Batch norm's statistics: local, leaf, global. The question batch-norm takes a list, and none, group, instance "
+        "or layer in its place."
+    )
+    steps: int | None = flags.flag("With devices: steps to train on each number, to see the divergence (50).")
+    target_loss: float | None = flags.flag(
+        "With local-batch: train to this loss on the training set too: how many steps, how much time?"
+    )
+    seeds: int | None = flags.flag(
+        "With batch-norm: also train from so many seeds (10 or more; 0: train nothing): what do small batches do?"
+    )
+    epochs: int | None = flags.flag("With batch-norm: epochs of these trainings (8).")
     budget: str | None = flags.flag(
         "Time to spend on measuring, like 60s; up to 30s more, if 6 rounds of all settings need it: then 3 are "
         "measured, and fewer settings. Profile and calibration get as much as the budget, 2 to 12s for each "
         "computation, and twice that where the machine is not steady."
     )
-    experiment: Path | None = flags.flag("A file (.toml) that declares an experiment; flags override it.")
     wait_until_quiet: flags.WaitUntilQuiet = None
     output: Path | None = flags.flag("Folder of the report [reports/NAME, or the next that is free].")
     json: flags.Json = False
     verbose: flags.AllTables = False
 
-    def declared(self, question: str) -> Experiment:
-        """Return the experiment to change, of a file or dpsim's own, which has to ask this question."""
-        from dpsim.harness.sweep import sweep
-        from dpsim.harness.sweep.questions import check_question
-        from dpsim.records.sweep import read_experiment
 
-        flags.writable(self.output, folders=("sweep",), inputs=(self.experiment,))
-        own = question.replace("-", "_")
-        experiment = sweep.declared(own) if self.experiment is None else read_experiment(self.experiment)
-        check_question(experiment, question)
-        return experiment
-
-    def run(self, experiment: Experiment, command: str) -> Comparison:
-        """Run a sweep and print its result."""
-        return run(
-            experiment,
-            self.output,
-            json=self.json,
-            verbose=self.verbose,
-            command=command,
-            wait=self.wait_until_quiet,
-        )
-
-    def changed(self, base: Experiment, values: dict[str, Any]) -> Experiment:
-        """Return ``base`` with other values of its fields and its settings', and with its budget."""
-        import msgspec
-
-        from dpsim.setting import FIELDS
-
-        if isinstance(values.get("fusion_threshold_bytes"), float):
-            values["fusion_threshold_bytes"] = (values["fusion_threshold_bytes"],)
-        of_settings = {name: value for name, value in values.items() if name in FIELDS}
-        of_run = {name: value for name, value in values.items() if name not in FIELDS}
-        of_run |= flags.provided(budget_s=flags.budget(self.budget))
-        return msgspec.structs.replace(base, **base.changed(**of_settings), **of_run)
-
-
-class ThresholdFlags(SweepFlags, of="global_batch fusion_threshold_bytes... overlap"):
-    """The flags of a sweep over the fusion threshold."""
-
-    overlap: str | None = flags.flag(
-        "auto: measure the predicted-best mode and one alternative; or all, off, inline, poll, thread."
-    )
-
-
-def fusion_threshold(*, given: ThresholdFlags) -> None:
-    """Which fusion threshold makes a step fastest, and does the model predict it?
-
-    Profiles the model and calibrates the network, and writes a prediction
-    down. Then all settings are measured, in random order and in turns with
-    more profiles and calibrations; from these they are predicted once more,
-    which is scored. The page to open is index.html in the report's folder.
-    """
-    base = given.declared("fusion-threshold")
-    given.run(given.changed(base, given.values()), "sweep fusion-threshold")
-
-
-class DevicesFlags(SweepFlags, of="global_batch fusion_threshold_bytes overlap batch_norm"):
-    """The flags of a sweep over the devices that set fields of its settings."""
-
-    overlap: Overlap = None
-
-
-def devices(
-    *,
-    given: DevicesFlags,
+def sweep(
+    *words: Annotated[
+        str,
+        Parameter(
+            name=("QUESTION", "ARGUMENTS"),
+            help="fusion-threshold, devices, local-batch, batch-norm, or a file (.toml) that declares any grid of "
+            "settings, as docs/grid.md explains; of a script, fusion-threshold or local-batch, or none; and its "
+            "arguments after --.",
+        ),
+    ],
+    given: SweepFlags,
     leaves: flags.LeafFlags,
-    scaling: Scaling = None,
-    local_batch: Annotated[int | None, Parameter(help="Samples per step on each device, under weak scaling.")] = None,
-    steps: Annotated[
-        int | None, Parameter(help="Steps to train on each number of devices, to see the divergence (50).")
-    ] = None,
+    script: script_sweep.ScriptFlags,
 ) -> int:
-    """How fast is training on more devices, and is it still the same training?
+    """Predict, measure and compare over a range of settings.
 
-    Predicts and measures the step on each number of devices, interleaved,
-    and then trains on each to see how far the parameters diverge from those on
-    one device. Exits with 1 where bits that should be the same differ.
-    """
-    from dpsim.records.checks import check_steps
-
-    base = given.declared("devices")
-    values = given.values() | leaves.values()
-    if "leaves" in values:
-        values.setdefault("batch_norm", None)  # the default for this number of leaves
-    values |= _strong_or_weak(base, scaling, local_batch, values.get("global_batch"))
-    if steps is not None:
-        check_steps(steps)
-        values["steps"] = steps
-    comparison = given.run(given.changed(base, values), "sweep devices")
-    return 1 if comparison.identical is False else 0
-
-
-class LocalBatchFlags(
-    SweepFlags, of="local_batch... global_batch... scaling fusion_threshold_bytes overlap batch_norm"
-):
-    """The flags of a sweep over the local batch."""
-
-    scaling: Scaling = None
-    overlap: Overlap = None
-    target_loss: float | None = flags.flag("Train to this loss on the training set too: how many steps, how much time?")
-
-
-def local_batch(*, given: LocalBatchFlags) -> None:
-    """How fast is training at each local batch, and when is a device busy?
-
-    Profiles every other batch, predicts all of them, and measures them.
-    Reports samples per second, speedup, exposed communication and memory, the
-    batch from which a device is busy, and from which communication hides.
-    """
-    base = given.declared("local-batch")
-    values = given.values() | flags.provided(target_loss=given.target_loss)
-    given.run(given.changed(base, values | _batches(base, given.scaling, values)), "sweep local-batch")
-
-
-class BatchNormFlags(SweepFlags, of="norms local_batch... global_batch... scaling overlap"):
-    """The flags of a sweep over batch norm."""
-
-    norms: str | None = flags.flag(
-        "Norms to compare: batch norm's local, leaf, global; or none, group, instance, layer in its place.",
-        name="--batch-norm",
-    )
-    scaling: Scaling = None
-    overlap: str | None = flags.flag("auto: measure the predicted-best mode; or off, inline, poll, thread.")
-    seeds: int | None = flags.flag(
-        "Also train from so many seeds (10 or more; 0: train nothing): what do small batches do?"
-    )
-    epochs: int | None = flags.flag("Epochs of these trainings (8).")
-
-
-def batch_norm(*, given: BatchNormFlags) -> None:
-    """What does batch norm cost, with whose statistics, and what do other norms cost?
-
-    Predicts and measures the step with each norm, at each local batch and on
-    each number of devices, interleaved. With --seeds it also predicts and then
-    measures how much worse training becomes with small local batches.
-    """
-    from msgspec.structs import replace
-
-    from dpsim.harness.sweep.norms import norm_cases
-
-    base = given.declared("batch-norm")
-    values = given.values() | flags.provided(seeds=given.seeds, epochs=given.epochs)
-    experiment = given.changed(base, values | _batches(base, given.scaling, values))
-    norms = flags.listed("--batch-norm", given.norms, str)
-    if norms is not None:
-        cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
-        experiment = replace(experiment, **(cleared | {"cases": norm_cases(experiment, norms)}))
-    given.run(experiment, "sweep batch-norm")
-
-
-class FileFlags(SweepFlags, of="global_batch"):
-    """The flags of a sweep that a file declares."""
-
-
-def _of_file(
-    file: Annotated[
-        Path | None, Parameter(help="A file (.toml) that declares any grid of settings, as docs/grid.md explains.")
-    ] = None,
-    /,
-    *,
-    given: FileFlags,
-) -> int:
-    """Which of the settings in FILE trains fastest, and does the model predict it?
+    fusion-threshold: which one makes a step fastest?
+    devices: how fast is training on more, and is it still the same training?
+    local-batch: how fast is each, and when is a device busy?
+    batch-norm: what does it cost, with whose statistics, and other norms?
 
     Profiles the models and calibrates the networks, and writes a prediction
     down. Then all settings are measured, in random order and in turns with
-    more of both, from which they are predicted once more; that is scored.
+    more of both, from which they are predicted once more; that is scored. The
+    page to open is index.html in the report's folder. Exits with 1 where bits
+    that should be the same differ. After an interruption the same command goes
+    on where it stopped.
+
+    With --torch-script your own PyTorch script trains under DDP or FSDP,
+    unchanged, on ranks of this machine.
     """
-    from dpsim.errors import ConfigError, unknown
+    from dpsim.harness.sweep.sweep import declared
     from dpsim.records.sweep import read_experiment
 
-    if file is None:
-        group().help_print([])
+    question, arguments = _split(words, with_script=script.is_named())
+    if script.is_named():
+        script_sweep.measure(question, given, script, [*leaves.given()], arguments)
         return 0
-    if not file.suffix and not file.exists():
-        raise unknown("command", file, COMMANDS, remedy="or give a file that declares a sweep")
-    if given.experiment is not None:
-        raise ConfigError(
-            f"two experiments, {file} and --experiment {given.experiment}",
-            allowed="one",
-            remedy="leave --experiment out",
-        )
+    if question is None:
+        from dpsim.cli.app import build
+
+        build()["sweep"].help_print([])
+        return 0
+    file = None if question in QUESTIONS else Path(question)
+    if file is not None and not file.suffix and not file.exists():
+        raise unknown("question", question, QUESTIONS, remedy="or give a file that declares a sweep")
     flags.writable(given.output, folders=("sweep",), inputs=(file,))
-    experiment = given.changed(read_experiment(file), given.values())
-    comparison = given.run(experiment, "sweep")
+    base = declared(question.replace("-", "_")) if file is None else read_experiment(file)
+    experiment = _changed(base, given, leaves)
+    command = "sweep" if file is not None else f"sweep {question}"
+    comparison = run(
+        experiment,
+        given.output,
+        json=given.json,
+        verbose=given.verbose,
+        command=command,
+        wait=given.wait_until_quiet,
+    )
     return 1 if comparison.identical is False else 0
+
+
+def _split(words: tuple[str, ...], *, with_script: bool) -> tuple[str | None, tuple[str, ...]]:
+    """Return the question, and the arguments of a script, which follow ``--``. Raises ``ConfigError``."""
+    end = words.index(flags.DELIMITER) if flags.DELIMITER in words else len(words)
+    arguments = words[end + 1 :]
+    excess = words[1:end] if with_script else (*words[1:end], *arguments)
+    if excess:
+        raise ConfigError(f"{' '.join(excess)!r} is more than this command takes", allowed="one question, and flags")
+    return next(iter(words[:end]), None), arguments
+
+
+def _changed(base: Experiment, given: SweepFlags, leaves: flags.LeafFlags) -> Experiment:
+    """Return ``base`` with what the flags say. Raises ``ConfigError`` for those that its question has no use for."""
+    import msgspec
+
+    from dpsim.harness.sweep.norms import norm_cases
+    from dpsim.records.checks import check_steps
+    from dpsim.setting import FIELDS
+
+    question = base.question
+    values = _values(question, given, leaves)
+    values |= flags.provided(target_loss=given.target_loss, seeds=given.seeds, epochs=given.epochs)
+    norms = values.pop("batch_norm", None) if question == "batch-norm" else None
+    if question == "devices":
+        if "leaves" in values:
+            values.setdefault("batch_norm", None)  # the default for this number of leaves
+        values |= _strong_or_weak(base, given.scaling, values.get("local_batch"), values.get("global_batch"))
+        if given.steps is not None:
+            check_steps(given.steps)
+            values["steps"] = given.steps
+    elif question in QUESTIONS and "scaling" in QUESTIONS[question]:
+        values |= _batches(base, given.scaling, values)
+    if isinstance(values.get("fusion_threshold_bytes"), float):
+        values["fusion_threshold_bytes"] = (values["fusion_threshold_bytes"],)
+    of_settings = {name: value for name, value in values.items() if name in FIELDS}
+    of_run = {name: value for name, value in values.items() if name not in FIELDS}
+    of_run |= flags.provided(budget_s=flags.budget(given.budget))
+    experiment = msgspec.structs.replace(base, **base.changed(**of_settings), **of_run)
+    if norms is None:
+        return experiment
+    cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
+    return msgspec.structs.replace(experiment, **(cleared | {"cases": norm_cases(experiment, norms)}))
+
+
+def _values(question: str, given: SweepFlags, leaves: flags.LeafFlags) -> dict[str, Any]:
+    """Return the fields that the flags set, one value where the question takes no list. Raises ``ConfigError``."""
+    words = QUESTIONS.get(question, _OF_A_GRID).split()
+    of_question = {word.removesuffix("..."): word.endswith("...") for word in words}
+    used = (*_OF_ALL.split(), *of_question, *_OF_A_RUN.split())
+    if unused := [flags.flag_of(name) for name in (*given.given(), *leaves.given()) if name not in used]:
+        raise ConfigError(
+            f"{', '.join(unused)} in a sweep with the question {question}",
+            allowed=", ".join(map(flags.flag_of, used)),
+            remedy="leave it out, or ask another question",
+        )
+    values = given.values() | leaves.values()
+    for name in ("global_batch", "local_batch", "fusion_threshold_bytes", "batch_norm"):
+        if name in values and not of_question.get(name):
+            if len(values[name]) > 1:
+                text = f"{flags.flag_of(name)} {getattr(given, name)}"
+                raise ConfigError(
+                    f"{text} in a sweep with the question {question}",
+                    allowed="one value",
+                    remedy="ask a question that compares them, or declare a grid in a file",
+                )
+            (values[name],) = values[name]
+    return values
 
 
 def _strong_or_weak(

@@ -28,6 +28,11 @@ Examples:
   dpsim train --devices 2 --strategy parameter-server --record order.json
   dpsim train --replay order.json
   mpiexec -n 2 dpsim train --devices 2"""
+SHOWN = (
+    "--model --dataset --devices --global-batch --epochs --steps --optimizer --learning-rate --strategy "
+    "--fusion-threshold --algorithm --network --reproducible --checkpoint --json"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class RunFlags(

@@ -34,6 +34,11 @@ Examples:
   dpsim tune --torch-script train.py --machine cluster.json --devices 8..64
   dpsim tune --workload w.json --machine m.json --devices 2,4,8,16
     --framework horovod{flags.WORDS}"""
+SHOWN = (
+    "--torch-script --workload --machine --devices --framework --local-batch --global-batch --strategy "
+    "--measure --budget --network --output --json"
+)
+"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class SourceFlags(flags.Flags, of="torch_script torch_module workload machine"):
@@ -78,8 +83,8 @@ def tune(
 ) -> None:
     """Say which bucket cap, batch, accumulation and devices to use, and the line to paste.
 
-    A script is profiled and calibrated here, as dpsim measure does; or files
-    are given. Each gain over the default has the 90% interval of the difference.
+    A script is profiled and calibrated here, as dpsim sweep does; or files are
+    given. Each gain over the default has the 90% interval of the difference.
     """
     from dpsim import workload as workloads
     from dpsim.report import tuning as report

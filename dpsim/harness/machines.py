@@ -29,7 +29,7 @@ def points(machine: Machine) -> list[dict[str, Any]]:
 
 
 def listed() -> list[dict[str, Any]]:
-    """Return the links that come with dpsim, as ``dpsim machine list --json`` prints them.
+    """Return the links that come with dpsim, as ``dpsim calibrate --list --json`` prints them.
 
     ``bandwidth_low`` and ``bandwidth_high`` are the ends of the 90 % interval that ``relative_uncertainty`` gives.
     """

@@ -18,7 +18,7 @@ _LINK = (
     "it is a rate from one device or host to another and no time of a collective: give it as --line-rate beside the log"
     " of a collective, or write its latency and bandwidth as [link] "
 ) + _BY_HAND
-_STEP = "it is the speed of a training: give its steps to dpsim estimate or dpsim explain"
+_STEP = "it is the speed of a training: give its steps to dpsim profile --from-steps or dpsim explain"
 
 
 class Other(NamedTuple):

@@ -68,14 +68,14 @@ def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield reader.line_num, {name: value.strip() for name, value in row.items() if value.strip()}
 
 
-def parse_row(text: str) -> dict[str, Any]:
-    """Return the fields of ``devices=8,local_batch=32,images_per_s=1400``. Raises ``ConfigError``."""
+def parse_row(text: str, flag: str) -> dict[str, Any]:
+    """Return the fields of a flag like ``devices=8,local_batch=32,images_per_s=1400``. Raises ``ConfigError``."""
     row: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
         if not (name and equals and value) or name in row:
             raise ConfigError(
-                f"--row is {text!r}",
+                f"{flag} is {text!r}",
                 allowed="fields, each once, like devices=8,local_batch=32,images_per_s=1400",
             )
         row[name] = value
@@ -101,7 +101,7 @@ def measured_steps(
 
 
 def _measured(row: Mapping[str, Any], defaults: Mapping[str, Any], machine: Machine) -> MeasuredStep:
-    for name in row:
+    for name in (*defaults, *row):
         if name not in FIELDS:
             raise unknown("field of a row", name, sorted(FIELDS))
     fields = {name: _value(name, value) for name, value in {**defaults, **row}.items()}

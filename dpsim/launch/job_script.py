@@ -58,10 +58,11 @@ class BatchJob(Noun, frozen=True):
             )
         if self.runs_script:
             check_script(self.command[0])
-        if self.command[0] == "measure" and self.nodes > 1:
+        scripts = {word.partition("=")[0] for word in self.command} & {"--torch-script", "--torch-module"}
+        if self.command[0] == "sweep" and scripts and self.nodes > 1:
             raise ConfigError(
-                f"measure on {self.nodes} nodes",
-                allowed="one node: measure lets DDP train on ranks of one machine",
+                f"a sweep of a script on {self.nodes} nodes",
+                allowed="one node: DDP trains on ranks of one machine",
                 remedy="give a number of devices such as --devices 8; for several nodes predict from a log of their "
                 "allreduces (dpsim calibrate --from)",
             )

@@ -30,12 +30,12 @@ _LAST_RANK_S = 15.0
 def check_command(command: Sequence[str]) -> None:
     """Raise ``ConfigError`` for a command that cannot be started."""
     if not command:
-        raise ConfigError("no job to watch", allowed="a command after --", remedy="dpsim watch -- torchrun train.py")
+        raise ConfigError("no job to watch", allowed="a command after --", remedy="dpsim explain -- torchrun train.py")
     if shutil.which(command[0]) is None:
         raise ConfigError(
             f"there is no command {command[0]!r}",
             allowed="a program, such as torchrun, python or accelerate",
-            remedy="start a script by its interpreter: dpsim watch -- python train.py",
+            remedy="start a script by its interpreter: dpsim explain -- python train.py",
         )
 
 

@@ -31,7 +31,7 @@ def joining_link(machine: Machine, devices: int | str) -> tuple[Link, bool]:
     if link is None:
         raise ConfigError(
             f"the link of machine {machine.name!r}, which has none",
-            allowed="a machine with a [link], as dpsim calibrate writes it, or a name of dpsim machine list",
+            allowed="a machine with a [link], as dpsim calibrate writes it, or a name of dpsim calibrate --list",
             remedy="write latency_s and bandwidth_bytes_per_s into its file",
         )
     has_tables = machine.allreduce or machine.halves or machine.overlap
@@ -39,7 +39,7 @@ def joining_link(machine: Machine, devices: int | str) -> tuple[Link, bool]:
         raise ConfigError(
             f"the link of machine {machine.name!r}, whose tables tell no latency or no bandwidth",
             allowed="tables of several sizes, small and large",
-            remedy="calibrate it again with small and large sizes, or name a link of dpsim machine list",
+            remedy="calibrate it again with small and large sizes, or name a link of dpsim calibrate --list",
         )
     return link, inside
 

@@ -206,7 +206,7 @@ def measurement(advice: Advice, workload: Workload) -> str | None:
     where, batch = plans[0].layout or plans[0].devices, plans[0].global_batch
     if advice.undecided == "model" and not own:
         sharded = any(plan.parallelism.name == "zero3" for plan in plans)
-        return f"dpsim measure {model} --devices {plans[0].devices}{' --strategy zero3' * sharded}"
+        return f"dpsim sweep {model} --devices {plans[0].devices}{' --strategy zero3' * sharded}"
     if advice.undecided == "model":
         return f"dpsim train {model} --devices {where} --global-batch {batch} --steps 50 {typed(plans[0])}"
     plan = max(plans, key=lambda plan: (plan.data_devices > 1, len(plan.parallelism.collectives)))

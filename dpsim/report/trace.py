@@ -2,19 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpsim.codec import to_json, write_text
+from dpsim.errors import ConfigError
+from dpsim.records.bench import RECORD
+from dpsim.records.sweep import MeasuredPoint, PredictedPoint, clean_values, read_predictions, read_results
 from dpsim.schedule import LANE_NAMES
+from dpsim.setting import Setting
 from dpsim.timeline import Timeline
 
 STEPS = 3
 SCHEMA = "dpsim.trace/1"
 """Stands in the file beside its events; viewers take it for a remark."""
+CHOSEN_BY = ("network", "devices", "local_batch", "batch_norm", "fusion_threshold_bytes", "overlap")
+"""The fields of a setting by which a step of a sweep is chosen."""
+
+
+class Step(NamedTuple):
+    """The timelines of one setting of a sweep: measured and predicted, as far as they are there."""
+
+    setting: Setting
+    timelines: list[Timeline]
+    same_minutes: bool
+    """Whether the prediction is the one from the minutes of the measurement."""
+
+
+def step_of_sweep(folder: Path, conditions: Mapping[str, object]) -> Step:
+    """Return the timelines of the setting that trains fastest on the most devices, of those that meet the conditions.
+
+    The prediction is the one that the report compares with the measurement. Raises ``ConfigError`` and
+    ``FileFormatError``.
+    """
+    if (folder / RECORD).is_file():
+        raise ConfigError(
+            f"{folder} holds a benchmark of the allreduce, which keeps no timelines",
+            allowed="a folder of dpsim sweep fusion-threshold or dpsim sweep devices",
+            remedy="run a sweep with --output, and give its folder",
+        )
+    same_minutes = (folder / "blind.json").is_file()
+    measured, predicted = folder / "results.json", folder / ("blind.json" if same_minutes else "predictions.json")
+    points: list[MeasuredPoint | PredictedPoint] = []
+    if measured.is_file() or not predicted.is_file():
+        points += read_results(measured).points
+    points += read_predictions(predicted).points
+    points = [point for point in points if point.timeline is not None]
+    setting = fastest(points, conditions)
+    timelines = [p.timeline for p in points if p.setting == setting and p.timeline is not None]
+    return Step(setting, [Timeline.from_record(timeline) for timeline in timelines], same_minutes)
+
+
+def fastest(points: Sequence[MeasuredPoint | PredictedPoint], conditions: Mapping[str, object]) -> Setting:
+    """Return the setting that trains fastest on the most devices, of those that meet the conditions.
+
+    Raises ``ConfigError``.
+    """
+    step_s = {
+        point.setting: float(np.median(clean_values([point]) if isinstance(point, MeasuredPoint) else point.step_s))
+        for point in reversed(points)
+    }
+    settings = sorted(
+        dict.fromkeys(point.setting for point in points),
+        key=lambda setting: (-setting.plan.devices, step_s[setting] / setting.plan.global_batch),
+    )
+    for setting in settings:
+        if all(setting.value(name) == value for name, value in conditions.items()):
+            return setting
+    names = {"fusion_threshold_bytes": "threshold"}
+    present = {
+        names.get(field, field.replace("_", " ")): dict.fromkeys(setting.text(field) for setting in settings)
+        for field in CHOSEN_BY
+    }
+    raise ConfigError(
+        "no setting of this sweep has timelines"
+        + "".join(f" and {name} = {value}" for name, value in conditions.items()),
+        allowed="; ".join(f"{name} {', '.join(values)}" for name, values in present.items()),
+        remedy="choose one of these with --network, --devices, --local-batch, --batch-norm, --fusion-threshold and "
+        "--overlap",
+    )
 
 
 def trace_events(timelines: Sequence[Timeline], *, steps: int = STEPS) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How ``watch`` says what it saw of a job: where a step's time goes, the bucket cap, and the line to paste."""
+"""What ``dpsim explain`` saw of a job: where a step's time goes, the bucket cap, and the line to paste."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def headline(seen: Watched) -> str:
     of = seen.explained
     first = seen.ranks[0]
     return (
-        f"dpsim watch: {of.name} on {of.devices} ({first.backend}, {first.device}), {of.method},"
+        f"dpsim explain: {of.name} on {of.devices} ({first.backend}, {first.device}), {of.method},"
         f" {format_duration(of.step_s)} each"
     )

@@ -279,7 +279,7 @@ def _machine(inputs: Inputs, rows: Rows, number: int) -> Machine:
     if config.runtime == "dpsim":
         return machine
     calibrated_on = f"{machine.calibrated_on}, {config.runtime}"
-    return msgspec.structs.replace(machine, calibrated_on=calibrated_on, source="dpsim measure")
+    return msgspec.structs.replace(machine, calibrated_on=calibrated_on, source="dpsim sweep")
 
 
 def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting]) -> Machine:

@@ -120,7 +120,7 @@ class Observer(Script):
                 ConfigError(
                     "the script shards its model with fully_shard",
                     allowed="a script that wraps its model in DistributedDataParallel",
-                    remedy="measure it: dpsim measure --torch-script predicts and times FSDP",
+                    remedy="measure it: dpsim sweep --torch-script predicts and times FSDP",
                 )
             )
         self._hook()

@@ -77,7 +77,7 @@ def _array(tensor: Any) -> Array:
         raise ConfigError(
             f"gradients of {dtype} on {tensor.device.type} through a hook over MPI",
             allowed="float32, float64 or float16 in the host's memory",
-            remedy="measure this script with --communication gloo",
+            remedy="measure this script with --algorithm gloo",
         )
     array: Array = tensor.detach().view(-1).numpy()
     return array

@@ -278,7 +278,7 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
             f"{given}{calls}\n  Before that the script asked for {received}, which a profile does not have.",
             allowed="a script that gets nothing from other ranks but what rank 0 has too: it is profiled as rank 0 in"
             " one process, and the other ranks hold its values",
-            remedy="let rank 0 send it; real ranks train with dpsim watch and dpsim reproduce",
+            remedy="let rank 0 send it; real ranks train with dpsim explain -- COMMAND and dpsim reproduce",
         )
     how = "train its module without dpsim first" if request.function else "start it without dpsim first"
     return ConfigError(given + calls, remedy=remedy_of(error, how))

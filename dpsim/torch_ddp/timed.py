@@ -135,7 +135,7 @@ def bucket_bytes(ddp: Any) -> tuple[int, ...]:
 
 def _not_by_hook(given: str, allowed: str) -> Refused:
     """What ends a script that gloo can train, and a hook over MPI cannot."""
-    return Refused(ConfigError(given, allowed=allowed, remedy="measure this script with --communication gloo"))
+    return Refused(ConfigError(given, allowed=allowed, remedy="measure this script with --algorithm gloo"))
 
 
 def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None:

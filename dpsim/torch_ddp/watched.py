@@ -135,7 +135,7 @@ def watched_workload(ranks: Sequence[WatchedRank], steps: Steps) -> Workload:
     return workload_of(
         Recorded(
             name=f"{rank.model} of {rank.script}",
-            source=f"dpsim watch: medians of {len(rank.steps)} steps of {rank.ranks} ranks on {rank.device},"
+            source=f"dpsim explain: medians of {len(rank.steps)} steps of {rank.ranks} ranks on {rank.device},"
             f" PyTorch {rank.torch}",
             parameters=parameters,
             first_parameter=first,

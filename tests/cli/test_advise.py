@@ -1,4 +1,4 @@
-"""``dpsim advise``: its table and sentences, its JSON, and what it says to a mistake."""
+"""``dpsim predict --rank strategy``: its table and sentences, its JSON, and what it says to a mistake."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dpsim import codec
 from dpsim import workload as workloads
 
 Dpsim = Callable[..., tuple[int, str, str]]
+RANK = ("predict", "--rank", "strategy")
 FILES = ("--workload", str(WORKLOAD), "--machine", str(MACHINE))
 
 
@@ -29,7 +30,7 @@ def stated(tmp_path: Path) -> str:
 
 
 def _shown(dpsim: Dpsim, *arguments: str) -> dict[str, Any]:
-    code, out, err = dpsim("advise", *arguments, "--json")
+    code, out, err = dpsim(*RANK, *arguments, "--json")
     assert code == 0, err
     shown: dict[str, Any] = json.loads(out)
     assert list(shown) == ["schema", "command", "environment", "points", "summary"]
@@ -39,7 +40,7 @@ def _shown(dpsim: Dpsim, *arguments: str) -> dict[str, Any]:
 
 def test_what_is_fastest_and_what_fits(dpsim: Dpsim, stated: str) -> None:
     files = ("--workload", stated, "--machine", str(MACHINE), "--devices", "8", "--algorithm", "ring")
-    code, out, err = dpsim("advise", *files, "--global-batch", "256", "--memory", "16GiB")
+    code, out, err = dpsim(*RANK, *files, "--global-batch", "256", "--memory", "16GiB")
     assert (code, err) == (0, "")
     assert "on 8 devices, global batch 256" in out and " of 16 GiB " in out and "fits" in out
     assert "The fastest of the plans that fit is" in out and "--strategy data-parallel" in out
@@ -68,11 +69,11 @@ def test_json_has_the_best_of_each_strategy_or_all(dpsim: Dpsim, stated: str) ->
 
 
 def test_refusals_and_unknown_memory_are_told(dpsim: Dpsim) -> None:
-    code, out, err = dpsim("advise", *FILES, "--devices", "4")
+    code, out, err = dpsim(*RANK, *FILES, "--devices", "4")
     assert (code, err) == (0, "")
     assert "zero1; zero2; zero3; and" in out and "there is no reduce-scatter" in out
     assert "output_bytes_per_sample" in out and "not known" in out
-    code, out, err = dpsim("advise", *FILES, "--devices", "4", "--memory", "100MB")
+    code, out, err = dpsim(*RANK, *FILES, "--devices", "4", "--memory", "100MB")
     assert code == 0 and out.startswith("Nothing fits into the 100 MB that a device has.")
 
 
@@ -87,10 +88,13 @@ def test_refusals_and_unknown_memory_are_told(dpsim: Dpsim) -> None:
         ("--devices 8 --optimizer adam", "unknown optimizer 'adam'"),
         ("--devices 8 --algorithm rings", "unknown algorithm 'rings'"),
         ("--devices 8 --fusion-rule ddpp", "unknown fusion rule 'ddpp'"),
-        ("--devices 8 --strategy zero1", "--strategy"),
+        ("--devices 8 --strategy zero1", "--strategy with --rank strategy"),
+        ("--devices 8 --fusion-threshold 0", "--fusion-threshold with --rank strategy"),
+        ("--devices 8 --global-batch 64,128", "--global-batch 64,128 with --rank strategy"),
+        ("--devices 8 --find bucket", "--rank and --find"),
     ],
 )
 def test_a_mistake_gets_one_message(dpsim: Dpsim, flags: str, said: str) -> None:
-    code, out, err = dpsim("advise", *FILES, *flags.split())
+    code, out, err = dpsim(*RANK, *FILES, *flags.split())
     assert (code, out) == (2, "")
     assert err.startswith("dpsim: ") and said in err and "Traceback" not in err

@@ -1,4 +1,4 @@
-"""``dpsim compare``: the terminal, the JSON, and the files of the report."""
+"""``dpsim report`` of several runs: the terminal, the JSON, and the files of the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
 
 
 def test_the_terminal_shows_ratios_means_and_warnings(folders: tuple[Path, ...], dpsim: Dpsim) -> None:
-    code, out, err = dpsim("compare", *folders[:2])
+    code, out, err = dpsim("report", *folders[:2])
     text = " ".join(out.split())
     assert (code, err) == (0, "")
     assert "Settings in common" in text and "64 KiB" in text and f"{PACED} (emulated network)" in text
@@ -39,7 +39,7 @@ def test_the_terminal_shows_ratios_means_and_warnings(folders: tuple[Path, ...],
 
 
 def test_the_json_has_flat_points_and_a_summary(folders: tuple[Path, ...], dpsim: Dpsim) -> None:
-    code, out, _ = dpsim("compare", *folders, "--label", "before,after,other", "--json")
+    code, out, _ = dpsim("report", *folders, "--label", "before,after,other", "--json")
     shown = json.loads(out)
     assert code == 0 and (shown["schema"], shown["command"]) == ("dpsim.output/1", "compare")
     assert len(shown["points"]) == 30 + 15 and len(shown["summary"]["not_compared"]) == 15
@@ -59,7 +59,7 @@ def test_the_report_has_a_page_a_figure_and_a_table_of_points(
     folders: tuple[Path, ...], dpsim: Dpsim, tmp_path: Path
 ) -> None:
     output = tmp_path / "compared"
-    assert dpsim("compare", *folders, "--output", output)[0] == 0
+    assert dpsim("report", *folders, "--output", output)[0] == 0
     assert {path.name for path in output.iterdir()} == {
         "index.html",
         "report.md",
@@ -78,6 +78,6 @@ def test_the_report_has_a_page_a_figure_and_a_table_of_points(
 
 
 def test_a_report_is_not_written_over_a_run(folders: tuple[Path, ...], dpsim: Dpsim) -> None:
-    code, _, err = dpsim("compare", *folders[:2], "--output", folders[0])
+    code, _, err = dpsim("report", *folders[:2], "--output", folders[0])
     assert code == 2 and "this command reads it" in err
     assert not (folders[0] / "report.md").exists()

@@ -101,7 +101,7 @@ def test_report(dpsim: Dpsim, folder: Path, tmp_path_factory: pytest.TempPathFac
 
 def test_trace(dpsim: Dpsim, folder: Path) -> None:
     trace = folder / "trace.json"
-    shown = _object(dpsim, "trace", folder, "--output", trace)
+    shown = _object(dpsim, "report", folder, "--trace", "--output", trace)
     assert shown["summary"] == {"trace": str(trace), "timelines": ["measured", "predicted"]}
     assert json.loads(trace.read_text())["traceEvents"]
 
@@ -109,7 +109,7 @@ def test_trace(dpsim: Dpsim, folder: Path) -> None:
 def test_one_device_has_no_threshold_and_the_trace_is_of_the_fastest_setting(dpsim: Dpsim, folder: Path) -> None:
     points = _object(dpsim, "report", folder, "--format", "csv")["points"]
     assert {p["fusion_threshold_bytes"] for p in points if p["devices"] == 1} == {None}
-    (traced,) = _object(dpsim, "trace", folder, "--output", folder / "trace.json")["points"]
+    (traced,) = _object(dpsim, "report", folder, "--trace", "--output", folder / "trace.json")["points"]
     measured = {(p["network"], p["fusion_threshold_bytes"], p["overlap"]): p["measured_step_s"] for p in points}
     fastest = min(p["measured_step_s"] for p in points if p["devices"] == traced["devices"])
     assert measured[traced["network"], traced["fusion_threshold_bytes"], traced["overlap"]] == pytest.approx(
@@ -117,36 +117,37 @@ def test_one_device_has_no_threshold_and_the_trace_is_of_the_fastest_setting(dps
     )
 
 
-def test_trace_of_one_source(dpsim: Dpsim, folder: Path) -> None:
-    shown = _object(dpsim, "trace", folder, "--source", "predicted", "--output", folder / "trace.json")
+def test_a_trace_of_a_sweep_that_is_not_measured_yet_has_the_prediction(dpsim: Dpsim, folder: Path) -> None:
+    (folder / "results.json").unlink()
+    shown = _object(dpsim, "report", folder, "--trace", "--output", folder / "trace.json")
     assert shown["summary"]["timelines"] == ["predicted"]
 
 
 def test_trace_of_a_setting_that_is_not_there_lists_those_that_are(dpsim: Dpsim, folder: Path) -> None:
-    code, _, err = dpsim("trace", folder, "--devices", "77", "--output", folder / "trace.json")
+    code, _, err = dpsim("report", folder, "--trace", "--devices", "77", "--output", folder / "trace.json")
     assert code == 2
     assert "devices = 77" in err
     assert "network node" in err and "devices 2" in err
 
 
-def test_estimate(dpsim: Dpsim, tmp_path: Path) -> None:
+def test_profile_from_steps(dpsim: Dpsim, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text("devices,local_batch,step_s,overlap\n1,64,392ms,off\n2,64,511ms,off\n4,64,555ms,off\n")
     machines = EXPERIMENTS / "machines"
     workload, output = machines / "googlenet_k80.toml", tmp_path / "fitted"
-    shown = _object(
-        dpsim, "estimate", "--workload", workload, "--rows", rows, "--fusion-rule", "one", "--output", output
-    )
+    fit = ("profile", "--workload", workload, "--from-steps", rows)
+    shown = _object(dpsim, *fit, "--set", "fusion_rule=one", "--output", output)
     assert {number["name"] for number in shown["summary"]["numbers"]} == {"compute", "bandwidth"}
     assert all(abs(point["error"]) < 0.02 for point in shown["points"]) and len(shown["points"]) == 3
     files = ("--workload", output / "workload.json", "--machine", output / "machine.json")
     predicted = _object(dpsim, "predict", *files, "--devices", "4", "--local-batch", "64", "--overlap", "off")
     assert predicted["points"][0]["predicted_low_s"] < predicted["points"][0]["predicted_step_s"]
     of_tables = ("--machine", machines / "k80_10gbe.toml", "--free", "compute,loss")
-    told = _object(dpsim, "estimate", "--workload", workload, "--rows", rows, *of_tables, "--output", output)
+    told = _object(dpsim, *fit, *of_tables, "--output", output)
     assert [number["name"] for number in told["summary"]["numbers"]] == ["compute", "loss"]
-    row = ("--row", "devices=1,local_batch=32,step_s=20ms", "--row", "devices=8,local_batch=32,images_per_s=9000")
-    built_in = _object(dpsim, "estimate", "--model", "cnn", "--dataset", "digits", *row, "--output", output)
+    steps = ("devices=1,local_batch=32,step_s=20ms", "devices=8,local_batch=32,images_per_s=9000")
+    row = [word for step in steps for word in ("--from-steps", step)]
+    built_in = _object(dpsim, "profile", "--model", "cnn", "--dataset", "digits", *row, "--output", output)
     assert [point["devices"] for point in built_in["points"]] == [1, 8]
 
 
@@ -218,7 +219,7 @@ def test_without_json_people_get_text(command: str, dpsim: Dpsim, folder: Path) 
     arguments = {
         "predict": (*PREDICT, "--devices", "1,2", "--global-batch", "64"),
         "report": ("report", folder),
-        "trace": ("trace", folder, "--output", folder / "trace.json"),
+        "trace": ("report", folder, "--trace", "--output", folder / "trace.json"),
         "doctor": ("doctor",),
     }[command]
     code, out, _ = dpsim(*arguments)

@@ -1,4 +1,4 @@
-"""``dpsim machine``: files shown, compared and merged."""
+"""``dpsim calibrate`` of machine files: shown, compared and merged."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ Dpsim = Callable[..., tuple[int, str, str]]
 POINTS = [(1024, 4.62), (65536, 50.43), (1048576, 631.29)]
 
 
+def listed(*files: Path) -> str:
+    return ",".join(map(str, files))
+
+
 @pytest.fixture
 def files(tmp_path: Path, dpsim: Dpsim) -> list[Path]:
     """Machines of 2 and of 4 devices, and one of 2 that is twice as slow."""
@@ -30,10 +34,10 @@ def files(tmp_path: Path, dpsim: Dpsim) -> list[Path]:
 
 
 def test_a_machine_is_shown_with_its_link_and_a_picture(files: list[Path], dpsim: Dpsim, tmp_path: Path) -> None:
-    code, out, _ = dpsim("machine", "show", files[0], "--plot", tmp_path / "m.svg")
+    code, out, _ = dpsim("calibrate", "--show", files[0], "--plot", tmp_path / "m.svg")
     assert code == 0 and "fitted to mpi on 2" in out and "1 MiB" in out
     assert "time of one allreduce" in (tmp_path / "m.svg").read_text()
-    code, _, err = dpsim("machine", "show", files[0], "--plot", tmp_path / "m.pdf")
+    code, _, err = dpsim("calibrate", "--show", files[0], "--plot", tmp_path / "m.pdf")
     assert code == 2 and ".png, .svg" in err
 
 
@@ -79,29 +83,29 @@ def test_a_machine_written_by_hand_may_name_units(dpsim: Dpsim, tmp_path: Path) 
     (file := tmp_path / "e.toml").write_text(link)
     assert (read := machines.read(file).link) is not None
     assert (read.latency_s, read.bandwidth_bytes_per_s) == pytest.approx((20e-6, 3.125e9))
-    assert "20 us, 3.12 GB/s (25 Gbit/s) each way" in dpsim("machine", "show", file)[1]
+    assert "20 us, 3.12 GB/s (25 Gbit/s) each way" in dpsim("calibrate", "--show", file)[1]
     file.write_text(link.replace("25gbit", "25gbits"))
-    code, _, err = dpsim("machine", "show", file)
+    code, _, err = dpsim("calibrate", "--show", file)
     assert code == 2 and "e.toml" in err and "'25gbits' is not understood" in err and "1gbit or 200mbit" in err
 
 
 def test_two_machines_are_compared_where_both_have_a_time(files: list[Path], dpsim: Dpsim) -> None:
-    code, out, _ = dpsim("machine", "compare", files[0], files[2], "--json")
+    code, out, _ = dpsim("calibrate", "--compare", listed(files[0], files[2]), "--json")
     assert code == 0
     assert [round(point["ratio"], 2) for point in json.loads(out)["points"]] == [2.0, 2.0, 2.0]
-    code, _, err = dpsim("machine", "compare", files[0], files[1])
+    code, _, err = dpsim("calibrate", "--compare", listed(files[0], files[1]))
     assert code == 2 and "in common" in err
 
 
 def test_machines_are_compared_table_by_table_with_their_lines(files: list[Path], dpsim: Dpsim, tmp_path: Path) -> None:
     both = tmp_path / "both.json"
-    assert dpsim("machine", "merge", files[0], files[1], "--output", both)[0] == 0
-    code, out, _ = dpsim("machine", "compare", both, files[2], files[0], "--plot", tmp_path / "all.svg")
+    assert dpsim("calibrate", "--merge", listed(files[0], files[1]), "--output", both)[0] == 0
+    code, out, _ = dpsim("calibrate", "--compare", listed(both, files[2], files[0]), "--plot", tmp_path / "all.svg")
     text = " ".join(out.split())
     assert code == 0 and "mpi on 2 devices, float32" in text and "Without a counterpart" in text
     drawn = (tmp_path / "all.svg").read_text()
     assert all(f"{name}: mpi on" in drawn for name in ("both.json", "slow.json", "two.json"))
-    summary = json.loads(dpsim("machine", "compare", both, files[2], "--json")[1])["summary"]
+    summary = json.loads(dpsim("calibrate", "--compare", listed(both, files[2]), "--json")[1])["summary"]
     assert [(each["machine"], each["devices"]) for each in summary["unmatched"]] == [("both.json", 4)]
     first, second = (line for line in summary["lines"] if line["devices"] == 2)
     assert second["alpha_s"] == pytest.approx(2 * first["alpha_s"])
@@ -112,7 +116,7 @@ def test_a_time_between_two_sizes_is_interpolated(files: list[Path], dpsim: Dpsi
     log, path = tmp_path / "other.txt", tmp_path / "other.json"
     log.write_text(outputs.osu([(size, us) for size, us in POINTS if size != 65536]))
     assert dpsim("calibrate", "--from", log, "--devices", "2", "--output", path)[0] == 0
-    points = json.loads(dpsim("machine", "compare", files[0], path, "--json")[1])["points"]
+    points = json.loads(dpsim("calibrate", "--compare", listed(files[0], path), "--json")[1])["points"]
     assert [(point["size_bytes"], point["interpolated"]) for point in points] == [
         (1024, False),
         (65536, True),
@@ -125,26 +129,26 @@ def test_a_time_between_two_sizes_is_interpolated(files: list[Path], dpsim: Dpsi
 def test_a_machine_is_not_compared_alone_nor_emulated_with_real(
     files: list[Path], dpsim: Dpsim, tmp_path: Path
 ) -> None:
-    code, _, err = dpsim("machine", "compare", files[0])
+    code, _, err = dpsim("calibrate", "--compare", listed(files[0]))
     assert code == 2 and "two or more" in err
     emulated = tmp_path / "emulated.json"
     codec.write(emulated, msgspec.structs.replace(machines.read(files[0]), emulated_network=True))
-    code, _, err = dpsim("machine", "compare", files[0], emulated)
+    code, _, err = dpsim("calibrate", "--compare", listed(files[0], emulated))
     assert code == 2 and "the network of emulated.json is emulated and that of two.json is real" in err
-    assert "1.00" in dpsim("machine", "compare", files[0], files[0])[1]
+    assert "1.00" in dpsim("calibrate", "--compare", listed(files[0], files[0]))[1]
 
 
 def test_several_machines_become_one_with_a_link_fitted_to_all(files: list[Path], dpsim: Dpsim, tmp_path: Path) -> None:
     path = tmp_path / "merged.json"
     codec.write(files[0], msgspec.structs.replace(machines.read(files[0]), slow_devices=(2.0,), contention=1.5))
-    assert dpsim("machine", "merge", files[0], files[1], "--output", path)[0] == 0
+    assert dpsim("calibrate", "--merge", listed(files[0], files[1]), "--output", path)[0] == 0
     merged = machines.read(path)
     assert (merged.slow_devices, merged.contention) == ((2.0,), 1.5)
     assert [table.devices for table in merged.allreduce] == [2, 4]
     assert merged.link is not None and merged.link.fitted_to == "mpi on 2, mpi on 4"
-    code, _, err = dpsim("machine", "merge", files[0], files[2], "--output", path)
+    code, _, err = dpsim("calibrate", "--merge", listed(files[0], files[2]), "--output", path)
     assert code == 2 and "two allreduce tables of mpi, 2, float32" in err
-    assert dpsim("machine", "merge", files[0], "--output", path)[0] == 2
+    assert dpsim("calibrate", "--merge", listed(files[0]), "--output", path)[0] == 2
     before = files[0].read_bytes()
-    code, _, err = dpsim("machine", "merge", files[0], files[1], "--output", files[0])
+    code, _, err = dpsim("calibrate", "--merge", listed(files[0], files[1]), "--output", files[0])
     assert code == 2 and "this command reads it" in err and files[0].read_bytes() == before

@@ -26,7 +26,9 @@ def test_a_bare_threshold_is_warned_of(dpsim: Dpsim) -> None:
 
 
 def test_a_trace_of_a_benchmark_says_what_to_give_instead(dpsim: Dpsim, tmp_path: Path) -> None:
-    code, _, err = dpsim("trace", EXPERIMENTS.parent / "reports" / "allreduce", "--output", tmp_path / "t.json")
+    code, _, err = dpsim(
+        "report", EXPERIMENTS.parent / "reports" / "allreduce", "--trace", "--output", tmp_path / "t.json"
+    )
     assert code == 2 and "holds a benchmark of the allreduce" in err and "run a sweep" in err
 
 
@@ -74,8 +76,8 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
     ("command", "given", "more"),
     [
         ("trian", "unknown command 'trian'", "did you mean 'train'?"),
-        ("nonsense", "unknown command 'nonsense'", "allowed: advise, bench, calibrate, compare, doctor, estimate"),
-        ("sweep fusion-treshold", "unknown command 'fusion-treshold'", "did you mean 'fusion-threshold'?"),
+        ("nonsense", "unknown command 'nonsense'", "allowed: bench, calibrate, doctor, explain"),
+        ("sweep fusion-treshold", "unknown question 'fusion-treshold'", "did you mean 'fusion-threshold'?"),
         ("train --modle cnn", "unknown flag '--modle'", "did you mean '--model'?"),
         ("train --xyzzy=3", "unknown flag '--xyzzy'", "--global-batch"),
         ("train --devices two", "--devices is 'two'", "allowed: a whole number"),
@@ -84,17 +86,31 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("train spare", "'spare' is more than this command takes", "see dpsim train --help"),
         ("predict --worklod w.json --devices 2", "unknown flag '--worklod'", "did you mean '--workload'"),
         (
-            "measure --torch-script a.py --rate=3",
+            "sweep --torch-script a.py --rate=3",
             "unknown flag '--rate'",
             "arguments of the script follow --, as in -- --rate=3",
         ),
         ("profile --torch-script -m pack.train", "--torch-script has no value", "--torch-module"),
-        ("measure --torch-script pack.train", "--torch-script is 'pack.train'", "--torch-module pack.train"),
+        ("sweep --torch-script pack.train", "--torch-script is 'pack.train'", "--torch-module pack.train"),
         ("profile --torch-module pack/train.py", "--torch-module is 'pack/train.py'", "--torch-script"),
-        ("measure", "neither --torch-script nor --torch-module", "one of the two"),
+        ("sweep --torch-script a.py --torch-module a", "--torch-script and --torch-module", "one of the two"),
+        ("sweep --torch-script a.py --model cnn --leaves 8", "--model, --leaves with a script", "after --"),
+        ("sweep devices --torch-script a.py", "the question devices of a script", "leave the question out"),
+        ("sweep local-batch --workload w.json", "--workload without --torch-script", "name the script"),
+        ("sweep devices --experiment a.toml", "--experiment is no flag of this version", "dpsim sweep FILE.toml"),
+        ("report a --trace --source measured", "--source is no flag of this version", "--trace writes"),
+        ("predict --rank strategy --measure", "--measure is no flag of this version", "dpsim sweep FILE.toml"),
+        ("sweep devices -- 1", "'1' is more than this command takes", ""),
         ("predict", "--workload is missing", "see dpsim predict --help"),
         ("report", "FOLDER is missing", "see dpsim report --help"),
-        ("trace . --source guessed", "--source is 'guessed'", "allowed: measured, predicted, both"),
+        ("report . --overlap off", "--overlap with one folder", "or add --trace"),
+        ("report . --trace --check", "--check with --trace", "leave it out"),
+        ("report a b --format csv --trace", "--format, --trace with several folders", "leave it out"),
+        ("predict --page a.html --overlap off", "--overlap with --page", "a slider for each setting"),
+        ("explain --json --devices 2 -- python a.py", "--devices, --json with a command and no script", "leave it out"),
+        ("explain --steps 2 -- python a.py", "--steps is 2", "5 or more"),
+        ("explain nowhere.py", "there is no command 'nowhere.py'", "dpsim explain -- python"),
+        ("report . --label one", "--label with one folder", "leave it out"),
         ("train --model vgg", "unknown model 'vgg'", "allowed: mlp, cnn"),
         ("train --dataset imagenet", "unknown data set 'imagenet'", "allowed: digits"),
         ("train --optimizer adam", "unknown optimizer 'adam'", "did you mean 'adamw'?"),
@@ -132,6 +148,9 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("calibrate --devices 4,2x2 --algorithm hierarchical", "on the flat layout 4", "--devices 2x2"),
         ("sweep fusion-threshold --budget soon", "duration 'soon' is not understood", ""),
         ("calibrate --algorithm pigeon", "unknown algorithm 'pigeon'", "ring"),
+        ("calibrate --list --budget 1s", "--budget with --list", "nothing is measured or imported"),
+        ("calibrate --show 10gbe --merge a,b --from log.txt", "--merge, --from with --show", "leave --merge, --from"),
+        ("calibrate --list --plot a.svg", "--plot", "--plot with --show or --compare"),
         ("calibrate --network wifi", "network 'wifi' is not understood", "paced:50us,1gbit"),
         ("profile --local-batch 0", "--local-batch is '0'", "whole numbers of 1 or more"),
         ("report nowhere", "there is no folder nowhere", "bench allreduce"),

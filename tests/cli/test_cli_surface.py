@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,7 @@ from cyclopts import App
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import app, flags
+from dpsim.cli.commands import modules
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.records.train import TrainConfig
@@ -34,6 +36,15 @@ def test_help_has_examples(command: str, dpsim: Dpsim) -> None:
     examples = out.split("Examples:\n")[1]
     assert f"dpsim {command}".strip() in examples
     assert max(len(line) for line in out.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("command", [name for name, module in modules().items() if hasattr(module, "SHOWN")])
+def test_help_shows_the_flags_that_matter_and_names_the_page_of_all(command: str, dpsim: Dpsim) -> None:
+    shown = modules()[command].SHOWN.split()
+    pages = [dpsim(command, flag)[1] for flag in ("--help", "--help-all")]
+    of_page, of_all = (re.findall(r"^│ [* ]{0,3}(--[\w-]+)", page, re.MULTILINE) for page in pages)
+    assert sorted(of_page) == sorted(shown) and len(of_page) <= 15 < len(of_all)
+    assert {*of_page} < {*of_all} and f"dpsim {command} --help-all shows all flags" in pages[0]
 
 
 @pytest.mark.parametrize(("words", "loaded"), [([], set()), (["sweep"], {"msgspec"}), (["train"], {"msgspec"})])

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from each_command import EACH, OF_COMMAND, STARTED, commands, started
+from each_command import EACH, OF_COMMAND, STARTED, commands, is_refused, started
 
 from dpsim.cli import app
 from dpsim.launch import jobs
 from dpsim.study import other_processes
 
 Dpsim = Callable[..., tuple[int, str, str]]
-LEFT_OUT = ("doctor", "launch local", "measure", "watch")
+LEFT_OUT = ("doctor", "launch local")
 """Commands that run what they check or start, or need PyTorch: they have tests of their own."""
 VALUES = {
     "--model": "cnn",
@@ -60,11 +60,9 @@ OWN_TESTS = {
         "train --hostfile",
         "reproduce --against",
         "bench allreduce --peer-env",
-        "sweep --experiment",
     ),
-    "report --check",
+    *("report --check", "report --page"),
     *(f"reproduce --{flag}" for flag in ("torch-script", "torch-module", "bucket-cap", "script-may-write")),
-    *(f"estimate --{flag}" for flag in ("model", "dataset", "torch-script", "machine", "rows", "free", "row")),
     *(f"explain --{flag}" for flag in ("torch-script", "torch-module", "trace", "devices", "steps", "network")),
     *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
     *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),
@@ -90,7 +88,9 @@ def cases() -> Iterator[Any]:
     for command, application in commands(app.build()):
         for argument in application.assemble_argument_collection() if command not in LEFT_OUT else ():
             flag = argument.names[0]
-            if flag.startswith("--") and f"{command} {flag}" not in OWN_TESTS and flag not in EACH[command].split():
+            if not flag.startswith("--") or is_refused(command, flag):
+                continue
+            if f"{command} {flag}" not in OWN_TESTS and flag not in EACH[command].split():
                 yield pytest.param(command, f"{flag} {value(command, flag, argument.hint)}", id=f"{command} {flag}")
 
 

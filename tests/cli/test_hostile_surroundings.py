@@ -80,6 +80,6 @@ def test_a_label_that_is_a_formula_is_text_in_points_csv(dpsim: Dpsim, tmp_path:
     for name in ("a", "b"):
         shutil.copytree(REPORTS / "devices", tmp_path / name)
     labels = ("--label", "=HYPERLINK(1),b")
-    code, _, err = dpsim("compare", tmp_path / "a", tmp_path / "b", *labels, "--output", tmp_path / "out")
+    code, _, err = dpsim("report", tmp_path / "a", tmp_path / "b", *labels, "--output", tmp_path / "out")
     assert code == 0, err
     assert "\n'=HYPERLINK(1)," in (tmp_path / "out/points.csv").read_text()

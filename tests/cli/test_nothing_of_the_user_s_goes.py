@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from each_command import EACH, OF_COMMAND, commands, started
+from each_command import EACH, OF_COMMAND, STEPS, commands, started
 from report_factory import sweep as records
 
 from dpsim import codec
@@ -22,11 +22,11 @@ from dpsim.runtime import checkpoint
 
 Dpsim = Callable[..., tuple[int, str, str]]
 READ = {
-    *("--workload", "--machine", "--rows", "--torch-script", "--from", "--experiment", "--hostfile", "--resume"),
+    *("--workload", "--machine", "--torch-script", "--from", "--hostfile", "--resume"),
     *("--against", "--convergence"),
 }
 """Flags with a path that is read. Any other one is written."""
-NEEDED = {"measure": "--torch-script train.py", "doctor": "--tune"}
+NEEDED = {"doctor": "--tune"}
 FOREIGN = {
     "index.html": b"<!doctype html><title>my page about dpsim</title>",
     "report.md": b"# My report on dpsim\n",
@@ -115,15 +115,15 @@ def test_an_input_s_folder_is_not_written(tmp_path: Path) -> None:
         writable(tmp_path, folders=("sweep",), inputs=(tmp_path,))
 
 
-def test_estimate_writes_again_what_it_fitted_and_never_what_it_reads(
+def test_profile_from_steps_writes_again_what_it_fitted_and_never_what_it_reads(
     dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = EACH["estimate"].split()
-    assert [dpsim("estimate", *words, "--output", "fitted")[0] for _ in range(2)] == [0, 0]
+    words = STEPS.split()
+    assert [dpsim("profile", *words, "--output", "fitted")[0] for _ in range(2)] == [0, 0]
     before = _digests(tmp_path)
     words[words.index("--workload") + 1] = "fitted/workload.json"
-    code, _, err = dpsim("estimate", *words, "--output", "fitted")
+    code, _, err = dpsim("profile", *words, "--output", "fitted")
     assert (code, _digests(tmp_path)) == (2, before)
     assert "this command reads workload.json" in err
 
@@ -144,14 +144,14 @@ def test_pages_and_plots_of_dpsim_s_own_are_written_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     example = Path(__file__).parents[2] / "reports" / "example"
-    machine = Path(EACH["machine show"])
+    machine = OF_COMMAND["calibrate --show"]
     for words, again in (
-        (("explore", "--output", "page.html"), lambda: writable(Path("page.html"), "page")),
+        (("predict", "--page", "page.html"), lambda: writable(Path("page.html"), "page")),
         (("report", example, "--output", "r", "--format", "html"), lambda: writable(Path("r"), folders=("report",))),
         (("report", example, "--output", "m", "--format", "md"), lambda: writable(Path("m"), folders=("report",))),
-        (("trace", example, "--output", "trace.json"), lambda: writable(Path("trace.json"), "trace")),
-        (("machine", "compare", machine, machine, "--plot", "plot.svg"), lambda: drawable(Path("plot.svg"))),
-        (("machine", "compare", machine, machine, "--plot", "plot.png"), lambda: drawable(Path("plot.png"))),
+        (("report", example, "--trace"), lambda: writable(Path("trace.json"), "trace")),
+        (("calibrate", "--compare", f"{machine},{machine}", "--plot", "plot.svg"), lambda: drawable(Path("plot.svg"))),
+        (("calibrate", "--compare", f"{machine},{machine}", "--plot", "plot.png"), lambda: drawable(Path("plot.png"))),
     ):
         code, _, err = dpsim(*words)
         assert code == 0, (words, err)

@@ -116,15 +116,19 @@ def test_the_command_writes_a_page_and_refuses_to_replace_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["explore"]) == 0 and run(["explore"]) == 0
+    written = ["predict", "--page", "explore.html"]
+    assert run(written) == 0 and run(written) == 0
     assert (tmp_path / "explore.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     (tmp_path / "notes.html").write_text("<!doctype html><p>my notes")
-    assert run(["explore", "--output", "notes.html"]) == 2
+    assert run(["predict", "--page", "notes.html"]) == 2
     assert (tmp_path / "notes.html").read_text() == "<!doctype html><p>my notes"
     named = tmp_path / "a b;touch pwned.toml"
     named.write_bytes(EXAMPLE_WORKLOAD.read_bytes())
-    assert run(["explore", "--workload", named.name, "--output", "named.html"]) == 0
+    assert run(["predict", "--workload", named.name, "--page", "named.html"]) == 0
     assert "--workload 'a b;touch pwned.toml' --machine" in (tmp_path / "named.html").read_text(encoding="utf-8")
-    assert run(["explore", "no-study"]) == 2
-    assert run(["explore", str(ROOT / "reports" / "example"), "--machine", "10gbe"]) == 2
+    study = tmp_path / "study.html"
+    assert run(["report", str(ROOT / "reports" / "example"), "--page", str(study)]) == 0
+    assert study.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert run(["report", "no-study", "--page", "explore.html"]) == 2
+    assert run([*written, "--json"]) == 2
     assert "Traceback" not in capsys.readouterr().err

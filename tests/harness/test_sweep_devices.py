@@ -141,7 +141,7 @@ def test_the_report_and_a_trace_come_again_from_the_folder(done: Done, dpsim: Dp
     again = json.loads(out)
     assert code == 0 and (again["points"], again["summary"]) == (done.shown["points"], done.shown["summary"])
     assert (tmp_path / "speedup.svg").read_bytes() == (done.folder / "speedup.svg").read_bytes()
-    code, out, _ = dpsim("trace", done.folder, "--output", tmp_path / "trace.json")
+    code, out, _ = dpsim("report", done.folder, "--trace", "--output", tmp_path / "trace.json")
     assert code == 0 and "3 devices" in out
 
 
@@ -313,11 +313,15 @@ def test_mistakes_are_messagesbefore_anything_runs(
     assert not (tmp_path / "new").exists()
 
 
-def test_each_sweep_takes_experiments_of_its_kind(dpsim: Dpsim, tmp_path: Path) -> None:
+def test_a_file_is_a_sweep_of_its_own_question(dpsim: Dpsim, tmp_path: Path) -> None:
     path = tmp_path / "declared.json"
     codec.write(path, declared("devices"))
-    code, _, err = dpsim("sweep", "fusion-threshold", "--experiment", path, "--output", tmp_path / "new")
-    assert code == 2 and "it is a sweep over the number of devices" in err and "dpsim sweep devices" in err
+    code, _, err = dpsim("sweep", path, "--steps", "0", "--output", tmp_path / "new")
+    assert code == 2 and "steps is 0" in err
+    code, _, err = dpsim("sweep", path, "--target-loss", "1", "--fusion-threshold", "0", "--output", tmp_path / "new")
+    assert code == 2 and "--target-loss in a sweep with the question devices" in err
+    code, _, err = dpsim("sweep", path, "--fusion-threshold", "0,inf", "--output", tmp_path / "new")
+    assert code == 2 and "--fusion-threshold 0,inf in a sweep with the question devices" in err
     base = declared("devices")
     thresholds = msgspec.structs.replace(base, **base.changed(fusion_threshold_bytes=(0.0, 1024.0)))
     with pytest.raises(ConfigError, match="at 2 fusion thresholds"):

@@ -23,7 +23,10 @@ def test_a_csv_file_a_toml_file_and_the_command_line_say_the_same(tmp_path: Path
     (tmp_path / "rows.csv").write_text(CSV)
     (tmp_path / "rows.toml").write_text(TOML)
     typed = ["devices=1,local_batch=32,step_s=20ms", "devices=2x4,global_batch=256,images_per_s=9000"]
-    flags = [("--row", parse_row(typed[0])), ("--row", parse_row(f"{typed[1]},fusion_threshold_bytes=25MiB"))]
+    flags = [
+        ("--row", parse_row(typed[0], "--row")),
+        ("--row", parse_row(f"{typed[1]},fusion_threshold_bytes=25MiB", "--row")),
+    ]
     found = [measured_steps(read_rows(tmp_path / f"rows.{kind}"), MACHINE) for kind in ("csv", "toml")]
     assert found[0] == found[1] == measured_steps(flags, MACHINE)
     alone, several = found[0]
@@ -64,14 +67,14 @@ def test_flags_hold_for_rows_that_say_nothing_else() -> None:
 )
 def test_a_row_that_is_none_is_refused_with_its_place(row: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
-        measured_steps([("row 7", parse_row(row))], MACHINE)
+        measured_steps([("row 7", parse_row(row, "--row"))], MACHINE)
     assert str(refused.value).startswith("row 7: ")
 
 
 @pytest.mark.parametrize("text", ["devices", "devices=", "devices=1,devices=2", "=3", ""])
 def test_what_is_no_row_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="fields, each once"):
-        parse_row(text)
+        parse_row(text, "--row")
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def test_a_script_finds_its_rank_under_a_launcher_too(script: Path) -> None:
         ("slurm -- train", "there is no sbatch on PATH"),
         ("slurm -- train", "--dry-run"),
         ("slurm --dry-run -- trian", "did you mean 'train'"),
-        ("slurm --devices 8x1 -- measure --torch-script own.py", "measure on 8 nodes"),
-        ("slurm --devices 8x1 -- measure --torch-script own.py", "calibrate --from"),
+        ("slurm --devices 8x1 -- sweep --torch-script own.py", "a sweep of a script on 8 nodes"),
+        ("slurm --devices 8x1 -- sweep --torch-script own.py", "calibrate --from"),
     ],
 )
 def test_what_cannot_be_launched_is_a_mistake(
@@ -140,7 +140,7 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(schedulers: Path, dpsim
     _, out, _ = dpsim("launch", "pbs", *flags, "--", "train", "--devices=3")
     assert "#PBS -l select=2:ncpus=8:mpiprocs=4\n" in out and "#PBS -l walltime=00:30:00\n" in out
     assert out.endswith("train --devices=3\n")
-    words = ("--", "measure", "--torch-script", "train.py")
+    words = ("--", "sweep", "--torch-script", "train.py")
     assert dpsim("launch", "slurm", "--devices", "8", "--dry-run", *words)[0] == 0
 
 

@@ -203,7 +203,7 @@ def test_strategies_that_cannot_be_told_apart_are_named_with_the_measurement_tha
             "model",
             "--model cnn --devices 4 --global-batch 32 --steps 50",
         ),
-        (workload(), "model", "dpsim measure --torch-script train.py --devices 4 --strategy zero3"),
+        (workload(), "model", "dpsim sweep --torch-script train.py --devices 4 --strategy zero3"),
     ],
 )
 def test_each_uncertainty_has_a_command_to_paste(

@@ -78,7 +78,7 @@ def test_the_interval_reaches_what_an_assumed_contention_could_be(threshold: flo
 
 
 def test_help_and_pages_name_the_numbers_that_are_assumed(dpsim: Dpsim) -> None:
-    _, text, _ = dpsim("predict", "--help")
+    _, text, _ = dpsim("predict", "--help-all")
     numbers = re.findall(r"assumed:\s+([\d.]+)", re.sub(r"[\s│]+", " ", text))
     assert numbers == [f"{ASSUMED[field]:g}" for field in ("compute_slowdown", "fixed_share", "contention")] + ["0"]
     prediction, machines = (Path(page).read_text(encoding="utf-8") for page in PAGES)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from report_factory import sweep, timeline
 
-from dpsim.cli.trace import _first
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.sweep import read_swept
 from dpsim.records.sweep import MeasuredPoint
@@ -23,6 +22,7 @@ from dpsim.report.sweep.timelines import (
     ready_last,
     waits_for_ranks_s,
 )
+from dpsim.report.trace import fastest
 from dpsim.schedule import COMPUTE_LANE
 from dpsim.timeline import Timeline, TimelineRecord
 
@@ -99,8 +99,8 @@ def _of_two_batches(points: tuple[MeasuredPoint, ...]) -> tuple[MeasuredPoint, .
 
 def test_a_trace_is_of_the_setting_that_trains_fastest_and_not_of_the_shortest_step() -> None:
     points = _of_two_batches(sweep(rounds=2)[1].points)
-    assert _first(list(points), {}).plan.global_batch == 256
-    assert _first(list(points), {"local_batch": 32}).plan.global_batch == 64
+    assert fastest(list(points), {}).plan.global_batch == 256
+    assert fastest(list(points), {"local_batch": 32}).plan.global_batch == 64
 
 
 def test_the_step_is_drawn_of_the_point_that_trains_fastest_and_named_with_its_batch() -> None:

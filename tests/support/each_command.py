@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 from cyclopts import App
 from published_files import EXPERIMENTS
+
+from dpsim.cli import flags, script_sweep, sweep
 
 STARTED = "the ranks would start here"
 MACHINES = EXPERIMENTS / "machines"
@@ -18,34 +21,29 @@ EACH = {
     "reproduce": "",
     "profile": "",
     "calibrate": "",
-    "predict": f"{FILES} --devices 2,4",
-    "advise": f"{FILES} --devices 4",
+    "predict": f"{FILES} --devices 4",
     "tune": f"{FILES} --devices 4",
-    "explore": f"{FILES} --devices 4",
     "explain": "--measured 1:0.4s,16:0.6s --parameters 100000000",
-    "estimate": f"--workload {MACHINES}/googlenet_k80.toml --row devices=1,local_batch=64,step_s=392ms"
-    " --row devices=2,local_batch=64,step_s=450ms,overlap=off",
     "report": f"{EXAMPLE} --output again",
-    "compare": f"{EXAMPLE} {EXAMPLE}",
-    "trace": f"{EXAMPLE}",
     "bench allreduce": "--peers none --max 4KiB",
-    "machine list": "",
-    "machine show": f"{MACHINES}/k80_10gbe.toml",
-    "machine compare": f"{MACHINES}/k80_10gbe.toml {MACHINES}/k80_10gbe.toml",
-    "machine merge": f"{MACHINES}/k80_10gbe.toml {LOG.parent}/../ethernet_10gbit.toml --output merged.json",
     "launch slurm": "--devices 2 --dry-run train",
     "launch pbs": "--devices 2 --dry-run train",
-    "sweep": f"{EXPERIMENTS}/sweeps/devices.toml",
+    "sweep": f"{EXPERIMENTS}/sweeps/algorithms.toml",
     "sweep fusion-threshold": "",
     "sweep devices": "",
     "sweep local-batch": "",
     "sweep batch-norm": "",
 }
 """What a command needs besides the flag."""
+STEPS = (
+    f"--workload {MACHINES}/googlenet_k80.toml --from-steps devices=1,local_batch=64,step_s=392ms"
+    " --from-steps devices=2,local_batch=64,step_s=450ms,overlap=off"
+)
 _GLOBAL, _LOCAL = "64,128,256", "8,16,32"
 OF_COMMAND = {
-    "advise --memory": "16GiB",
-    "advise --measure": "--model mlp:8",
+    "predict --rank": "strategy",
+    "predict --memory": "16GiB --rank strategy",
+    "predict --all": "--rank strategy",
     "tune --measure": "--model mlp:8",
     "tune --wait-until-quiet": "10m --measure --model mlp:8",
     "tune --local-batch": "64,128",
@@ -60,22 +58,32 @@ OF_COMMAND = {
     "calibrate --keep-outliers": f"--from {LOG}",
     "calibrate --out-of-place": f"--from {LOG.parent}/nccl.json",
     "calibrate --line-rate": f"25gbit --from {LOG}",
+    "calibrate --show": f"{MACHINES}/k80_10gbe.toml",
+    "calibrate --compare": f"{MACHINES}/k80_10gbe.toml,{MACHINES}/k80_10gbe.toml",
+    "calibrate --merge": f"{MACHINES}/k80_10gbe.toml,{MACHINES}/ethernet_10gbit.toml",
+    "calibrate --plot": f"drawn.svg --show {MACHINES}/k80_10gbe.toml",
+    "profile --from-steps": STEPS.partition("--from-steps ")[2] + f" --workload {MACHINES}/googlenet_k80.toml",
+    "profile --workload": STEPS.partition("--workload ")[2],
+    "profile --machine": f"{MACHINES}/k80_10gbe.toml --free compute {STEPS}",
+    "profile --set": f"overlap=off {STEPS}",
+    "profile --free": f"compute,bandwidth {STEPS}",
     "predict --find": "bucket",
     "predict --efficiency": "90% --find devices",
     "predict --speedup": "1.5 --find devices",
     "predict --step-time": "1s --find devices",
     "report --format": "csv",
     "report --json": "--format csv",
-    "trace --local-batch": "256",
-    "trace --overlap": "off",
-    "sweep fusion-threshold --experiment": f"{EXPERIMENTS}/sweeps/fusion_threshold.toml",
-    "sweep devices --experiment": f"{EXPERIMENTS}/sweeps/devices.toml",
+    "report --label": f"one,two {EXAMPLE}",
+    "report --network": "paced:50us,1gbit --trace",
+    "report --devices": "2 --trace",
+    "report --local-batch": "256 --trace",
+    "report --batch-norm": "local --trace",
+    "report --fusion-threshold": "64KiB --trace",
+    "report --overlap": "off --trace",
     "sweep devices --local-batch": "16 --scaling weak",
-    "sweep local-batch --experiment": f"{EXPERIMENTS}/sweeps/local_batch.toml",
     "sweep local-batch --local-batch": _LOCAL,
     "sweep local-batch --global-batch": _GLOBAL,
     "sweep local-batch --scaling": f"strong --global-batch {_GLOBAL}",
-    "sweep batch-norm --experiment": f"{EXPERIMENTS}/sweeps/batch_norm.toml",
     "sweep batch-norm --batch-norm": "local,global",
     "sweep batch-norm --scaling": f"strong --global-batch {_GLOBAL}",
 }
@@ -83,11 +91,29 @@ OF_COMMAND = {
 
 
 def commands(application: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, App]]:
+    """Yield each command by its words, and ``sweep`` once more with each of its questions."""
     for word in application:
         if not word.startswith("-"):
             yield from commands(application[word], (*words, word))
     if words and application.default_command is not None:
         yield " ".join(words), application
+    if words == ("sweep",):
+        yield from ((f"sweep {question}", application) for question in sweep.QUESTIONS)
+
+
+def is_refused(command: str, flag: str) -> bool:
+    """Return whether a flag is one of a script, or of another question of a sweep than the command's."""
+    name, _, question = command.partition(" ")
+    of = {
+        each: [flags.flag_of(word.removesuffix("...")) for word in sweep.QUESTIONS[each].split()]
+        for each in sweep.QUESTIONS
+    }
+    of["script"] = [flags.flag_of(word) for word in inspect.get_annotations(script_sweep.ScriptFlags)]
+    return (
+        name == "sweep"
+        and flag not in of.get(question, ["--global-batch"])
+        and any(flag in each for each in of.values())
+    )
 
 
 def started(*_: object, **__: object) -> None:

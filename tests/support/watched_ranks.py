@@ -1,4 +1,4 @@
-"""Records of ranks as ``dpsim watch`` reads them."""
+"""Records of ranks as ``dpsim explain -- COMMAND`` reads them."""
 
 from __future__ import annotations
 

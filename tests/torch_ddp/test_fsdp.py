@@ -135,7 +135,7 @@ def test_fsdp_is_measured_by_gloo_on_the_node_and_its_collectives_calibrated_at_
 @pytest.mark.parametrize(
     ("changes", "given"),
     [
-        ({"caps_bytes": (0.0, math.inf)}, "--bucket-cap where FSDP trains"),
+        ({"caps_bytes": (0.0, math.inf)}, "--fusion-threshold where FSDP trains"),
         ({"communication": ("mpi",)}, "communication other than gloo"),
         ({"communication": ("nccl",)}, "communication other than gloo"),
         ({"runtimes": ("torch-ddp", "dpsim"), "networks": ("node", "paced:1ms,1gbit")}, "--runtime dpsim"),
@@ -278,7 +278,7 @@ def test_fsdp_is_predicted_and_then_measured(
         """
     script, output = a_script(tmp_path, text), tmp_path / "report"
     flags = ("--torch-script", script, "--output", output, "--budget", "1s", "--devices", "1,2")
-    code, out, err = dpsim("measure", *flags, *(("--strategy", strategy) if strategy else ()), "--json")
+    code, out, err = dpsim("sweep", *flags, *(("--strategy", strategy) if strategy else ()), "--json")
     assert code == 0, err
     results = read_results(output / "results.json")
     units = 4 if strategy else 3

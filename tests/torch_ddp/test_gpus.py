@@ -61,8 +61,8 @@ def predicted(dpsim: Dpsim, folder: Path, workload: Workload) -> list[dict[str, 
     codec.write(folder / "w.json", workload)
     codec.write(folder / "m.json", a_machine())
     files = ("--workload", folder / "w.json", "--machine", folder / "m.json", "--output", folder / "report")
-    flags = ("--communication", "nccl", "--bucket-cap", "0,inf", "--predict-only", "--json")
-    code, out, err = dpsim("measure", "--torch-script", a_script(folder), *files, *flags)
+    flags = ("--algorithm", "nccl", "--fusion-threshold", "0,inf", "--predict-only", "--json")
+    code, out, err = dpsim("sweep", "--torch-script", a_script(folder), *files, *flags)
     assert code == 0, err
     points: list[dict[str, Any]] = json.loads(out)["points"]
     return points
@@ -134,15 +134,15 @@ def test_without_gpus_a_measurement_is_refused_before_anything_runs(dpsim: Dpsim
     if torch.cuda.device_count() > 1:
         pytest.skip("this machine has two GPUs")
     codec.write(tmp_path / "m.json", a_machine())
-    flags = ("--communication", "nccl", "--machine", tmp_path / "m.json", "--output", tmp_path / "report")
-    code, out, err = dpsim("measure", "--torch-script", a_script(tmp_path), *flags)
-    assert (code, out) == (2, "") and "--communication nccl on 2 ranks" in err and "Traceback" not in err
+    flags = ("--algorithm", "nccl", "--machine", tmp_path / "m.json", "--output", tmp_path / "report")
+    code, out, err = dpsim("sweep", "--torch-script", a_script(tmp_path), *flags)
+    assert (code, out) == (2, "") and "--algorithm nccl on 2 ranks" in err and "Traceback" not in err
     assert not (tmp_path / "report").exists()
 
 
 @pytest.mark.parametrize(
     ("machine", "given"),
-    [(None, "--communication nccl without --machine"), (a_machine("ring"), "which has no times of it")],
+    [(None, "--algorithm nccl without --machine"), (a_machine("ring"), "which has no times of it")],
 )
 def test_the_times_of_nccl_have_to_be_given(machine: Machine | None, given: str, tmp_path: Path) -> None:
     config = script_experiment(script=str(a_script(tmp_path)), communication=("nccl",))
@@ -154,8 +154,8 @@ def test_the_times_of_nccl_have_to_be_given(machine: Machine | None, given: str,
 def test_a_machine_is_refused_where_it_is_calibrated_here(dpsim: Dpsim, tmp_path: Path) -> None:
     codec.write(tmp_path / "m.json", a_machine())
     files = ("--machine", tmp_path / "m.json", "--output", tmp_path / "report")
-    code, _, err = dpsim("measure", "--torch-script", a_script(tmp_path), *files)
-    assert code == 2 and "--machine with --communication gloo,mpi" in err
+    code, _, err = dpsim("sweep", "--torch-script", a_script(tmp_path), *files)
+    assert code == 2 and "--machine with --algorithm gloo,mpi" in err
 
 
 SYNCHRONISED = """

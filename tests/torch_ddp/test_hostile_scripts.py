@@ -192,7 +192,7 @@ def test_a_script_that_catches_what_ends_it_is_profiled_and_ended(dpsim: Dpsim, 
 def test_a_script_that_no_rank_of_a_measurement_could_end_is_refused(dpsim: Dpsim, tmp_path: Path) -> None:
     script, output = tmp_path / "endless.py", tmp_path / "report"
     script.write_text(PREAMBLE.replace("WORKERS", "0") + ENDLESS)
-    code, _, err = dpsim("measure", "--torch-script", script, "--budget", "1s", "--output", output)
+    code, _, err = dpsim("sweep", "--torch-script", script, "--budget", "1s", "--output", output)
     assert code == 2 and "endless.py trains on after dpsim has ended it" in err and "in place of BaseException" in err
     assert not (output / "predictions.json").exists()
 

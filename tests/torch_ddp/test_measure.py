@@ -1,4 +1,4 @@
-"""``dpsim measure``: a script under real DDP, predicted before; scripts that cannot be measured are explained."""
+"""``dpsim sweep --torch-script``: a script under real DDP, predicted before; those that cannot be measured."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def write_predictions(folder: Path, config: Experiment, machine: Machine) -> Non
 
 
 def measured(dpsim: Dpsim, script: Path, output: Path, *flags: str | Path) -> tuple[int, str, str]:
-    return dpsim("measure", "--torch-script", script, "--output", output, "--budget", "1s", *flags)
+    return dpsim("sweep", "--torch-script", script, "--output", output, "--budget", "1s", *flags)
 
 
 @pytest.mark.torch
@@ -127,7 +127,7 @@ def test_predictions_have_intervals_and_a_verdict_for_each_number_of_devices(dps
     )
     machine = Machine(name="x", network=link, link=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9))
     write_predictions(output, config, machine)
-    flags = ("--devices", "1,2,4", "--communication", "mpi", "--network", link, "--bucket-cap", "0,1MiB,inf")
+    flags = ("--devices", "1,2,4", "--algorithm", "mpi", "--network", link, "--fusion-threshold", "0,1MiB,inf")
     code, out, _ = measured(dpsim, script, output, *flags, "--predict-only")
     assert code == 0 and "Note: how wide the intervals are is assumed" in out
     assert "Note: most of the interval is assumed" in out
@@ -163,7 +163,7 @@ def test_before_the_script_has_run_it_is_said_what_will_be_done_at_most(
 @pytest.mark.timeout(600)
 def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dpsim, tmp_path: Path) -> None:
     script, output = a_script(tmp_path), tmp_path / "report"
-    flags = ("--bucket-cap", "0,5KiB", "--network", "node,paced:500us,100mbit")
+    flags = ("--fusion-threshold", "0,5KiB", "--network", "node,paced:500us,100mbit")
     flags += ("--runtime", "torch-ddp,dpsim")
     code, _, err = measured(dpsim, script, output, *flags, "--predict-only")
     assert code == 0, err
@@ -218,8 +218,8 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
     a_script(tmp_path, LOADER)
     monkeypatch.chdir(tmp_path)
     output = tmp_path / "report"
-    flags = ("--local-batch", "32,8", "--bucket-cap", "0,inf", "--devices", "1,2", "--communication", "gloo")
-    code, out, err = dpsim("measure", "--torch-module", "four", "--output", output, "--budget", "1s", *flags, "--json")
+    flags = ("--local-batch", "32,8", "--fusion-threshold", "0,inf", "--devices", "1,2", "--algorithm", "gloo")
+    code, out, err = dpsim("sweep", "--torch-module", "four", "--output", output, "--budget", "1s", *flags, "--json")
     assert code == 0, err
     points = json.loads(out)["points"]
     assert {(point["devices"], point["local_batch"]) for point in points} == {(1, 8), (1, 32), (2, 8), (2, 32)}
@@ -238,7 +238,7 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
 @pytest.mark.timeout(400)
 def test_micro_batches_are_predicted_and_measured_of_a_script_that_has_one(dpsim: Dpsim, tmp_path: Path) -> None:
     script, output = a_script(tmp_path, "train()"), tmp_path / "report"
-    flags = ("--accumulate", "1,3", "--communication", "gloo")
+    flags = ("--accumulate", "1,3", "--algorithm", "gloo")
     code, out, err = measured(dpsim, script, output, *flags, "--predict-only")
     assert code == 0 and "micro-batches" in out and "local batch 4 x 3 micro-batches (24 in all)" in out, err
     code, out, err = measured(dpsim, script, output, *flags, "--json")
@@ -274,8 +274,8 @@ def test_a_script_that_accumulates_already_is_not_made_to() -> None:
 @pytest.mark.timeout(600)
 def test_a_killed_measurement_goes_on_with_the_rounds_it_has(dpsim: Dpsim, tmp_path: Path) -> None:
     folder, link, script = tmp_path / "report", "paced:500us,100mbit", a_script(tmp_path)
-    flags = ("--torch-script", script, "--bucket-cap", "0,inf", "--communication", "mpi", "--network", link)
-    command = ("measure", *flags, "--budget", "3s", "--output", folder)
+    flags = ("--torch-script", script, "--fusion-threshold", "0,inf", "--algorithm", "mpi", "--network", link)
+    command = ("sweep", *flags, "--budget", "3s", "--output", folder)
     samples = folder / "measure.samples.partial" / "1.json"
     killed_once_it_exists(samples, ("-m", "dpsim", *command))
     assert not (folder / "results.json").exists()
@@ -314,7 +314,7 @@ def test_ranks_read_the_checkpoint_that_one_of_them_writes_and_no_file_changes(d
     checkpoint.write_text("the best so far")
     config = script_experiment(script=str(script), caps_bytes=(math.inf,), communication=("gloo",), budget_s=1.0)
     write_predictions(output, config, Machine(name="m", link=Link(latency_s=5e-4, bandwidth_bytes_per_s=1.25e7)))
-    code, _, err = measured(dpsim, script, output, "--communication", "gloo", "--bucket-cap", "inf")
+    code, _, err = measured(dpsim, script, output, "--algorithm", "gloo", "--fusion-threshold", "inf")
     assert code == 0, err
     assert checkpoint.read_text() == "the best so far"
     assert {path.name for path in tmp_path.iterdir()} == {script.name, output.name, checkpoint.name}
@@ -345,7 +345,7 @@ def test_a_script_that_cannot_be_predicted_is_explained(
     text: str, given: str, more: str, dpsim: Dpsim, tmp_path: Path
 ) -> None:
     script, output = a_script(tmp_path, text), tmp_path / "report"
-    code, out, err = measured(dpsim, script, output, "--communication", "gloo", "--bucket-cap", "inf")
+    code, out, err = measured(dpsim, script, output, "--algorithm", "gloo", "--fusion-threshold", "inf")
     assert (code, out) == (2, "")
     assert given in err and more in err and "Traceback" not in err
     assert not (output / "predictions.json").exists()
@@ -372,7 +372,7 @@ def test_a_script_that_cannot_be_measured_is_explained(
     script, output = a_script(tmp_path, text), tmp_path / "report"
     config = script_experiment(script=str(script), caps_bytes=(math.inf,), communication=("gloo",), budget_s=1.0)
     write_predictions(output, config, Machine(name="m", link=Link(latency_s=5e-4, bandwidth_bytes_per_s=1.25e7)))
-    code, out, err = measured(dpsim, script, output, "--communication", "gloo", "--bucket-cap", "inf")
+    code, out, err = measured(dpsim, script, output, "--algorithm", "gloo", "--fusion-threshold", "inf")
     assert (code, out) == (2, "")
     assert given in err and more in err and "Traceback" not in err
     assert not (output / "results.json").exists()
@@ -390,12 +390,12 @@ def test_without_torch_the_message_says_what_to_install(
 @pytest.mark.parametrize(
     ("flags", "given"),
     [
-        (("--communication", "gloo", "--network", "paced:50us,1gbit"), "gloo on paced:50us,1gbit"),
-        (("--communication", "ucc"), "'ucc'"),
-        (("--communication", "nccl,gloo"), "one script on GPUs and on processors"),
-        (("--communication", "nccl", "--network", "paced:50us,1gbit"), "nccl on paced:50us,1gbit"),
+        (("--algorithm", "gloo", "--network", "paced:50us,1gbit"), "gloo on paced:50us,1gbit"),
+        (("--algorithm", "ucc"), "'ucc'"),
+        (("--algorithm", "nccl,gloo"), "one script on GPUs and on processors"),
+        (("--algorithm", "nccl", "--network", "paced:50us,1gbit"), "nccl on paced:50us,1gbit"),
         (("--devices", "1"), "DDP on devices 1"),
-        (("--bucket-cap", "1MiB,1MiB"), "caps_bytes"),
+        (("--fusion-threshold", "1MiB,1MiB"), "caps_bytes"),
         (("--local-batch", "16"), "--local-batch 16, with which there is nothing to compare"),
         (("--local-batch", "8,8"), "local_batches"),
         (("--accumulate", "2"), "--accumulate 2, with which there is nothing to compare"),
@@ -423,7 +423,7 @@ def test_more_processes_than_fit_into_memory_are_refused(dpsim: Dpsim, tmp_path:
 
 
 def test_a_script_and_its_flag_are_needed(dpsim: Dpsim, tmp_path: Path) -> None:
-    assert dpsim("measure")[0] == 2
+    assert dpsim("sweep", "--workload", "w.json")[0] == 2
     code, _, err = measured(dpsim, tmp_path / "nowhere.py", tmp_path / "report")
     assert code == 2 and "there is no such file" in err
 

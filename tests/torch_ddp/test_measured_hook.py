@@ -1,4 +1,4 @@
-"""``measure --communication gloo,hook``: DDP with dpsim's hook in turns with gloo, and what it gains."""
+"""``sweep --algorithm gloo,hook`` of a script: DDP with dpsim's hook in turns with gloo, and what it gains."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_hook_is_measured_on_several_devices_with_the_plan_of_gloo() -> None
             "on paced:1ms,100mbit: dpsim's hook without gloo on node",
         ),
         ({"communication": ("gloo", "nccl", "hook")}, "one script on GPUs and on processors"),
-        ({"communication": ("gloo", "hook"), "strategy": "zero3"}, "--communication hook where FSDP trains"),
+        ({"communication": ("gloo", "hook"), "strategy": "zero3"}, "--algorithm hook where FSDP trains"),
     ],
 )
 def test_where_the_hook_cannot_be_compared_with_gloo_it_is_refused(given: dict[str, Any], said: str) -> None:
@@ -135,8 +135,8 @@ def test_an_unchanged_script_trains_by_gloo_and_by_the_hook_in_turns(
     prepared = Prepared.for_all(settings_of(experiment.rows), four_layers(), machine)
     folder.mkdir()
     codec.write(folder / "predictions.json", predict_experiment(experiment, prepared, environment()))
-    flags = ("--communication", "gloo,hook", "--budget", "1s", "--output", folder, "--json")
-    code, out, err = dpsim("measure", "--torch-script", script, *flags)
+    flags = ("--algorithm", "gloo,hook", "--budget", "1s", "--output", folder, "--json")
+    code, out, err = dpsim("sweep", "--torch-script", script, *flags)
     assert code == 0, err
     assert all(f"hook of rank {rank} dpsim_allreduce_hook" in err for rank in "AB"), err
     assert "cannot share memory" not in err

@@ -53,4 +53,4 @@ def test_a_gradient_that_cannot_be_reduced_over_mpi_is_refused() -> None:
     assert _array(torch.ones(2, 3)).shape == (6,)
     with pytest.raises(ConfigError, match="gradients of bfloat16 on cpu") as refused:
         _array(torch.ones(2, dtype=torch.bfloat16))
-    assert "--communication gloo" in refused.value.remedy
+    assert "--algorithm gloo" in refused.value.remedy

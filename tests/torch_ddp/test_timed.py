@@ -204,4 +204,4 @@ def test_sparse_gradients_are_refused_where_a_hook_reduces(monkeypatch: pytest.M
             model(torch.nn.Embedding(4, 2, sparse=True))
     finally:
         distributed.destroy_process_group()
-    assert "--communication gloo" in refused.value.error.remedy
+    assert "--algorithm gloo" in refused.value.error.remedy

@@ -1,4 +1,4 @@
-"""``dpsim watch`` of a job with two ranks: what it says, what it leaves of the job, and what killing it does."""
+"""``dpsim explain`` of a job with two ranks: what it says, what it leaves of the job, and what killing it does."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def watch(folder: Path, *, steps: int, wait: bool = False) -> subprocess.Popen[s
     temporary = folder / "tmp"
     temporary.mkdir()
     return subprocess.Popen(
-        [sys.executable, "-m", "dpsim", "watch", "--", sys.executable, str(script), str(folder)],
+        [sys.executable, "-m", "dpsim", "explain", "--", sys.executable, str(script), str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -92,15 +92,15 @@ def script_experiment(
         )
     if "nccl" in communication and len(communication) > 1:
         raise ConfigError(
-            f"--communication {','.join(communication)}: one script on GPUs and on processors",
+            f"--algorithm {','.join(communication)}: one script on GPUs and on processors",
             allowed="nccl alone, or gloo, mpi and hook",
             remedy="measure the two apart, each into a folder of its own",
         )
     if _HOOK in communication and not ("gloo" in communication and NODE in networks):
         raise ConfigError(
-            f"--communication {','.join(communication)} on {', '.join(networks)}: dpsim's hook without gloo on node",
+            f"--algorithm {','.join(communication)} on {', '.join(networks)}: dpsim's hook without gloo on node",
             allowed="hook with gloo on node, with which it takes turns",
-            remedy="give --communication gloo,hook, and leave --network out",
+            remedy="give --algorithm gloo,hook, and leave --network out",
         )
     if strategy not in (DataParallel.name, FULLY_SHARD.name):
         raise unknown("strategy of a PyTorch script", strategy, (DataParallel.name, FULLY_SHARD.name))
@@ -109,7 +109,7 @@ def script_experiment(
         raise ConfigError(
             f"{' and '.join(communication)} on {', '.join(networks)}, to which dpsim cannot hold its messages",
             allowed="gloo and nccl on node, mpi on any network",
-            remedy="add mpi to --communication, or node to --network",
+            remedy="add mpi to --algorithm, or node to --network",
         )
     _check_runtimes(runtimes, communication, networks)
     experiment = Experiment(
@@ -181,7 +181,7 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
         ways = dict.fromkeys(str(name).removeprefix("torch-ddp-") for name in experiment.values("runtime"))
         raise ConfigError(
             f"SyncBatchNorm by {' and '.join(ways)}, where PyTorch has it for GPUs alone",
-            allowed="--communication nccl, on a machine with a GPU for each rank",
+            allowed="--algorithm nccl, on a machine with a GPU for each rank",
             remedy="leave convert_sync_batchnorm out, and dpsim predict --batch-norm local,global says what it costs",
         )
     batches = tuple(map(int, experiment.values(_BATCH)))
@@ -236,12 +236,12 @@ def _sharded(experiment: Experiment) -> Experiment:
     if experiment.values(_ACCUMULATE):
         given, allowed = "--accumulate", "the script's own micro-batches"
     elif experiment.values(_CAP):
-        given, allowed = "--bucket-cap", "no cap: the modules that fully_shard is given are the buckets"
+        given, allowed = "--fusion-threshold", "no cap: the modules that fully_shard is given are the buckets"
     elif experiment.other_runtimes:
-        flag = "--communication hook" if HOOK in experiment.other_runtimes else "--runtime dpsim"
-        given, allowed = flag, "PyTorch alone: --runtime torch-ddp --communication gloo"
+        flag = "--algorithm hook" if HOOK in experiment.other_runtimes else "--runtime dpsim"
+        given, allowed = flag, "PyTorch alone: --runtime torch-ddp --algorithm gloo"
     elif not {"torch-ddp-gloo", FSDP} & {*experiment.values("runtime")}:
-        given, allowed = "communication other than gloo on node", "--communication gloo and --network node"
+        given, allowed = "communication other than gloo on node", "--algorithm gloo and --network node"
     if given:
         raise ConfigError(
             f"{given} where FSDP trains", allowed=allowed, remedy="leave it out, or measure a script with DDP"

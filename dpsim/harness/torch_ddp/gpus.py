@@ -33,10 +33,10 @@ def check_gpus(ranks: int) -> None:
     if gpus >= ranks and nccl:
         return
     raise ConfigError(
-        f"--communication nccl on {ranks} ranks, where PyTorch {version} sees {gpus} CUDA GPUs"
+        f"--algorithm nccl on {ranks} ranks, where PyTorch {version} sees {gpus} CUDA GPUs"
         f"{'' if nccl else ' and has no NCCL'}",
         allowed="a GPU for each rank, and PyTorch with NCCL",
-        remedy="measure on such a machine, or with --communication gloo or mpi; --predict-only needs no GPU where "
+        remedy="measure on such a machine, or with --algorithm gloo or mpi; --predict-only needs no GPU where "
         "--workload is given",
     )
 
@@ -51,7 +51,7 @@ def predicted_by_nccl(
     if machine is None or not any(table.algorithm == "nccl" for table in machine.allreduce):
         given = "without --machine" if machine is None else f"with the machine {machine.name}, which has no times of it"
         raise ConfigError(
-            f"--communication nccl {given}",
+            f"--algorithm nccl {given}",
             allowed="a machine with NCCL's allreduces, as nccl-tests measures them",
             remedy="dpsim calibrate --from all_reduce_perf.txt --format nccl-tests --output nccl.json",
         )

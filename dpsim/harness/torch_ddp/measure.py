@@ -137,8 +137,8 @@ def _check_start(experiment: Experiment, known: Known) -> None:
     if known.machine is not None and not on_gpus(experiment):
         ways = dict.fromkeys(name.removeprefix("torch-ddp-") for name in experiment.values("runtime"))
         raise ConfigError(
-            f"--machine with --communication {','.join(ways)}, whose allreduces are calibrated here",
-            allowed="--machine with --communication nccl",
+            f"--machine with --algorithm {','.join(ways)}, whose allreduces are calibrated here",
+            allowed="--machine with --algorithm nccl",
             remedy="leave --machine out",
         )
 

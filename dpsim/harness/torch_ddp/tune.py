@@ -71,7 +71,7 @@ def profiled(
         raise ConfigError(
             f"{request.name} shards its model by fully_shard, whose units are its buckets",
             allowed="a script with DistributedDataParallel, which has a bucket cap",
-            remedy="dpsim measure predicts and measures it as it is",
+            remedy="dpsim sweep --torch-script predicts and measures it as it is",
         )
     for batch in local_batches or [times * own for times in _BATCHES]:
         if batch == own:

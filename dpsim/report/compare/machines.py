@@ -71,7 +71,7 @@ def compare_machines(machines: Mapping[str, Machine]) -> MachineComparison:
             raise ConfigError(
                 f"the network of {emulated} is emulated and that of {real} is real",
                 allowed="machine files of emulated networks, or of real ones",
-                remedy="look at each alone with dpsim machine show",
+                remedy="look at each alone with dpsim calibrate --show",
             )
         joined = [
             dict(zip(_KEY, key, strict=True)) | {"a": first, "b": name} | times
@@ -83,7 +83,7 @@ def compare_machines(machines: Mapping[str, Machine]) -> MachineComparison:
             raise ConfigError(
                 f"{first} and {name} have no allreduce of one algorithm, device count and size in common",
                 allowed="machine files with a table of the same allreduce",
-                remedy="see what each contains with dpsim machine show",
+                remedy="see what each contains with dpsim calibrate --show",
             )
         ratios += joined
         matched = set(map(_key, joined))

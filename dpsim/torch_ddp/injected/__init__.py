@@ -1,1 +1,1 @@
-"""What ``dpsim watch`` lets every Python process of a job load through PYTHONPATH. Loads nothing of dpsim."""
+"""What ``dpsim explain`` lets every Python process of a job load through PYTHONPATH. Loads nothing of dpsim."""

@@ -233,7 +233,7 @@ class Watcher(Script):
                 file.write(json.dumps(record).removesuffix("}"))
                 file.write(f', "own_s": {self.own_s + now() - self._entered_s}}}')
             os.replace(f"{path}.part", path)
-        except Exception:  # also where the folder is gone, as ``dpsim watch`` may be
+        except Exception:  # also where the folder is gone, as ``dpsim explain`` may be
             return
         finally:
             self._core.close()

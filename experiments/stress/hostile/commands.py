@@ -33,7 +33,7 @@ _CODES = (0, 1, 2, 3, 130)
 """0: done; 1: a rank failed, or a check did; 2: a mistake that was explained; 3: of another model; 130: interrupted."""
 _A_PROCESS_EACH = 10
 """Each case of this number, and of commands that become another program, has a process of its own."""
-_PROGRAMS = ("launch", "watch")
+_PROGRAMS = ("launch", "explain")
 
 _PREDICT = "predict --workload w.toml --machine m.toml --devices 2,4 --global-batch 64"
 _COMMANDS = (
@@ -42,7 +42,7 @@ _COMMANDS = (
     f"{_PREDICT} --output out.json",
     "report sweep --output again",
     "report sweep --json",
-    "trace sweep --output trace.json",
+    "report sweep --trace --output trace.json",
     "calibrate --from nccl.txt --output machine.json",
     "calibrate --from osu.txt --devices 2 --output machine.json",
     "launch slurm --devices 2x4 --time 00:30:00 --dry-run -- train --model mlp",
@@ -55,15 +55,15 @@ _COMMANDS = (
     "profile --model mlp:4 --local-batch 0 --output w.json",
     "bench allreduce --devices 0 --min 4B --max 8B",
     "reproduce --model mlp:4 --devices 1 --steps 1 --leaves x",
-    "estimate --workload w.toml --row devices=1,local_batch=64,step_s=392ms --output fitted",
+    "profile --workload w.toml --from-steps devices=1,local_batch=64,step_s=392ms --output fitted",
     "explain --measured 1:0.4s,16:0.6s --parameters 100000000 --json",
-    "advise --workload w.toml --machine m.toml --devices 4",
+    "predict --workload w.toml --machine m.toml --devices 4 --rank strategy",
     "tune --workload w.toml --machine m.toml --devices 4",
-    "explore --workload w.toml --machine m.toml --output page.html",
-    "compare sweep sweep --output compared",
-    "machine compare m.toml m.toml --json",
-    "machine merge m.toml m.toml --output merged.json",
-    "measure --torch-script missing.py --devices 2 --output m",
+    "predict --workload w.toml --machine m.toml --page page.html",
+    "report sweep sweep --output compared",
+    "calibrate --compare m.toml,m.toml --json",
+    "calibrate --merge m.toml,m.toml --output merged.json",
+    "sweep --torch-script missing.py --devices 2 --output m",
     "doctor --help",
     "--version",
 )

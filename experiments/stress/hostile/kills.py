@@ -112,8 +112,8 @@ COMMANDS = {
         40,
         predictions="sweep/predictions.json",
     ),
-    "measure --torch-script": Command(
-        "dpsim measure --torch-script train.py --devices 2 --communication gloo --bucket-cap inf --budget 1s"
+    "sweep --torch-script": Command(
+        "dpsim sweep --torch-script train.py --devices 2 --algorithm gloo --fusion-threshold inf --budget 1s"
         " --output measured",
         110,
         (*_RANKS, "script"),
@@ -134,7 +134,7 @@ COMMANDS = {
         60,
     ),
 }
-_SLOW = ("sweep", "measure --torch-script", "bench allreduce", "experiments.peers")
+_SLOW = ("sweep", "sweep --torch-script", "bench allreduce", "experiments.peers")
 _FAST = tuple(name for name in COMMANDS if name not in _SLOW)
 TURNS = (*_FAST, *_FAST, *_FAST, *_SLOW)
 """Commands that take long get fewer signals."""

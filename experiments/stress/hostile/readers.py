@@ -24,7 +24,7 @@ import psutil
 from dpsim import codec, machine, units, workload
 from dpsim.choices import SCHEMA as CHOICES_SCHEMA
 from dpsim.choices import Choice, Choices, Problem
-from dpsim.cli.watch import said
+from dpsim.cli.job import said
 from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
 from dpsim.errors import DpsimError

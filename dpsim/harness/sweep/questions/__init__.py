@@ -12,7 +12,7 @@ from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS
 from dpsim.setting import FIELDS, Setting
 
-__all__ = ["QUESTIONS", "check_question", "compared", "completed", "group_name"]
+__all__ = ["QUESTIONS", "compared", "completed", "group_name"]
 
 for _module in (threshold, devices, local_batch, batch_norm, settings):
     QUESTIONS.register(_module.QUESTION)
@@ -56,7 +56,7 @@ def completed(experiment: Experiment) -> Experiment:
         raise ConfigError(
             f"a sweep with the runtime {', '.join(sorted(others)) or 'of ' + experiment.script}",
             allowed="dpsim",
-            remedy="measure a PyTorch script under DDP with dpsim measure --torch-script",
+            remedy="measure a PyTorch script under DDP with dpsim sweep --torch-script",
         )
     completed = QUESTIONS.find(experiment.question).completed(experiment)
     if completed.measures_drift:
@@ -76,16 +76,4 @@ def _check_one_training(experiment: Experiment) -> None:
             " divergence of one is measured",
             allowed="steps where devices, thresholds, algorithms, networks, strategies or micro-batches vary",
             remedy="leave steps out, or compare one training at a time with dpsim reproduce",
-        )
-
-
-def check_question(experiment: Experiment, name: str) -> None:
-    """Refuse an experiment that asks another question than the command."""
-    if experiment.question != name:
-        command = experiment.question if experiment.question != "settings" else "FILE"
-        about = QUESTIONS.find(experiment.question).about
-        raise ConfigError(
-            f"the experiment {experiment.name} asks another question: it is a sweep over {about}",
-            allowed=f'question = "{name}"',
-            remedy=f"run it with dpsim sweep {command}",
         )

@@ -1,62 +1,20 @@
-"""``dpsim machine``: list the machines that come with dpsim; show, compare and merge machine files."""
+"""What ``dpsim calibrate`` does without measuring: machines are listed, shown, compared and merged."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import App, Parameter
+from typing import TYPE_CHECKING, Any
 
 from dpsim.cli import flags, outputs, show
 
 if TYPE_CHECKING:
     from dpsim.machine import AllreduceCost, Link, Machine
 
-EXAMPLES = """\
-Examples:
-  dpsim machine list
-  dpsim machine show machine.json
-  dpsim machine compare old.json new.json --plot both.svg
-  dpsim machine merge two.json four.json --output cluster.json"""
-_SHOW_EXAMPLES = """\
-Examples:
-  dpsim machine show machine.json
-  dpsim machine show cluster.json --plot cluster.svg
-  dpsim machine show 25gbe"""
-_LIST_EXAMPLES = """\
-Examples:
-  dpsim machine list
-  dpsim predict --workload w.json --machine 10gbe,100gbe-roce --devices 8
-  dpsim predict --workload w.json --machine nvlink3-8gpu+hdr-ib
-    --devices 4x8"""
-_COMPARE_EXAMPLES = """\
-Examples:
-  dpsim machine compare old.json new.json --plot both.png"""
-_MERGE_EXAMPLES = """\
-Examples:
-  dpsim machine merge two.json four.json --output cluster.json"""
 
-_Plot = Annotated[Path | None, Parameter(help="Draw the times of all tables into this file, .svg or .png.")]
-
-
-def group() -> App:
-    """``dpsim machine`` with its commands."""
-    app = flags.group("machine", "List, show, compare and merge machines.", EXAMPLES)
-    app.command(list_machines, name="list", help_epilogue=_LIST_EXAMPLES)
-    app.command(show_machine, name="show", help_epilogue=_SHOW_EXAMPLES)
-    app.command(compare, help_epilogue=_COMPARE_EXAMPLES)
-    app.command(merge, help_epilogue=_MERGE_EXAMPLES)
-    return app
-
-
-def list_machines(*, json: flags.Json = False) -> None:
-    """List the links and machines that --machine takes by name.
-
-    A link between nodes is one adapter's; a+b is a inside nodes and b between
-    them. dpsim machine show NAME tells the source.
-    """
+def list_machines(*, json: bool) -> None:
+    """List the links and machines that ``--machine`` takes by name."""
     from dpsim.harness.machines import listed
     from dpsim.report.table import Column
     from dpsim.units import format_duration
@@ -79,16 +37,11 @@ def list_machines(*, json: flags.Json = False) -> None:
         ),
         points,
     )
-    print("dpsim machine show NAME names the source of each.")
+    print("A link between nodes is one adapter's; a+b is a inside nodes and b between them.")
+    print("dpsim calibrate --show NAME names the source of each.")
 
 
-def show_machine(
-    file: Annotated[Path, Parameter(help="A machine file from dpsim calibrate, or a name of dpsim machine list.")],
-    /,
-    *,
-    plot: _Plot = None,
-    json: flags.Json = False,
-) -> None:
+def show_machine(file: Path, plot: Path | None, *, json: bool) -> None:
     """Show a machine file: its tables, its link and where they come from."""
     from dpsim import codec
     from dpsim import machine as machines
@@ -109,15 +62,11 @@ def show_machine(
     )
 
 
-def compare(
-    *files: Annotated[Path, Parameter(help="Machine files; the others are compared with the first.")],
-    plot: _Plot = None,
-    json: flags.Json = False,
-) -> None:
+def compare(files: Sequence[Path], plot: Path | None, *, json: bool) -> None:
     """Divide the times of machine files by those of the first.
 
-    Each table's latency and bandwidth are those of the line nearest to it. A
-    time is interpolated where only one of two tables has the size.
+    Each table's latency and bandwidth are those of the line nearest to it. A time is interpolated where only one of two
+    tables has the size.
     """
     from dpsim import machine as machines
     from dpsim.codec import to_builtins
@@ -155,11 +104,7 @@ def _names(files: Sequence[Path]) -> list[str]:
     ]
 
 
-def merge(
-    *files: Annotated[Path, Parameter(help="Machine files with different tables.")],
-    output: Annotated[Path, Parameter(help="The machine file to write.")],
-    json: flags.Json = False,
-) -> None:
+def merge(files: Sequence[Path], output: Path, *, json: bool) -> None:
     """Merge the tables of several machine files; the link is fitted to all of them."""
     from dpsim import codec
     from dpsim import machine as machines

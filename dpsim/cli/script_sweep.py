@@ -1,89 +1,63 @@
-"""``dpsim measure``: predict what PyTorch's DDP or FSDP does with a user's own script, then measure it, and compare."""
+"""``dpsim sweep --torch-script``: what PyTorch's DDP or FSDP does with a user's own script, predicted and measured."""
 
 from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from dpsim.cli import flags, show
+from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dpsim.cli.sweep import SweepFlags
     from dpsim.records.sweep import Predictions
 
-EXAMPLES = f"""\
-Examples:
-  dpsim measure --torch-script train.py --devices 2 -- --batch-size 32
-  dpsim measure --torch-script train.py --workload train.json --predict-only
-  dpsim measure --torch-script train.py --local-batch 8,16,32 --devices 1,2
-  dpsim measure --torch-script train.py --accumulate 1,2,4
-  dpsim measure --torch-script train.py --communication gloo,hook
-  dpsim measure --torch-script train.py --strategy zero3 --devices 1,2
-  dpsim measure --torch-script train.py --communication mpi
-    --network node,paced:200us,1gbit --bucket-cap 0,64KiB,1MiB,inf
-  dpsim measure --torch-script train.py --network paced:200us,1gbit
-    --communication mpi --runtime torch-ddp,dpsim{flags.WORDS}"""
+_SHARED = "devices local_batch fusion_threshold_bytes algorithm network seed budget wait_until_quiet output json"
+"""The flags of sweeps of built-in models that a script has too."""
 
 
-class ScriptFlags(
-    flags.Flags,
-    of="torch_script torch_module workload machine ranks strategy bucket_cap local_batch... accumulate..."
-    " communication network... runtime predict_only script_may_write budget seed",
-):
+class ScriptFlags(flags.Flags, of="torch_script torch_module accumulate...", group="Your own PyTorch script"):
     """The flags of a script that is measured."""
 
     torch_script: str | None = flags.flag(
-        "Your own PyTorch script, which trains with DistributedDataParallel or fully_shard."
+        "Your own PyTorch script, which trains with DistributedDataParallel or fully_shard. --fusion-threshold are "
+        "sizes for DDP's bucket_cap_mb (up to seven that matter), --local-batch batch sizes for its data loaders, "
+        "--devices ranks on this machine (2); --algorithm is how DDP reduces: gloo (on node alone), mpi (a hook, over "
+        "dpsim's transports), or both (default); gloo,hook: also what dpsim.torch.allreduce_hook() gains over gloo; or "
+        "nccl (a GPU a rank)."
     )
     torch_module: flags.TorchModule = None
-    workload: Path | None = flags.flag("Predict from this profile of the script (profiled now if left out).")
-    machine: Path | None = flags.flag("With nccl: a machine with its times, from dpsim calibrate --format nccl-tests.")
-    ranks: str | None = flags.flag("Numbers of ranks, all on this machine: 2, or 1,2 (2).", name="--devices")
-    strategy: str | None = flags.flag(
-        "data-parallel (what the script does), or zero3: the model that it wraps in DDP is sharded by FSDP instead."
-    )
-    bucket_cap: str | None = flags.flag(
-        "List of sizes for DDP's bucket_cap_mb: 0,1MiB,25MiB,inf (up to seven that matter)."
-    )
-    local_batch: str | None = flags.flag("List of batch sizes for the script's data loaders: 8,16,32 (its own).")
     accumulate: str | None = flags.flag(
         "List of micro-batches a step that the script is made to have: 1,2,4 (its own). Each is one pass of its loop."
     )
-    communication: str | None = flags.flag(
-        "How DDP reduces: gloo (on node alone), mpi (a hook, over dpsim's transports), or both (default); gloo,hook: "
-        "also what dpsim.torch.allreduce_hook() gains over gloo; or nccl (a GPU a rank)."
+    workload: Path | None = flags.flag("Predict from this profile of the script (profiled now if left out).")
+    machine: Path | None = flags.flag("With nccl: a machine with its times, from dpsim calibrate --format nccl-tests.")
+    strategy: str | None = flags.flag(
+        "data-parallel (what the script does), or zero3: the model that it wraps in DDP is sharded by FSDP instead."
     )
     runtime: str | None = flags.flag(
         "torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."
     )
     predict_only: bool = flags.flag("Print and write the predictions, and measure later.", default=False)
     script_may_write: flags.ScriptMayWrite = None
-    budget: str | None = flags.flag(
-        "Time for which DDP trains, in turns with profiles and calibrations, like 60s (45s); up to 30s more, "
-        "if 6 rounds of all settings need it: then 3 are measured, and fewer settings. "
-        "First rounds before it take 10 to 20 s for each way to communicate on each network."
-    )
-    wait_until_quiet: flags.WaitUntilQuiet = None
-    output: Path | None = flags.flag("Folder of the report [reports/ddp-NAME].")
-    json: flags.Json = False
 
-
-_LISTS = {"local_batch": "local_batches", "accumulate": "accumulates", "network": "networks"}
-"""What ``script_experiment`` calls several values of a setting's field."""
+    def is_named(self) -> bool:
+        """Return whether there is a script. Raises ``ConfigError`` for its flags without one."""
+        if self.torch_script is not None or self.torch_module is not None:
+            return True
+        if given := ", ".join(map(flags.flag_of, self.given())):
+            raise ConfigError(f"{given} without --torch-script", remedy="name the script, or leave it out")
+        return False
 
 
 def measure(
-    *arguments: Annotated[str, Parameter(name="ARGUMENTS", help="Arguments of the script, after --.")],
-    given: ScriptFlags,
+    question: str | None, given: SweepFlags, of: ScriptFlags, others: list[str], arguments: tuple[str, ...]
 ) -> None:
-    """Predict and measure your own PyTorch script under DDP or FSDP, unchanged.
+    """Predict and measure a script; ``others`` are flags that only built-in models have. Raises ``ConfigError``.
 
-    Every setting is predicted from one-process profiles and a calibration of
-    the collectives alone. Then PyTorch trains on local ranks, all settings in
-    turns with more of both, from which it is predicted once more, blind.
-    After an interruption the same command goes on where it stopped.
+    Every setting is predicted from one-process profiles and a calibration of the collectives alone. Then PyTorch trains
+    on local ranks, all settings in turns with more of both, from which it is predicted once more, blind.
     """
     from dpsim import machine as machines
     from dpsim import workload as workloads
@@ -93,37 +67,45 @@ def measure(
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.saved import points, summary
 
-    script = flags.program(given.torch_script, given.torch_module)
-    fields = given.values()
-    for name in ("runtime", "strategy"):  # read below
-        fields.pop(name, None)
-    plural = {_LISTS[name]: fields.pop(name) for name in _LISTS if name in fields}
+    script = flags.program(of.torch_script, of.torch_module)
+    shared = _SHARED.split()
+    if unused := [name for name in (*given.given(), *others) if name not in shared]:
+        raise ConfigError(
+            f"{', '.join(map(flags.flag_of, unused))} with a script, which brings its own training",
+            allowed=", ".join(map(flags.flag_of, (*shared, *vars(of)))),
+            remedy="leave it out, or give the script its arguments after --",
+        )
+    values = given.values() | of.values()
+    question = _question(question, values)
     experiment = script_experiment(
         script,
         arguments=arguments,
-        **(fields | plural),
         **flags.provided(
-            devices=flags.listed("--devices", given.ranks, flags.whole("--devices")),
-            strategy=given.strategy,
-            caps_bytes=flags.listed("--bucket-cap", given.bucket_cap, flags.threshold),
-            communication=flags.listed("--communication", given.communication, str),
-            runtimes=flags.listed("--runtime", given.runtime, str),
+            devices=flags.listed("--devices", given.devices, flags.whole("--devices")),
+            caps_bytes=values.get("fusion_threshold_bytes"),
+            local_batches=values.get("local_batch"),
+            accumulates=values.get("accumulate"),
+            communication=values.get("algorithm"),
+            networks=values.get("network"),
+            runtimes=flags.listed("--runtime", of.runtime, str),
+            strategy=of.strategy,
+            seed=values.get("seed"),
             budget_s=flags.budget(given.budget),
         ),
     )
-    folder = given.output or Path("reports") / f"ddp-{script if is_module(script) else Path(script).stem}"
-    flags.writable(folder, folders=("sweep",), inputs=(Path(script), given.workload, given.machine))
+    folder = given.output or Path("reports") / f"{question}-{script if is_module(script) else Path(script).stem}"
+    flags.writable(folder, folders=("sweep",), inputs=(Path(script), of.workload, of.machine))
     known = harness.Known(
-        workload=None if given.workload is None else workloads.read(given.workload),
-        machine=None if given.machine is None else machines.read(given.machine),
-        script_may_write=bool(given.script_may_write),
+        workload=None if of.workload is None else workloads.read(of.workload),
+        machine=None if of.machine is None else machines.read(of.machine),
+        script_may_write=bool(of.script_may_write),
     )
     with show.measuring(given.wait_until_quiet) as progress:
-        if given.predict_only:
+        if of.predict_only:
             predictions = harness.predict(experiment, known, folder, progress)
         else:
             swept, ready_errors = harness.measure(experiment, known, folder, progress)
-    if given.predict_only:
+    if of.predict_only:
         _print_predictions(predictions, folder, json=given.json)
         return
     errors = list(map(abs, ready_errors))
@@ -136,6 +118,24 @@ def measure(
         error = f"{ready['ready_median_abs_error']:.1%} (median of {len(errors)} buckets)"
         print(f"buckets were ready when they were predicted to be within {error}")
     print(f"report: {folder / 'index.html'}")
+
+
+def _question(question: str | None, values: dict[str, Any]) -> str:
+    """Return what is asked of a script; without a question what its flags compare. Raises ``ConfigError``."""
+    lists = [name for name in ("local_batch", "accumulate") if name in values]
+    if question is None:
+        return "fusion-threshold" if not lists else "local-batch" if lists == ["local_batch"] else "settings"
+    compared = {
+        "fusion-threshold": not lists or "fusion_threshold_bytes" in values,
+        "local-batch": "local_batch" in values,
+    }
+    if not compared.get(question):
+        raise ConfigError(
+            f"the question {question} of a script" + "".join(f" with {flags.flag_of(name)}" for name in lists),
+            allowed="fusion-threshold, local-batch with --local-batch 8,16,32, or none: what flags list is compared",
+            remedy="leave the question out",
+        )
+    return question
 
 
 def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) -> None:

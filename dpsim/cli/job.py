@@ -1,4 +1,4 @@
-"""``dpsim watch``: a job of one's own, started as it is, and what some of its steps say."""
+"""``dpsim explain -- COMMAND``: a job of one's own, started as it is, and what some of its steps say."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from dpsim.cli import show
 from dpsim.errors import ConfigError, DpsimError
@@ -21,25 +19,16 @@ from dpsim.errors import ConfigError, DpsimError
 if TYPE_CHECKING:
     from dpsim.model.watch import Watched
 
-EXAMPLES = """\
-Examples:
-  dpsim watch -- torchrun --nproc-per-node 2 train.py --batch-size 64
-  dpsim watch --steps 50 -- python train.py
-  dpsim watch -- accelerate launch --num_processes 2 train.py"""
-_LEAST_STEPS = 5
+STEPS, _LEAST_STEPS = 30, 5
 _NICE = 10
 _POLL_S, _AFTER_THE_JOB_S = 0.1, 30.0
 """Once the job has ended its exit code waits for an answer no longer than so many seconds."""
 
 
-def watch(
-    *command: Annotated[str, Parameter(name="COMMAND", help="The job's own command, after --.")],
-    steps: Annotated[int, Parameter(help="Steps to watch, after the first ones.")] = 30,
-) -> int:
-    """Start a job with DistributedDataParallel, and say where its steps' time goes.
+def explain(command: tuple[str, ...], steps: int) -> int:
+    """Start a job with DistributedDataParallel, and print on stderr where its steps' time goes; return its exit code.
 
-    The job itself trains on, as it would without dpsim. Its exit code is that
-    of the command. What is said goes to stderr.
+    The job itself trains on, as it would without dpsim. Raises ``ConfigError`` for one that cannot be started.
     """
     from dpsim.launch import watched_job
     from dpsim.launch.scratch import scratch
@@ -105,7 +94,7 @@ def said(files: Sequence[Path]) -> str:
                 allowed="a job whose ranks are processes of this machine that read PYTHONPATH (not python -I or -E) and"
                 " wrap their model in it",
                 remedy="on processors Accelerate needs torchrun and Accelerator(cpu=True), and Hugging Face's Trainer"
-                " use_cpu=True, or each rank trains alone; dpsim profile, measure and reproduce take scripts with FSDP,"
+                " use_cpu=True, or each rank trains alone; dpsim profile, sweep and reproduce take scripts with FSDP,"
                 " by --torch-script",
             )
         ranks, left_out = paired(records)

@@ -1,11 +1,12 @@
-"""``dpsim estimate``: workload and machine files whose few free numbers are fitted to measured steps."""
+"""``dpsim profile --from-steps``: workload and machine files whose few free numbers are fitted to measured steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, outputs, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,40 +14,35 @@ if TYPE_CHECKING:
     from dpsim.model.estimate import Estimated, FreeNumber
     from dpsim.workload import Workload
 
-EXAMPLES = f"""\
-Examples:
-  dpsim estimate --workload resnet50.toml --rows published.csv
-  dpsim estimate --model cnn --row devices=1,local_batch=32,step_s=20ms
-    --row devices=8,local_batch=32,images_per_s=9000
-  dpsim estimate --workload w.json --machine nccl.json
-    --rows log.csv --free compute,contention,loss --output fitted{flags.WORDS}"""
 _ASSUMED_LATENCY_S = 20e-6
 
 
-class EstimateFlags(
-    flags.Flags, of="model dataset fusion_rule fusion_threshold_bytes algorithm overlap accumulate wire_dtype"
-):
-    """The flags of what is trained, of what was measured, and of what is fitted."""
+class StepFlags(flags.Flags, group="Fit what a model's shapes leave open to measured steps"):
+    """The flags of what was measured, and of what is fitted."""
 
-    workload: Path | None = flags.flag("A workload file, in place of --model; its layer times keep their proportions.")
-    torch_script: Path | None = flags.flag("Take the workload from your own PyTorch script, in place of --model.")
-    machine: Path | None = flags.flag("A machine file whose other numbers hold; without it a link joins the devices.")
-    rows: Path | None = flags.flag("File of measured steps: CSV with a header, or TOML with [[rows]].")
-    row: list[str] | None = flags.flag(
-        "A measured step, like devices=8,local_batch=32,images_per_s=1400; may be repeated.", negative=""
+    from_steps: list[str] | None = flags.flag(
+        "Measured steps, CSV with a header or TOML with [[rows]], or one step like "
+        "devices=8,local_batch=32,images_per_s=1400; may be repeated. Writes a workload and a machine file.",
+        negative="",
+    )
+    set: list[str] | None = flags.flag(
+        "What holds for the steps that do not state it: fusion_rule=ddp,overlap=off.", negative=""
+    )
+    workload: Path | None = flags.flag(
+        "With --from-steps: a workload file, in place of a model; its layer times keep their proportions."
+    )
+    machine: Path | None = flags.flag(
+        "With --from-steps: a machine file whose other numbers hold; without it a link joins the devices."
     )
     free: str | None = flags.flag(
         "List of the numbers to fit: compute,bandwidth,latency,overhead,contention,loss (compute,bandwidth)."
     )
-    output: Path = flags.flag("Folder for workload.json and machine.json.", default=Path("estimated"))
-    json: flags.Json = False
 
 
-def estimate(*, of: EstimateFlags) -> None:
-    """Fit what a model's shapes leave open to measured steps; writes a workload and a machine file.
+def fit(of: StepFlags, workload: Callable[[], Workload], folder: Path, inputs: Sequence[Path], *, json: bool) -> None:
+    """Fit the free numbers to the steps, and write the workload and the machine; ``inputs`` are not written over.
 
-    Every fitted number has its uncertainty. Numbers that the rows do not tell
-    are refused.
+    Every fitted number has its uncertainty. Numbers that the rows do not tell are refused.
     """
     import msgspec
 
@@ -55,23 +51,23 @@ def estimate(*, of: EstimateFlags) -> None:
     from dpsim.model.estimate import DEFAULT_FREE, FREE, free_names
     from dpsim.model.estimate import estimate as fitted
 
-    flags.writable(of.output, folders=("estimate",), inputs=(of.workload, of.machine, of.rows, of.torch_script))
+    given = [(text, "=" in text and not Path(text).exists()) for text in of.from_steps or ()]
+    files = [Path(text) for text, is_row in given if not is_row]
+    flags.writable(folder, folders=("estimate",), inputs=(*inputs, of.machine, *files))
     free = free_names(flags.listed("--free", of.free, str) or DEFAULT_FREE)
-    common = {name: value for name, value in of.values().items() if name not in ("model", "dataset")}
+    common = {name: value for text in of.set or () for name, value in parse_row(text, "--set").items()}
     machine = _machine(of.machine, free)
-    rows = [] if of.rows is None else read_rows(of.rows)
-    rows += [(f"--row {text}", parse_row(text)) for text in of.row or ()]
-    if not rows:
-        raise ConfigError("no measured steps", allowed="--rows FILE, or --row devices=8,local_batch=32,step_s=20ms")
+    rows = [row for file in files for row in read_rows(file)]
+    rows += [(f"--from-steps {text}", parse_row(text, "--from-steps")) for text, is_row in given if is_row]
     steps = measured_steps(rows, machine, **common)
-    workload = _workload(of)
-    found = fitted(workload, machine, steps, free)
-    source = f"dpsim estimate: {', '.join(number.name for number in found.numbers)} fitted to {len(steps)} rows"
-    paths = {"workload": of.output / "workload.json", "machine": of.output / "machine.json"}
-    of.output.mkdir(parents=True, exist_ok=True)
+    found = fitted(workload(), machine, steps, free)
+    names = ", ".join(number.name for number in found.numbers)
+    source = f"{outputs.FITTED}{names} fitted to {len(steps)} rows"
+    paths = {"workload": folder / "workload.json", "machine": folder / "machine.json"}
+    folder.mkdir(parents=True, exist_ok=True)
     for path, noun in zip(paths.values(), (found.workload, found.machine), strict=True):
         codec.write(path, msgspec.structs.replace(noun, source=source))
-    if of.json:
+    if json:
         points = [
             {"devices": step.plan.devices, "layout": step.plan.layout or str(step.plan.devices)}
             | {"local_batch": step.plan.local_batch, "measured_step_s": step.step_s}
@@ -100,29 +96,6 @@ def _machine(path: Path | None, free: tuple[str, ...]) -> Machine:
             remedy="give --machine FILE, or add bandwidth to --free",
         )
     return Machine(name="estimated", link=Link(latency_s=_ASSUMED_LATENCY_S, bandwidth_bytes_per_s=1e9))
-
-
-def _workload(of: EstimateFlags) -> Workload:
-    """Return the workload that the flags name. Raises ``ConfigError``."""
-    from dpsim import workload as workloads
-
-    named = of.values()
-    sources = flags.provided(model=named.get("model"), workload=of.workload, torch_script=of.torch_script)
-    if len(sources) != 1:
-        given = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
-        raise ConfigError(given or "no workload", allowed="one of --model, --workload and --torch-script")
-    if "dataset" in named and "model" not in named:
-        raise ConfigError("--dataset without --model", remedy="leave --dataset out: the workload has its own shapes")
-    if of.workload is not None:
-        return workloads.read(of.workload)
-    if of.torch_script is not None:
-        from dpsim.torch_ddp.profile_script import profile_script
-        from dpsim.torch_ddp.request import ScriptRequest
-
-        return profile_script(ScriptRequest(script=str(of.torch_script), devices=8), ())
-    from dpsim.study.profile import ProfileConfig, bare_workload
-
-    return bare_workload(ProfileConfig(**flags.provided(model=named.get("model"), dataset=named.get("dataset"))))
 
 
 def _sentences(found: Estimated, known: dict[str, FreeNumber]) -> list[str]:
