@@ -26,7 +26,7 @@ from dpsim.harness.sweep.sweep import measure
 from dpsim.model.advise import advise
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
-from dpsim.setting import setting_of
+from dpsim.setting import Grid, setting_of
 from dpsim.study.environment import environment
 from dpsim.study.inputs import Needed, prepare
 from dpsim.units import format_size
@@ -125,7 +125,7 @@ def outcome(case: Case, progress: Progress) -> Outcome:
     workload, machine = known.workloads[0], known.machines[0]
     if case.memory_bytes:
         machine = msgspec.structs.replace(machine, memory_bytes=case.memory_bytes)
-    advice = advise(workload, machine, case.devices, global_batch=case.global_batch)
+    advice = advise(workload, machine, Grid.of(devices=case.devices, global_batch=case.global_batch))
     fitting = [each.candidate for each in advice.choices if each.candidate.memory.fits is not False]
     base = {"model": case.model, "network": case.network, "compute": case.compute}
     experiment = experiment_of_plans("advice", [each.plan for each in fitting], **base)

@@ -79,6 +79,7 @@ def advise(
     from dpsim.optimizer import Sgd, changed
     from dpsim.report import advice as report
     from dpsim.report.words import interval_sentence
+    from dpsim.setting import Grid
 
     if measured.measure and (json or "model" not in measured.values()):
         raise ConfigError(
@@ -94,7 +95,7 @@ def advise(
     fields = training.values() | leaves.values()
     if "optimizer" in fields:
         fields["optimizer"] = changed(Sgd(), fields["optimizer"], {})
-    advice = advise(profiled, known, layout or number, every=every, **fields)
+    advice = advise(profiled, known, Grid.of(devices=layout or number, **fields), every=every)
     points, summary = report.records(advice, every=every), report.summary(advice, profiled)
     notes = [*advice.told.unpriced, *cautions(known, [each.candidate.plan for each in advice.choices], profiled)]
     if json:

@@ -138,6 +138,7 @@ def predict(
     from dpsim.optimizer import Sgd, changed
     from dpsim.report.prediction import best_sentence, columns, faster_with_fewer, notes, verdicts
     from dpsim.report.prediction_chart import scaling_chart
+    from dpsim.setting import Grid
 
     files = flags.listed("--machine", machine, Path) or ()
     flags.writable(output, "output", inputs=tuple(path for path in (workload, *files, convergence) if path))
@@ -154,7 +155,7 @@ def predict(
     fields = plans.values() | leaves.values()
     if "optimizer" in fields:
         fields["optimizer"] = changed(Sgd(), fields["optimizer"], {})
-    thresholds, rule = fields.pop("fusion_threshold_bytes", ()), fields.pop("fusion_rule", None)
+    grid = Grid.of(devices=counts, **fields)
     fit = _convergence(target_loss, convergence)
     if not jit.keeps():
         print(
@@ -164,13 +165,13 @@ def predict(
         )
     if asked.find is not None:
         find.refuse_beside({"--plot": plot, "--target-loss": target_loss})
-        found = find.answers(asked.find, target, profiled, by_name, counts, thresholds, rule, prepared, fields)
+        found = find.answers(asked.find, target, profiled, by_name, grid, prepared)
         find.show_answers(found, {"workload": str(workload), "machine": machine}, output, json=json)
         return
     if len(known) > 1:
-        points, summary = predict_on_machines(profiled, known, counts, thresholds, rule, **fields)
+        points, summary = predict_on_machines(profiled, known, grid)
     else:
-        points, summary = predict_points(profiled, calibrated, counts, thresholds, rule, **fields)
+        points, summary = predict_points(profiled, calibrated, grid)
     if fit is not None:
         add_time_to_target(points, summary, fit)
     summary |= {"workload": str(workload), "machine": machine, "machine_name": calibrated.name}

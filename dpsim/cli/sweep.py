@@ -120,7 +120,7 @@ class SweepFlags(
         of_settings = {name: value for name, value in values.items() if name in FIELDS}
         of_run = {name: value for name, value in values.items() if name not in FIELDS}
         of_run |= flags.provided(budget_s=flags.budget(self.budget))
-        return msgspec.structs.replace(base, **base.changed(**of_settings), **of_run)
+        return msgspec.structs.replace(base.changed(**of_settings), **of_run)
 
 
 class ThresholdFlags(SweepFlags, of="global_batch fusion_threshold_bytes... overlap"):
@@ -233,7 +233,7 @@ def batch_norm(*, given: BatchNormFlags) -> None:
     norms = flags.listed("--batch-norm", given.norms, str)
     if norms is not None:
         cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
-        experiment = replace(experiment, **(cleared | {"cases": norm_cases(experiment, norms)}))
+        experiment = replace(cleared, cases=norm_cases(experiment, norms))
     given.run(experiment, "sweep batch-norm")
 
 

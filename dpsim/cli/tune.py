@@ -246,21 +246,21 @@ def _of_files(
     from dpsim.collective import parse_devices
     from dpsim.model.defaults import for_prediction
     from dpsim.model.tune import tune
+    from dpsim.setting import Grid
     from dpsim.units import ITEM_BYTES
 
     machine = for_prediction(
         workload, machines.read(source.machine or ""), [parse_devices(count)[0] for count in counts]
     )
-    settings = given.values()
-    asked = settings.pop("local_batch", ())
-    batches = asked if "global_batch" in settings else batches or asked
-    rule = framework.rule if workload.ddp is None or framework.name != "ddp" else None
-    numbers = framework.default_numbers
-    default = None if numbers is None else float(numbers * ITEM_BYTES[workload.tensors[0].dtype])
-    tuning = tune(
-        workload, machine, counts, local_batches=batches, default_threshold_bytes=default, rule=rule, **settings
-    )
-    return tuning, machine
+    grid = Grid.of(devices=counts, **given.values())
+    if batches and not grid.values("global_batch"):
+        grid = grid.changed(local_batch=tuple(batches))
+    if workload.ddp is None or framework.name != "ddp":
+        grid = grid.changed(fusion_rule=framework.rule)
+    if framework.default_numbers is not None:
+        default_bytes = float(framework.default_numbers * ITEM_BYTES[workload.tensors[0].dtype])
+        grid = grid.changed(fusion_threshold_bytes=default_bytes)
+    return tune(workload, machine, grid), machine
 
 
 def _samples(given: MeasureFlags) -> int:

@@ -19,10 +19,11 @@ from dpsim.machine import Machine
 from dpsim.model.compare import known_mechanisms
 from dpsim.model.interval import Interval, equally_fast, predict_with_interval, ratio_interval, undecided
 from dpsim.model.memory import Memory, memory
-from dpsim.model.points import Told, plan_one
+from dpsim.model.points import ScriptDefaults, plan_one
 from dpsim.model.prices import FREE_NETWORK
 from dpsim.model.step import Prediction, price, scheduled
 from dpsim.plan import Plan
+from dpsim.setting import Grid
 from dpsim.strategy import STRATEGIES, Strategy
 from dpsim.workload import Workload
 
@@ -86,7 +87,7 @@ class Advice:
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...]
     plain: Choice
-    told: Told
+    told: ScriptDefaults
 
     @property
     def advised(self) -> Choice | None:
@@ -122,10 +123,10 @@ class Advice:
         return undecided(self.advised.interval, self.equally_fast[0].interval)
 
 
-def advise(workload: Workload, machine: Machine, devices: int | str, *, every: bool = False, **settings: Any) -> Advice:
+def advise(workload: Workload, machine: Machine, grid: Grid, *, every: bool = False) -> Advice:
     """Return all strategies with their settings, ranked by their predicted step at one global batch.
 
-    ``settings`` are those of ``dpsim.model.predict_points`` with one value each; what is ranked is not among them:
+    The grid has one setting; what is ranked is not among its fields:
     strategy, micro-batches, threshold and overlap. Without a global batch each device has the largest local batch of
     the workload. Each strategy has the settings of its ``Strategy.candidates``. A pipeline has 1, 2, 4 and so on
     micro-batches, up to ``MICRO_BATCHES_A_STAGE`` a stage; any other strategy the plan's own number, and twice and four
@@ -137,7 +138,7 @@ def advise(workload: Workload, machine: Machine, devices: int | str, *, every: b
 
     Raises ``ConfigError`` where plain data parallelism cannot be priced.
     """
-    base, told = plan_one(workload, machine, devices, (), **settings)
+    base, told = plan_one(workload, machine, grid)
     price(scheduled(workload, machine, base), machine)
     search = _Search(workload, machine, base, every=every)
     for kind in STRATEGIES.values():

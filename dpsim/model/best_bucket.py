@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -19,6 +17,7 @@ from dpsim.model.defaults import for_prediction
 from dpsim.model.interval import predict_with_interval, ratio_interval
 from dpsim.model.inverse import Prepare
 from dpsim.model.points import Record, plan_one, predict_points
+from dpsim.setting import Grid
 from dpsim.workload import Workload
 
 _LEAST_BYTES, _RATIO = 2**12, math.sqrt(2)
@@ -41,23 +40,16 @@ class BestBucket:
     ratio_high: float
 
 
-def best_bucket(
-    workload: Workload,
-    machine: Machine,
-    devices: int | str,
-    rule: str | Sequence[str] | None = None,
-    prepare: Prepare | None = None,
-    **settings: Any,
-) -> BestBucket:
+def best_bucket(workload: Workload, machine: Machine, grid: Grid, prepare: Prepare | None = None) -> BestBucket:
     """Return the fastest fusion threshold of a rule, beside what the rule does without one.
 
     Thresholds from 4 KiB to all gradients are tried, each the square root of 2 times the one before, with 0 and inf.
-    ``settings`` are those of ``predict_points``, one value each. Raises ``ConfigError``, also for a rule without a
+    The grid has one setting. Raises ``ConfigError``, also for a rule without a
     threshold.
     """
     prepared = functools.partial(for_prediction, workload) if prepare is None else prepare
-    known = prepared(machine, [parse_devices(devices)[0]])
-    plan = plan_one(workload, known, devices, [], rule=rule, **settings)[0]
+    known = prepared(machine, [parse_devices(grid.value("devices"))[0]])
+    plan = plan_one(workload, known, grid)[0]
     if plan.fusion_rule not in threshold_rules():
         raise ConfigError(
             f"the best bucket of rule {plan.fusion_rule!r}, which has no threshold",
@@ -66,8 +58,8 @@ def best_bucket(
     doublings = 2 * max(math.log2(max(workload.gradient_bytes, 1) / _LEAST_BYTES), 0)
     sizes = [float(round(_LEAST_BYTES * _RATIO**step / 1024) * 1024) for step in range(math.floor(doublings) + 1)]
     tried = [0.0, *sizes, math.inf]
-    settings = settings | {"overlap": plan.overlap}
-    points, summary = predict_points(workload, known, [devices], tried, rule, **settings)
+    varied = grid.changed(overlap=plan.overlap, fusion_threshold_bytes=tuple(tried))
+    points, summary = predict_points(workload, known, varied)
     best_bytes, near = (summary["best"][0][key] for key in ("fusion_threshold_bytes", "equally_fast_bytes"))
     alike = [best_bytes]
     for side in (tried[tried.index(best_bytes) :: -1], tried[tried.index(best_bytes) :]):

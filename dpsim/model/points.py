@@ -24,8 +24,9 @@ from dpsim.model.interval import Interval, equally_fast, predict, predict_with_i
 from dpsim.model.memory import memory
 from dpsim.model.residuals import LEVEL
 from dpsim.model.step import Prediction
-from dpsim.plan import OVERLAPS, Plan, samples_of_step
-from dpsim.strategy import FULLY_SHARD, parse_strategy
+from dpsim.plan import OVERLAPS, Plan
+from dpsim.setting import Grid, Row, plan_of, threshold_bytes
+from dpsim.strategy import FULLY_SHARD, DataParallel
 from dpsim.units import format_size
 from dpsim.workload import Workload
 
@@ -36,21 +37,14 @@ _CHUNK = 64
 
 
 def predict_points(
-    workload: Workload,
-    machine: Machine,
-    devices: Sequence[int | str],
-    thresholds: Sequence[float],
-    rule: str | Sequence[str] | None = None,
-    executor: Executor | None = None,
-    **settings: Any,
+    workload: Workload, machine: Machine, grid: Grid, executor: Executor | None = None
 ) -> tuple[list[Record], Record]:
-    """Return (points, summary) of every device count or layout with every threshold, rule, algorithm and batch.
+    """Return (points, summary) of every setting of a grid, whose fields are those of a plan and ``local_batch``.
 
-    ``settings`` are fields of ``dpsim.Plan`` and ``local_batch``; each but ``overlap`` may have several values.
     ``global_batch`` is the same on any device count (strong scaling);
     with ``local_batch`` the global batch grows with the devices (weak scaling). Without either, weak scaling with the
     workload's largest profiled local batch is predicted. Without ``algorithm`` it is ``default_algorithm``. One
-    device has no threshold and is predicted once; no ``thresholds`` means the rule's default, and where rules are
+    device has no threshold and is predicted once; no threshold means the rule's default, and where rules are
     compared, those that take no threshold get none. ``overlap`` may be ``auto`` (the default): the mechanism that
     ``choose_overlap`` chooses for all points. ``cycle_s`` belongs to the rule ``horovod``.
 
@@ -68,19 +62,12 @@ def predict_points(
     ``cautions``: the assumptions behind the points, in sentences, and what was taken ``from_script``.
     Raises ``ConfigError``.
     """
-    planned = _planned(workload, machine, devices, thresholds, rule, **settings)
+    planned = _planned(workload, machine, grid)
     groups = _predicted(workload, machine, planned, executor)
     return _summed_up(workload, machine, planned, groups)
 
 
-def predict_on_machines(
-    workload: Workload,
-    machines: Mapping[str, Machine],
-    devices: Sequence[int | str],
-    thresholds: Sequence[float],
-    rule: str | Sequence[str] | None = None,
-    **settings: Any,
-) -> tuple[list[Record], Record]:
+def predict_on_machines(workload: Workload, machines: Mapping[str, Machine], grid: Grid) -> tuple[list[Record], Record]:
     """Return ``predict_points`` of each of several machines, with what each gains over the first of them.
 
     Points and best points say their ``machine``. ``upgrades`` in the summary has, for each number of devices, batch,
@@ -91,7 +78,7 @@ def predict_on_machines(
     summary: Record = {}
     fastest: dict[str, dict[tuple[object, ...], tuple[Record, _Predicted]]] = {}
     for name, machine in machines.items():
-        planned = _planned(workload, machine, devices, thresholds, rule, **settings)
+        planned = _planned(workload, machine, grid)
         groups = _predicted(workload, machine, planned)
         its_points, its_summary = _summed_up(workload, machine, planned, groups)
         its_summary["best"] = [best | {"machine": name} for best in its_summary["best"]]
@@ -166,9 +153,9 @@ def _summed_up(
         "interval_level": LEVEL if all(point["interval_level"] for point in points) else None,
         "interval_studies": min(point["interval_studies"] for point in points),
         "extrapolated": any(point["extrapolated"] for point in points),
-        "from_script": planned.told.sentence,
+        "from_script": planned.script.sentence,
         "cautions": [
-            *planned.told.unpriced,
+            *planned.script.unpriced,
             *cautions(machine, list(planned.plans), workload),
             *([_WITHOUT_LEAVES] if any(plan.leaves for plan in planned.plans) else []),
         ],
@@ -182,91 +169,79 @@ def best_of_plans(workload: Workload, machine: Machine, plans: Sequence[Plan]) -
     """
     groups: dict[tuple[str, int, float], list[tuple[Record, _Predicted]]] = {}
     for plan in plans:
-        alone = plan.on_one_device(global_batch=plan.global_batch // plan.data_devices)
+        alone = _alone(plan, weak=True)
         single, predicted = (predict_with_interval(workload, machine, each) for each in (alone, plan))
         point = _point(workload, machine, plan, single, predicted)
         groups.setdefault((point["layout"], plan.accumulate, plan.local_batch), []).append((point, predicted))
     return [_best(rows) for rows in groups.values()]
 
 
-def predict_one(
-    workload: Workload, machine: Machine, devices: int | str, thresholds: Sequence[float], **settings: Any
-) -> Prediction:
-    """Return the prediction that ``predict_points`` makes of one setting. Raises ``ConfigError``."""
-    return predict(workload, machine, plan_one(workload, machine, devices, thresholds, **settings)[0])
+def predict_one(workload: Workload, machine: Machine, grid: Grid) -> Prediction:
+    """Return the prediction that ``predict_points`` makes of a grid's only setting. Raises ``ConfigError``."""
+    return predict(workload, machine, plan_one(workload, machine, grid)[0])
 
 
-def plan_one(
-    workload: Workload, machine: Machine, devices: int | str, thresholds: Sequence[float], **settings: Any
-) -> tuple[Plan, Told]:
-    """Return the plan of one setting, and what the workload's script told of it. Raises ``ConfigError``."""
-    planned = _planned(workload, machine, [devices], thresholds, **settings)
+def plan_one(workload: Workload, machine: Machine, grid: Grid) -> tuple[Plan, ScriptDefaults]:
+    """Return the plan of a grid's only setting, and what the workload's script told. Raises ``ConfigError``."""
+    planned = _planned(workload, machine, grid)
     if len(planned.plans) > 1:
         raise ConfigError(
             f"{len(planned.plans)} settings in one prediction",
             allowed="one rule, algorithm, batch and threshold",
             remedy="dpsim.model.predict_points predicts several",
         )
-    return next(iter(planned.plans)), planned.told
+    return next(iter(planned.plans)), planned.script
 
 
 class _Planned(NamedTuple):
-    """The plans of all points, each with that of one device which it is compared with, and the settings told."""
+    """The plans of all points, each with that of one device which it is compared with, and the script's settings."""
 
     plans: dict[Plan, Plan]
-    told: Told
+    script: ScriptDefaults
     weak: bool
 
 
-def _planned(
-    workload: Workload,
-    machine: Machine,
-    devices: Sequence[int | str],
-    thresholds: Sequence[float],
-    rule: str | Sequence[str] | None = None,
-    **settings: Any,
-) -> _Planned:
-    """Return the plans that ``predict_points`` predicts, and ``dpsim.model`` one of. Raises ``ConfigError``."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if rule is not None:
-        given["fusion_rule"] = rule
-    overlap = given.pop("overlap", "auto")
-    _check(overlap, given)
-    weak = "global_batch" not in given
-    told = _told(workload, given, thresholds)
-    fields = {_BATCH: workload.local_batches[-1]} if weak else {"global_batch": given["global_batch"]}
-    fields |= told.fields
-    counts = [parse_devices(each) for each in devices]
+def _planned(workload: Workload, machine: Machine, grid: Grid) -> _Planned:
+    """Return the plans of a grid that is completed for predictions. Raises ``ConfigError``."""
+    overlaps = grid.values("overlap") or ("auto",)
+    overlap = overlaps[0] if len(overlaps) == 1 else ",".join(overlaps)
+    if overlap not in ("auto", *OVERLAPS):
+        raise unknown("overlap", overlap, ("auto", *OVERLAPS))
+    weak, script = not grid.values("global_batch"), script_defaults(workload, grid)
+    batch = {"local_batch": workload.local_batches[-1]} if weak else {}
+    complete = grid.completed(batch | script.fields)
+    axes = sorted(complete.axes.items(), key=lambda axis: _ORDER.get(axis[0], 0))
+    several_rules = len(complete.values("fusion_rule")) > 1
+    algorithm = functools.partial(default_algorithm, machine)
     plans: dict[Plan, Plan] = {}
-    for values in itertools.product(*map(_several, fields.values())):
-        variant = dict(zip(fields, values, strict=True))
-        variant.setdefault("algorithm", default_algorithm(machine, variant.get("wire_dtype")))
-        variant.setdefault("batch_norm", Plan.default_batch_norm(variant.get("leaves", 0)))
-        takes_threshold = FUSION_RULES.find(variant["fusion_rule"]).default_threshold_bytes is not None
-        compared = thresholds and (takes_threshold or len(_several(fields["fusion_rule"])) == 1)
-        otherwise = told.bucket_cap_bytes if variant["fusion_rule"] in DDP_RULES else None
-        strategy = parse_strategy(variant.get("strategy", "data-parallel"))
-        check_synchronous(strategy)
-        single = _plan(variant | {"strategy": "data-parallel"} if strategy.classes > 1 else variant, 1, "", None)
-        for count, layout in counts:
-            for threshold in thresholds if compared and count > 1 else [otherwise if count > 1 else None]:
-                plans[_plan(variant, count, layout, threshold)] = single
+    for row in msgspec.structs.replace(complete, axes=dict(axes)).rows:
+        threshold = _threshold(row, script.bucket_cap_bytes, several_rules=several_rules)
+        plan = plan_of(row | {"fusion_threshold_bytes": threshold, "overlap": "off"}, algorithm)
+        check_synchronous(plan.parallelism)
+        plans[plan] = _alone(plan, weak=weak)
     mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap
     return _Planned(
-        {msgspec.structs.replace(plan, overlap=mechanism): single for plan, single in plans.items()}, told, weak
+        {msgspec.structs.replace(plan, overlap=mechanism): single for plan, single in plans.items()}, script, weak
     )
 
 
-def _plan(variant: Mapping[str, Any], devices: int, layout: str, threshold: float | None) -> Plan:
-    fields = dict(variant)
-    if _BATCH in fields:
-        strategy = fields.get("strategy", "data-parallel")
-        fields["global_batch"] = samples_of_step(fields.pop(_BATCH), devices, fields.get("accumulate", 1), strategy)
-    return Plan(devices=devices, layout=layout, fusion_threshold_bytes=threshold, **fields)
+def _alone(plan: Plan, *, weak: bool) -> Plan:
+    """Return the plan on one device that a plan's speedup is over; it is divided into no parts or stages."""
+    strategy = plan.strategy if plan.parallelism.classes == 1 else DataParallel.name
+    batch = plan.global_batch // plan.data_devices if weak else plan.global_batch
+    return plan.on_one_device(strategy=strategy, global_batch=batch, fusion_threshold_bytes=None, overlap="off")
 
 
-class Told(NamedTuple):
-    """The settings that hold where a script may have told DDP some: its words, and what it told that has no price."""
+def _threshold(row: Row, script_cap_bytes: float | None, *, several_rules: bool) -> float | None:
+    """Return the threshold of a row: none on one device, nor where rules are compared for those that take none."""
+    rule, given = FUSION_RULES.find(row["fusion_rule"]), row.get("fusion_threshold_bytes")
+    if parse_devices(row["devices"])[0] == 1 or (several_rules and rule.default_threshold_bytes is None):
+        return None
+    return script_cap_bytes if given is None and rule.name in DDP_RULES else threshold_bytes(given)
+
+
+class ScriptDefaults(NamedTuple):
+    """The settings that a script told DDP where the grid has none: in words too, and those that have no price."""
 
     fields: dict[str, Any]
     bucket_cap_bytes: float | None = None
@@ -274,80 +249,64 @@ class Told(NamedTuple):
     unpriced: tuple[str, ...] = ()
 
 
-def _told(workload: Workload, given: dict[str, Any], thresholds: Sequence[float]) -> Told:
-    """Return what was given; for the rest what the workload's script told DDP, or a default."""
-    ddp, fields = workload.ddp, {name: given[name] for name in _FIRST if name in given}
+def script_defaults(workload: Workload, grid: Grid) -> ScriptDefaults:
+    """Return what the workload's script told DDP of fields that the grid leaves out. Raises ``ConfigError``."""
+    ddp, named = workload.ddp, {name for row in grid.rows for name in row}
     normalises = any(layer.batch_norm_channels for layer in workload.layers)
-    if "global" in _several(given.get("batch_norm", ())) and not normalises:
+    if "global" in grid.values("batch_norm") and not normalises:
         raise ConfigError(
             f"batch norm global for {workload.name}, in which no layer states batch_norm_channels",
             allowed="a workload whose layers with batch norm state their number of channels, as dpsim profile does",
             remedy="add batch_norm_channels to those layers, or leave --batch-norm out",
         )
     if ddp is None:
-        return Told({"fusion_rule": DEFAULT_RULE} | fields | given)
-    taken, cap, sent = list[str](), None if thresholds else ddp.bucket_cap_bytes, ddp.wire_dtype
-    told: dict[str, Any] = {"fusion_rule": ddp.bucket_rule if thresholds else ddp.fusion_rule}
-    if ddp.units and "strategy" not in given:
-        told["strategy"] = FULLY_SHARD.name
-        taken.append(f"strategy {FULLY_SHARD.name}, a unit for each module of fully_shard")
-    elif "fusion_rule" not in given:
-        taken.append(f"rule {told['fusion_rule']}")
-    if cap is not None and DDP_RULES & {*_several(given.get("fusion_rule", told["fusion_rule"]))}:
-        taken.append(f"buckets of {format_size(cap)}")
-    if "accumulate" not in given and ddp.accumulate > 1:
-        told["accumulate"] = ddp.accumulate
-        taken.append(f"{ddp.accumulate} micro-batches a step")
-    if "batch_norm" not in given and ddp.sync_batch_norm and normalises:
-        told["batch_norm"] = "global"
-        taken.append("batch norm over all devices")
+        return ScriptDefaults({"fusion_rule": DEFAULT_RULE})
+    named_cap = "fusion_threshold_bytes" in named
+    rule, cap = (ddp.bucket_rule, None) if named_cap else (ddp.fusion_rule, ddp.bucket_cap_bytes)
+    fields: dict[str, tuple[Any, str]] = {"fusion_rule": (rule, f"rule {rule}")}
+    if ddp.units and "strategy" not in named:
+        words = f"strategy {FULLY_SHARD.name}, a unit for each module of fully_shard"
+        fields = {"fusion_rule": (rule, ""), "strategy": (FULLY_SHARD.name, words)}
+    if cap is not None and DDP_RULES & {*(grid.values("fusion_rule") or (rule,))}:
+        fields["fusion_threshold_bytes"] = cap, f"buckets of {format_size(cap)}"
+    if ddp.accumulate > 1:
+        fields["accumulate"] = ddp.accumulate, f"{ddp.accumulate} micro-batches a step"
+    if ddp.sync_batch_norm and normalises:
+        fields["batch_norm"] = "global", "batch norm over all devices"
     unpriced = ddp.unpriced(batch_norm=normalises)
-    if "wire_dtype" not in given and sent is not None:
-        if all(ALGORITHMS.find(name).sixteen_bits for name in _several(given.get("algorithm", ()))):
-            told["wire_dtype"] = sent
-            taken.append(f"gradients sent as {sent}")
-        else:
-            unpriced += (f"the script's {ddp.communication_hook} sends {sent}, which this algorithm cannot",)
-    words = (
-        f"as the script told {'FSDP' if ddp.units else 'DDP'}: {', '.join(taken)}; a flag overrides it" if taken else ""
+    if ddp.wire_dtype is not None:
+        if all(ALGORITHMS.find(name).sixteen_bits for name in grid.values("algorithm")):
+            fields["wire_dtype"] = ddp.wire_dtype, f"gradients sent as {ddp.wire_dtype}"
+        elif "wire_dtype" not in named:
+            refused = f"the script's {ddp.communication_hook} sends {ddp.wire_dtype}, which this algorithm cannot"
+            unpriced += (refused,)
+    left_out = {name: each for name, each in fields.items() if name not in named}
+    words = ", ".join(text for _, text in left_out.values() if text)
+    system = "FSDP" if ddp.units else "DDP"
+    return ScriptDefaults(
+        {name: value for name, (value, _) in left_out.items() if name != "fusion_threshold_bytes"},
+        cap,
+        f"as the script told {system}: {words}; a flag overrides it" if words else "",
+        unpriced,
     )
-    return Told(told | fields | given, cap, words, unpriced)
-
-
-def _check(overlap: str, given: Mapping[str, Any]) -> None:
-    if overlap != "auto" and overlap not in OVERLAPS:
-        raise unknown("overlap", overlap, ("auto", *OVERLAPS))
-    for name in given:
-        if name not in _SETTINGS:
-            raise unknown("setting of a prediction", name, _SETTINGS)
-    if "global_batch" in given and _BATCH in given:
-        raise ConfigError(
-            f"a global batch of {given['global_batch']} and a local batch of {given[_BATCH]}",
-            allowed="one of the two",
-            remedy="a global batch for strong scaling, a local batch for weak scaling",
-        )
 
 
 _WITHOUT_LEAVES = (
     "layer times are the workload file's, and dpsim profile measures without leaves: computing leaf by leaf takes"
     " longer, most with few samples a leaf; dpsim sweep profiles it"
 )
-_BATCH = "local_batch"
-_FIRST = ("global_batch", _BATCH, "fusion_rule", "algorithm", "batch_norm")
-"""The order of points."""
-_SETTINGS = (*(set(Plan.__struct_fields__) - {"devices", "layout", "fusion_threshold_bytes"}), _BATCH)
+_ORDER = {"global_batch": -5, "local_batch": -4, "fusion_rule": -3, "algorithm": -2, "batch_norm": -1} | {
+    "devices": 1,
+    "fusion_threshold_bytes": 2,
+}
+"""The order of points: the last axis varies fastest, and those that are not named here are between the two groups."""
 _Group = tuple[Plan, str]
-
-
-def _several(values: Any) -> tuple[Any, ...]:
-    """Return one value or a sequence of values as a tuple."""
-    return tuple(values) if isinstance(values, (tuple, list)) else (values,)
 
 
 def _best(rows: Sequence[tuple[Record, _Predicted]]) -> Record:
     """Return the fastest point of a device count, and the thresholds that cannot be told apart from it."""
     row, fastest = min(rows, key=lambda item: item[1][0].step_s)
-    keys = (*Plan.__struct_fields__, _BATCH, "buckets", "predicted_step_s", "images_per_s")
+    keys = (*Plan.__struct_fields__, "local_batch", "buckets", "predicted_step_s", "images_per_s")
     near = [
         point["fusion_threshold_bytes"]
         for point, predicted in rows

@@ -15,10 +15,11 @@ from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import Machine
 from dpsim.model.interval import Interval, equally_fast, predict_with_interval, ratio_interval, undecided
 from dpsim.model.memory import memory
-from dpsim.model.points import Told, plan_one
+from dpsim.model.points import ScriptDefaults, plan_one
 from dpsim.model.step import Prediction, price, scheduled
 from dpsim.plan import Plan
 from dpsim.records.checks import check_distinct
+from dpsim.setting import Grid
 from dpsim.workload import Workload
 
 ACCUMULATIONS = (1, 2, 4, 8)
@@ -132,7 +133,7 @@ class Tuning:
 
     tuned: tuple[Tuned, ...]
     growth: tuple[Growth, ...]
-    told: Told
+    told: ScriptDefaults
 
     @property
     def first_not_paying(self) -> Growth | None:
@@ -155,34 +156,26 @@ def caps_up_to_all(workload: Workload, least_bytes: float) -> list[float]:
     return [2.0**power for power in range(int(math.log2(least_bytes)), last + 1)]
 
 
-def tune(
-    workload: Workload,
-    machine: Machine,
-    devices: Sequence[int | str],
-    *,
-    local_batches: Sequence[int] = (),
-    default_threshold_bytes: float | None = None,
-    **settings: Any,
-) -> Tuning:
+def tune(workload: Workload, machine: Machine, grid: Grid) -> Tuning:
     """Return the fastest bucket cap, local batch and accumulation on each number of devices, and which devices pay.
 
-    The default plan has the first of ``local_batches`` (without them the smallest that was profiled), the cap that the
-    script or the rule has (or ``default_threshold_bytes``), and the script's accumulation, or none. ``settings`` are
-    those of ``dpsim.model.predict_points`` with one value each. With a ``global_batch`` neither local batches nor
+    The grid has numbers of devices and local batches; its other fields have one value each. The default plan has the
+    first local batch (without them the smallest that was profiled), the grid's threshold or the one that the script or
+    the rule has, and the script's accumulation, or none. With a ``global_batch`` neither local batches nor
     accumulation are compared: both follow from it. Speeds are samples per second: other batches train differently.
 
     Raises ``ConfigError`` for a rule without a threshold, without a number of devices above 1, and where the default
     cannot be priced.
     """
-    whole = settings.get("global_batch") is not None
+    devices, local_batches = grid.values("devices"), grid.values("local_batch")
+    whole = bool(grid.values("global_batch"))
     if whole and local_batches:
         raise ConfigError(
-            f"a global batch of {settings['global_batch']} and local batches {', '.join(map(str, local_batches))}",
+            f"a global batch of {grid.value('global_batch')} and local batches {', '.join(map(str, local_batches))}",
             allowed="one of the two: under one global batch each device has its share",
         )
-    batches = () if whole else tuple(local_batches) or workload.local_batches
+    batches = () if whole else local_batches or workload.local_batches
     first = {} if whole else {"local_batch": batches[0]}
-    thresholds = () if default_threshold_bytes is None else (default_threshold_bytes,)
     check_distinct("devices", devices, key=lambda each: parse_devices(each)[0])
     counts = sorted((number, each) for each in devices if (number := parse_devices(each)[0]) > 1)
     if not counts:
@@ -190,9 +183,9 @@ def tune(
             f"--devices {', '.join(map(str, devices))}, on which nothing is communicated",
             allowed="numbers of devices, at least one of them above 1",
         )
-    tuned, told = [], Told({})
+    tuned, told = [], ScriptDefaults({})
     for _, layout in counts:
-        default, told = plan_one(workload, machine, layout, thresholds, **first, **settings)
+        default, told = plan_one(workload, machine, grid.changed(devices=layout, **first))
         if FUSION_RULES.find(default.fusion_rule).default_threshold_bytes is None:
             raise ConfigError(
                 f"buckets by rule {default.fusion_rule!r}, which has no bucket cap to tune",

@@ -17,14 +17,23 @@ from dpsim.model import memory, price, scheduled
 from dpsim.model.advise import Advice, advise
 from dpsim.plan import Plan
 from dpsim.report import advice as report
+from dpsim.setting import Grid
 from dpsim.strategy import SYNCHRONOUS, DataParallel, Pipeline
 from dpsim.workload import Workload
 
 KIB = 1024
 
 
-def asked(known: Machine | None = None, of: Workload | None = None, devices: int | str = 4, **more: Any) -> Advice:
-    return advise(of or workload(), known or machine(), devices, **{"global_batch": 32, "algorithm": "ring"} | more)
+def asked(
+    known: Machine | None = None,
+    of: Workload | None = None,
+    devices: int | str = 4,
+    *,
+    every: bool = False,
+    **more: Any,
+) -> Advice:
+    grid = Grid.of(devices=devices, **{"global_batch": 32, "algorithm": "ring"} | more)
+    return advise(of or workload(), known or machine(), grid, every=every)
 
 
 @functools.cache

@@ -90,7 +90,7 @@ def of_devices(
         network=None,
         algorithm=None,
     )
-    whole = msgspec.structs.replace(experiment, **(changed | {"cases": crossed}))
+    whole = msgspec.structs.replace(changed, cases=crossed)
     fitting(whole)
     return whole
 
