@@ -126,7 +126,7 @@ def outcome(case: Case, progress: Progress) -> Outcome:
     if case.memory_bytes:
         machine = msgspec.structs.replace(machine, memory_bytes=case.memory_bytes)
     advice = advise(workload, machine, Grid.of(devices=case.devices, global_batch=case.global_batch))
-    fitting = [each.candidate for each in advice.choices if each.candidate.memory.fits is not False]
+    fitting = [each for each in advice.choices if each.memory.fits is not False]
     base = {"model": case.model, "network": case.network, "compute": case.compute}
     experiment = experiment_of_plans("advice", [each.plan for each in fitting], **base)
     experiment = msgspec.structs.replace(experiment, budget_s=_SECONDS)

@@ -97,19 +97,19 @@ def advise(
         fields["optimizer"] = changed(Sgd(), fields["optimizer"], {})
     advice = advise(profiled, known, Grid.of(devices=layout or number, **fields), every=every)
     points, summary = report.records(advice, every=every), report.summary(advice, profiled)
-    notes = [*advice.told.unpriced, *cautions(known, [each.candidate.plan for each in advice.choices], profiled)]
+    notes = [*advice.script.unpriced, *cautions(known, [row.plan for row in advice.choices], profiled)]
     if json:
         show.print_json("advise", points, summary | {"cautions": notes})
         return
     if sentence := report.nothing_fits(advice):
         print(sentence)
-    batch = advice.plain.candidate.plan.global_batch
+    batch = advice.plain.plan.global_batch
     show.table(report.columns(advice), points, title=f"{profiled.name} on {devices} devices, global batch {batch}")
     for sentence in report.sentences(advice, profiled):
         print(sentence)
     predicted = advice.choices[0].prediction
     interval = interval_sentence(predicted.interval_level, predicted.interval_studies)
-    for sentence in [interval, *filter(None, [advice.told.sentence]), *notes]:
+    for sentence in [interval, *filter(None, [advice.script.sentence]), *notes]:
         print(f"Note: {sentence}.")
     if measured.measure:
         _measure(advice, known, measured)
@@ -120,8 +120,8 @@ def _measure(advice: Advice, machine: Machine, given: MeasureFlags) -> None:
     from dpsim.cli.sweep import run
     from dpsim.harness.sweep.experiment import experiment_of_plans
 
-    fitting = [each.candidate for each in advice.choices if each.candidate.memory.fits is not False]
-    plans = list(dict.fromkeys([each.plan for each in fitting[:MEASURED]] + [advice.plain.candidate.plan]))
+    fitting = [row.plan for row in advice.choices if row.memory.fits is not False]
+    plans = list(dict.fromkeys([*fitting[:MEASURED], advice.plain.plan]))
     if len(plans) == 1:
         print("Nothing is measured: there is no plan to compare with plain data parallelism.")
         return

@@ -97,8 +97,9 @@ def _answer(
     grid: Grid,
     prepare: Prepare,
 ) -> Found:
-    from dpsim.model.best_bucket import best_bucket
+    from dpsim.collective import parse_devices
     from dpsim.model.inverse import find
+    from dpsim.model.ranking import best_bucket
     from dpsim.report.inverse import bucket_sentence, of_tables, sentence
     from dpsim.report.words import interval_sentence
 
@@ -107,11 +108,12 @@ def _answer(
         asked |= {"goal": target.goal, "target": target.value}
     if target is None or quantity == "bucket":
         refuse_beside({"--fusion-threshold": grid.values("fusion_threshold_bytes") or None})
-        best = best_bucket(workload, machine, grid, prepare)
-        record = asked | {"value": best.point["fusion_threshold_bytes"], "value_low": best.alike[0]}
-        record |= {"value_high": best.alike[1], "default_step_s": best.default_step_s}
-        record |= {"ratio": best.ratio, "ratio_low": best.ratio_low, "ratio_high": best.ratio_high}
-        text, point, summary = bucket_sentence(best, target, weak=weak), best.point, best.summary
+        best = best_bucket(workload, prepare(machine, [parse_devices(grid.value("devices"))[0]]), grid)
+        record = asked | {"value": best.row.fusion_threshold_bytes, "value_low": best.alike[0]}
+        record |= {"value_high": best.alike[1], "default_step_s": best.default.step_s}
+        record |= dict(zip(("ratio", "ratio_low", "ratio_high"), best.row.gain, strict=True))
+        text, point = bucket_sentence(best, target, weak=weak), best.row.record()
+        summary = best.predicted.summary()
     else:
         answer = find(quantity, target, workload, machine, grid, prepare)
         record = asked | {"value": answer.value, "value_low": answer.low, "value_high": answer.high}

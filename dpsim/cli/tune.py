@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dpsim.frameworks import Framework
     from dpsim.harness.torch_ddp.tune import Profiled
     from dpsim.machine import Machine
-    from dpsim.model.tune import Tuning
+    from dpsim.model.ranking import Tuning
     from dpsim.plan import Plan
     from dpsim.progress import Progress
     from dpsim.records.comparison import Comparison
@@ -245,7 +245,7 @@ def _of_files(
     from dpsim import machine as machines
     from dpsim.collective import parse_devices
     from dpsim.model.defaults import for_prediction
-    from dpsim.model.tune import tune
+    from dpsim.model.ranking import tune
     from dpsim.setting import Grid
     from dpsim.units import ITEM_BYTES
 
@@ -292,4 +292,9 @@ def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | Non
     notes = [f"no larger local batches were compared: {refusal.given}"] if refusal else []
     if job is not None and job.profiled.cannot_accumulate:
         notes.append(f"accumulation is predicted and not measured, since the script {job.profiled.cannot_accumulate}")
-    return [*filter(None, [tuning.told.sentence]), *tuning.told.unpriced, *notes, *cautions(machine, plans, workload)]
+    return [
+        *filter(None, [tuning.script.sentence]),
+        *tuning.script.unpriced,
+        *notes,
+        *cautions(machine, plans, workload),
+    ]

@@ -18,7 +18,8 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Link, Machine
 from dpsim.model.defaults import for_prediction
 from dpsim.model.other_link import joining_link, with_link
-from dpsim.model.points import Record, predict_points
+from dpsim.model.points import predict_points
+from dpsim.model.rows import Record
 from dpsim.setting import Grid
 from dpsim.strategy import DataParallel, parse_strategy
 from dpsim.workload import Workload

@@ -1,10 +1,9 @@
-"""Predicted points of many configurations, as flat records with the fixed names of ``--json``."""
+"""The predicted rows of a grid's settings, and as records with the fixed names of ``--json``."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
@@ -16,22 +15,21 @@ from dpsim.collective import parse_devices
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import DDP_RULES, DEFAULT_RULE, FUSION_RULES
+from dpsim.grouping import grouped
 from dpsim.lowering import check_synchronous
 from dpsim.machine import Machine
 from dpsim.model.cautions import cautions
 from dpsim.model.compare import choose_overlap
-from dpsim.model.interval import Interval, equally_fast, predict, predict_with_interval, ratio_interval
-from dpsim.model.memory import memory
+from dpsim.model.interval import Interval, predict, predict_with_interval
 from dpsim.model.residuals import LEVEL
+from dpsim.model.rows import PredictedRow, Record, alone_of, best_of
 from dpsim.model.step import Prediction
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.setting import Grid, Row, plan_of, threshold_bytes
-from dpsim.strategy import FULLY_SHARD, DataParallel
+from dpsim.strategy import FULLY_SHARD
 from dpsim.units import format_size
 from dpsim.workload import Workload
 
-Record = dict[str, Any]
-_Predicted = tuple[Prediction, Interval]
 _CHUNK = 64
 """The plans that a worker of an executor predicts at a time."""
 
@@ -62,9 +60,8 @@ def predict_points(
     ``cautions``: the assumptions behind the points, in sentences, and what was taken ``from_script``.
     Raises ``ConfigError``.
     """
-    planned = _planned(workload, machine, grid)
-    groups = _predicted(workload, machine, planned, executor)
-    return _summed_up(workload, machine, planned, groups)
+    predicted = predict_grid(workload, machine, grid, executor)
+    return [row.record() for row in predicted.rows], predicted.summary()
 
 
 def predict_on_machines(workload: Workload, machines: Mapping[str, Machine], grid: Grid) -> tuple[list[Record], Record]:
@@ -74,106 +71,93 @@ def predict_on_machines(workload: Workload, machines: Mapping[str, Machine], gri
     rule and norm, how many times as fast the best step is as the first machine's, with its interval: what is uncertain
     about the workload holds on both, and what is uncertain about a machine on that alone.
     """
-    points: list[Record] = []
-    summary: Record = {}
-    fastest: dict[str, dict[tuple[object, ...], tuple[Record, _Predicted]]] = {}
-    for name, machine in machines.items():
-        planned = _planned(workload, machine, grid)
-        groups = _predicted(workload, machine, planned)
-        its_points, its_summary = _summed_up(workload, machine, planned, groups)
-        its_summary["best"] = [best | {"machine": name} for best in its_summary["best"]]
-        points += [point | {"machine": name} for point in its_points]
-        if summary:
-            summary["best"] += its_summary["best"]
-            summary["extrapolated"] |= its_summary["extrapolated"]
-            its_cautions = its_summary["cautions"]
-            summary["cautions"] += [each for each in its_cautions if each not in summary["cautions"]]
-        else:
-            summary = its_summary
-        for (single, layout), rows in groups.items():
-            row = min(rows, key=lambda item: item[1][0].step_s)
-            fields = msgspec.structs.asdict(single)
-            key = (layout, *(value for field, value in fields.items() if field != "algorithm"))
-            before = fastest.setdefault(name, {}).get(key)
-            if before is None or row[1][0].step_s < before[1][0].step_s:
-                fastest[name][key] = row
-    first, *others = machines
+    predicted = {name: predict_grid(workload, machine, grid) for name, machine in machines.items()}
+    summaries = {name: each.summary() for name, each in predicted.items()}
+    summary = next(iter(summaries.values()))
+    summary |= {
+        "best": [best | {"machine": name} for name, each in summaries.items() for best in each["best"]],
+        "extrapolated": any(each["extrapolated"] for each in summaries.values()),
+        "cautions": list(dict.fromkeys(caution for each in summaries.values() for caution in each["cautions"])),
+    }
+    first, *others = (_fastest(each.rows) for each in predicted.values())
     summary["upgrades"] = [
-        _upgrade(name, fastest[first][key], row)
-        for name in others
-        for key, row in fastest[name].items()
-        if row[0]["devices"] > 1
+        _upgrade(name, first[key], row)
+        for name, fastest in zip([*machines][1:], others, strict=True)
+        for key, row in fastest.items()
+        if row.plan.devices > 1
     ]
-    return points, summary
+    return [row.record() | {"machine": name} for name, each in predicted.items() for row in each.rows], summary
 
 
-def _upgrade(name: str, before: tuple[Record, _Predicted], after: tuple[Record, _Predicted]) -> Record:
+def _fastest(rows: Sequence[PredictedRow]) -> dict[tuple[object, ...], PredictedRow]:
+    """Return the fastest row of each layout and plan of one device, whatever its algorithm."""
+    fields = [name for name in Plan.__struct_fields__ if name != "algorithm"]
+    groups = grouped(rows, lambda row: (row.layout, *(getattr(row.lone.plan, name) for name in fields)))
+    return {key: min(group, key=lambda row: row.step_s) for key, group in groups.items()}
+
+
+def _upgrade(name: str, before: PredictedRow, after: PredictedRow) -> Record:
     """Return how many times as fast the best step of another machine is as that of the first."""
-    low, high = ratio_interval(before[1], after[1], of_two_machines=True)
+    ratio, record = after.over(before, of_two_machines=True), after.record("layout", "local_batch")
     keys = ("devices", "layout", "global_batch", "local_batch", "accumulate", "fusion_rule", "batch_norm")
-    step_s, before_s = after[0]["predicted_step_s"], before[0]["predicted_step_s"]
-    return {key: after[0][key] for key in keys} | {
+    return {key: record[key] for key in keys} | {
         "machine": name,
-        "predicted_step_s": step_s,
-        "first_step_s": before_s,
-        "ratio": before_s / step_s if step_s > 0 else 1.0,
-        "ratio_low": low,
-        "ratio_high": high,
+        "predicted_step_s": after.step_s,
+        "first_step_s": before.step_s,
+        "ratio": ratio.value,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
     }
 
 
-def _predicted(
-    workload: Workload, machine: Machine, planned: _Planned, executor: Executor | None = None
-) -> dict[_Group, list[tuple[Record, _Predicted]]]:
-    """Return the points of each plan of one device and layout."""
-    groups: dict[_Group, list[tuple[Record, _Predicted]]] = {}
+class Predicted(NamedTuple):
+    """The rows of a grid, whether its batch grows with the devices, and what the workload's script told DDP."""
+
+    rows: list[PredictedRow]
+    weak: bool
+    script: ScriptDefaults
+
+    def summary(self) -> Record:
+        """Return what ``predict_points`` describes."""
+        plans, first = [row.plan for row in self.rows], self.rows[0]
+        return {
+            "scaling": "weak" if self.weak else "strong",
+            "wire_dtype": first.plan.wire_dtype,
+            "best": best_of(self.rows),
+            "interval_level": LEVEL if all(row.interval_level for row in self.rows) else None,
+            "interval_studies": min(row.interval_studies for row in self.rows),
+            "extrapolated": any(row.extrapolated for row in self.rows),
+            "from_script": self.script.sentence,
+            "cautions": [
+                *self.script.unpriced,
+                *cautions(first.machine, plans, first.workload),
+                *([_WITHOUT_LEAVES] if any(plan.leaves for plan in plans) else []),
+            ],
+        }
+
+
+def predict_grid(workload: Workload, machine: Machine, grid: Grid, executor: Executor | None = None) -> Predicted:
+    """Return the predicted row of every setting of a grid; see ``predict_points``. Raises ``ConfigError``."""
+    planned = _planned(workload, machine, grid)
     every = [*dict.fromkeys((*planned.plans.values(), *planned.plans))]
     chunks = [every[begin : begin + _CHUNK] for begin in range(0, len(every), _CHUNK)]
     mapped = (map if executor is None else executor.map)(functools.partial(_predict_all, workload, machine), chunks)
-    predicted = dict(zip(every, itertools.chain.from_iterable(mapped), strict=True))
-    for plan, single in planned.plans.items():
-        point = _point(workload, machine, plan, predicted[single], predicted[plan])
-        groups.setdefault((single, point["layout"]), []).append((point, predicted[plan]))
-    return groups
+    rows: dict[Plan, PredictedRow] = {}
+    for plan, predicted in zip(every, itertools.chain.from_iterable(mapped), strict=True):
+        alone = rows.get(planned.plans.get(plan, plan))
+        rows[plan] = PredictedRow(workload=workload, machine=machine, plan=plan, alone=alone)
+        rows[plan].predicted = predicted
+    return Predicted([rows[plan] for plan in planned.plans], planned.weak, planned.script)
 
 
-def _predict_all(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[_Predicted]:
+def _predict_all(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[tuple[Prediction, Interval]]:
     return [predict_with_interval(workload, machine, plan) for plan in plans]
 
 
-def _summed_up(
-    workload: Workload, machine: Machine, planned: _Planned, groups: dict[_Group, list[tuple[Record, _Predicted]]]
-) -> tuple[list[Record], Record]:
-    """Return the points of all groups, and the summary that ``predict_points`` describes."""
-    points = [point for rows in groups.values() for point, _ in rows]
-    return points, {
-        "scaling": "weak" if planned.weak else "strong",
-        "wire_dtype": next(iter(planned.plans)).wire_dtype,
-        "best": [_best(rows) for rows in groups.values()],
-        "interval_level": LEVEL if all(point["interval_level"] for point in points) else None,
-        "interval_studies": min(point["interval_studies"] for point in points),
-        "extrapolated": any(point["extrapolated"] for point in points),
-        "from_script": planned.script.sentence,
-        "cautions": [
-            *planned.script.unpriced,
-            *cautions(machine, list(planned.plans), workload),
-            *([_WITHOUT_LEAVES] if any(plan.leaves for plan in planned.plans) else []),
-        ],
-    }
-
-
-def best_of_plans(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[Record]:
-    """Return the best of these plans for each number of devices, micro-batches and local batch, as ``predict_points``.
-
-    Plans with the same of these differ in nothing but the threshold.
-    """
-    groups: dict[tuple[str, int, float], list[tuple[Record, _Predicted]]] = {}
-    for plan in plans:
-        alone = _alone(plan, weak=True)
-        single, predicted = (predict_with_interval(workload, machine, each) for each in (alone, plan))
-        point = _point(workload, machine, plan, single, predicted)
-        groups.setdefault((point["layout"], plan.accumulate, plan.local_batch), []).append((point, predicted))
-    return [_best(rows) for rows in groups.values()]
+def rows_of_plans(workload: Workload, machine: Machine, plans: Sequence[Plan]) -> list[PredictedRow]:
+    """Return the rows of these plans, whose batch grows with the devices."""
+    predicted = functools.partial(PredictedRow, workload=workload, machine=machine)
+    return [predicted(plan=plan, alone=predicted(plan=alone_of(plan, weak=True))) for plan in plans]
 
 
 def predict_one(workload: Workload, machine: Machine, grid: Grid) -> Prediction:
@@ -218,18 +202,11 @@ def _planned(workload: Workload, machine: Machine, grid: Grid) -> _Planned:
         threshold = _threshold(row, script.bucket_cap_bytes, several_rules=several_rules)
         plan = plan_of(row | {"fusion_threshold_bytes": threshold, "overlap": "off"}, algorithm)
         check_synchronous(plan.parallelism)
-        plans[plan] = _alone(plan, weak=weak)
+        plans[plan] = alone_of(plan, weak=weak)
     mechanism = choose_overlap(workload, machine, list(plans))[0] if overlap == "auto" else overlap
     return _Planned(
         {msgspec.structs.replace(plan, overlap=mechanism): single for plan, single in plans.items()}, script, weak
     )
-
-
-def _alone(plan: Plan, *, weak: bool) -> Plan:
-    """Return the plan on one device that a plan's speedup is over; it is divided into no parts or stages."""
-    strategy = plan.strategy if plan.parallelism.classes == 1 else DataParallel.name
-    batch = plan.global_batch // plan.data_devices if weak else plan.global_batch
-    return plan.on_one_device(strategy=strategy, global_batch=batch, fusion_threshold_bytes=None, overlap="off")
 
 
 def _threshold(row: Row, script_cap_bytes: float | None, *, several_rules: bool) -> float | None:
@@ -300,27 +277,6 @@ _ORDER = {"global_batch": -5, "local_batch": -4, "fusion_rule": -3, "algorithm":
     "fusion_threshold_bytes": 2,
 }
 """The order of points: the last axis varies fastest, and those that are not named here are between the two groups."""
-_Group = tuple[Plan, str]
-
-
-def _best(rows: Sequence[tuple[Record, _Predicted]]) -> Record:
-    """Return the fastest point of a device count, and the thresholds that cannot be told apart from it."""
-    row, fastest = min(rows, key=lambda item: item[1][0].step_s)
-    keys = (*Plan.__struct_fields__, "local_batch", "buckets", "predicted_step_s", "images_per_s")
-    near = [
-        point["fusion_threshold_bytes"]
-        for point, predicted in rows
-        if point is not row and equally_fast(predicted, fastest)
-    ]
-    return {key: row[key] for key in keys} | {
-        "speedup": row["predicted_speedup"],
-        "speedup_low": row["predicted_speedup_low"],
-        "speedup_high": row["predicted_speedup_high"],
-        "scaling_efficiency": row["predicted_speedup"] / row["devices"],
-        "thresholds_compared": len(rows),
-        "equally_fast_bytes": near,
-        "any_threshold": len(near) == len(rows) - 1 and len(rows) > 1,
-    }
 
 
 def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
@@ -333,40 +289,3 @@ def default_algorithm(machine: Machine, wire_dtype: str | None = None) -> str:
     if wire_dtype in SIXTEEN_BITS:
         return next((name for name in names if ALGORITHMS.find(name).sixteen_bits), "direct")
     return next((name for name in ("auto", "mpi", *names) if name in names), "ring")
-
-
-def _point(workload: Workload, machine: Machine, plan: Plan, single: _Predicted, of_plan: _Predicted) -> Record:
-    predicted = of_plan[0]
-    needed = memory(workload, plan, machine)
-    has_threshold = plan.devices > 1 and FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is not None
-    speedup = predicted.images_per_s / single[0].images_per_s
-    speedup = speedup if math.isfinite(speedup) else float(plan.devices)
-    low, high = ratio_interval(single, of_plan) if plan.devices > 1 else (1.0, 1.0)
-    scale = speedup * of_plan[0].step_s / single[0].step_s if single[0].step_s > 0 else 0.0
-    return msgspec.structs.asdict(plan) | {
-        "layout": plan.layout or str(plan.devices),
-        "local_batch": plan.local_batch,
-        "fusion_threshold_bytes": plan.threshold_bytes if has_threshold else None,
-        "buckets": predicted.buckets,
-        "optimizer": plan.optimizer.__struct_config__.tag,
-        "network": machine.network,
-        "emulated_compute": workload.emulated_compute,
-        "emulated_network": machine.emulated_network,
-        "predicted_step_s": predicted.step_s,
-        "predicted_low_s": predicted.low_s,
-        "predicted_high_s": predicted.high_s,
-        "interval_level": predicted.interval_level,
-        "interval_studies": predicted.interval_studies,
-        "predicted_exposed_communication_s": predicted.exposed_communication_s,
-        "predicted_communication_cost_s": predicted.communication_cost_s,
-        "waiting_for_slowest_s": predicted.waiting_for_slowest_s,
-        "waiting_for_input_s": predicted.waiting_for_input_s,
-        "images_per_s": predicted.images_per_s,
-        "predicted_speedup": speedup,
-        "predicted_speedup_low": low * scale or speedup,
-        "predicted_speedup_high": high * scale or speedup,
-        "calibrated_on": machine.calibrated_on,
-        "extrapolated": predicted.extrapolated,
-        "memory_bytes": needed.parts() | {"total": needed.total},
-        "fits": needed.fits,
-    }

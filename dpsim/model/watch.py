@@ -14,8 +14,8 @@ from dpsim.machine import AllreduceCost, Machine
 from dpsim.model.explanation import Explanation, summed, without_parts
 from dpsim.model.observed import LEAST_STEPS, Steps, observed_parts
 from dpsim.model.points import plan_one
+from dpsim.model.ranking import caps_up_to_all
 from dpsim.model.step import price, scheduled
-from dpsim.model.tune import caps_up_to_all
 from dpsim.schedule import Schedule
 from dpsim.setting import Grid
 from dpsim.torch_ddp.watched import WatchedRank, observed, watched_workload

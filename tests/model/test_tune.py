@@ -11,7 +11,7 @@ from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import scheduled
-from dpsim.model.tune import Tuned, Tuning, tune
+from dpsim.model.ranking import Tuned, Tuning, tune
 from dpsim.report import tuning as report
 from dpsim.setting import Grid
 
@@ -29,11 +29,11 @@ def test_every_list_of_buckets_is_compared_once_and_the_fastest_cap_is_first() -
     buckets = [tuple(scheduled(workload(), machine(), each.plan).bucket_size_bytes.tolist()) for each in found.caps]
     assert len({*buckets}) == len(buckets) >= 3
     assert {len(each) for each in buckets} == {1, 2, 4}, "one of all tensors, pairs, and one a tensor"
-    speeds = [each.samples_per_s for each in found.caps]
+    speeds = [each.images_per_s for each in found.caps]
     assert speeds == sorted(speeds, reverse=True)
     assert sum(each is found.default for each in found.caps) == 1 and found.default.gain == (1.0, 1.0, 1.0)
     for each in found.caps:
-        assert each.gain.value == pytest.approx(each.samples_per_s / found.default.samples_per_s)
+        assert each.gain.value == pytest.approx(each.images_per_s / found.default.images_per_s)
         assert each.gain.low <= each.gain.value <= each.gain.high
 
 
@@ -71,7 +71,7 @@ def test_batches_and_accumulations_keep_the_samples_of_a_micro_batch() -> None:
     assert found.accumulations[0].plan.accumulate == 8, "the fewest allreduces a sample"
     best = found.batches[0]
     assert best.plan.global_batch == 8 * 4 and best.gain.value > 1
-    assert found.together.samples_per_s >= max(found.caps[0].samples_per_s, best.samples_per_s)
+    assert found.together.images_per_s >= max(found.caps[0].images_per_s, best.images_per_s)
     measured = found.to_measure(3, accumulation=False)
     assert len(measured) == 3 and all(each.plan.accumulate == 1 for each in measured)
     assert found.default.plan not in {each.plan for each in measured}

@@ -13,7 +13,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp.experiment import completed, shards
 from dpsim.harness.torch_ddp.measure import Known, measure, predict, profile_request
 from dpsim.machine import Machine
-from dpsim.model.tune import Tuning, tune
+from dpsim.model.ranking import Tuning, tune
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
