@@ -190,9 +190,11 @@ class PredictedRow(Row):
 
     def record(self, *names: str) -> Record:
         """Return the plan and the values of all columns, or of some, by their names."""
-        return msgspec.structs.asdict(self.plan) | {
-            name: getattr(self, name) for name in names or columns_of(PredictedRow)
-        }
+        return (
+            msgspec.structs.asdict(self.plan)
+            | {"optimizer": self.optimizer}
+            | {name: getattr(self, name) for name in names or columns_of(PredictedRow)}
+        )
 
 
 def alone_of(plan: Plan, *, weak: bool) -> Plan:
@@ -212,7 +214,7 @@ def _best(rows: Sequence[PredictedRow]) -> Record:
     """Return the fastest row of a device count, and the thresholds that cannot be told apart from it."""
     fastest = min(rows, key=lambda row: row.step_s)
     near = [row.fusion_threshold_bytes for row in fastest.as_fast(rows)]
-    names = ("layout", "local_batch", "fusion_threshold_bytes", "optimizer", "buckets", "predicted_step_s")
+    names = ("layout", "local_batch", "fusion_threshold_bytes", "buckets", "predicted_step_s")
     return fastest.record(*names, "images_per_s") | {
         "speedup": fastest.speedup.value,
         "speedup_low": fastest.speedup.low,

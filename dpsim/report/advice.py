@@ -81,7 +81,7 @@ def records(advice: Advice, *, every: bool) -> list[Record]:
 def _record(row: PredictedRow, *, with_interval: bool) -> Record:
     interval = ("predicted_low_s", "predicted_high_s", "interval_level", "extrapolated")
     return (
-        row.record("layout", "local_batch", "optimizer")
+        row.record("layout", "local_batch")
         | {"flags": typed(row.plan), "predicted_step_s": row.step_s}
         | {name: getattr(row, name) if with_interval else None for name in interval}
         | {name: getattr(row, name) for name in ("images_per_s", "memory_bytes", "fits")}

@@ -56,7 +56,7 @@ def records(tuning: Tuning) -> list[Record]:
 
 
 def _record(row: PredictedRow, tuned: Tuned, field: str) -> Record:
-    names = ("fusion_threshold_bytes", "local_batch", "optimizer", "buckets", "predicted_step_s", "extrapolated")
+    names = ("fusion_threshold_bytes", "local_batch", "buckets", "predicted_step_s", "extrapolated")
     default = tuned.default.plan
     return (
         msgspec.structs.asdict(row.plan)
