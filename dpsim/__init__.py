@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a 
     from dpsim.runtime.fit import Epoch as Epoch
     from dpsim.runtime.fit import OnRank as OnRank
     from dpsim.runtime.trainer import Trainer as Trainer
+    from dpsim.setting import Grid as Grid
     from dpsim.setting import Setting as Setting
     from dpsim.workload import Tensor as Tensor
 
@@ -59,7 +60,7 @@ _HOMES = {
     "dpsim.runtime.checkpoints": ("Checkpoints",),
     "dpsim.runtime.fit": ("Callback", "Epoch", "OnRank"),
     "dpsim.runtime.trainer": ("Trainer",),
-    "dpsim.setting": ("Setting",),
+    "dpsim.setting": ("Grid", "Setting"),
     "dpsim.workload": ("Tensor",),
 }
 _MODULES = ("fusion_rules", "machine", "model", "workload")

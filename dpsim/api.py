@@ -15,11 +15,11 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.launch import rank_info
 from dpsim.launch.rank_process import end_all, one_thread
 from dpsim.machine import Network
-from dpsim.plan import Plan
 from dpsim.replica import Replica
 from dpsim.runtime import checkpoints
 from dpsim.runtime import fit as loop
 from dpsim.runtime.trainer import Trainer
+from dpsim.setting import plan_of
 
 if TYPE_CHECKING:
     from dpsim.records.train import TrainResult
@@ -66,9 +66,8 @@ def fit(
         if name not in TrainingSettings.__annotations__:
             raise unknown("argument of fit:", name, TrainingSettings.__annotations__)
     parsed_network = Network.parse(network)
-    plan.setdefault("algorithm", parsed_network.default_algorithm())
-    plan.setdefault("batch_norm", Plan.default_batch_norm(plan.get("leaves", 0)))
-    complete_plan = Plan(devices=comm.size, global_batch=global_batch, **plan)
+    row = {"devices": comm.size, "global_batch": global_batch, **plan}
+    complete_plan = plan_of(row, parsed_network.default_algorithm)
     check("network", algorithm=complete_plan.algorithm, network=parsed_network)
     data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset
     with one_thread():

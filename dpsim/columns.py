@@ -29,7 +29,20 @@ UNITS: dict[Unit, str] = {
     "text": "any text",
 }
 """The units, and what each means."""
-Form = Literal["", "ms", "percent", "signed percent", "times", "digits", "size", "short"]
+Form = Literal[
+    "",
+    "ms",
+    "percent",
+    "signed percent",
+    "times",
+    "digits",
+    "four digits",
+    "duration",
+    "size",
+    "threshold",
+    "memory",
+    "short",
+]
 """How tables of reports write a value (``dpsim.report.words.FORMS``); without a form it is written as it is."""
 _DTYPES: dict[Unit, ColumnDtype] = {"count": "int64", "yes or no": "boolean", "name": "category", "text": "string"}
 """The pandas data types of units; other units are float64."""

@@ -49,6 +49,7 @@ def predict(
     """
     from dpsim.model import for_prediction, predict_one
     from dpsim.model import predict as predict_plan
+    from dpsim.setting import Grid
 
     known_workload = read_workload(workload) if isinstance(workload, (Path, str)) else workload
     known_machine = read_machine(machine) if isinstance(machine, (Path, str)) else machine
@@ -56,8 +57,8 @@ def predict(
         layout = plan.devices if plan else parse_devices(devices or 1)[0]
         known_machine = for_prediction(known_workload, known_machine, [layout])
     if plan is None and devices is not None:
-        thresholds = [] if threshold is None else [threshold]
-        return predict_one(known_workload, known_machine, devices, thresholds, **settings)
+        grid = Grid.of(devices=devices, fusion_threshold_bytes=threshold, **settings)
+        return predict_one(known_workload, known_machine, grid)
     if plan is None or devices is not None or threshold is not None or settings:
         raise ConfigError(
             "neither a plan nor devices" if plan is None else "a plan and other settings",

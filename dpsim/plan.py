@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -139,9 +140,7 @@ class Plan(Noun, frozen=True):
     def __post_init__(self) -> None:
         FUSION_RULES.find(self.fusion_rule)
         ALGORITHMS.find(self.algorithm)
-        for name, allowed in _WORDS.items():
-            if getattr(self, name) not in allowed:
-                raise unknown(name.replace("_", " "), getattr(self, name), allowed)
+        check_words({name: getattr(self, name) for name in _WORDS})
         if self.devices < 1:
             raise ConfigError(f"devices is {self.devices}", allowed="1 or more")
         check_layout(self.layout, self.devices)
@@ -240,6 +239,13 @@ class Plan(Noun, frozen=True):
 
 
 _WORDS = {name: get_args(field.kind) for name, field in fields(Plan).items() if get_origin(field.kind) is Literal}
+
+
+def check_words(fields: Mapping[str, Any]) -> None:
+    """Refuse a value that is not among the words of its field of a plan, such as an unknown overlap."""
+    for name, allowed in _WORDS.items():
+        if name in fields and fields[name] not in allowed:
+            raise unknown(name.replace("_", " "), fields[name], allowed)
 
 
 def samples_of_step(local_batch: int, devices: int, accumulate: int, strategy: str) -> int:

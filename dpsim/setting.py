@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -13,18 +12,17 @@ from dpsim.codec import Noun
 from dpsim.collective import parse_devices
 from dpsim.columns import Column
 from dpsim.constraints import LIBRARIES, RUNTIMES, Runtime, check
+from dpsim.dtypes import WireDtype
 from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.fields import Decides, Field, deciding, fields
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import NODE, Network
-from dpsim.plan import Plan, samples_of_step
+from dpsim.plan import Plan, check_words, samples_of_step
 from dpsim.strategy import DataParallel
 from dpsim.units import format_size, parse_size
 
 OVERLAP_CHOICES = ("auto", "all")
 """Values of the field ``overlap`` in a grid that a sweep replaces by mechanisms, once it has calibrated."""
-MOST_SETTINGS = 10_000
-"""The largest grid. More settings would not be measured in a day, and are usually a mistake."""
 Compute = Literal["real", "emulated"]
 COMPUTES: tuple[Compute, ...] = ("real", "emulated")
 DataSet = Annotated[
@@ -211,19 +209,25 @@ def setting_of(row: Row) -> Setting:
     until a sweep has chosen.
     """
     fields = dict(row)
-    model, network = fields.pop("model", "mlp:64x20"), fields.pop("network", NODE)
-    compute, runtime = fields.pop("compute", "real"), fields.pop("runtime", "dpsim")
-    plan = _plan_fields(fields, str(network))
-    plain = {"plan": plan, "model": model, "network": network, "compute": compute, "runtime": runtime}
-    return _converted(plain, Setting, "a setting")
+    of_setting = {name: fields.pop(name) for name in ("network", "compute", "runtime") if name in fields}
+    if fields.get("overlap") in OVERLAP_CHOICES:
+        fields["overlap"] = "off"
+    network = Network.parse(str(of_setting.get("network", NODE)))
+    plain = {"model": fields.pop("model", "mlp:64x20"), "plan": _plan_fields(fields, network.default_algorithm)}
+    return _converted(plain | of_setting, Setting, "a setting")
 
 
-def plan_of(row: Row, network: str = NODE) -> Plan:
-    """Return the plan of a row of a grid that has a plan's fields alone, as ``setting_of`` reads it."""
-    return _converted(_plan_fields(row, network), Plan, "a plan")
+def plan_of(row: Row, default_algorithm: Callable[[WireDtype | None], str]) -> Plan:
+    """Return the plan of a row of a grid that has a plan's fields alone, as ``setting_of`` reads it.
+
+    ``default_algorithm`` names the algorithm where the row does not, by what the gradients are sent as.
+    """
+    plain = _plan_fields(row, default_algorithm)
+    check_words(plain)
+    return _converted(plain, Plan, "a plan")
 
 
-def _plan_fields(row: Row, network: str) -> dict[str, Any]:
+def _plan_fields(row: Row, default_algorithm: Callable[[WireDtype | None], str]) -> dict[str, Any]:
     fields = dict(row)
     devices, layout = parse_devices(fields.pop("devices", 1))
     if (local_batch := fields.pop("local_batch", None)) is not None:
@@ -236,10 +240,8 @@ def _plan_fields(row: Row, network: str) -> dict[str, Any]:
         strategy = fields.get("strategy", DataParallel.name)
         fields["global_batch"] = samples_of_step(local_batch, devices, fields.get("accumulate", 1), strategy)
     fields["fusion_threshold_bytes"] = threshold_bytes(fields.get("fusion_threshold_bytes"))
-    if fields.get("overlap") in OVERLAP_CHOICES:
-        fields["overlap"] = "off"
     if fields.get("algorithm") is None:
-        fields["algorithm"] = Network.parse(network).default_algorithm(fields.get("wire_dtype"))
+        fields["algorithm"] = default_algorithm(fields.get("wire_dtype"))
     if fields.get("batch_norm") is None:
         leaves = fields.get("leaves", 0)
         fields["batch_norm"] = Plan.default_batch_norm(leaves if isinstance(leaves, int) else 0)
@@ -284,15 +286,6 @@ class Grid(Noun, frozen=True):
         for name, values in self.axes.items():
             if not values:
                 raise ConfigError(f"{name} is []", allowed="one or more different values")
-        count = max(1, len(self.cases)) * math.prod(map(len, self.axes.values()))
-        if count > MOST_SETTINGS:
-            lengths = [f"{name} {len(values)}" for name, values in self.axes.items()]
-            counts = ", ".join(lengths + [f"cases {len(self.cases)}"] * (len(self.cases) > 1))
-            raise ConfigError(
-                f"a grid of {count} settings (values: {counts})",
-                allowed=f"at most {MOST_SETTINGS} settings",
-                remedy="leave values out, or compare fewer fields at a time",
-            )
         for name, values in self.axes.items():
             if len({_spelled(name, value) for value in values}) < len(values):
                 raise ConfigError(f"{name} is {list(values)}", allowed="one or more different values")
@@ -301,6 +294,13 @@ class Grid(Noun, frozen=True):
                 raise ConfigError(
                     f"{name} is an axis, and has a value in [base] or [[cases]] as well", allowed="one of the two"
                 )
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Return the grid of these fields: a list or tuple of several values is an axis, an empty one is left out."""
+        several = {name: tuple(each) for name, each in values.items() if isinstance(each, (tuple, list))}
+        of_one = {name: each[0] if each else None for name, each in several.items() if len(each) < 2}
+        return cls().changed(**values | several | of_one)
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
@@ -329,8 +329,8 @@ class Grid(Noun, frozen=True):
         """The value of a field that does not vary, or ``None`` where it is given nowhere."""
         return next(iter(self.values(name)), None)
 
-    def changed(self, **values: Any) -> dict[str, Any]:
-        """``base``, ``axes`` and ``cases`` with other values of some fields, as arguments for ``structs.replace``.
+    def changed(self, **values: Any) -> Self:
+        """Return the grid with other values of some fields.
 
         A tuple becomes an axis. A field with one value is part of the base, and ``None`` leaves it out.
         """
@@ -343,8 +343,13 @@ class Grid(Noun, frozen=True):
             elif value is not None:
                 base[name] = value
         distinct = tuple(case for place, case in enumerate(cases) if case and case not in cases[:place])
-        order = [name for name in (*self.axes, *values) if name in axes]
-        return {"base": base, "axes": {name: axes[name] for name in dict.fromkeys(order)}, "cases": distinct}
+        order = dict.fromkeys(name for name in (*self.axes, *values) if name in axes)
+        ordered = {name: axes[name] for name in order}
+        return msgspec.structs.replace(self, base=base, axes=ordered, cases=distinct)
+
+    def completed(self, defaults: Row) -> Self:
+        """Return the grid with ``defaults`` for the fields that it gives nowhere."""
+        return self.changed(**{name: value for name, value in defaults.items() if not self.values(name)})
 
 
 def settings_of(rows: Iterable[Row]) -> tuple[Setting, ...]:

@@ -17,6 +17,7 @@ from dpsim import machine
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.machine_library import library
 from dpsim.model import predict_points
+from dpsim.setting import Grid
 
 Dpsim = Callable[..., tuple[int, str, str]]
 
@@ -68,12 +69,12 @@ def test_two_names_are_the_links_inside_nodes_and_between_them() -> None:
 
 def test_python_takes_names_too_and_the_doubt_widens_the_interval() -> None:
     workload = dpsim.read_workload(WORKLOAD)
-    (point,), summary = predict_points(workload, dpsim.read_machine("10gbe"), [8], [], local_batch=16)
+    (point,), summary = predict_points(workload, dpsim.read_machine("10gbe"), Grid.of(devices=8, local_batch=16))
     assert any("published (2019), not measured here" in caution for caution in summary["cautions"])
     certain = machine.read("10gbe")
     assert certain.link is not None
     certain = msgspec.structs.replace(certain, link=msgspec.structs.replace(certain.link, relative_uncertainty=0.0))
-    (other,), _ = predict_points(workload, certain, [8], [], local_batch=16)
+    (other,), _ = predict_points(workload, certain, Grid.of(devices=8, local_batch=16))
     assert other["predicted_step_s"] == point["predicted_step_s"]
     assert point["predicted_high_s"] > other["predicted_high_s"]
 

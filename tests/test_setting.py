@@ -52,10 +52,10 @@ def test_a_changed_field_has_the_new_values_and_the_others_keep_theirs(
     axes: dict[str, tuple[Any, ...]], name: str, count: int
 ) -> None:
     grid, given_values = Grid(axes=axes), tuple(range(count))
-    after = Grid(**grid.changed(**{name: given_values}))
+    after = grid.changed(**{name: given_values})
     assert after.values(name) == given_values
     assert all(after.values(other) == values for other, values in axes.items() if other != name)
-    assert Grid(**grid.changed(**{name: None})).values(name) == ()
+    assert grid.changed(**{name: None}).values(name) == ()
 
 
 def test_cases_change_together_and_the_last_axis_varies_fastest() -> None:
@@ -94,7 +94,9 @@ def test_a_local_batch_is_what_a_device_has_at_once_in_a_grid_in_a_prediction_an
     settings = {name: value for name, value in fields.items() if name != "devices"}
     halves = tuple(msgspec.structs.replace(layer, output_bytes_per_sample=4) for layer in workload().layers)
     predicted, _ = plan_one(
-        workload(layers=halves), Machine(name="m", link=link), fields["devices"], (), local_batch=16, **settings
+        workload(layers=halves),
+        Machine(name="m", link=link),
+        Grid.of(devices=fields["devices"], local_batch=16, **settings),
     )
     assert of_grid.plan.local_batch == predicted.local_batch == 16
     assert of_grid.plan.global_batch == predicted.global_batch

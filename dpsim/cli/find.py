@@ -11,6 +11,7 @@ from dpsim.cli import flags, show
 if TYPE_CHECKING:
     from dpsim.machine import Machine
     from dpsim.model.inverse import Prepare, Target
+    from dpsim.setting import Grid
     from dpsim.workload import Workload
 
 
@@ -73,18 +74,16 @@ def answers(
     target: Target | None,
     workload: Workload,
     machines: Mapping[str, Machine],
-    devices: Sequence[int | str],
-    thresholds: Sequence[float],
-    rule: Sequence[str] | None,
+    grid: Grid,
     prepare: Prepare,
-    settings: Mapping[str, Any],
 ) -> list[Found]:
     """Return the answer for each machine and number of devices; how many devices, once, up to the last number."""
+    devices = grid.values("devices")
     asked = devices[-1:] if quantity == "devices" else devices
     found = []
     for name, machine in machines.items():
         for count in asked:
-            one = _answer(quantity, target, workload, machine, count, thresholds, rule, prepare, settings)
+            one = _answer(quantity, target, workload, machine, grid.changed(devices=count), prepare)
             before = f"{Path(name).stem}: " if len(machines) > 1 else ""
             found.append(Found(before + one.sentence, {"machine": name} | one.record, one.notes))
     return found
@@ -95,29 +94,28 @@ def _answer(
     target: Target | None,
     workload: Workload,
     machine: Machine,
-    devices: int | str,
-    thresholds: Sequence[float],
-    rule: Sequence[str] | None,
+    grid: Grid,
     prepare: Prepare,
-    settings: Mapping[str, Any],
 ) -> Found:
-    from dpsim.model.best_bucket import best_bucket
+    from dpsim.collective import parse_devices
     from dpsim.model.inverse import find
+    from dpsim.model.ranking import best_bucket
     from dpsim.report.inverse import bucket_sentence, of_tables, sentence
     from dpsim.report.words import interval_sentence
 
-    weak, asked, notes = "global_batch" not in settings, dict[str, Any](find=quantity), list[str]()
+    weak, asked, notes = not grid.values("global_batch"), dict[str, Any](find=quantity), list[str]()
     if target is not None:
         asked |= {"goal": target.goal, "target": target.value}
     if target is None or quantity == "bucket":
-        refuse_beside("--find", {"--fusion-threshold": thresholds or None})
-        best = best_bucket(workload, machine, devices, rule, prepare, **settings)
-        record = asked | {"value": best.point["fusion_threshold_bytes"], "value_low": best.alike[0]}
-        record |= {"value_high": best.alike[1], "default_step_s": best.default_step_s}
-        record |= {"ratio": best.ratio, "ratio_low": best.ratio_low, "ratio_high": best.ratio_high}
-        text, point, summary = bucket_sentence(best, target, weak=weak), best.point, best.summary
+        refuse_beside("--find", {"--fusion-threshold": grid.values("fusion_threshold_bytes") or None})
+        best = best_bucket(workload, prepare(machine, [parse_devices(grid.value("devices"))[0]]), grid)
+        record = asked | {"value": best.row.fusion_threshold_bytes, "value_low": best.alike[0]}
+        record |= {"value_high": best.alike[1], "default_step_s": best.default.step_s}
+        record |= dict(zip(("ratio", "ratio_low", "ratio_high"), best.row.gain, strict=True))
+        text, point = bucket_sentence(best, target, weak=weak), best.row.record()
+        summary = best.predicted.summary()
     else:
-        answer = find(quantity, target, workload, machine, devices, thresholds, rule, prepare, **settings)
+        answer = find(quantity, target, workload, machine, grid, prepare)
         record = asked | {"value": answer.value, "value_low": answer.low, "value_high": answer.high}
         record |= {"value_until": answer.until, "predicted_at": answer.at}
         text, point, summary = sentence(answer, weak=weak), answer.point, answer.summary

@@ -234,12 +234,17 @@ def group(name: str, help: str, examples: str) -> App:
     return App(name=name, help=help, help_format="plaintext", help_epilogue=examples)
 
 
-def command(app: App, function: Callable[..., Any], examples: str, *, shown: str | None = None) -> None:
-    """Add a command to ``app``; its help has the flags ``shown``, or all. A parameter of ``Flags`` may be left out."""
+def command(app: App, function: Callable[..., Any], examples: str | None = None, *, shown: str | None = None) -> None:
+    """Add a command to ``app``, its default one without ``examples``; its help has the flags ``shown``, or all.
+
+    A parameter of ``Flags`` may be left out.
+    """
     kinds = inspect.get_annotations(function, eval_str=True)
     absent = {name: kind() for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Flags)}
     function.__kwdefaults__ = absent | (function.__kwdefaults__ or {})
-    if shown is None:
+    if examples is None:
+        app.default(function)
+    elif shown is None:
         app.command(function, help_epilogue=examples)
     else:
         more = f"dpsim {function.__name__} --help-all shows all flags.\n\n"

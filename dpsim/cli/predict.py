@@ -157,6 +157,7 @@ def predict(
     from dpsim.optimizer import Sgd, changed
     from dpsim.report.prediction import best_sentence, columns, faster_with_fewer, notes, verdicts
     from dpsim.report.prediction_chart import scaling_chart
+    from dpsim.setting import Grid
 
     if page is not None:
         others = [name for each in (plans, leaves, stated, asked, ranking) for name in each.given()]
@@ -181,7 +182,7 @@ def predict(
     fields = plans.values() | leaves.values()
     if "optimizer" in fields:
         fields["optimizer"] = changed(Sgd(), fields["optimizer"], {})
-    thresholds, rule = fields.pop("fusion_threshold_bytes", ()), fields.pop("fusion_rule", None)
+    grid = Grid.of(devices=counts, **fields)
     fit = _convergence(target_loss, convergence)
     if not jit.keeps():
         print(
@@ -191,21 +192,20 @@ def predict(
         )
     if ranking.rank is not None:
         find.refuse_beside("--rank", {"--find": asked.find, "--plot": plot, "--target-loss": target_loss})
-        settings = fields | flags.provided(fusion_rule=rule, fusion_threshold_bytes=thresholds or None)
-        rank.rank(ranking, profiled, known, counts, settings, output, json=json)
+        rank.rank(ranking, profiled, known, counts, fields, output, json=json)
         return
     if ranking.given():
         flag = "--memory" if ranking.memory is not None else "--all"
         raise ConfigError(f"{flag} without --rank strategy", remedy=f"leave {flag} out, or add --rank strategy")
     if asked.find is not None:
         find.refuse_beside("--find", {"--plot": plot, "--target-loss": target_loss})
-        found = find.answers(asked.find, target, profiled, by_name, counts, thresholds, rule, prepared, fields)
+        found = find.answers(asked.find, target, profiled, by_name, grid, prepared)
         find.show_answers(found, {"workload": str(workload), "machine": machine}, output, json=json)
         return
     if len(known) > 1:
-        points, summary = predict_on_machines(profiled, known, counts, thresholds, rule, **fields)
+        points, summary = predict_on_machines(profiled, known, grid)
     else:
-        points, summary = predict_points(profiled, calibrated, counts, thresholds, rule, **fields)
+        points, summary = predict_points(profiled, calibrated, grid)
     if fit is not None:
         add_time_to_target(points, summary, fit)
     summary |= {"workload": str(workload), "machine": machine, "machine_name": calibrated.name}

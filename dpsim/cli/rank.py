@@ -48,6 +48,7 @@ def rank(
     from dpsim.model.cautions import cautions
     from dpsim.report import advice as report
     from dpsim.report.words import interval_sentence
+    from dpsim.setting import Grid
 
     lists = {"machine": tuple(machines), "devices": devices} | settings
     for name, values in lists.items():
@@ -61,9 +62,9 @@ def rank(
     if of.memory is not None:
         known = msgspec.structs.replace(known, memory_bytes=flags.memory(of.memory))
     one = {name: values[0] if isinstance(values, tuple) else values for name, values in settings.items()}
-    advice = advise(workload, known, devices[0], every=of.all, **one)
+    advice = advise(workload, known, Grid.of(devices=devices[0], **one), every=of.all)
     points, summary = report.records(advice, every=of.all), report.summary(advice, workload)
-    notes = [*advice.told.unpriced, *cautions(known, [each.candidate.plan for each in advice.choices], workload)]
+    notes = [*advice.script.unpriced, *cautions(known, [row.plan for row in advice.choices], workload)]
     shown = show.json_object("advise", points, summary | {"cautions": notes}) if json or output is not None else {}
     if output is not None:
         codec.write(output, shown)
@@ -72,11 +73,11 @@ def rank(
         return
     if sentence := report.nothing_fits(advice):
         print(sentence)
-    batch = advice.plain.candidate.plan.global_batch
+    batch = advice.plain.plan.global_batch
     show.table(report.columns(advice), points, title=f"{workload.name} on {devices[0]} devices, global batch {batch}")
     for sentence in report.sentences(advice, workload):
         print(sentence)
     predicted = advice.choices[0].prediction
     interval = interval_sentence(predicted.interval_level, predicted.interval_studies)
-    for sentence in [interval, *filter(None, [advice.told.sentence]), *notes]:
+    for sentence in [interval, *filter(None, [advice.script.sentence]), *notes]:
         print(f"Note: {sentence}.")

@@ -142,11 +142,12 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     """Print a row for every predicted setting, a verdict for each number of devices, and what is assumed."""
     from dpsim.constraints import HOOK
     from dpsim.model.cautions import cautions
-    from dpsim.model.points import best_of_plans
-    from dpsim.report.prediction import band, best_sentence, faster_with_fewer, verdicts
+    from dpsim.model.points import rows_of_plans
+    from dpsim.model.rows import best_of
+    from dpsim.report.prediction import band, best_sentence, declared, faster_with_fewer, verdicts
     from dpsim.report.table import Column
     from dpsim.report.words import interval_name, interval_sentence
-    from dpsim.units import format_duration, format_size
+    from dpsim.units import format_size
 
     predicted = [point for point in predictions.points if point.setting.repeat == 0]
     studies = min(point.interval_studies for point in predicted)
@@ -173,7 +174,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         points = [point for point in predicted if point.setting.where == where]
         workload, machine = predictions.workloads[points[0].workload], predictions.machines[points[0].machine]
         plans = [point.setting.plan for point in points]
-        best[where] = best_of_plans(workload, machine, plans)
+        best[where] = best_of(rows_of_plans(workload, machine, plans))
         assumed |= dict.fromkeys(cautions(machine, plans, workload))
     if json:
         summary: dict[str, Any] = {"predicted_at": predictions.predicted_at, "folder": str(folder)}
@@ -193,11 +194,11 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
                 head="bucket cap",
                 cell=lambda row: "" if (size := row["fusion_threshold_bytes"]) is None else format_size(size),
             ),
-            Column(head="buckets", cell=lambda row: str(row["buckets"])),
+            *declared("buckets"),
             Column(head="samples/s", cell=lambda row: f"{row['predicted_samples_per_s']:,.0f}"),
-            Column(head="step", cell=lambda row: format_duration(row["predicted_step_s"])),
+            *declared("predicted_step_s"),
             Column(head=interval_name(level), cell=lambda row: band(row["predicted_low_s"], row["predicted_high_s"])),
-            Column(head="exposed", cell=lambda row: format_duration(row["predicted_exposed_communication_s"])),
+            *declared("predicted_exposed_communication_s"),
             Column(head="", cell=lambda row: "extrapolated" * row["extrapolated"]),
         ),
         rows,

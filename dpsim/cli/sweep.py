@@ -189,11 +189,11 @@ def _changed(base: Experiment, given: SweepFlags, leaves: flags.LeafFlags) -> Ex
     of_settings = {name: value for name, value in values.items() if name in FIELDS}
     of_run = {name: value for name, value in values.items() if name not in FIELDS}
     of_run |= flags.provided(budget_s=flags.budget(given.budget))
-    experiment = msgspec.structs.replace(base, **base.changed(**of_settings), **of_run)
+    experiment = msgspec.structs.replace(base.changed(**of_settings), **of_run)
     if norms is None:
         return experiment
     cleared = experiment.changed(model=None, batch_norm=None, leaves=None)
-    return msgspec.structs.replace(experiment, **(cleared | {"cases": norm_cases(experiment, norms)}))
+    return msgspec.structs.replace(cleared, cases=norm_cases(experiment, norms))
 
 
 def _values(question: str, given: SweepFlags, leaves: flags.LeafFlags) -> dict[str, Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dpsim.frameworks import Framework
     from dpsim.harness.torch_ddp.tune import Profiled
     from dpsim.machine import Machine
-    from dpsim.model.tune import Tuning
+    from dpsim.model.ranking import Tuning
     from dpsim.plan import Plan
     from dpsim.progress import Progress
     from dpsim.records.comparison import Comparison
@@ -250,22 +250,22 @@ def _of_files(
     from dpsim import machine as machines
     from dpsim.collective import parse_devices
     from dpsim.model.defaults import for_prediction
-    from dpsim.model.tune import tune
+    from dpsim.model.ranking import tune
+    from dpsim.setting import Grid
     from dpsim.units import ITEM_BYTES
 
     machine = for_prediction(
         workload, machines.read(source.machine or ""), [parse_devices(count)[0] for count in counts]
     )
-    settings = given.values()
-    asked = settings.pop("local_batch", ())
-    batches = asked if "global_batch" in settings else batches or asked
-    rule = framework.rule if workload.ddp is None or framework.name != "ddp" else None
-    numbers = framework.default_numbers
-    default = None if numbers is None else float(numbers * ITEM_BYTES[workload.tensors[0].dtype])
-    tuning = tune(
-        workload, machine, counts, local_batches=batches, default_threshold_bytes=default, rule=rule, **settings
-    )
-    return tuning, machine
+    grid = Grid.of(devices=counts, **given.values())
+    if batches and not grid.values("global_batch"):
+        grid = grid.changed(local_batch=tuple(batches))
+    if workload.ddp is None or framework.name != "ddp":
+        grid = grid.changed(fusion_rule=framework.rule)
+    if framework.default_numbers is not None:
+        default_bytes = float(framework.default_numbers * ITEM_BYTES[workload.tensors[0].dtype])
+        grid = grid.changed(fusion_threshold_bytes=default_bytes)
+    return tune(workload, machine, grid), machine
 
 
 def _samples(given: MeasureFlags) -> int:
@@ -297,4 +297,9 @@ def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | Non
     notes = [f"no larger local batches were compared: {refusal.given}"] if refusal else []
     if job is not None and job.profiled.cannot_accumulate:
         notes.append(f"accumulation is predicted and not measured, since the script {job.profiled.cannot_accumulate}")
-    return [*filter(None, [tuning.told.sentence]), *tuning.told.unpriced, *notes, *cautions(machine, plans, workload)]
+    return [
+        *filter(None, [tuning.script.sentence]),
+        *tuning.script.unpriced,
+        *notes,
+        *cautions(machine, plans, workload),
+    ]

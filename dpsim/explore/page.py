@@ -22,6 +22,7 @@ from dpsim.model.residuals import LEVEL
 from dpsim.plan import Plan
 from dpsim.report.page import templates
 from dpsim.report.palette import variables
+from dpsim.setting import Grid
 from dpsim.strategy import ASYNCHRONOUS, parse_strategy
 from dpsim.workload import Workload
 
@@ -64,7 +65,7 @@ def page(workload: Workload, machine: Machine, files: str, devices: int | str = 
     where the machine does not price a collective.
     """
     known = for_prediction(workload, machine, [parse_devices(devices)[0]])
-    plan, told = plan_one(workload, known, devices, [])
+    plan, told = plan_one(workload, known, Grid.of(devices=devices))
     return page_of_plan(workload, known, plan, files, told=told.sentence)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dpsim.harness.sweep.pairing import Pair
 from dpsim.harness.sweep.scores import regret
-from dpsim.model.tune import Option
+from dpsim.model.rows import PredictedRow
 from dpsim.records.comparison import Comparison
 from dpsim.report.tuning import measured_point
 
@@ -14,7 +14,7 @@ MEASURED = 4
 """How many settings are measured beside the default."""
 
 
-def measured_regret(comparison: Comparison, options: Sequence[Option], advised: Option) -> float:
+def measured_regret(comparison: Comparison, options: Sequence[PredictedRow], advised: PredictedRow) -> float:
     """Return time per sample of the advised option over that of the best of those measured - 1 (``scores.regret``).
 
     The best is chosen on other rounds than it is timed on, where there are enough, so that it may be negative.

@@ -6,28 +6,26 @@ import contextlib
 import dataclasses
 import heapq
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from dpsim.errors import ConfigError
-from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import Machine
 from dpsim.model.compare import known_mechanisms
-from dpsim.model.interval import Interval, equally_fast, predict_with_interval, ratio_interval, undecided
-from dpsim.model.memory import Memory, memory
-from dpsim.model.points import Told, plan_one
+from dpsim.model.interval import undecided
+from dpsim.model.points import ScriptDefaults, plan_one
 from dpsim.model.prices import FREE_NETWORK
-from dpsim.model.step import Prediction, price, scheduled
+from dpsim.model.ranking import plan_thresholds
+from dpsim.model.rows import PredictedRow, Ratio
+from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
+from dpsim.setting import Grid
 from dpsim.strategy import STRATEGIES, Strategy
 from dpsim.workload import Workload
 
-THRESHOLD_SHARES = (32, 8)
-"""Parts of the gradients that fusion thresholds are: beside these the rule's own threshold and one bucket a step."""
 MICRO_BATCHES_A_STAGE = 4
 """The most micro-batches of a pipeline over its stages: its bubble is then a fifth of the step or less."""
 SMALL_GAIN = 0.02
@@ -35,21 +33,6 @@ SMALL_GAIN = 0.02
 err by more, and it asks the least of whoever trains."""
 MOST_DIVISIONS = 4
 """How many times as many micro-batches as the plan's a strategy without stages has where it does not fit otherwise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A plan, its predicted step and what it needs of each device's memory."""
-
-    plan: Plan
-    step_s: float
-    memory: Memory
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """What candidates are sorted by: those that may fit by their time, then the others by the memory they need."""
-        misfit = self.memory.fits is False
-        return misfit, self.memory.total if misfit else self.step_s
 
 
 class Refusal(NamedTuple):
@@ -60,56 +43,37 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The best candidate of one strategy, with its interval."""
-
-    candidate: Candidate
-    prediction: Prediction
-    interval: Interval
-
-    @property
-    def predicted(self) -> tuple[Prediction, Interval]:
-        return self.prediction, self.interval
-
-
-@dataclass(frozen=True, kw_only=True)
 class Advice:
     """What is advised for one workload, machine, number of devices and global batch.
 
-    ``choices``: the best candidate of each strategy, first the advised one, then in the order of ``Candidate.rank``.
-    ``candidates``: all that were priced, in that order. ``plain``: the best one of plain data parallelism. ``told`` is
-    what the workload's script told DDP.
+    ``choices``: the best row of each strategy, first the advised one, then in the order of ``PredictedRow.rank``.
+    ``candidates``: all that were priced, in that order. ``plain``: the best one of plain data parallelism. ``script``
+    is what the workload's script told DDP.
     """
 
     machine: Machine
-    choices: tuple[Choice, ...]
-    candidates: tuple[Candidate, ...]
+    choices: tuple[PredictedRow, ...]
+    candidates: tuple[PredictedRow, ...]
     refusals: tuple[Refusal, ...]
-    plain: Choice
-    told: Told
+    plain: PredictedRow
+    script: ScriptDefaults
 
     @property
-    def advised(self) -> Choice | None:
+    def advised(self) -> PredictedRow | None:
         """The fastest choice that may fit, or plain data parallelism (``SMALL_GAIN``); ``None`` where nothing fits."""
         first = self.choices[0]
-        return None if first.candidate.memory.fits is False else first
+        return None if first.memory.fits is False else first
 
     @property
-    def equally_fast(self) -> tuple[Choice, ...]:
+    def equally_fast(self) -> list[PredictedRow]:
         """The other choices that may fit whose step cannot be told apart from the advised one's (``interval``)."""
-        advised = self.advised
-        if advised is None:
-            return ()
-        others = (each for each in self.choices[1:] if each.candidate.memory.fits is not False)
-        return tuple(each for each in others if equally_fast(each.predicted, advised.predicted))
+        fitting = [each for each in self.choices[1:] if each.memory.fits is not False]
+        return self.advised.as_fast(fitting) if self.advised else []
 
     @property
-    def over_plain(self) -> tuple[float, float, float] | None:
-        """(times as fast as plain data parallelism, the ends of its interval); ``None`` where nothing fits."""
-        if self.advised is None:
-            return None
-        ratio = self.plain.prediction.step_s / self.advised.prediction.step_s if self.advised.prediction.step_s else 1.0
-        return ratio, *ratio_interval(self.plain.predicted, self.advised.predicted)
+    def over_plain(self) -> Ratio | None:
+        """Times as fast as plain data parallelism; ``None`` where nothing fits."""
+        return self.advised.over(self.plain) if self.advised else None
 
     @property
     def undecided(self) -> str | None:
@@ -119,67 +83,57 @@ class Advice:
         """
         if self.advised is None or not self.equally_fast:
             return None
-        return undecided(self.advised.interval, self.equally_fast[0].interval)
+        return undecided(self.advised.predicted[1], self.equally_fast[0].predicted[1])
 
 
-def advise(workload: Workload, machine: Machine, devices: int | str, *, every: bool = False, **settings: Any) -> Advice:
+def advise(workload: Workload, machine: Machine, grid: Grid, *, every: bool = False) -> Advice:
     """Return all strategies with their settings, ranked by their predicted step at one global batch.
 
-    ``settings`` are those of ``dpsim.model.predict_points`` with one value each; what is ranked is not among them:
-    strategy, micro-batches, threshold and overlap. Without a global batch each device has the largest local batch of
+    The grid has one setting; what is ranked is not among its fields: strategy, micro-batches, threshold and overlap.
+    Without a global batch each device has the largest local batch of
     the workload. Each strategy has the settings of its ``Strategy.candidates``. A pipeline has 1, 2, 4 and so on
     micro-batches, up to ``MICRO_BATCHES_A_STAGE`` a stage; any other strategy the plan's own number, and twice and four
-    times as many where nothing fits otherwise. Thresholds are the rule's own, ``THRESHOLD_SHARES`` of the gradients
-    and one bucket a step; overlaps are ``compare.known_mechanisms``.
+    times as many where nothing fits otherwise. Thresholds are those that ``plan_thresholds`` finds for plain data
+    parallelism; overlaps are ``compare.known_mechanisms``.
 
     Without ``every``, candidates are left out that cannot become the best of their strategy: those whose step on a
     network that takes no time is as long as the step of another one that may fit. The choices are the same.
 
     Raises ``ConfigError`` where plain data parallelism cannot be priced.
     """
-    base, told = plan_one(workload, machine, devices, (), **settings)
+    base, script = plan_one(workload, machine, grid)
     price(scheduled(workload, machine, base), machine)
     search = _Search(workload, machine, base, every=every)
     for kind in STRATEGIES.values():
         search.of(kind)
-    bests = [min(of_kind, key=lambda each: each.rank) for of_kind in search.candidates.values() if of_kind]
-    plain, *others = (Choice(candidate=each, **search.predicted(each.plan)) for each in bests)
+    plain, *others = (min(rows, key=lambda row: row.rank) for rows in search.candidates.values() if rows)
     return Advice(
         machine=machine,
         choices=_in_order(plain, others),
-        candidates=tuple(sorted((each for kind in search.candidates.values() for each in kind), key=lambda c: c.rank)),
+        candidates=tuple(sorted(itertools.chain(*search.candidates.values()), key=lambda row: row.rank)),
         refusals=search.refusals,
         plain=plain,
-        told=told,
+        script=script,
     )
 
 
-def _in_order(plain: Choice, others: Sequence[Choice]) -> tuple[Choice, ...]:
+def _in_order(plain: PredictedRow, others: Sequence[PredictedRow]) -> tuple[PredictedRow, ...]:
     """Return choices in the order of their rank, plain data parallelism first where others gain little."""
-
-    fastest, *_ = ordered = sorted((plain, *others), key=lambda choice: choice.candidate.rank)
-    little = plain.candidate.step_s <= (1 + SMALL_GAIN) * fastest.candidate.step_s
-    if little and plain.candidate.memory.fits is not False:
-        ordered.sort(key=lambda choice: choice is not plain)
+    fastest, *_ = ordered = sorted((plain, *others), key=lambda row: row.rank)
+    if plain.step_s <= (1 + SMALL_GAIN) * fastest.step_s and plain.memory.fits is not False:
+        ordered.sort(key=lambda row: row is not plain)
     return tuple(ordered)
-
-
-class _Timed(NamedTuple):
-    """A plan and its step."""
-
-    step_s: float
-    plan: Plan
 
 
 class _Group(NamedTuple):
     """Plans that differ in threshold and overlap alone.
 
-    ``step_s`` is their step on a network that takes no time: none is shorter. ``priced`` has the smallest threshold,
+    ``step_s`` is their step on a network that takes no time: none is shorter. ``first`` has the smallest threshold,
     with which memory is least, and no overlap.
     """
 
     step_s: float
-    priced: _Timed
+    first: PredictedRow
 
 
 class _Search:
@@ -187,8 +141,8 @@ class _Search:
 
     def __init__(self, workload: Workload, machine: Machine, base: Plan, *, every: bool) -> None:
         self._workload, self._machine, self._base, self._every = workload, machine, base, every
-        self._thresholds = _thresholds(workload, base)
-        self.candidates: dict[str, list[Candidate]] = {}
+        self._thresholds = plan_thresholds(workload, machine, base)
+        self.candidates: dict[str, list[PredictedRow]] = {}
         self._refused: list[tuple[str, ConfigError]] = []
         self._usable: set[str] = set()
 
@@ -197,11 +151,6 @@ class _Search:
         strategies = kind.candidates(self._base.devices, len(self._workload.layers), self._workload.column_blocks)
         groups = [group for strategy in strategies for group in self._groups(strategy)]
         self.candidates[kind.name] = [*(self._all(groups) if self._every else self._until_one_fits(groups))]
-
-    def predicted(self, plan: Plan) -> dict[str, Any]:
-        """Return the prediction of a plan and its interval, by their names in ``Choice``."""
-        predicted = predict_with_interval(self._workload, self._machine, plan)
-        return dict(zip(("prediction", "interval"), predicted, strict=True))
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -226,18 +175,16 @@ class _Search:
     def _group(self, strategy: Strategy, accumulate: int) -> _Group | None:
         """Return the plans of a strategy that differ in threshold and overlap; ``None`` where it is refused."""
         try:
-            plan: Plan = msgspec.structs.replace(
-                self._base, strategy=strategy.text, accumulate=accumulate, overlap="off"
-            )
+            plan: Plan = replace(self._base, strategy=strategy.text, accumulate=accumulate, overlap="off")
             plan = min(self._with_thresholds(plan), key=lambda each: each.threshold_bytes)
             schedule = scheduled(self._workload, self._machine, plan)
-            priced = _Timed(price(schedule, self._machine).step_s, plan)
+            first = self._row(plan, price(schedule, self._machine).step_s)
             free_s = 0.0 if schedule.dynamic else price(schedule, self._machine, FREE_NETWORK).step_s
         except ConfigError as error:
             self._refused.append((strategy.text, error))
             return None
         self._usable.add(strategy.text)
-        return _Group(free_s, priced)
+        return _Group(free_s, first)
 
     def _smaller(self, plan: Plan) -> _Group | None:
         """Return the group that needs less memory than that of a plan, and more time."""
@@ -249,74 +196,66 @@ class _Search:
         )
         return self._group(plan.parallelism, accumulate) if plan.parallelism.stages == 1 and possible else None
 
-    def _until_one_fits(self, groups: Iterable[_Group]) -> Iterator[Candidate]:
+    def _until_one_fits(self, groups: Iterable[_Group]) -> Iterator[PredictedRow]:
         """Yield candidates from the fastest on, the last of which is the first that may fit (best-first search).
 
         A group of which not even the smallest threshold fits is represented by that; a smaller one follows it.
         """
-        queue: list[tuple[float, int, _Group | _Timed]] = []
+        queue: list[tuple[float, int, _Group | PredictedRow]] = []
         numbers = itertools.count()
 
-        def push(each: _Group | _Timed) -> None:
+        def push(each: _Group | PredictedRow) -> None:
             heapq.heappush(queue, (each.step_s, next(numbers), each))
 
         for group in groups:
             push(group)
         while queue:
             _, _, first = heapq.heappop(queue)
-            candidate = self._sized(first.priced if isinstance(first, _Group) else first)
-            if candidate.memory.fits is False:
-                yield candidate
-                if isinstance(first, _Group) and (smaller := self._smaller(candidate.plan)):
+            row = first.first if isinstance(first, _Group) else first
+            if row.memory.fits is False:
+                yield row
+                if isinstance(first, _Group) and (smaller := self._smaller(row.plan)):
                     push(smaller)
             elif isinstance(first, _Group):
-                for each in self._variants(candidate.plan):
+                for each in self._variants(row.plan):
                     push(each)
             else:
-                yield candidate
+                yield row
                 return
 
-    def _all(self, groups: Iterable[_Group]) -> Iterator[Candidate]:
+    def _all(self, groups: Iterable[_Group]) -> Iterator[PredictedRow]:
         """Yield every candidate, with the smaller groups of those that do not fit."""
         for first in groups:
             group: _Group | None = first
             while group is not None:
-                plan = group.priced.plan
-                candidates = [self._sized(each) for each in self._variants(plan)]
-                yield from candidates
-                fits = any(each.memory.fits is not False for each in candidates)
+                plan = group.first.plan
+                rows = list(self._variants(plan))
+                yield from rows
+                fits = any(row.memory.fits is not False for row in rows)
                 group = None if fits else self._smaller(plan)
 
-    def _sized(self, timed: _Timed) -> Candidate:
-        needed = memory(self._workload, timed.plan, self._machine)
-        return Candidate(plan=timed.plan, step_s=timed.step_s, memory=needed)
+    def _row(self, plan: Plan, step_s: float) -> PredictedRow:
+        row = PredictedRow(workload=self._workload, machine=self._machine, plan=plan)
+        row.step_s = step_s
+        return row
 
     def _with_thresholds(self, plan: Plan) -> list[Plan]:
         """Return the plan with each threshold; without devices that have the same layers there is nothing to fuse."""
         thresholds = self._thresholds if plan.data_devices > 1 else self._thresholds[:1]
-        return [msgspec.structs.replace(plan, fusion_threshold_bytes=threshold) for threshold in thresholds]
+        return [replace(plan, fusion_threshold_bytes=threshold) for threshold in thresholds]
 
-    def _variants(self, plan: Plan) -> Iterator[_Timed]:
+    def _variants(self, plan: Plan) -> Iterator[PredictedRow]:
         """Yield the plan with each threshold and overlap, priced."""
         mechanisms = known_mechanisms(self._machine, [plan]) if plan.data_devices > 1 else ["off"]
         for bucketed in self._with_thresholds(plan):
             plans = []
             for overlap in mechanisms:
                 with contextlib.suppress(ConfigError):  # some rules that decide while running refuse inline
-                    plans.append(msgspec.structs.replace(bucketed, overlap=overlap))
+                    plans.append(replace(bucketed, overlap=overlap))
             yield from self._priced(plans)
 
-    def _priced(self, plans: Sequence[Plan]) -> Iterator[_Timed]:
+    def _priced(self, plans: Sequence[Plan]) -> Iterator[PredictedRow]:
         """Yield plans that differ in their overlap alone with their steps: they have one schedule."""
         schedule = scheduled(self._workload, self._machine, plans[0])
         for plan in plans:
-            yield _Timed(price(dataclasses.replace(schedule, plan=plan), self._machine).step_s, plan)
-
-
-def _thresholds(workload: Workload, plan: Plan) -> list[float | None]:
-    """Return the thresholds that are compared, the plan's own first."""
-    own = plan.fusion_threshold_bytes
-    if FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is None:
-        return [own]
-    parts = [max(workload.gradient_bytes / share, 1.0) for share in THRESHOLD_SHARES]
-    return [*dict.fromkeys((own, *(2.0 ** round(math.log2(part)) for part in parts), math.inf))]
+            yield self._row(plan, price(dataclasses.replace(schedule, plan=plan), self._machine).step_s)

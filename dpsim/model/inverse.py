@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Link, Machine
 from dpsim.model.defaults import for_prediction
 from dpsim.model.other_link import joining_link, with_link
-from dpsim.model.points import Record, predict_points
+from dpsim.model.points import predict_points
+from dpsim.model.rows import Record
+from dpsim.setting import Grid
 from dpsim.strategy import DataParallel, parse_strategy
 from dpsim.workload import Workload
 
@@ -117,46 +119,44 @@ def find(
     target: Target,
     workload: Workload,
     machine: Machine,
-    devices: int | str | None = None,
-    thresholds: Sequence[float] = (),
-    rule: str | Sequence[str] | None = None,
+    grid: Grid,
     prepare: Prepare | None = None,
-    **settings: Any,
 ) -> Answer:
     """Return the bandwidth, latency, number of devices or local batch at which predictions begin to miss a target.
 
     A grid is predicted from the values with which the target is hardest to reach on, to the first one that reaches it,
-    and the interval before it is bisected. ``devices`` may be a layout; where they are what is asked for, they are the
-    most that are tried (``MOST_DEVICES``). Bandwidth and latency are those of the link that joins the devices, and
-    tables change with it (``dpsim.model.other_link``). ``settings`` are those of ``predict_points``; of several values
-    the one counts that comes nearest to the target. ``prepare`` fills in what the machine leaves open
+    and the interval before it is bisected. The grid has one number of devices, or a layout; where devices are what is
+    asked for, it is the most that are tried (``MOST_DEVICES``). Bandwidth and latency are those of the link that joins
+    the devices, and tables change with it (``dpsim.model.other_link``). Of several values
+    of another field the one counts that comes nearest to the target. ``prepare`` fills in what the machine leaves open
     (``for_prediction``). Raises ``ConfigError``, also for a machine without a link.
     """
     if quantity not in QUANTITIES[:-1]:
         raise unknown("quantity to find", quantity, QUANTITIES)
     prepared = functools.partial(for_prediction, workload) if prepare is None else prepare
-    within = _range(quantity, workload, machine, devices, settings)
+    devices = grid.value("devices")
+    within = _range(quantity, workload, machine, grid)
     layout = "" if devices is None else parse_devices(devices)[1]
     link = joining_link(machine, devices)[0] if devices and quantity in ("bandwidth", "latency") else None
 
     @functools.cache
     def predicted(value: float) -> tuple[Record, Record]:
-        asked, known, of_plan = devices or 1, machine, settings
+        asked, known, of_plan = devices or 1, machine, grid
         match quantity:
             case "bandwidth":
                 known = with_link(machine, asked, "bandwidth_bytes_per_s", value)
             case "latency":
                 known = with_link(machine, asked, "latency_s", value)
             case "local-batch":
-                of_plan = settings | {"local_batch": int(value)}
+                of_plan = grid.changed(local_batch=int(value))
             case _:
                 asked = f"{value:.0f}x{within.unit}" if layout else int(value) * within.unit
         known = prepared(known, [parse_devices(asked)[0]])
-        points, summary = predict_points(workload, known, [asked], thresholds, rule, **of_plan)
+        points, summary = predict_points(workload, known, of_plan.changed(devices=asked))
         several = [point for point in points if point["devices"] > 1] or points
         return target.nearest(several, lambda point: target.of(point)[1]), summary
 
-    least = _least(quantity, target, weak="global_batch" not in settings)
+    least = _least(quantity, target, weak=not grid.values("global_batch"))
 
     def reached_at(end: int) -> Callable[[float], bool]:
         return lambda value: target.reached(target.of(predicted(value)[0])[end])
@@ -220,10 +220,9 @@ class _Range(NamedTuple):
         return grid if least else grid[::-1]
 
 
-def _range(
-    quantity: str, workload: Workload, machine: Machine, devices: int | str | None, settings: Mapping[str, Any]
-) -> _Range:
+def _range(quantity: str, workload: Workload, machine: Machine, grid: Grid) -> _Range:
     """Return the values of a quantity to try. Raises ``ConfigError``."""
+    devices, batches = grid.value("devices"), grid.values("global_batch")
     if devices is None and quantity != "devices":
         raise ConfigError(f"the {quantity} for no number of devices", allowed="a number of devices, or a layout")
     count, layout = parse_devices(MOST_DEVICES if devices is None else devices)
@@ -238,19 +237,17 @@ def _range(
             unit = (
                 node_counts(layout, 1)[1]
                 if layout
-                else parse_strategy(str(settings.get("strategy", DataParallel.name))).classes
+                else parse_strategy(grid.value("strategy") or DataParallel.name).classes
             )
-            batches = settings.get("global_batch", math.inf)
-            smallest = min(batches) if isinstance(batches, (tuple, list)) else batches
             inside = math.inf if layout else machine.largest_node or math.inf
-            units = int(min(count, smallest, inside) // unit)
+            units = int(min(count, inside, *batches) // unit)
             if units * unit < 2:
                 raise ConfigError(f"up to {count} devices to search in", allowed="2 or more, and no more than samples")
             first = 1 if unit > 1 else 2
             if machine.of_several_nodes:  # which says nothing of devices inside a node
                 first = 2 if layout else max(first, machine.devices_a_node // unit + 1)
             return _Range(first, max(first, units), whole=True, unit=unit)
-    if "global_batch" in settings:
+    if batches:
         raise ConfigError(
             "the local batch that reaches a target, of a global batch",
             allowed="a local batch to find, or a global batch that is the same on any number of devices",

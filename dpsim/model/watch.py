@@ -14,9 +14,10 @@ from dpsim.machine import AllreduceCost, Machine
 from dpsim.model.explanation import Explanation, summed, without_parts
 from dpsim.model.observed import LEAST_STEPS, Steps, observed_parts
 from dpsim.model.points import plan_one
+from dpsim.model.ranking import caps_up_to_all
 from dpsim.model.step import price, scheduled
-from dpsim.model.tune import caps_up_to_all
 from dpsim.schedule import Schedule
+from dpsim.setting import Grid
 from dpsim.torch_ddp.watched import WatchedRank, observed, watched_workload
 from dpsim.units import format_duration
 from dpsim.workload import Workload
@@ -125,15 +126,8 @@ def _priced(workload: Workload, rank: WatchedRank, exposed_s: float, step_s: flo
     how many latencies a step has.
     """
     free = _machine(rank, 0.0, _FAST)
-    plan, told = plan_one(
-        workload,
-        free,
-        rank.ranks,
-        (),
-        local_batch=rank.local_batch,
-        algorithm=_ALGORITHM,
-        overlap=_OVERLAP,
-    )
+    grid = Grid.of(devices=rank.ranks, local_batch=rank.local_batch, algorithm=_ALGORITHM, overlap=_OVERLAP)
+    plan, told = plan_one(workload, free, grid)
     if told.unpriced or FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is None:
         raise ConfigError("; ".join(told.unpriced) or f"buckets by rule {plan.fusion_rule!r} have no cap")
     own, *others = (

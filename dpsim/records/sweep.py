@@ -21,6 +21,8 @@ from dpsim.workload import Workload
 EXPERIMENT_SCHEMA = "dpsim.experiment/2"
 PREDICTIONS_SCHEMA = "dpsim.predictions/3"
 RESULTS_SCHEMA = "dpsim.results/3"
+MOST_SETTINGS = 10_000
+"""The largest sweep. More settings would not be measured in a day, and are usually a mistake."""
 LEAST_CLEAN = 6
 """A median of fewer clean samples says nothing of its setting."""
 
@@ -67,6 +69,15 @@ class Experiment(Grid, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        count = max(1, len(self.cases)) * math.prod(map(len, self.axes.values()))
+        if count > MOST_SETTINGS:
+            lengths = [f"{name} {len(values)}" for name, values in self.axes.items()]
+            counts = ", ".join(lengths + [f"cases {len(self.cases)}"] * (len(self.cases) > 1))
+            raise ConfigError(
+                f"a grid of {count} settings (values: {counts})",
+                allowed=f"at most {MOST_SETTINGS} settings",
+                remedy="leave values out, or compare fewer fields at a time",
+            )
         check_seed(self.seed)
         if self.name in ("", ".", "..") or "/" in self.name or "\0" in self.name:
             raise ConfigError(f"an experiment named {self.name!r}", allowed="the name of a folder")

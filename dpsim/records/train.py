@@ -130,7 +130,9 @@ class TrainConfig(Noun, frozen=True):
         overlap = row.get("overlap", "off")
         if overlap not in (_AUTO, *OVERLAPS):
             raise unknown("overlap", overlap, (_AUTO, *OVERLAPS))
-        plan = plan_of(row, values.get("network", NODE))
+        if overlap == _AUTO:
+            row["overlap"] = "off"
+        plan = plan_of(row, Network.parse(values.get("network", NODE)).default_algorithm)
         return cls(plan=plan, **{"chooses_overlap": overlap == _AUTO} | values)
 
     @property

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from dpsim.algorithms import ALGORITHMS
-from dpsim.model.advise import Advice, Candidate, Choice, Refusal
+from dpsim.model.advise import Advice, Refusal
+from dpsim.model.rows import PredictedRow
 from dpsim.plan import Plan
-from dpsim.report.prediction import band
+from dpsim.report.prediction import band, declared
 from dpsim.report.table import Column
-from dpsim.report.words import enumerated, interval_name, listed, percent
+from dpsim.report.words import FORMS, enumerated, interval_name, listed, percent
 from dpsim.units import format_duration, format_size
 from dpsim.workload import Workload
 
@@ -45,14 +44,14 @@ def columns(advice: Advice) -> tuple[Column[Record], ...]:
     """Return the columns of the table, whose rows are ``records``."""
     level = advice.advised.prediction.interval_level if advice.advised else None
     return (
-        Column(head="step", cell=lambda row: format_duration(row["predicted_step_s"])),
+        *declared("predicted_step_s"),
         Column(
             head=interval_name(level),
             cell=lambda row: (
                 "-" if row["predicted_low_s"] is None else band(row["predicted_low_s"], row["predicted_high_s"])
             ),
         ),
-        Column(head="samples/s", cell=lambda row: f"{row['images_per_s']:.4g}"),
+        *declared("images_per_s"),
         Column(head="memory", cell=lambda row: _memory(row, advice.machine.memory_bytes)),
         Column(head="fit", cell=_fit, left=True),
         Column(head="settings", cell=lambda row: row["flags"], left=True),
@@ -60,7 +59,7 @@ def columns(advice: Advice) -> tuple[Column[Record], ...]:
 
 
 def _memory(row: Record, available: float) -> str:
-    needed = format_size(row["memory_bytes"]["total"]) + " +" * (row["memory_bytes"]["activations"] is None)
+    needed = FORMS["memory"](row["memory_bytes"])
     return needed if math.isinf(available) else f"{needed} of {format_size(available)}"
 
 
@@ -75,39 +74,29 @@ def records(advice: Advice, *, every: bool) -> list[Record]:
 
     Intervals are those of the best ones alone.
     """
-    best = {choice.candidate.plan: choice for choice in advice.choices}
-    candidates = advice.candidates if every else [choice.candidate for choice in advice.choices]
-    return [_record(each, best.get(each.plan)) for each in candidates]
+    rows = advice.candidates if every else advice.choices
+    return [_record(row, with_interval=row in advice.choices) for row in rows]
 
 
-def _record(candidate: Candidate, choice: Choice | None) -> Record:
-    plan, needed = candidate.plan, candidate.memory
-    predicted = None if choice is None else choice.prediction
-    return msgspec.structs.asdict(plan) | {
-        "layout": plan.layout or str(plan.devices),
-        "local_batch": plan.local_batch,
-        "optimizer": plan.optimizer.__struct_config__.tag,
-        "flags": typed(plan),
-        "predicted_step_s": candidate.step_s,
-        "predicted_low_s": predicted and predicted.low_s,
-        "predicted_high_s": predicted and predicted.high_s,
-        "interval_level": predicted and predicted.interval_level,
-        "extrapolated": predicted and predicted.extrapolated,
-        "images_per_s": plan.global_batch / candidate.step_s if candidate.step_s else math.inf,
-        "memory_bytes": needed.parts() | {"total": needed.total},
-        "fits": needed.fits,
-    }
+def _record(row: PredictedRow, *, with_interval: bool) -> Record:
+    interval = ("predicted_low_s", "predicted_high_s", "interval_level", "extrapolated")
+    return (
+        row.record("layout", "local_batch")
+        | {"flags": typed(row.plan), "predicted_step_s": row.step_s}
+        | {name: getattr(row, name) if with_interval else None for name in interval}
+        | {name: getattr(row, name) for name in ("images_per_s", "memory_bytes", "fits")}
+    )
 
 
 def summary(advice: Advice, workload: Workload) -> Record:
     """Return what holds for all candidates: the advised one, those that may be as fast, and what was refused."""
     advised, over = advice.advised, advice.over_plain
     return {
-        "advised": advised and typed(advised.candidate.plan),
-        "speedup_over_data_parallel": over and over[0],
-        "speedup_low": over and over[1],
-        "speedup_high": over and over[2],
-        "equally_fast": [typed(choice.candidate.plan) for choice in advice.equally_fast],
+        "advised": advised and typed(advised.plan),
+        "speedup_over_data_parallel": over and over.value,
+        "speedup_low": over and over.low,
+        "speedup_high": over and over.high,
+        "equally_fast": [typed(choice.plan) for choice in advice.equally_fast],
         "undecided": advice.undecided,
         "measure": measurement(advice, workload),
         "memory_available_bytes": advice.machine.memory_bytes,
@@ -116,7 +105,7 @@ def summary(advice: Advice, workload: Workload) -> Record:
             {"strategies": refusal.strategies, "reason": refusal.error.given, "allowed": refusal.error.allowed}
             for refusal in advice.refusals
         ],
-        "from_script": advice.told.sentence,
+        "from_script": advice.script.sentence,
     }
 
 
@@ -137,7 +126,7 @@ def sentences(advice: Advice, workload: Workload) -> Iterator[str]:
         yield _advised(advice)
         yield from _over_plain(advice)
         if others := advice.equally_fast:
-            names = enumerated(choice.candidate.plan.strategy for choice in others)
+            names = enumerated(choice.plan.strategy for choice in others)
             yield (
                 f"{names} may be as fast: the intervals overlap, by more than what is uncertain about all plans alike."
             )
@@ -149,22 +138,22 @@ def sentences(advice: Advice, workload: Workload) -> Iterator[str]:
 
 def _advised(advice: Advice) -> str:
     assert advice.advised is not None
-    plan, predicted = advice.advised.candidate.plan, advice.advised.prediction
-    fastest = min(advice.choices, key=lambda choice: choice.candidate.rank)
+    plan, predicted = advice.advised.plan, advice.advised.prediction
+    fastest = min(advice.choices, key=lambda choice: choice.rank)
     name = "plain data parallelism" if advice.advised is advice.plain else plan.strategy
     what = f"with {format_duration(predicted.step_s)} a step: {typed(plan)}"
     if fastest is not advice.advised:
         gain = predicted.step_s / fastest.prediction.step_s - 1
         return (
-            f"The advice is {name}, {what}. The fastest is {fastest.candidate.plan.strategy}, by {percent(gain)}: less"
+            f"The advice is {name}, {what}. The fastest is {fastest.plan.strategy}, by {percent(gain)}: less"
             " than predictions err by."
         )
-    of_those = " of the plans that fit" if advice.advised.candidate.memory.fits else ""
+    of_those = " of the plans that fit" if advice.advised.memory.fits else ""
     return f"The fastest{of_those} is {name}, {what}."
 
 
 def _over_plain(advice: Advice) -> Iterator[str]:
-    needed, over = advice.plain.candidate.memory, advice.over_plain
+    needed, over = advice.plain.memory, advice.over_plain
     if needed.fits is False:
         yield (
             f"Plain data parallelism does not fit: it needs at least {format_size(needed.total)} a device, which has"
@@ -197,7 +186,7 @@ def measurement(advice: Advice, workload: Workload) -> str | None:
     """Return the command that measures what would decide between the advised plan and the one that comes nearest."""
     if advice.advised is None or advice.undecided is None:
         return None
-    plans = advice.advised.candidate.plan, advice.equally_fast[0].candidate.plan
+    plans = advice.advised.plan, advice.equally_fast[0].plan
     own = workload.source.startswith("dpsim profile: ")
     model = f"--model {workload.name}" if own else "--torch-script train.py"
     if advice.undecided == "compute":

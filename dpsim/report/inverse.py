@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from dpsim.machine import Link
-from dpsim.model.best_bucket import BestBucket
 from dpsim.model.formulas import message_s
 from dpsim.model.inverse import Answer, Target
-from dpsim.model.points import Record
+from dpsim.model.ranking import BestBucket
+from dpsim.model.rows import Record
 from dpsim.report.words import devices_name
 from dpsim.units import format_bandwidth, format_duration, format_size
 
@@ -56,20 +56,21 @@ def of_tables(answer: Answer) -> str:
 
 def bucket_sentence(best: BestBucket, target: Target | None = None, *, weak: bool) -> str:
     """Return the best fusion threshold, what it gains over none being named, and whether it reaches a target."""
-    size, (first, last) = format_size(best.point["fusion_threshold_bytes"]), map(format_size, best.alike)
+    point, gain = best.row.record(), best.row.gain
+    size, (first, last) = format_size(point["fusion_threshold_bytes"]), map(format_size, best.alike)
     alike = f" (any from {first} to {last} may be as fast)" if first != last else ""
-    rule, where = best.point["fusion_rule"], _where(best.point, "bucket", weak=weak)
-    step, default = format_duration(best.point["predicted_step_s"]), format_duration(best.default_step_s)
-    certain = ", no certain difference" if best.ratio_low <= 1 <= best.ratio_high else ""
-    ratio = f"{best.ratio:.2f} times as fast ({best.ratio_low:.2f} to {best.ratio_high:.2f}){certain}"
-    if best.ratio < 1:
+    rule, where = point["fusion_rule"], _where(point, "bucket", weak=weak)
+    step, default = format_duration(best.row.step_s), format_duration(best.default.step_s)
+    certain = ", no certain difference" if gain.low <= 1 <= gain.high else ""
+    ratio = f"{gain.value:.2f} times as fast ({gain.low:.2f} to {gain.high:.2f}){certain}"
+    if gain.value < 1:
         text = f"{where}no bucket size beats {rule} without one, {default} per step; the best, {size}, takes {step},"
         text += f" {ratio}."
     else:
         text = f"{where}the best bucket of {rule} is {size}{alike}: {step} per step instead of {default}, {ratio}."
     if target is None:
         return text
-    worse, predicted, better = target.of(best.point)
+    worse, predicted, better = target.of(point)
     amounts = f"{_amount(target, predicted)} ({_amount(target, worse)} to {_amount(target, better)})"
     return f"{text} It {'reaches' if target.reached(predicted) else 'misses'} {_goal(target)}, with {amounts}."
 

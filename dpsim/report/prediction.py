@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dpsim.columns import columns_of
 from dpsim.grouping import grouped
+from dpsim.model.rows import PredictedRow
 from dpsim.report.table import Column
-from dpsim.report.words import devices_name, interval_name, interval_sentence
+from dpsim.report.words import FORMS, devices_name, interval_name, interval_sentence
 from dpsim.units import format_duration, format_size
 
 _NEARLY = 0.9
@@ -29,6 +32,16 @@ def notes(points: list[Point], summary: Point) -> list[str]:
     if any(point["memory_bytes"]["activations"] is None for point in points):
         notes.append("activation memory, which the workload file does not state, comes on top (+)")
     return notes
+
+
+def declared(*names: str, shown: bool = True) -> list[Column[Point]]:
+    """Return columns of ``PredictedRow`` as tables of its records have them."""
+    columns = (columns_of(PredictedRow)[name] for name in names)
+    return [each.in_table(functools.partial(_cell, each), shown=shown) for each in columns]
+
+
+def _cell(column: Column[Any], point: Point) -> str:
+    return FORMS[column.form](point[column.name])
 
 
 def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
@@ -52,21 +65,12 @@ def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
         Column(head="rule", cell=lambda point: point["fusion_rule"], shown=several("fusion_rule")),
         Column(head="algorithm", cell=lambda point: point["algorithm"], shown=several("algorithm")),
         Column(head="batch norm", cell=lambda point: point["batch_norm"], shown=several("batch_norm")),
-        Column(
-            head="threshold",
-            cell=lambda point: "-" if (size := point["fusion_threshold_bytes"]) is None else format_size(size),
-        ),
-        Column(head="buckets", cell=lambda point: str(point["buckets"])),
+        *declared("fusion_threshold_bytes", "buckets"),
         Column(head="overlap", cell=lambda point: point["overlap"]),
-        Column(head="step", cell=lambda point: format_duration(point["predicted_step_s"])),
-        Column(head="samples/s", cell=lambda point: f"{point['images_per_s']:.4g}"),
+        *declared("predicted_step_s", "images_per_s"),
         Column(head=interval_name(level), cell=lambda point: band(point["predicted_low_s"], point["predicted_high_s"])),
-        Column(head="exposed", cell=lambda point: format_duration(point["predicted_exposed_communication_s"])),
-        Column(
-            head="communication cost",
-            cell=lambda point: format_duration(point["predicted_communication_cost_s"]),
-            shown=any(point["devices"] > 1 for point in points),
-        ),
+        *declared("predicted_exposed_communication_s"),
+        *declared("predicted_communication_cost_s", shown=any(point["devices"] > 1 for point in points)),
         Column(
             head="waiting",
             cell=lambda point: format_duration(point["waiting_for_slowest_s"] + point["waiting_for_input_s"]),
@@ -77,7 +81,7 @@ def columns(points: list[Point], *, weak: bool) -> tuple[Column[Point], ...]:
             cell=lambda point: format_duration(point["time_to_target_s"]),
             shown="time_to_target_s" in points[0],
         ),
-        Column(head="memory", cell=lambda point: _memory(point["memory_bytes"])),
+        *declared("memory_bytes"),
         Column(
             head="",
             cell=lambda point: "does not fit " * (point["fits"] is False) + "extrapolated" * point["extrapolated"],
@@ -91,10 +95,6 @@ def band(low_s: float, high_s: float) -> str:
         return f"{format_duration(low_s)} or more"
     low, high = format_duration(low_s).split(), format_duration(high_s).split()
     return f"{low[0]}-{high[0]} {high[1]}" if low[1] == high[1] else f"{' '.join(low)}-{' '.join(high)}"
-
-
-def _memory(parts: dict[str, int | None]) -> str:
-    return format_size(parts["total"] or 0) + (" +" if parts["activations"] is None else "")
 
 
 def faster_with_fewer(best: Point, others: list[Point], batch: str) -> Point | None:

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from dpsim.frameworks import Framework
-from dpsim.model.tune import LEAST_SHARE, Growth, Option, Ratio, Tuned, Tuning
+from dpsim.model.ranking import LEAST_SHARE, Growth, Tuned, Tuning
+from dpsim.model.rows import PredictedRow, Ratio
 from dpsim.plan import Plan
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report.advice import MEASUREMENTS
+from dpsim.report.prediction import declared
 from dpsim.report.table import Column
 from dpsim.report.words import counted, devices_name, enumerated, percent
 from dpsim.units import ITEM_BYTES, format_duration, format_size
@@ -53,21 +55,15 @@ def records(tuning: Tuning) -> list[Record]:
     return found
 
 
-def _record(option: Option, tuned: Tuned, field: str) -> Record:
-    plan, predicted = option.plan, option.predicted[0]
-    return msgspec.structs.asdict(plan) | {
-        "field": field,
-        "setting": setting(plan, tuned.default.plan),
-        "fusion_threshold_bytes": plan.threshold_bytes,
-        "local_batch": plan.local_batch,
-        "optimizer": plan.optimizer.__struct_config__.tag,
-        "buckets": predicted.buckets,
-        "predicted_step_s": predicted.step_s,
-        "extrapolated": predicted.extrapolated,
-        "images_per_s": option.samples_per_s,
-        "default": plan == tuned.default.plan,
-        **_ratio("gain", option.gain),
-    }
+def _record(row: PredictedRow, tuned: Tuned, field: str) -> Record:
+    names = ("fusion_threshold_bytes", "local_batch", "buckets", "predicted_step_s", "extrapolated")
+    default = tuned.default.plan
+    return (
+        msgspec.structs.asdict(row.plan)
+        | {"field": field, "setting": setting(row.plan, default)}
+        | row.record(*names, "images_per_s")
+        | {"default": row.plan == default, **_ratio("gain", row.gain)}
+    )
 
 
 def _ratio(name: str, ratio: Ratio) -> Record:
@@ -83,7 +79,7 @@ def growth_records(tuning: Tuning) -> list[Record]:
             "layout": each.more.layout or str(each.more.devices),
             "fewer_devices": each.fewer.devices,
             "fewer_layout": each.fewer.layout or str(each.fewer.devices),
-            "images_per_s": tuned[each.more.devices].default.samples_per_s,
+            "images_per_s": tuned[each.more.devices].default.images_per_s,
             "best_cap": cap_bytes(tuned[each.more.devices].caps[0].plan),
             "share": each.share,
             "pays": each.pays,
@@ -105,7 +101,7 @@ def summary(tuning: Tuning, framework: Framework, workload: Workload) -> Record:
         "undecided": tuned.undecided,
         "answer": sentence,
         "line": line,
-        "from_script": tuning.told.sentence,
+        "from_script": tuning.script.sentence,
     }
 
 
@@ -122,8 +118,7 @@ def columns(rows: Sequence[Record]) -> tuple[Column[Record], ...]:
     some = len({row["extrapolated"] for row in rows}) > 1
     return (
         Column(head="setting", cell=lambda row: row["setting"], left=True),
-        Column(head="buckets", cell=lambda row: str(row["buckets"])),
-        Column(head="step", cell=lambda row: format_duration(row["predicted_step_s"])),
+        *declared("buckets", "predicted_step_s"),
         Column(head="samples/s", cell=lambda row: _speed(row["images_per_s"])),
         Column(head="gain", cell=lambda row: "" if row["default"] else f"{row['gain']:.2f}x"),
         Column(head="90% interval", cell=lambda row: "" if row["default"] else _ends(row, "gain")),

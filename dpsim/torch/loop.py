@@ -12,10 +12,10 @@ from dpsim.data import Dataset
 from dpsim.errors import ConfigError
 from dpsim.launch import rank_info
 from dpsim.machine import Network
-from dpsim.plan import Plan
 from dpsim.replica import Batch
 from dpsim.runtime.micro_batches import own_leaves
 from dpsim.runtime.trainer import Trainer
+from dpsim.setting import plan_of
 from dpsim.torch_replica import TorchReplica
 from dpsim.torch_replica.replica import Loss
 
@@ -44,11 +44,8 @@ class ModuleTrainer:
     ) -> None:
         x, labels = (tensor.numpy(force=True) for tensor in example)
         comm, parsed_network = rank_info.world(), Network.parse(network)
-        defaults = {
-            "algorithm": parsed_network.default_algorithm(),
-            "batch_norm": Plan.default_batch_norm(plan.get("leaves", 0)),
-        }
-        complete = Plan(devices=comm.size, global_batch=comm.size * len(labels), **(defaults | plan))
+        row = {"devices": comm.size, "global_batch": comm.size * len(labels), **plan}
+        complete = plan_of(row, parsed_network.default_algorithm)
         check("network", algorithm=complete.algorithm, network=parsed_network)
         dtype = None if example[0].is_floating_point() else x.dtype.name
         replica = TorchReplica(lambda: module, x.shape[1:], loss, input_dtype=dtype, label_shape=labels.shape[1:])

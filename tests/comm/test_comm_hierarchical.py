@@ -17,6 +17,7 @@ from dpsim.machine import Link, Machine
 from dpsim.model import collective_cost, predict_points
 from dpsim.model.formulas import rounds
 from dpsim.plan import Plan
+from dpsim.setting import Grid
 from dpsim.workload import Layer, Tensor, Workload
 
 LAYOUTS = ["1x1", "1x2", "2x1", "1x3", "3x1", "2x2", "1x4", "3x2", "2x3", "4x2", "2x4", "8x1"]
@@ -113,7 +114,9 @@ def test_a_slow_link_between_nodes_makes_the_hierarchy_the_faster_one() -> None:
     machine = Machine(name="m", link=slow, link_in_node=fast)
     steps = {}
     for algorithm in ("ring", "hierarchical"):
-        (point,), summary = predict_points(workload, machine, ["2x4"], [], algorithm=algorithm, global_batch=32)
+        (point,), summary = predict_points(
+            workload, machine, Grid.of(devices="2x4", algorithm=algorithm, global_batch=32)
+        )
         assert (point["devices"], point["layout"], summary["best"][0]["layout"]) == (8, "2x4", "2x4")
         steps[algorithm] = point["predicted_step_s"]
     assert steps["hierarchical"] < 0.6 * steps["ring"]

@@ -23,7 +23,8 @@ from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine, Network
 from dpsim.model.defaults import CERTAIN, for_prediction
 from dpsim.model.interval import predict
 from dpsim.model.memory import Memory, memory
-from dpsim.model.points import best_of_plans
+from dpsim.model.points import rows_of_plans
+from dpsim.model.rows import best_of
 from dpsim.model.step import Prediction
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.records.sweep import read_predictions
@@ -104,7 +105,7 @@ def random_case(draw: random.Random, layers: Workload, known: Machine) -> Case |
         predicted = predict(layers, of_setting, plan)
     except ConfigError:
         return None
-    (best,) = best_of_plans(layers, of_setting, [plan])
+    (best,) = best_of(rows_of_plans(layers, of_setting, [plan]))
     return setting_of(plan, local_batch, **varied), predicted, memory(layers, plan, of_setting), best
 
 

@@ -46,7 +46,7 @@ TINY = Experiment(
 
 def changed(**values: Any) -> Experiment:
     """The tiny sweep with other values of its settings."""
-    return msgspec.structs.replace(TINY, **TINY.changed(**values))
+    return TINY.changed(**values)
 
 
 class Done(NamedTuple):

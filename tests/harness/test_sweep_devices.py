@@ -217,7 +217,7 @@ def test_reproducible_training_drifts_by_nothing(
     done: Done, tmp_path: Path, dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, leaves = done.predictions.experiment, {"batch_norm": "leaf", "leaves": 8}
-    reproducible = msgspec.structs.replace(before, steps=3, **before.changed(**leaves))
+    reproducible = msgspec.structs.replace(before.changed(**leaves), steps=3)
     records = resealed(done, reproducible, **leaves)
     record = drift(records[0], tmp_path, lambda _: None)
     assert record is not None and record.predictions is None and not (tmp_path / DRIFT_PREDICTIONS).exists()
@@ -248,7 +248,7 @@ def test_more_devices_than_cores_is_said(done: Done) -> None:
 def test_weak_scaling_grows_the_batch_and_compares_throughput(done: Done) -> None:
     before = done.predictions
     changed = before.experiment.changed(global_batch=None, local_batch=12)
-    weak = completed(msgspec.structs.replace(before.experiment, **changed))
+    weak = completed(changed)
     (workload,), (machine,) = before.workloads, before.machines
     prepared = Prepared.for_all((point.setting for point in before.points), workload, machine)
     predictions = predict_experiment(weak, prepared, before.environment)
@@ -323,7 +323,7 @@ def test_a_file_is_a_sweep_of_its_own_question(dpsim: Dpsim, tmp_path: Path) -> 
     code, _, err = dpsim("sweep", path, "--fusion-threshold", "0,inf", "--output", tmp_path / "new")
     assert code == 2 and "--fusion-threshold 0,inf in a sweep with the question devices" in err
     base = declared("devices")
-    thresholds = msgspec.structs.replace(base, **base.changed(fusion_threshold_bytes=(0.0, 1024.0)))
+    thresholds = base.changed(fusion_threshold_bytes=(0.0, 1024.0))
     with pytest.raises(ConfigError, match="at 2 fusion thresholds"):
         completed(thresholds)
 

@@ -10,8 +10,8 @@ from dpsim.frameworks import FRAMEWORKS
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.tuned import measured_regret
 from dpsim.machine import Link, Machine
-from dpsim.model.interval import predict_with_interval
-from dpsim.model.tune import Option, Ratio, Tuned
+from dpsim.model.ranking import Tuned
+from dpsim.model.rows import PredictedRow, Ratio
 from dpsim.plan import Plan
 from dpsim.records.comparison import ComparedPoint, Comparison
 from dpsim.report import tuning as report
@@ -30,14 +30,10 @@ def points(comparison: Comparison) -> list[ComparedPoint]:
 
 def tuned(comparison: Comparison, default: int, advised: int) -> Tuned:
     """Advice on the measured caps: those with these places from the fastest on; the advised one is predicted first."""
-    options = [
-        Option(
-            plan=point.setting.plan,
-            predicted=predict_with_interval(workload(), MACHINE, point.setting.plan),
-            gain=Ratio(1.5, 1.4, 1.6) if place == advised else Ratio(1.0, 1.0, 1.0),
-        )
-        for place, point in enumerate(points(comparison))
-    ]
+    plans = [point.setting.plan for point in points(comparison)]
+    options = [PredictedRow(workload=workload(), machine=MACHINE, plan=plan) for plan in plans]
+    for place, option in enumerate(options):
+        option.gain = Ratio(1.5, 1.4, 1.6) if place == advised else Ratio(1.0, 1.0, 1.0)
     first = options[default]
     caps = (options[advised], *(option for place, option in enumerate(options) if place != advised))
     return Tuned(default=first, caps=caps, batches=(first,), accumulations=(first,), together=options[advised])

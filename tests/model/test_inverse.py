@@ -18,11 +18,12 @@ from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import for_prediction, predict_points
-from dpsim.model.best_bucket import best_bucket
 from dpsim.model.formulas import fitted_links
 from dpsim.model.inverse import BANDWIDTHS, Answer, Goal, Target, find
 from dpsim.model.other_link import Field, with_link
+from dpsim.model.ranking import best_bucket
 from dpsim.report.inverse import bucket_sentence, of_tables, sentence
+from dpsim.setting import Grid
 from dpsim.workload import Workload
 
 GOOGLENET = workload_files.read(WORKLOAD)
@@ -40,7 +41,7 @@ def reaches(
 ) -> bool:
     """Whether a plain prediction reaches a target by its step, or by an end of its interval."""
     known = for_prediction(workload, machine, [parse_devices(devices)[0]])
-    (point,), _ = predict_points(workload, known, [devices], [], **settings)
+    (point,), _ = predict_points(workload, known, Grid.of(devices=devices, **settings))
     value = point[RESULT[target.goal][end]]
     if target.goal == "step-time":
         return bool(value <= target.value)
@@ -61,7 +62,7 @@ def with_value(quantity: str, value: float, machine: Machine, devices: int) -> t
 def test_answers_of_random_workloads_and_machines_hold_in_plain_predictions(quantity: str) -> None:
     outcomes: list[str] = []
 
-    @settings(max_examples=30, deadline=None, derandomize=True)
+    @settings(max_examples=60, deadline=None, derandomize=True)
     @given(
         workload=workloads(launches=False),
         link=st.builds(
@@ -78,7 +79,7 @@ def test_answers_of_random_workloads_and_machines_hold_in_plain_predictions(quan
         machine = Machine(name="random", link=link)
         target = Target(goal=goal, value={"efficiency": share, "speedup": 4 * share, "step-time": 0.05 * share}[goal])
         most = 300 if quantity == "devices" else devices
-        answer = find(quantity, target, workload, machine, most)
+        answer = find(quantity, target, workload, machine, Grid.of(devices=most))
         outcomes.append("none" if answer.value is None else "all" if answer.anything else "some")
 
         def check(value: float, end: int = PREDICTED) -> bool:
@@ -106,7 +107,7 @@ def test_answers_of_random_workloads_and_machines_hold_in_plain_predictions(quan
 
 
 def asked(quantity: str, goal: Goal, value: float, devices: int | str = 8, **settings: Any) -> Answer:
-    return find(quantity, Target(goal=goal, value=value), GOOGLENET, ETHERNET, devices, **settings)
+    return find(quantity, Target(goal=goal, value=value), GOOGLENET, ETHERNET, Grid.of(devices=devices, **settings))
 
 
 def test_what_no_bandwidth_reaches_is_told_with_the_limit_and_what_is_left() -> None:
@@ -129,7 +130,9 @@ def test_a_bandwidth_has_an_interval_and_the_interval_of_a_doubtful_link_is_wide
         assert ETHERNET.link is not None
         link = msgspec.structs.replace(ETHERNET.link, relative_uncertainty=doubt)
         machine = msgspec.structs.replace(ETHERNET, link=link)
-        answer = find("bandwidth", Target(goal="efficiency", value=0.6), GOOGLENET, machine, 8, local_batch=16)
+        answer = find(
+            "bandwidth", Target(goal="efficiency", value=0.6), GOOGLENET, machine, Grid.of(devices=8, local_batch=16)
+        )
         assert answer.low is not None and answer.value is not None and answer.high is not None
         assert answer.low < answer.value < answer.high
         assert f"interval: {answer.low / 1e9:.3g} GB/s" in sentence(answer, weak=True)
@@ -159,12 +162,12 @@ def test_under_strong_scaling_the_fewest_devices_are_named_and_those_beyond_whic
 def test_in_a_layout_whole_nodes_are_tried_and_the_link_between_the_devices_is_varied() -> None:
     both = machines.read("nvlink3-8gpu+10gbe")
     target = Target(goal="efficiency", value=0.6)
-    nodes = find("devices", target, GOOGLENET, both, "64x8", algorithm="hierarchical")
+    nodes = find("devices", target, GOOGLENET, both, Grid.of(devices="64x8", algorithm="hierarchical"))
     assert nodes.value is not None and nodes.value % 8 == 0 and nodes.tried == (8, 512)
-    inside = find("bandwidth", target, GOOGLENET, both, "1x8", algorithm="ring")
+    inside = find("bandwidth", target, GOOGLENET, both, Grid.of(devices="1x8", algorithm="ring"))
     assert both.link is not None
     other = msgspec.structs.replace(both, link=msgspec.structs.replace(both.link, bandwidth_bytes_per_s=1e3))
-    assert find("bandwidth", target, GOOGLENET, other, "1x8", algorithm="ring").value == inside.value
+    assert find("bandwidth", target, GOOGLENET, other, Grid.of(devices="1x8", algorithm="ring")).value == inside.value
 
 
 def test_a_target_within_reach_of_everything_is_said_to_be() -> None:
@@ -175,21 +178,22 @@ def test_a_target_within_reach_of_everything_is_said_to_be() -> None:
 
 
 def test_no_threshold_is_faster_than_the_best_bucket() -> None:
-    best = best_bucket(GOOGLENET, ETHERNET, 64, local_batch=16)
     known = for_prediction(GOOGLENET, ETHERNET, [64])
+    best = best_bucket(GOOGLENET, known, Grid.of(devices=64, local_batch=16))
     thresholds = [0.0, *(2.0**power for power in range(10, 27)), math.inf]
-    points, _ = predict_points(GOOGLENET, known, [64], thresholds, local_batch=16)
-    assert best.point["predicted_step_s"] <= 1.01 * min(point["predicted_step_s"] for point in points)
+    points, _ = predict_points(GOOGLENET, known, Grid.of(devices=64, fusion_threshold_bytes=thresholds, local_batch=16))
+    assert best.row.step_s <= min(point["predicted_step_s"] for point in points)
     default = next(point for point in points if point["fusion_threshold_bytes"] == 2.0**15)
-    assert best.default_step_s == default["predicted_step_s"] > best.point["predicted_step_s"]
-    assert best.ratio_low < best.ratio < best.ratio_high
+    assert best.default.step_s == default["predicted_step_s"] > best.row.step_s
+    assert best.row.gain.low < best.row.gain.value < best.row.gain.high
     text = bucket_sentence(best, Target(goal="efficiency", value=0.99), weak=True)
     assert "the best bucket of tarantella is" in text and "It misses 99% scaling efficiency" in text
 
 
 def test_a_rule_that_no_threshold_beats_is_left_without_one() -> None:
-    best = best_bucket(GOOGLENET, ETHERNET, 64, "ddp", local_batch=16)
-    assert best.ratio < 1 and best.default_step_s < best.point["predicted_step_s"]
+    known = for_prediction(GOOGLENET, ETHERNET, [64])
+    best = best_bucket(GOOGLENET, known, Grid.of(devices=64, fusion_rule="ddp", local_batch=16))
+    assert best.row.gain.value < 1 and best.default.step_s < best.row.step_s
     assert "no bucket size beats ddp without one, " in bucket_sentence(best, weak=True)
 
 
@@ -218,7 +222,7 @@ def test_questions_without_an_answer_are_refused(
 @pytest.mark.parametrize(("quantity", "field"), [("bandwidth", "bandwidth_bytes_per_s"), ("latency", "latency_s")])
 def test_tables_change_with_the_link_that_is_asked_for(quantity: str, field: Field) -> None:
     tables, target = machines.read(WORKLOAD.with_name("k80_10gbe.toml")), Target(goal="efficiency", value=0.62)
-    answer = find(quantity, target, GOOGLENET, tables, 4, local_batch=64)
+    answer = find(quantity, target, GOOGLENET, tables, Grid.of(devices=4, local_batch=64))
     assert answer.value is not None and answer.link is not None and answer.has_tables
     assert reaches(GOOGLENET, with_link(tables, 4, field, answer.value), 4, target, local_batch=64)
     worse = answer.value * (0.99 if answer.least else 1.01)
@@ -243,4 +247,4 @@ def test_only_the_tables_of_the_level_that_is_asked_for_change() -> None:
 
 def test_the_best_bucket_of_a_rule_without_a_threshold_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no threshold"):
-        best_bucket(GOOGLENET, ETHERNET, 8, "mg-wfbp")
+        best_bucket(GOOGLENET, ETHERNET, Grid.of(devices=8, fusion_rule="mg-wfbp"))

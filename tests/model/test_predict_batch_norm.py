@@ -21,6 +21,7 @@ from dpsim.optimizer import AdamW, Lars
 from dpsim.plan import OVERLAPS, Plan
 from dpsim.runtime.describe import describe
 from dpsim.schedule import SYNCHRONISE_EVENT
+from dpsim.setting import Grid
 from dpsim.workload import Layer, Tensor, Workload
 
 LOCAL = Plan(devices=2, global_batch=16)
@@ -129,19 +130,19 @@ def test_points_of_both_norms_are_the_plans_of_both_and_a_scripts_own_norm_is_ta
         name="m", allreduce=(AllreduceCost(algorithm="mpi", devices=2, sizes_bytes=(10, 1000), time_s=(1.0, 2.0)),)
     )
     both: dict[str, Any] = {"global_batch": 16, "overlap": "off", "batch_norm": ("local", "global"), "algorithm": "mpi"}
-    points, _ = predict_points(workload, machine, [2], [], **both)
+    points, _ = predict_points(workload, machine, Grid.of(devices=2, **both))
     expected = [predict(workload, machine, msgspec.structs.replace(plan, algorithm="mpi")) for plan in (LOCAL, GLOBAL)]
     assert [(p["batch_norm"], p["predicted_step_s"]) for p in points] == [
         ("local", expected[0].step_s),
         ("global", expected[1].step_s),
     ]
     with pytest.raises(ConfigError, match="batch_norm is leaf, and there are no leaves"):
-        predict_points(workload, machine, [2], [], batch_norm="leaf")
+        predict_points(workload, machine, Grid.of(devices=2, batch_norm="leaf"))
     with pytest.raises(ConfigError, match="no layer states batch_norm_channels"):
-        predict_points(plain, machine, [2], [], batch_norm="global")
+        predict_points(plain, machine, Grid.of(devices=2, batch_norm="global"))
     ddp = DdpSettings(torch="2.13.0", devices=2, sync_batch_norm=True)
     for trained, norm, noted in ((workload, "global", False), (plain, "local", True)):
-        (point,), summary = predict_points(msgspec.structs.replace(trained, ddp=ddp), machine, [2], [])
+        (point,), summary = predict_points(msgspec.structs.replace(trained, ddp=ddp), machine, Grid.of(devices=2))
         assert (point["batch_norm"], any("SyncBatchNorm" in text for text in summary["cautions"])) == (norm, noted)
         assert ("batch norm over all devices" in summary["from_script"]) == (not noted)
 
@@ -160,7 +161,9 @@ def test_a_prediction_has_every_field_of_its_plan(fields: dict[str, Any]) -> Non
     layer = Layer(name="a", forward_s=(1.0,), backward_s=(2.0,), tensors=(Tensor(name="wa", shape=(30, 40)),))
     workload = with_batch_norm(Workload(name="w", local_batches=(8,), layers=(layer,), update_s=1.0))
     machine = Machine(name="m", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e3))
-    (point,), _ = predict_points(workload, machine, [2], [], algorithm="ring", global_batch=16, overlap="off", **fields)
+    (point,), _ = predict_points(
+        workload, machine, Grid.of(devices=2, algorithm="ring", global_batch=16, overlap="off", **fields)
+    )
     norm = {"batch_norm": "leaf"} if "leaves" in fields else {}
     plan = Plan(devices=2, global_batch=16, algorithm="ring", **norm | fields)
     step = predict(workload, machine, plan)
@@ -177,6 +180,8 @@ def test_a_prediction_refuses_a_setting_that_is_none_and_says_what_leaves_cost()
     workload = Workload(name="w", local_batches=(8,), layers=(layer,), update_s=1.0)
     machine = Machine(name="m", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e3))
     with pytest.raises(ConfigError, match="did you mean 'leaves'"):
-        predict_points(workload, machine, [2], [], leafs=8)
-    cautions = [predict_points(workload, machine, [2], [], leaves=leaves)[1]["cautions"] for leaves in (0, 8)]
+        predict_points(workload, machine, Grid.of(devices=2, leafs=8))
+    cautions = [
+        predict_points(workload, machine, Grid.of(devices=2, leaves=leaves))[1]["cautions"] for leaves in (0, 8)
+    ]
     assert ["leaf by leaf" in " ".join(each) for each in cautions] == [False, True]

@@ -18,6 +18,7 @@ from dpsim.model import predict, predict_on_machines, predict_points, step_times
 from dpsim.model.interval import COMMON_MODEL_ERROR, OWN_MODEL_ERROR
 from dpsim.model.step import price
 from dpsim.plan import Plan
+from dpsim.setting import Grid
 from dpsim.workload import Workload
 
 step, interval = (importlib.import_module(f"dpsim.model.{name}") for name in ("step", "interval"))
@@ -154,7 +155,11 @@ def test_thresholds_whose_difference_is_uncertain_are_named_and_others_are_not()
         trained, known = certain(**given)
         table = msgspec.structs.replace(known.allreduce[0], sizes_bytes=(100, 800), time_s=(2.0, 9.0))
         known = msgspec.structs.replace(known, allreduce=(table,))
-        _, summary = predict_points(trained, known, [2], [0.0, 100.0, math.inf], global_batch=8, overlap="off")
+        _, summary = predict_points(
+            trained,
+            known,
+            Grid.of(devices=2, fusion_threshold_bytes=[0.0, 100.0, math.inf], global_batch=8, overlap="off"),
+        )
         actual: dict[str, Any] = summary["best"][0]
         return actual
 
@@ -201,8 +206,8 @@ def test_what_makes_one_device_as_uncertain_does_not_widen_the_interval_of_a_spe
     """Where communication takes no time, all of both steps scales with the layer times and the speed."""
 
     def ends(**given: Any) -> tuple[float, float]:
-        link = Link(latency_s=1e-12, bandwidth_bytes_per_s=1e30)
-        (point,), _ = predict_points(*certain(allreduce=(), link=link, **given), [2], [], local_batch=4, overlap="off")
+        link, grid = Link(latency_s=1e-12, bandwidth_bytes_per_s=1e30), Grid.of(devices=2, local_batch=4, overlap="off")
+        (point,), _ = predict_points(*certain(allreduce=(), link=link, **given), grid)
         low, middle, high = (point[f"predicted_speedup{end}"] for end in ("_low", "", "_high"))
         assert low < middle < high
         return math.log(middle / low), math.log(high / middle)
@@ -219,7 +224,9 @@ def test_a_second_machine_is_held_against_the_first_by_what_the_two_do_not_share
         fast = msgspec.structs.replace(slow.allreduce[0], time_s=(0.4, 0.5))
         machines = {"slow": slow, "fast": msgspec.structs.replace(slow, allreduce=(fast,))}
         options: dict[str, Any] = {"global_batch": 8, "overlap": "off", "algorithm": "mpi"}
-        points, summary = predict_on_machines(trained, machines, [1, 2], [0.0, math.inf], **options)
+        points, summary = predict_on_machines(
+            trained, machines, Grid.of(devices=[1, 2], fusion_threshold_bytes=[0.0, math.inf], **options)
+        )
         assert [point["machine"] for point in points] == ["slow"] * 3 + ["fast"] * 3
         assert [best["machine"] for best in summary["best"]] == ["slow", "slow", "fast", "fast"]
         (actual,) = summary["upgrades"]

@@ -21,6 +21,7 @@ from dpsim.launch.jobs import mpiexec_path
 from dpsim.model import predict_points
 from dpsim.report.charts import Lines
 from dpsim.report.prediction_chart import scaling_chart
+from dpsim.setting import Grid
 
 MACHINES = Path(__file__).parents[2] / "experiments" / "machines"
 points_module = importlib.import_module("dpsim.model.points")
@@ -31,11 +32,13 @@ import sys
 from mpi4py.futures import MPIPoolExecutor
 from dpsim import machine, workload
 from dpsim.model import predict_points
+from dpsim.setting import Grid
 
 if __name__ == "__main__":
-    asked = (workload.read(sys.argv[1]), machine.read(sys.argv[2]), [8, 16], [0.0, 1e6])
+    grid = Grid.of(devices=[8, 16], fusion_threshold_bytes=[0.0, 1e6], local_batch=16)
+    asked = (workload.read(sys.argv[1]), machine.read(sys.argv[2]), grid)
     with MPIPoolExecutor() as executor:
-        assert predict_points(*asked, executor=executor, local_batch=16) == predict_points(*asked, local_batch=16)
+        assert predict_points(*asked, executor=executor) == predict_points(*asked)
         print(executor.num_workers, "workers")
 """
 
@@ -43,9 +46,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("pool", [ProcessPoolExecutor, ThreadPoolExecutor])
 def test_an_executor_predicts_the_same_points(pool: Callable[[int], Executor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points_module, "_CHUNK", 2)
-    asked = (workload(), machine(), [2, 4, 8], [0.0, 100.0, 1e9])
+    grid = Grid.of(devices=[2, 4, 8], fusion_threshold_bytes=[0.0, 100.0, 1e9], local_batch=4)
     with pool(2) as executor:
-        assert predict_points(*asked, executor=executor, local_batch=4) == predict_points(*asked, local_batch=4)
+        assert predict_points(workload(), machine(), grid, executor) == predict_points(workload(), machine(), grid)
 
 
 def test_a_range_of_devices_doubles_and_ends_where_it_says() -> None:
@@ -58,7 +61,9 @@ def test_a_range_of_devices_doubles_and_ends_where_it_says() -> None:
 
 
 def test_the_picture_has_the_efficiency_with_its_band_and_shares_that_add_up() -> None:
-    points, summary = predict_points(workload(), machine(), [2, 4, 8, 16], [0.0, 1e9], local_batch=[2, 4])
+    points, summary = predict_points(
+        workload(), machine(), Grid.of(devices=[2, 4, 8, 16], fusion_threshold_bytes=[0.0, 1e9], local_batch=[2, 4])
+    )
     efficiency, shares = scaling_chart(points, summary["best"], weak=True).panels
     assert isinstance(efficiency, Lines) and isinstance(shares, Lines)
     assert [series.name for series in efficiency.series] == ["batch 2", "batch 4"]
@@ -71,7 +76,9 @@ def test_the_picture_has_the_efficiency_with_its_band_and_shares_that_add_up() -
 
 
 def test_a_picture_of_one_number_of_devices_is_refused() -> None:
-    points, summary = predict_points(workload(), machine(), [2], [0.0], local_batch=4)
+    points, summary = predict_points(
+        workload(), machine(), Grid.of(devices=2, fusion_threshold_bytes=0.0, local_batch=4)
+    )
     with pytest.raises(ConfigError, match="two or more numbers of devices"):
         scaling_chart(points, summary["best"], weak=True)
 

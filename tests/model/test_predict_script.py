@@ -16,6 +16,7 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine
 from dpsim.model import predict_points
+from dpsim.setting import Grid
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -43,12 +44,14 @@ def _workload(source: str = "", **told: Any) -> Workload:
 def test_what_the_script_told_ddp_is_predicted_and_a_flag_overrides_it() -> None:
     told = _workload(bucket_cap_bytes=2**22, accumulate=4, communication_hook="fp16_compress_hook")
     link = Machine(name="link", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
-    (point,), summary = predict_points(told, link, [8], [])
+    (point,), summary = predict_points(told, link, Grid.of(devices=8))
     assert (point["fusion_rule"], point["fusion_threshold_bytes"], point["accumulate"]) == ("ddp", 2**22, 4)
     assert (summary["wire_dtype"], point["global_batch"]) == ("float16", 8 * 4 * 32)
     assert "4 MiB" in summary["from_script"] and "4 micro-batches" in summary["from_script"]
     options: dict[str, Any] = {"accumulate": 1, "wire_dtype": "float32", "algorithm": "ring"}
-    (point,), summary = predict_points(told, link, [8], [0.0], "tarantella", **options)
+    (point,), summary = predict_points(
+        told, link, Grid.of(devices=8, fusion_threshold_bytes=0.0, fusion_rule="tarantella", **options)
+    )
     assert (point["fusion_rule"], point["fusion_threshold_bytes"], point["accumulate"]) == ("tarantella", 0.0, 1)
     assert (summary["wire_dtype"], summary["from_script"]) == ("float32", "")
 
@@ -61,14 +64,14 @@ def test_the_version_of_pytorch_decides_about_the_first_bucket(torch: str, rule:
     told = _workload(bucket_cap_bytes=2**22)
     assert told.ddp is not None
     told = msgspec.structs.replace(told, ddp=msgspec.structs.replace(told.ddp, torch=torch))
-    (point,), summary = predict_points(told, NCCL, [8], [])
+    (point,), summary = predict_points(told, NCCL, Grid.of(devices=8))
     assert (point["fusion_rule"], point["fusion_threshold_bytes"], point["buckets"]) == (rule, 2**22, buckets)
     assert f"rule {rule}, buckets of 4 MiB" in summary["from_script"]
 
 
 @pytest.mark.parametrize(("hook", "noted"), [("powerSGD_hook", True), ("allreduce_hook", False)])
 def test_a_hook_that_has_no_price_is_noted(hook: str, noted: bool) -> None:
-    _, summary = predict_points(_workload(communication_hook=hook), NCCL, [8], [])
+    _, summary = predict_points(_workload(communication_hook=hook), NCCL, Grid.of(devices=8))
     assert any(hook in caution for caution in summary["cautions"]) == noted
 
 
@@ -78,14 +81,17 @@ def test_each_allreduce_of_the_scripts_own_makes_the_step_longer_by_all_it_takes
     link = Machine(name="link", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e8))
     plain, summing = _workload(accumulate=1), _workload(own_collectives=4, own_allreduce_bytes=(2**20,) * 4)
     options: dict[str, Any] = {"algorithm": "ring", "local_batch": 16} | settings
-    (before,), _ = predict_points(plain, link, [8], [], **options)
-    (point,), summary = predict_points(summing, link, [8], [], **options)
+    (before,), _ = predict_points(plain, link, Grid.of(devices=8, **options))
+    (point,), summary = predict_points(summing, link, Grid.of(devices=8, **options))
     longer_s = 4 * 14 * (1e-3 + 2**17 / 1e8) + 7e-3 * ("strategy" in settings)
     for name in ("predicted_step_s", "predicted_exposed_communication_s"):
         assert point[name] - before[name] == pytest.approx(longer_s, rel=1e-5)
     said = "asks for 4 allreduces (4 MiB in all) of its own in each step; nothing hides them, and they take 129 ms"
     assert any(said in caution for caution in summary["cautions"]), summary["cautions"]
-    alone = [predict_points(each, link, [1], [], local_batch=16)[0][0]["predicted_step_s"] for each in (plain, summing)]
+    alone = [
+        predict_points(each, link, Grid.of(devices=1, local_batch=16))[0][0]["predicted_step_s"]
+        for each in (plain, summing)
+    ]
     assert alone[0] == alone[1]
 
 
@@ -93,14 +99,14 @@ def test_a_pipeline_says_that_it_leaves_the_scripts_own_allreduces_out() -> None
     link = Machine(name="link", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e8))
     layers = tuple(msgspec.structs.replace(layer, output_bytes_per_sample=8) for layer in _workload().layers)
     told = msgspec.structs.replace(_workload(own_collectives=1, own_allreduce_bytes=(4,)), layers=layers)
-    _, summary = predict_points(told, link, [8], [], strategy="pipeline", algorithm="ring", accumulate=2)
+    _, summary = predict_points(told, link, Grid.of(devices=8, strategy="pipeline", algorithm="ring", accumulate=2))
     said = "asks for an allreduce (4 B) of its own in each step; they are no part of the prediction for pipeline"
     assert any(said in caution for caution in summary["cautions"]), summary["cautions"]
 
 
 @pytest.mark.parametrize(("source", "noted"), [("dpsim profile --torch-script: steps on cpu, as", True), ("", False)])
 def test_layer_times_of_a_processor_are_not_claimed_for_gpus(source: str, noted: bool) -> None:
-    _, summary = predict_points(_workload(source), NCCL, [8], [])
+    _, summary = predict_points(_workload(source), NCCL, Grid.of(devices=8))
     assert any("layer times are of a CPU" in caution for caution in summary["cautions"]) == noted
 
 
@@ -111,7 +117,7 @@ def test_layer_times_of_a_processor_are_not_claimed_for_gpus(source: str, noted:
         ((), {}),
         (("--global-batch", "256"), {"global_batch": 256}),
         (("--fusion-threshold", "1MiB"), {"threshold": 2.0**20}),
-        (("--fusion-rule", "horovod", "--overlap", "off"), {"rule": "horovod", "overlap": "off"}),
+        (("--fusion-rule", "horovod", "--overlap", "off"), {"fusion_rule": "horovod", "overlap": "off"}),
     ],
 )
 def test_python_and_the_command_give_the_same_number(
@@ -145,11 +151,11 @@ def test_several_nodes_are_not_priced_by_what_one_node_was_calibrated_on() -> No
     fitted = Link(latency_s=1e-6, bandwidth_bytes_per_s=1e10, fitted_to="auto on 2")
     one = Machine(name="one node", allreduce=(table,), link=fitted, cores=2)
     with pytest.raises(ConfigError, match="calibrated on one"):
-        predict_points(_workload(), one, ["16x2"], [])
-    _, summary = predict_points(_workload(), one, [32], [])
+        predict_points(_workload(), one, Grid.of(devices="16x2"))
+    _, summary = predict_points(_workload(), one, Grid.of(devices=32))
     assert any("docs/cluster.md" in caution for caution in summary["cautions"])
     given = Machine(name="link", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9), cores=2)
-    assert predict_points(_workload(), given, ["16x2"], [])[0]
+    assert predict_points(_workload(), given, Grid.of(devices="16x2"))[0]
 
 
 def test_devices_that_speed_each_other_up_are_refused() -> None:
@@ -162,7 +168,9 @@ def test_devices_that_speed_each_other_up_are_refused() -> None:
 )
 def test_allreduce_times_that_cannot_be_right_are_noted(time_s: tuple[float, float], noted: bool) -> None:
     table = AllreduceCost(algorithm="ring", devices=2, sizes_bytes=(1024, 2**20), time_s=time_s)
-    _, summary = predict_points(_workload(), Machine(name="odd", allreduce=(table,)), [2], [], algorithm="ring")
+    _, summary = predict_points(
+        _workload(), Machine(name="odd", allreduce=(table,)), Grid.of(devices=2, algorithm="ring")
+    )
     assert any("ring on 2 devices cannot be right" in caution for caution in summary["cautions"]) == noted
 
 

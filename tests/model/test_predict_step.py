@@ -36,6 +36,7 @@ from dpsim.model.formulas import fitted_link, rounds
 from dpsim.model.step import price, scheduled
 from dpsim.optimizer import AdamW, Optimizer, Sgd
 from dpsim.plan import OVERLAPS, Plan
+from dpsim.setting import Grid
 from dpsim.workload import Workload
 
 QUICK = settings(max_examples=60)
@@ -148,25 +149,25 @@ def test_devices_that_share_cores_are_slower_at_least_by_their_ratio() -> None:
     assert compute_slowdown(machine(cores=2), 8, "4x2") == (1.0, False)
     assert compute_slowdown(machine(cores=2, emulated_network=True), 8, "4x2") == (4.0, True)
     link = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
-    _, summary = predict_points(workload(), machine(cores=2, link=link), [2, 8], [], global_batch=16)
+    _, summary = predict_points(workload(), machine(cores=2, link=link), Grid.of(devices=[2, 8], global_batch=16))
     assert summary["best"][1]["speedup"] <= 2.01
     assert any("8 devices share 2 cores" in sentence for sentence in summary["cautions"])
 
 
 def test_what_a_prediction_assumes_is_said() -> None:
     ethernet = Machine(name="e", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
-    points, summary = predict_points(workload(), ethernet, [4], [], global_batch=16, algorithm="one-shot")
+    points, summary = predict_points(workload(), ethernet, Grid.of(devices=4, global_batch=16, algorithm="one-shot"))
     messages = " ".join(summary["cautions"])
     assert points[0]["extrapolated"] and points[0]["interval_level"] is None
     assert (
         "one-shot works in memory" in messages and "no overlap tables" in messages and "machine file states" in messages
     )
     fitted = machine(link=Link(latency_s=1.0, bandwidth_bytes_per_s=10.0, fitted_to="mpi on 2", median_residual=0.05))
-    _, summary = predict_points(workload(), fitted, [4], [], global_batch=16)
+    _, summary = predict_points(workload(), fitted, Grid.of(devices=4, global_batch=16))
     assert any("the nearest tables (mpi on 2), scaled" in one for one in summary["cautions"])
-    _, summary = predict_points(workload(), fitted, [4], [], global_batch=16, algorithm="ring")
+    _, summary = predict_points(workload(), fitted, Grid.of(devices=4, global_batch=16, algorithm="ring"))
     assert any("fitted to mpi on 2 devices (residual 5% in the median" in one for one in summary["cautions"])
-    assert predict_points(workload(), machine(), [1], [], global_batch=4)[1]["cautions"] == []
+    assert predict_points(workload(), machine(), Grid.of(devices=1, global_batch=4))[1]["cautions"] == []
 
 
 def test_shared_memory_algorithms_between_nodes_cost_what_the_librarys_own_does() -> None:
@@ -312,7 +313,9 @@ def test_one_mechanism_is_chosen_for_all_points_that_are_compared() -> None:
     )
     for tables in ((table,), (slow,)):
         m = machine(overlap=tables)
-        points, _ = predict_points(workload(), m, [1, 2], [0.0, 100.0, math.inf], global_batch=8)
+        points, _ = predict_points(
+            workload(), m, Grid.of(devices=[1, 2], fusion_threshold_bytes=[0.0, 100.0, math.inf], global_batch=8)
+        )
         assert {point["overlap"] for point in points} == {"thread"}
     single = [choose_overlap(workload(), m, [plan(fusion_rule=rule)])[0] for rule in ("per-tensor", "one")]
     assert single == ["thread", "off"]
@@ -361,7 +364,11 @@ def test_memory_counts_the_optimizers_slots(optimizer: Optimizer, slots: int) ->
 
 
 def test_points_have_the_fixed_names_and_one_device_is_predicted_once() -> None:
-    points, summary = predict_points(workload(), machine(), [1, 2], [0.0, math.inf], global_batch=8, overlap="off")
+    points, summary = predict_points(
+        workload(),
+        machine(),
+        Grid.of(devices=[1, 2], fusion_threshold_bytes=[0.0, math.inf], global_batch=8, overlap="off"),
+    )
     assert [(p["devices"], p["fusion_threshold_bytes"], p["buckets"]) for p in points] == [
         (1, None, 1),
         (2, 0.0, 2),
@@ -400,11 +407,13 @@ def test_what_the_machine_does_not_know_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="algorithm"):
         collective_cost(machine(), "rink", 2, 4)
     with pytest.raises(ConfigError, match="1 or more"):
-        predict_points(workload(), machine(), [0], [], global_batch=8)
+        predict_points(workload(), machine(), Grid.of(devices=0, global_batch=8))
     with pytest.raises(ConfigError, match="takes no threshold"):
-        predict_points(workload(), machine(), [2], [1.0], "one", global_batch=8)
+        predict_points(
+            workload(), machine(), Grid.of(devices=2, fusion_threshold_bytes=1.0, fusion_rule="one", global_batch=8)
+        )
     with pytest.raises(ConfigError, match="overlap"):
-        predict_points(workload(), machine(), [2], [], global_batch=8, overlap="always")
+        predict_points(workload(), machine(), Grid.of(devices=2, global_batch=8, overlap="always"))
 
 
 @QUICK

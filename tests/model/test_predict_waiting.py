@@ -16,6 +16,7 @@ from dpsim.errors import ConfigError
 from dpsim.machine import ComputeSlowdown, Link, OverlapCost
 from dpsim.model import predict, predict_points
 from dpsim.model.slowest import expected_slowest, median_slowest
+from dpsim.setting import Grid
 
 SPREAD = tuple(np.quantile(np.random.default_rng(0).lognormal(0, 0.1, 10_000), (np.arange(20) + 0.5) / 20).tolist())
 FREE = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
@@ -113,7 +114,7 @@ def test_devices_that_are_all_equally_slow_wait_for_each_other_as_fast_ones_do(d
 
 def test_slow_devices_without_a_spread_are_no_extrapolation() -> None:
     on = machine(link=FREE, slow_devices=(2.0,))
-    _, summary = predict_points(workload(), on, [16], [], local_batch=4, algorithm="ring")
+    _, summary = predict_points(workload(), on, Grid.of(devices=16, local_batch=4, algorithm="ring"))
     assert not any("waiting for the slowest" in sentence for sentence in summary["cautions"])
 
 
@@ -152,7 +153,9 @@ def test_a_wait_that_is_extrapolated_is_said() -> None:
 
     def said(devices: int, known: bool) -> bool:
         _, summary = predict_points(
-            trained if known else workload(), machine(link=FREE), [devices], [], local_batch=4, algorithm="ring"
+            trained if known else workload(),
+            machine(link=FREE),
+            Grid.of(devices=devices, local_batch=4, algorithm="ring"),
         )
         return any("waiting for the slowest" in sentence for sentence in summary["cautions"])
 

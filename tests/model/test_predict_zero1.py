@@ -27,6 +27,7 @@ from dpsim.schedule import (
     SYNCHRONISE_EVENT,
     UPDATE_EVENT,
 )
+from dpsim.setting import Grid
 from dpsim.workload import Workload
 
 SIZES = (8, 200, 400)
@@ -89,12 +90,14 @@ def test_without_tables_each_half_costs_half_of_the_allreduce_and_that_is_said()
     step = predict(workload(), plain, sharded())
     assert step.step_s == pytest.approx(0.5 + 3 + 6 + 2 * 4 + 4 + 0.5 + 2 * 4) and step.extrapolated
     options: dict[str, Any] = {"global_batch": 8, "overlap": "off", "algorithm": "ring", "strategy": "zero1"}
-    points, summary = predict_points(workload(), plain, [2], [0.0], **options)
+    points, summary = predict_points(workload(), plain, Grid.of(devices=2, fusion_threshold_bytes=0.0, **options))
     assert points[0]["strategy"] == "zero1"
     assert any("half of the allreduce" in caution for caution in summary["cautions"])
-    _, summary = predict_points(workload(), calibrated(), [2], [0.0], **options)
+    _, summary = predict_points(workload(), calibrated(), Grid.of(devices=2, fusion_threshold_bytes=0.0, **options))
     assert not any("half of the allreduce" in caution for caution in summary["cautions"])
-    _, summary = predict_points(workload(), plain, [2], [0.0], **options | {"strategy": "data-parallel"})
+    _, summary = predict_points(
+        workload(), plain, Grid.of(devices=2, fusion_threshold_bytes=0.0, **options | {"strategy": "data-parallel"})
+    )
     assert not any("half of the allreduce" in caution for caution in summary["cautions"])
 
 
@@ -109,7 +112,7 @@ def test_a_link_alone_halves_an_allreduce_unless_nccl_goes_around_a_ring_of_its_
     )
     assert (half == pytest.approx(whole / 2)) == halved
     options: dict[str, Any] = {"global_batch": 8, "overlap": "off", "algorithm": algorithm, "strategy": "zero1"}
-    _, summary = predict_points(workload(), by_link, [8], [0.0], **options)
+    _, summary = predict_points(workload(), by_link, Grid.of(devices=8, fusion_threshold_bytes=0.0, **options))
     assert any("going around its ring once" in caution for caution in summary["cautions"]) != halved
 
 

@@ -15,6 +15,7 @@ from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import predict_points
 from dpsim.model.cost import idle_curve
 from dpsim.model.uncertainty import _network
+from dpsim.setting import Grid
 from dpsim.uncertainty import ASSUMED_LINK
 
 GIB = 2.0**30
@@ -89,7 +90,9 @@ def test_nodes_double_up_to_a_number() -> None:
 def test_efficiency_falls_where_racks_begin() -> None:
     counts = counts_or_layouts("1x8..12500x8")
     for machine, falls in ((THREE, True), (TWO, False)):
-        points, _ = predict_points(workload(), machine, counts, [0.0], local_batch=4, algorithm="ring")
+        points, _ = predict_points(
+            workload(), machine, Grid.of(devices=counts, fusion_threshold_bytes=0.0, local_batch=4, algorithm="ring")
+        )
         cost_s = {point["layout"]: point["predicted_communication_cost_s"] for point in points}
         assert len(points) == len(counts) and points[-1]["devices"] == 100_000
         assert (cost_s["8x8"] > 3 * cost_s["4x8"]) == falls

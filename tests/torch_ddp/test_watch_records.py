@@ -13,7 +13,7 @@ import pytest
 from watched_ranks import a_rank
 
 from dpsim import codec
-from dpsim.cli import job as watched_job
+from dpsim.cli import job as cli_job
 from dpsim.cli.job import said
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.watch_records import complete, paired, read
@@ -141,9 +141,11 @@ def test_a_job_that_has_ended_waits_no_longer_than_half_a_minute_for_an_answer(
     monkeypatch.setattr("dpsim.comm.clock.now", lambda: clock[0])
     monkeypatch.setattr("dpsim.launch.watched_job.now", lambda: clock[0])
     monkeypatch.setattr("dpsim.launch.workers.computed", never)
-    monkeypatch.setattr(watched_job, "time", SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds)))
+    monkeypatch.setattr(
+        watched_job, "time", SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    )
     written(tmp_path, a_rank(0), a_rank(1))
     job: Any = Job(clock, ends_s)
-    assert "was not computed within 30 s" in watched_job._answer(job, tmp_path)
+    assert "was not computed within 30 s" in cli_job._answer(job, tmp_path)
     assert ends_s + 30.0 <= clock[0] < ends_s + 30.5
-    assert computations == [watched_job._NICE, 0][-1 if ends_s == 0 else 0 :]  # behind the job, and then before all else
+    assert computations == [cli_job._NICE, 0][-1 if ends_s == 0 else 0 :]  # behind the job, and then before all else

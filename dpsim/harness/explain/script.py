@@ -23,6 +23,7 @@ from dpsim.model.remedies import remedies
 from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
 from dpsim.progress import Progress, no_progress
+from dpsim.setting import Grid
 from dpsim.study.observe_task import ObserveTask
 from dpsim.torch_ddp.profile_script import check_torch, profile_script
 from dpsim.torch_ddp.request import ScriptRequest
@@ -226,9 +227,8 @@ def _predicted(of: ScriptToExplain, observed: Observed, workload: Workload, part
             contention=contention,
         )
 
-    plan, _ = plan_one(
-        workload, machine(1.0), of.devices, (), local_batch=rank.local_batch, algorithm=_ALGORITHM, overlap="thread"
-    )
+    grid = Grid.of(devices=of.devices, local_batch=rank.local_batch, algorithm=_ALGORITHM, overlap="thread")
+    plan, _ = plan_one(workload, machine(1.0), grid)
     exposed_s = seconds["communication"] + seconds.get("small buckets", 0.0)
     low, high = 1.0, 20.0
     for _ in range(12):

@@ -17,7 +17,7 @@ from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
 from dpsim.harness import models
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Network
-from dpsim.model.tune import caps_up_to_all
+from dpsim.model.ranking import caps_up_to_all, distinguishing
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS
@@ -90,7 +90,7 @@ def of_devices(
         network=None,
         algorithm=None,
     )
-    whole = msgspec.structs.replace(experiment, **(changed | {"cases": crossed}))
+    whole = msgspec.structs.replace(changed, cases=crossed)
     fitting(whole)
     return whole
 
@@ -168,11 +168,13 @@ def telling(workload: Workload, rule: str, least_bytes: float, count: int) -> tu
     They are 0, infinity, and powers of two from ``least_bytes`` on at which the number of buckets changes: those with
     numbers of buckets nearest to a geometric series from one per tensor to one per step.
     """
-    order, buckets = workload.ready_order, dict[int, float]()
-    for threshold in (0.0, *caps_up_to_all(workload, least_bytes)[:-1], math.inf):
-        number = len(fuse(order.size_bytes, rule, threshold, dtype_code=order.dtype_code)) - 1
-        buckets.setdefault(number, threshold)
-    buckets[number] = math.inf
+    order = workload.ready_order
+
+    def buckets_of(threshold: float) -> int:
+        return len(fuse(order.size_bytes, rule, threshold, dtype_code=order.dtype_code)) - 1
+
+    compared = distinguishing((0.0, *caps_up_to_all(workload, least_bytes)), buckets_of)
+    buckets = {buckets_of(threshold): threshold for threshold in (*compared, math.inf)}
     numbers = sorted(buckets)
     targets = np.geomspace(numbers[0], numbers[-1], count)
     chosen = {min(numbers, key=lambda number: abs(math.log(number / target))) for target in targets}

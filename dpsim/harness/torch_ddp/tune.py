@@ -13,11 +13,12 @@ from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp.experiment import completed, shards
 from dpsim.harness.torch_ddp.measure import Known, measure, predict, profile_request
 from dpsim.machine import Machine
-from dpsim.model.tune import Tuning, tune
+from dpsim.model.ranking import Tuning, tune
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment
+from dpsim.setting import Grid
 from dpsim.torch_ddp.endings import ENDED_EARLY, WITH_ACCUMULATE
 from dpsim.torch_ddp.profile_script import profile_script
 from dpsim.torch_ddp.recorded import joined
@@ -101,10 +102,10 @@ def tune_here(
     predictions = predict(replace(declared, axes=axes), seen, folder / _PREDICTED, progress)
     (workload,), (machine,) = predictions.workloads, predictions.machines
     plan = predictions.points[-1].setting.plan
-    devices = [int(count) for count in declared.values("devices")]
-    tuning = tune(
-        workload, machine, devices, local_batches=known.batches, algorithm=plan.algorithm, overlap=plan.overlap
+    grid = Grid.of(
+        devices=declared.values("devices"), local_batch=known.batches, algorithm=plan.algorithm, overlap=plan.overlap
     )
+    tuning = tune(workload, machine, grid)
     return tuning, workload, machine
 
 

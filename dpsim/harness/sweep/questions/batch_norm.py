@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from dpsim.harness.sweep.grids import of_devices, one_threshold, places, refuse_all_overlaps
 from dpsim.harness.sweep.norms import NORM_FIELDS, NORMS_COMPARED, norm_cases
 from dpsim.harness.sweep.scores import PERFECT_SCALING
@@ -123,7 +121,7 @@ def _completed(experiment: Experiment) -> Experiment:
         emulated = experiment.value("compute") == "emulated"  # which cannot have leaves
         distinct = norm_cases(experiment, [n for n in NORMS_COMPARED if n != "leaf" or not emulated])
     batch = "local_batch" if experiment.weak else "global_batch"
-    rest = msgspec.structs.replace(experiment, **experiment.changed(**dict.fromkeys(NORM_FIELDS)))
+    rest = experiment.changed(**dict.fromkeys(NORM_FIELDS))
     return of_devices(rest, one_threshold(rest), (batch,), distinct)
 
 
