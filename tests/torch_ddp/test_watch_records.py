@@ -142,7 +142,7 @@ def test_a_job_that_has_ended_waits_no_longer_than_half_a_minute_for_an_answer(
     monkeypatch.setattr("dpsim.launch.watched_job.now", lambda: clock[0])
     monkeypatch.setattr("dpsim.launch.workers.computed", never)
     monkeypatch.setattr(
-        watched_job, "time", SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+        cli_job, "time", SimpleNamespace(sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     )
     written(tmp_path, a_rank(0), a_rank(1))
     job: Any = Job(clock, ends_s)
