@@ -10,7 +10,7 @@ from dpsim.cli import flags, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dpsim.cli.sweep import SweepFlags
+    from dpsim.cli.sweep_flags import SweepFlags
     from dpsim.records.sweep import Predictions
 
 _SHARED = "devices local_batch fusion_threshold_bytes algorithm network seed budget wait_until_quiet output json"

@@ -260,6 +260,10 @@ def prepared(settings: Sequence[Setting], inputs: Inputs, *, same_minutes: bool 
     return Prepared(workloads=tuple(workloads), machines=tuple(machines), indices=indices)
 
 
+_OF_A_SCRIPT = "dpsim measure"
+"""The source of a machine that a script was measured on: hashes of records are of it, so that it never changes."""
+
+
 def prepare(needed: Needed, progress: Progress) -> Prepared:
     """Profile and calibrate for settings that are not measured afterwards. Raises ``CommunicationError``."""
     inputs = run("dpsim.study.on_ranks:prepare_on_ranks", needed, declared(needed).devices, progress)
@@ -279,7 +283,7 @@ def _machine(inputs: Inputs, rows: Rows, number: int) -> Machine:
     if config.runtime == "dpsim":
         return machine
     calibrated_on = f"{machine.calibrated_on}, {config.runtime}"
-    return msgspec.structs.replace(machine, calibrated_on=calibrated_on, source="dpsim sweep")
+    return msgspec.structs.replace(machine, calibrated_on=calibrated_on, source=_OF_A_SCRIPT)
 
 
 def _without_cores(link: Machine, workload: Workload, settings: Sequence[Setting]) -> Machine:

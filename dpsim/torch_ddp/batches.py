@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from dpsim.torch_ddp.endings import Refused
 from dpsim.torch_ddp.request import ScriptRequest
 
 if TYPE_CHECKING:
-    from dpsim.torch_ddp.record import Recorder
+    from dpsim.torch_ddp.recorded import RecordedStep
 
 
 def replace_batch_size(local_batch: int) -> set[int]:
@@ -62,11 +62,11 @@ def _too_large(local_batch: int, samples: int) -> ConfigError:
     )
 
 
-def check_one_batch(recorder: Recorder, name: str) -> None:
+def check_one_batch(recorded: Sequence[RecordedStep], name: str) -> None:
     """Raises ``ConfigError`` unless half of the recorded steps, or more, have batches of the same size."""
-    counts = Counter(step.local_batch for step in recorder.steps)
+    counts = Counter(step.local_batch for step in recorded)
     ((_, steps),) = counts.most_common(1)
-    if 2 * steps < len(recorder.steps):
+    if 2 * steps < len(recorded):
         sizes = ", ".join(map(str, sorted(counts)[:5])) + (", ..." if len(counts) > 5 else "")
         raise ConfigError(
             f"{name} trains on batches of {len(counts)} sizes: {sizes} samples",
@@ -75,12 +75,12 @@ def check_one_batch(recorder: Recorder, name: str) -> None:
         )
 
 
-def check_local_batch(recorder: Recorder, request: ScriptRequest, too_few: Collection[int] = ()) -> None:
+def check_local_batch(recorded: Sequence[RecordedStep], request: ScriptRequest, too_few: Collection[int] = ()) -> None:
     """Raises ``ConfigError`` unless the model was called with as many samples as the request asks for.
 
     ``too_few`` are the samples of the data loaders that have fewer than that.
     """
-    counts = Counter(step.local_batch for step in recorder.steps)
+    counts = Counter(step.local_batch for step in recorded)
     ((samples, _),) = counts.most_common(1)
     if request.local_batch is None or samples == request.local_batch:
         return

@@ -18,7 +18,7 @@ from dpsim.torch_ddp.batches import loading
 from dpsim.torch_ddp.endings import EnoughSteps, Refused, second_model
 from dpsim.torch_ddp.fsdp import ShardedModel, check_optimizer
 from dpsim.torch_ddp.injected.around import REBUILT_STEPS, Script
-from dpsim.torch_ddp.logged import first_parameters, reduced_parameters
+from dpsim.torch_ddp.parameters import first_parameters, reduced_parameters
 from dpsim.torch_ddp.process_group import CLOCK, ReplicatedGroup
 from dpsim.torch_ddp.recorded import MODES, RecordedStep
 

@@ -31,7 +31,8 @@ from dpsim.torch_ddp.batches import check_local_batch, check_one_batch, replace_
 from dpsim.torch_ddp.endings import Ending, EnoughSteps, Refused, check_ranks
 from dpsim.torch_ddp.fsdp import watch
 from dpsim.torch_ddp.injected.around import Script
-from dpsim.torch_ddp.logged import recorded_of, reduced_parameters
+from dpsim.torch_ddp.logged import recorded_of
+from dpsim.torch_ddp.parameters import reduced_parameters
 from dpsim.torch_ddp.record import Recorder
 from dpsim.torch_ddp.recorded import MODES, workload_of
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
@@ -100,7 +101,7 @@ def _recorded_workload(recorder: Recorder, request: ScriptRequest, too_few: set[
     """The workload of what was recorded. Raises ``ConfigError`` where that is not enough."""
     _check_enough(request.name, recorder)
     _check_one_graph(recorder)
-    check_local_batch(recorder, request, too_few)
+    check_local_batch(recorder.steps, request, too_few)
     workload = workload_of(recorded_of(recorder, request))
     if workload.ddp is None or not synchronises_batch_norm(recorder.ddp.module):
         return workload
@@ -306,7 +307,7 @@ def _check_enough(name: str, recorder: Recorder) -> None:
             remedy="call backward(), at least now and then outside of no_sync()",
         )
     if len(recorder.steps) >= len(MODES):
-        check_one_batch(recorder, name)
+        check_one_batch(recorder.steps, name)
     if not recorder.all_modes:
         raise ConfigError(
             f"{name} ended after {recorder.synchronised} synchronising training step"

@@ -15,6 +15,7 @@ from torch_architectures import ARCHITECTURES  # noqa: E402
 
 from dpsim.lowering.ddp import Buckets, final_buckets, initial_buckets  # noqa: E402
 from dpsim.torch_ddp import logged, process_group  # noqa: E402
+from dpsim.torch_ddp.parameters import reduced_parameters  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -43,7 +44,7 @@ def trained(architecture: str, steps: int, **arguments: Any) -> tuple[Any, list[
     module, batch = ARCHITECTURES[architecture]()
     ddp = DistributedDataParallel(module, **arguments)
     order: list[int] = []
-    for index, (_, parameter) in enumerate(logged.reduced_parameters(ddp)):
+    for index, (_, parameter) in enumerate(reduced_parameters(ddp)):
         parameter.register_post_accumulate_grad_hook(lambda _, index=index: order.append(index))
     for _ in range(steps):
         order.clear()
@@ -88,6 +89,6 @@ def test_sparse_gradients_and_ignored_and_frozen_parameters() -> None:
     ddp = DistributedDataParallel(module)
     for _ in range(4):
         ddp(torch.zeros(2, dtype=torch.long)).sum().backward()
-    assert [name for name, _ in logged.reduced_parameters(ddp)] == ["0.weight", "1.bias", "2.weight"]
+    assert [name for name, _ in reduced_parameters(ddp)] == ["0.weight", "1.bias", "2.weight"]
     assert logged.kept_buckets(ddp) == final_buckets(logged.parameters_of(ddp), [2, 1, 0], logged.options_of(ddp))
     assert logged.kept_buckets(ddp) == ((0,), (2, 1))

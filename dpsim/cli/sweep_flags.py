@@ -1,0 +1,49 @@
+"""The flags of ``dpsim sweep`` that a sweep of dpsim's own training and one of a script have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from dpsim.cli import flags
+
+
+class SweepFlags(
+    flags.Flags,
+    of="model dataset devices... global_batch... local_batch... scaling fusion_rule fusion_threshold_bytes..."
+    " algorithm... overlap batch_norm... network... compute seed wire_dtype compute_dtype",
+):
+    """The flags of what is compared, and of the run."""
+
+    devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4.")
+    global_batch: str | None = flags.flag("Samples per step over all devices; some questions take a list.")
+    local_batch: str | None = flags.flag(
+        "Samples that a device has at once, under weak scaling; some questions take a list."
+    )
+    scaling: Literal["strong", "weak"] | None = flags.flag(
+        "strong (the same global batch on all devices), or weak (the same local batch on all)."
+    )
+    overlap: str | None = flags.flag(
+        "auto: measure the predicted-best mode, of fusion-threshold one more; or all, off, inline, poll, thread."
+    )
+    batch_norm: str | None = flags.flag(
+        "Batch norm's statistics: local, leaf, global. The question batch-norm takes a list, and none, group, instance "
+        "or layer in its place."
+    )
+    steps: int | None = flags.flag("With devices: steps to train on each number, to see the divergence (50).")
+    target_loss: float | None = flags.flag(
+        "With local-batch: train to this loss on the training set too: how many steps, how much time?"
+    )
+    seeds: int | None = flags.flag(
+        "With batch-norm: also train from so many seeds (10 or more; 0: train nothing): what do small batches do?"
+    )
+    epochs: int | None = flags.flag("With batch-norm: epochs of these trainings (8).")
+    budget: str | None = flags.flag(
+        "Time to spend on measuring, like 60s; up to 30s more, if 6 rounds of all settings need it: then 3 are "
+        "measured, and fewer settings. Profile and calibration get as much as the budget, 2 to 12s for each "
+        "computation, and twice that where the machine is not steady."
+    )
+    wait_until_quiet: flags.WaitUntilQuiet = None
+    output: Path | None = flags.flag("Folder of the report [reports/NAME, or the next that is free].")
+    json: flags.Json = False
+    verbose: flags.AllTables = False
