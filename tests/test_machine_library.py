@@ -80,9 +80,9 @@ def test_python_takes_names_too_and_the_doubt_widens_the_interval() -> None:
 
 
 def test_the_list_has_every_name_and_show_has_its_source(dpsim: Dpsim) -> None:
-    code, text, _ = dpsim("machine", "list")
+    code, text, _ = dpsim("calibrate", "--list")
     assert code == 0 and all(f"\n{name} " in text for name in library())
-    code, text, _ = dpsim("machine", "show", "ndr-ib")
+    code, text, _ = dpsim("calibrate", "--show", "ndr-ib")
     assert code == 0 and "nccl-tests/issues/290" in text and "(2025-03)" in text and "known to 20%" in text
 
 

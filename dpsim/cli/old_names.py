@@ -27,12 +27,16 @@ NEW_LINES = {
 }
 """By an old command today's line: ``all`` its words, ``files`` the first ones by commas, ``rest`` the others."""
 _NEW_FLAGS = {
-    "estimate": {"--rows": "--from-steps", "--row": "--from-steps"}
-    | {
-        f"--{name.replace('_', '-')}": f"--set {name}="
-        for name in ("fusion_rule", "algorithm", "overlap", "accumulate")
-    }
-    | {"--fusion-threshold": "--set fusion_threshold_bytes=", "--wire-dtype": "--set wire_dtype="},
+    "estimate": {
+        "--rows": "--from-steps",
+        "--row": "--from-steps",
+        "--fusion-rule": "--set fusion_rule=",
+        "--fusion-threshold": "--set fusion_threshold_bytes=",
+        "--algorithm": "--set algorithm=",
+        "--overlap": "--set overlap=",
+        "--accumulate": "--set accumulate=",
+        "--wire-dtype": "--set wire_dtype=",
+    },
     "explore": {"--output": "--page"},
     "measure": {"--bucket-cap": "--fusion-threshold", "--communication": "--algorithm"},
 }

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dpsim.machine import Machine
     from dpsim.workload import Workload
 
-_RANKED = ("local_batch", "accumulate", "fusion_threshold_bytes", "cycle_s", "overlap", "strategy")
+_RANKED = "--local-batch --accumulate --fusion-threshold --cycle --overlap --strategy".split()
 """The flags of what is tried out, or follows from it."""
 
 
@@ -52,7 +52,7 @@ def rank(
 
     lists = {"machine": tuple(machines), "devices": devices} | settings
     for name, values in lists.items():
-        if name in _RANKED:
+        if flags.flag_of(name) in _RANKED:
             given = f"{flags.flag_of(name)} with --rank strategy, which tries them out"
             raise ConfigError(given, remedy=f"leave {flags.flag_of(name)} out, or --rank")
         if isinstance(values, tuple) and len(values) != 1:

@@ -65,7 +65,13 @@ OWN_TESTS = {
     *(f"reproduce --{flag}" for flag in ("torch-script", "torch-module", "bucket-cap", "script-may-write")),
     *(f"explain --{flag}" for flag in ("torch-script", "torch-module", "trace", "devices", "steps", "network")),
     *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
-    *("predict --target-loss", "predict --convergence", "profile --torch-script", "profile --torch-module"),
+    *(
+        "predict --target-loss",
+        "predict --convergence",
+        "predict --plot",
+        "profile --torch-script",
+        "profile --torch-module",
+    ),
     *("tune --torch-script", "tune --torch-module"),
     *("profile --torch", "profile --from", "profile --devices", "profile --steps", "profile --script-may-write"),
 }

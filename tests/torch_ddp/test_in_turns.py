@@ -152,7 +152,7 @@ def test_both_predictions_follow_from_the_rows_of_each_place_and_from_nothing_el
         for point in predictions.points:
             machine = predictions.machines[point.machine]
             assert machine.network == point.setting.network and point.step_s >= step_s
-            assert machine.calibrated_on.endswith(point.setting.runtime) and machine.source == "dpsim sweep"
+            assert machine.calibrated_on.endswith(point.setting.runtime) and machine.source == "dpsim measure"
     assert [point.setting for point in blind.points] == [point.setting for point in beforehand.points]
 
 

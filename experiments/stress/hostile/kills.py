@@ -122,7 +122,7 @@ COMMANDS = {
     "bench allreduce": Command(
         "dpsim bench allreduce --devices 2 --max 4KiB --budget 1s --peers mpi,gloo", 50, (*_RANKS, "script")
     ),
-    "watch": Command(f"dpsim watch -- {sys.executable} job.py", 10, ("launcher", "keeper", "worker")),
+    "explain": Command(f"dpsim explain -- {sys.executable} job.py", 10, ("launcher", "keeper", "worker")),
     "validation --workers": Command(
         f"dpsim.validation --sets {ROOT}/experiments/validation_example --workers 2 --output validated",
         15,
