@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dpsim.machine import Machine
     from dpsim.workload import Workload
 
-_RANKED = "--local-batch --accumulate --fusion-threshold --cycle --overlap --strategy".split()
+_RANKED = ["--local-batch", "--accumulate", "--fusion-threshold", "--cycle", "--overlap", "--strategy"]
 """The flags of what is tried out, or follows from it."""
 
 

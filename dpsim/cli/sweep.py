@@ -168,16 +168,16 @@ def _values(question: str, given: SweepFlags, leaves: flags.LeafFlags) -> dict[s
             remedy="leave it out, or ask another question",
         )
     values = given.values() | leaves.values()
-    for name in ("global_batch", "local_batch", "fusion_threshold_bytes", "batch_norm"):
-        if name in values and not of_question.get(name):
-            if len(values[name]) > 1:
+    for name, listed in [*values.items()]:
+        if isinstance(listed, tuple) and name not in _OF_ALL.split() and not of_question.get(name):
+            if len(listed) > 1:
                 text = f"{flags.flag_of(name)} {getattr(given, name)}"
                 raise ConfigError(
                     f"{text} in a sweep with the question {question}",
                     allowed="one value",
                     remedy="ask a question that compares them, or declare a grid in a file",
                 )
-            (values[name],) = values[name]
+            (values[name],) = listed
     return values
 
 

@@ -155,7 +155,7 @@ def test_before_the_script_has_run_it_is_said_what_will_be_done_at_most(
         harness.predict(config, harness.Known(), tmp_path / "report", said.append)
     assert said[0].startswith(f"at most {3 * (2 * 7 + 1)} settings: first 10 to 20 s, 30 s at most of profiles")
     assert (
-        "and calibrations on each of 3 places, each after the script's start; then DDP trains in turns with them"
+        "and calibrations on each of 3 places, each after the start of the script in every process; then DDP trains"
         in said[0]
     )
     assert "for the budget of 45 s, and 75 s at most where 6 rounds" in said[0]
