@@ -19,7 +19,7 @@ from dpsim.timeline import Timeline
 STEPS = 3
 SCHEMA = "dpsim.trace/1"
 """Stands in the file beside its events; viewers take it for a remark."""
-CHOSEN_BY = ("network", "devices", "local_batch", "batch_norm", "fusion_threshold_bytes", "overlap")
+CHOSEN_BY = "network devices local_batch batch_norm fusion_threshold_bytes overlap"
 """The fields of a setting by which a step of a sweep is chosen."""
 
 
@@ -75,7 +75,7 @@ def fastest(points: Sequence[MeasuredPoint | PredictedPoint], conditions: Mappin
     names = {"fusion_threshold_bytes": "threshold"}
     present = {
         names.get(field, field.replace("_", " ")): dict.fromkeys(setting.text(field) for setting in settings)
-        for field in CHOSEN_BY
+        for field in CHOSEN_BY.split()
     }
     raise ConfigError(
         "no setting of this sweep has timelines"
