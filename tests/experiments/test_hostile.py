@@ -34,7 +34,7 @@ def test_nothing_goes_wrong_under_attack(part: str, cases: int) -> None:
         (Attack(command="reproduce", kind="mpiexec", number=signal.SIGHUP), "ended"),
         (Attack(command="train --elastic", kind="rank", number=signal.SIGKILL), "went on by itself"),
         (Attack(command="train", kind="launcher", number=signal.SIGTERM), "ended and continued"),
-        (Attack(command="validation --workers", kind="launcher", number=signal.SIGKILL, after_s=4.0), "ended"),
+        (Attack(command="validation --workers", kind="launcher", number=signal.SIGKILL, after_s=1.5), "ended"),
     ],
     ids=lambda value: value.name if isinstance(value, Attack) else "",
 )
