@@ -147,12 +147,6 @@ def enumerated(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def threshold_name(size_bytes: float) -> str:
-    """Return ``64 KiB``; thresholds 0 and inf are explained."""
-    meaning = {0.0: " (one allreduce per tensor)", float("inf"): " (one allreduce per step)"}
-    return format_size(size_bytes) + meaning.get(size_bytes, "")
-
-
 def skill_text(skill: float | None) -> str:
     """Return ``0.82``; ``none`` where the best baseline made no error. A skill far below 0 is not written out."""
     if skill is None:
