@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from dpsim.cli import app
+from dpsim.validation import __main__ as validation
 
 ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w=-])")
@@ -46,7 +47,7 @@ every command."""
 
 def _known() -> set[str]:
     application, names = app.build(), set(OTHERS)
-    commands = [application[name] for name in application if not name.startswith("-")]
+    commands = [validation.build(), *(application[name] for name in application if not name.startswith("-"))]
     for command in commands:
         commands.extend(command[name] for name in command if not name.startswith("-"))
         if command.default_command is not None:
