@@ -1,7 +1,11 @@
-"""Sends signals to processes of all commands at random moments: all must end, leave nothing and name the cause.
+"""Attacks dpsim and counts what goes wrong.
 
-A process may be stopped instead; then its launcher is killed, as a user would. What ignores a signal goes on, and its
-launcher is told to end.
+``python -m dpsim.experiments.stress.kills [--parts kills,readers,commands] [--cases 50] [--seed 0] [--output FOLDER]``.
+Without ``--cases``: signals to 200 processes of all kinds of commands at random moments, and what the tests of damaged
+inputs (20,000 for the readers) and of damaged command lines (1,000) say with so many. Every command must end, leave
+nothing, name the cause, and change no file of the user's. A process may be stopped instead; then its launcher is
+killed, as a user would. What ignores a signal goes on, and its launcher is told to end. With ``--output`` the counts of
+the kills are kept there as JSON, from which they continue. Exits with 1 if anything went wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import psutil
 
 from dpsim.experiments.command import ROOT
 from dpsim.experiments.stress.running import GONE_WITHIN_S, Run
-from dpsim.experiments.stress.tally import Outcome
+from dpsim.experiments.stress.tally import Outcome, Part, by_hypothesis, main
 from dpsim.launch import scratch_keeper
 from dpsim.runtime.checkpoint import checkpoints
 from dpsim.study.runners.allreduce import turns
@@ -363,3 +367,13 @@ def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     """Attack one command after another."""
     for number in range(first, last):
         yield outcome(drawn(number, seed), folder, str(number))
+
+
+PARTS = {
+    "kills": Part(run, 200),
+    "readers": Part(by_hypothesis("tests/test_readers.py"), 20_000, continues=False),
+    "commands": Part(by_hypothesis("tests/cli/test_damaged_commands.py"), 1_000, continues=False),
+}
+
+if __name__ == "__main__":
+    sys.exit(main("kills", __doc__, PARTS))
