@@ -242,6 +242,13 @@ def named(name: str) -> Case:
     return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN) if each.name == name)
 
 
+def test_every_planted_mistake_is_of_a_class_that_can_be_named() -> None:
+    classes = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)}
+    assert {case.kind for case in MISTAKES} <= classes
+    assert all(case.kind in classes or case.design for case in BY_DESIGN)
+    assert {case.kind for case in CLEAN} == {""}
+
+
 IS_ROUNDING = "The difference is rounding in all 2 steps."
 
 
