@@ -1,11 +1,12 @@
 """Attacks dpsim and counts what goes wrong.
 
-``python -m dpsim.experiments.stress.kills [--parts kills,readers,commands] [--cases 50] [--seed 0] [--output FOLDER]``.
-Without ``--cases``: signals to 200 processes of all kinds of commands at random moments, and what the tests of damaged
-inputs (20,000 for the readers) and of damaged command lines (1,000) say with so many. Every command must end, leave
-nothing, name the cause, and change no file of the user's. A process may be stopped instead; then its launcher is
-killed, as a user would. What ignores a signal goes on, and its launcher is told to end. With ``--output`` the counts of
-the kills are kept there as JSON, from which they continue. Exits with 1 if anything went wrong.
+``python -m dpsim.experiments.stress.kills [--parts kills,readers,...] [--cases 50] [--seed 0] [--output FOLDER]``.
+Signals go to 200 processes of all kinds of commands at random moments: every command must end, leave nothing, name the
+cause, and change no file of the user's. A process may be stopped instead; then its launcher is killed, as a user would.
+What ignores a signal goes on, and its launcher is told to end. The other parts are property tests, run with many cases:
+damaged inputs of all readers (20,000), damaged command lines (1,000), killed writers of checkpoints (1,000) and killed
+trainings (200). With ``--output`` the counts of the kills are kept there as JSON, from which they continue. Exits with
+1 if anything went wrong.
 """
 
 from __future__ import annotations
@@ -304,6 +305,8 @@ PARTS = {
     "kills": Part(run, 200),
     "readers": Part(by_hypothesis("tests/test_readers.py"), 20_000, continues=False),
     "commands": Part(by_hypothesis("tests/cli/test_damaged_commands.py"), 1_000, continues=False),
+    "checkpoints": Part(by_hypothesis("tests/runtime/test_killed_writer.py"), 1_000, continues=False),
+    "trainings": Part(by_hypothesis("tests/runtime/test_killed_training.py"), 200, continues=False),
 }
 
 if __name__ == "__main__":

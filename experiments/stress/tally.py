@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import signal
@@ -124,8 +123,8 @@ def attack(title: str, part: Part, cases: int, seed: int, output: Path | None) -
 def main(name: str, description: str | None, parts: Mapping[str, Part]) -> int:
     """Run the command of some attacks: print their tallies and a table of them; 1 if anything went wrong."""
     options = command.parser(f"stress.{name}", description)
-    options.add_argument("--parts", default=",".join(parts), help=argparse.SUPPRESS if len(parts) == 1 else None)
-    options.add_argument("--cases", "--rounds", type=int)
+    options.add_argument("--parts", default=",".join(parts))
+    options.add_argument("--cases", type=int)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--output", type=Path, help="folder for the counts, from which an interrupted part continues")
     given = options.parse_args()

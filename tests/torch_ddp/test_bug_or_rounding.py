@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpsim.experiments.bug_or_rounding.scripts import BY_DESIGN, CLEAN, MISTAKES, Case
+from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, Case
 from dpsim.harness.reproduce.script import Verdict
 from dpsim.torch_ddp.reproduce import causes
 from dpsim.torch_ddp.reproduce.causes import Finding, first_finding
