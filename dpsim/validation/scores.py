@@ -109,12 +109,12 @@ def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lamb
     found = []
     for quantity in QUANTITIES:
         alike = [row for row in rows if row.quantity == quantity]
-        if alike:
-            nulls, table = _nulls_beforehand(alike), _table(alike)
-            members = grouped(range(len(alike)), lambda number, alike=alike: key(alike[number]))
-            found += [
-                _score(name, [alike[n] for n in of_key], table.iloc[of_key], nulls) for name, of_key in members.items()
-            ]
+        if not alike:
+            continue
+        nulls, table, names = _nulls_beforehand(alike), _table(alike), np.array([key(row) for row in alike])
+        for name in dict.fromkeys(names.tolist()):
+            members = np.flatnonzero(names == name).tolist()
+            found.append(_score(name, [alike[number] for number in members], table.iloc[members], nulls))
     return found
 
 
