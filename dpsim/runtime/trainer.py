@@ -21,7 +21,6 @@ from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
 from dpsim.comm.compiled import compile_once
 from dpsim.comm.compression import Compression
-from dpsim.comm.group import class_group
 from dpsim.comm.networks import transport
 from dpsim.comm.transport import Transport
 from dpsim.constraints import check_backend
@@ -42,6 +41,7 @@ from dpsim.runtime.device_leaves import check_leaves, described, fix_libraries_o
 from dpsim.runtime.evaluation import digest, evaluated
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
+from dpsim.runtime.stages.groups import StageGroups
 from dpsim.runtime.stall import StallWatch
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
@@ -98,16 +98,8 @@ class Trainer:
         sleeps, self._sized = able.emulated is not None, able.sized
         self.model_state = {name: (value.shape, value.dtype.name) for name, value in replica.state().items()}
         """Shape and dtype of the state of the whole model, of which a stage has a part."""
-        self.world: Transport | None = None
-        parts: Transport | None = None
-        group = comm
-        if self.schedule.classes > 1:
-            group = class_group(comm, self.schedule.class_of(comm.rank))
-            self.world = transport(comm, network, plan.devices_a_node, sleeps=sleeps)
-            if plan.parallelism.parts > 1:
-                neighbours = class_group(comm, comm.rank // plan.parallelism.parts)
-                of_a_node = node_counts(plan.joining.layout, neighbours.size)[1]
-                parts = transport(neighbours, network, of_a_node, sleeps=sleeps, beside=self.world)
+        groups = self._groups = StageGroups.of(self.schedule, comm, network, sleeps=sleeps)
+        group, world = (comm, None) if groups is None else (groups.alike, groups.world)
         self.transport: Transport = transport(
             group,
             network,
@@ -117,7 +109,7 @@ class Trainer:
             sleeps=sleeps,
             on_device=device_replica is not None,
             algorithm=plan.algorithm,
-            beside=self.world,
+            beside=world,
         )
         if backend == "cuda":
             self.computed_on, self.libraries = described(self.transport, comm)
@@ -132,11 +124,9 @@ class Trainer:
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Compression(str(plan.wire_dtype)), comm)
         sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
-        exact = transport(group, network, sleeps=sleeps, beside=self.world) if sums else None
+        exact = transport(group, network, sleeps=sleeps, beside=world) if sums else None
         status = mine.status if mine else None
-        self.runner = StepRunner(
-            replica, self.schedule, self.transport, control, status, rate, exact, self.world, parts
-        )
+        self.runner = StepRunner(replica, self.schedule, self.transport, control, status, rate, exact, groups)
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         compile_once(self.runner.warm_up, comm)
         self.runner.initialise(seed)
@@ -234,7 +224,7 @@ class Trainer:
         ]
         with self.waiting(rank_status.EVALUATION):
             totals = self.runner.ordered_sum(slots)
-            if self.world is not None:
+            if self._groups is not None:
                 totals = self.comm.bcast(totals, self.comm.size - 1)
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
 
@@ -317,7 +307,7 @@ class Trainer:
     def whole_state(self) -> dict[str, NDArray[Any]]:
         """The replica's state in the order of its names, of all stages; collective where there are several."""
         state = self.state_on_host()
-        if self.world is None:
+        if self._groups is None:
             return state
         every = {name: value for of_rank in self.comm.allgather(state) for name, value in of_rank.items()}
         return every | state
@@ -337,8 +327,8 @@ class Trainer:
         if self._watch is not None:
             self._watch.close()
         self.transport.close()
-        if self.world is not None:
-            self.world.close()
+        if self._groups is not None:
+            self._groups.close()
 
     def _broadcast_state(self) -> None:
         """Parameters and running statistics of rank 0, on every rank. Optimizer state is zero on all of them."""
