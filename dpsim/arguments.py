@@ -35,7 +35,7 @@ class TrainingSettings(_Settings, total=False):
 
 
 class PredictionSettings(_Settings, total=False):
-    """What ``dpsim.predict`` takes beside ``devices`` and ``threshold``: a global batch or a local one, and how."""
+    """Arguments of ``dpsim.predict`` besides ``devices`` and ``threshold``: a global batch or a local one, and how."""
 
     global_batch: int
     local_batch: int

@@ -9,7 +9,7 @@ VERSION = "0.1.0"
 
 
 def checkout() -> Path | None:
-    """The root of the checkout that dpsim is imported from; other processes need it on PYTHONPATH.
+    """Return the root of the checkout that dpsim is imported from; other processes need it on PYTHONPATH.
 
     None where dpsim is installed in site-packages: there every process of this Python finds it.
     """

@@ -32,7 +32,7 @@ FASTEST_MEMORY_BYTES_PER_S = 1e14
 
 
 class Network(Noun, frozen=True):
-    """What connects the devices: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
+    """The connection of the devices: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
 
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float = math.inf
@@ -48,14 +48,14 @@ class Network(Noun, frozen=True):
         return self.latency_s if self.emulated else None
 
     def default_algorithm(self, wire_dtype: str | None = None) -> str:
-        """The algorithm when none is named: the fastest by size; on a link ``ring``, or one that can send 16 bits."""
+        """Return the algorithm if none is named: the fastest by size; on a link ``ring``, or one that sends 16 bits."""
         if not self.emulated:
             return "auto"
         return "direct" if wire_dtype in SIXTEEN_BITS else "ring"
 
     @staticmethod
     def parse(token: str) -> Network:
-        """``node`` or ``paced:50us,1gbit``. Raises ``ConfigError``."""
+        """Parse ``node`` or ``paced:50us,1gbit``. Raises ``ConfigError``."""
         if token == NODE:
             return Network()
         kind, _, rest = token.partition(":")
@@ -199,7 +199,7 @@ class FusionCosts(Noun, frozen=True):
 
 
 class Selection(Noun, frozen=True):
-    """Which allreduce in shared memory is the fastest by size on ``devices``: what ``auto`` runs.
+    """The fastest allreduce in shared memory by size on ``devices``: what ``auto`` runs.
 
     ``algorithms[i]`` for messages below ``below_bytes[i]``, the last one for all others.
     """
@@ -221,12 +221,12 @@ class Selection(Noun, frozen=True):
             )
 
     def algorithm(self, size_bytes: int) -> str:
-        """The algorithm for a message of that size."""
+        """Return the algorithm for a message of that size."""
         return self.algorithms[sum(size_bytes >= bound for bound in self.below_bytes)]
 
     @staticmethod
     def usual(devices: int) -> Selection:
-        """The selection where nothing was measured. Two ranks never gain from reading everything twice."""
+        """Return the selection where nothing was measured. Two ranks never gain from reading everything twice."""
         return (
             Selection(devices=2, algorithms=("two-shot",), below_bytes=())
             if devices == 2
@@ -291,7 +291,7 @@ def _collective(table: AllreduceCost | OverlapCost) -> Collective:
 
 
 class ComputeSlowdown(Noun, frozen=True):
-    """How much longer computation takes when this many devices of a node compute at once (1 = no longer).
+    """The ratio by which computation slows down when this many devices of a node compute at once (1 = not).
 
     A step's computation takes ``factor`` times as long as on one device, and ``added_s`` more whatever the batch: what
     communication leaves cold in the caches, and what the devices wait for the slowest. ``half_width`` is half of the
@@ -323,7 +323,7 @@ Wiring = Literal["switch", "mesh"]
 
 
 class Machine(Noun, frozen=True, dict=True):
-    """What a run runs on: tables of costs, and a link whose formula prices what no table covers.
+    """The hardware of a run: tables of costs, and a link whose formula prices what no table covers.
 
     ``link`` connects all devices. In a layout of several nodes it connects the nodes, and the devices of a node share
     it; ``link_in_node``, if there is one, connects the devices of a node. ``date`` is when ``source`` published its
@@ -457,7 +457,7 @@ class Machine(Noun, frozen=True, dict=True):
 
     @remember
     def priced(self, collective: Collective) -> Collective:
-        """The allreduce whose cost stands for this one's: itself where it has a table.
+        """Return the allreduce whose cost stands for this one's: itself where it has a table.
 
         Without a table, ``mpi`` stands for ``auto`` where the machine has tables of ``mpi`` but none of ``auto``, and
         for whatever works in shared memory in a layout of several nodes, which share none.
@@ -527,7 +527,7 @@ class Machine(Noun, frozen=True, dict=True):
         )
 
     def selected(self, devices: int) -> Selection | None:
-        """The measured selection of ``auto`` on ``devices``; ``None`` where nothing was measured."""
+        """Return the measured selection of ``auto`` on ``devices``; ``None`` where nothing was measured."""
         return next((selection for selection in self.selection if selection.devices == devices), None)
 
     @functools.cached_property

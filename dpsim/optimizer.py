@@ -82,7 +82,7 @@ Optimizer = Sgd | AdamW | Lars
 
 
 def changed(base: Optimizer, name: str | None, settings: dict[str, Any]) -> Optimizer:
-    """``base`` with some settings replaced; its own defaults instead where ``name`` is that of another optimizer.
+    """Return ``base`` with some settings replaced; another optimizer's own defaults if ``name`` names another.
 
     Raises ``ConfigError`` for an unknown name, and for a setting that the optimizer does not have.
     """

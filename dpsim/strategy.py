@@ -238,7 +238,7 @@ class Asynchronous(Strategy, frozen=True):
         return ()
 
     def copies(self, workers: int) -> int:
-        """How many copies of the parameters there are: one, whose shards are the cells, or a cell for each worker."""
+        """Return how many copies of the parameters exist: one, whose shards are the cells, or a cell a worker."""
         return 1
 
     def groups(self, worker: int, workers: int, made: int, gone: Collection[int] = ()) -> list[tuple[int, ...]]:
@@ -280,18 +280,18 @@ class Gossip(Asynchronous, frozen=True):
 
 
 def _powers(devices: int, blocks: int) -> list[int]:
-    """The powers of 2 that divide the devices and are at most the column blocks, from 1 on."""
+    """Return the powers of 2 that divide the devices and are at most the column blocks, from 1 on."""
     powers = (1 << power for power in range(devices.bit_length()))
     return [number for number in powers if devices % number == 0 and number <= blocks]
 
 
 def _may_shard(shard: bool, classes: int, devices: int) -> bool:
-    """Whether there is something to shard: one device of each rank class has nobody to share with."""
+    """Return whether there is something to shard: one device of each rank class has nobody to share with."""
     return not shard or classes < devices
 
 
 def own_blocks(blocks: int, part: int, parts: int) -> range:
-    """The column blocks that one of ``parts`` devices owns: neighbours, as equal in number as can be."""
+    """Return the column blocks that one of ``parts`` devices owns: neighbours, as equal in number as can be."""
     return range(blocks * part // parts, blocks * (part + 1) // parts)
 
 

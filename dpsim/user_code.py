@@ -26,7 +26,7 @@ _IGNORED = (str(Path(__file__).parent), "<frozen", importlib.__path__[0], contex
 
 
 def place_of(error: BaseException, *others: str) -> str:
-    """``own.py, line 3``: the innermost place outside of dpsim, the import system, and the folders ``others``.
+    """Return ``own.py, line 3``: the innermost line outside dpsim, the import system, and the folders ``others``.
 
     Empty if there is none.
     """
@@ -38,7 +38,7 @@ def place_of(error: BaseException, *others: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, on a single line of at most 1000 characters that a terminal shows as they are."""
+    """Return what an exception says, on a single line of at most 1000 characters that a terminal shows as they are."""
     try:
         said = str(error)
     except Exception:  # the user's own __str__
@@ -58,12 +58,12 @@ class Expected:
 
 
 def is_function(token: str) -> bool:
-    """Whether a token is ``FILE.py:FUNCTION`` or ``python:PACKAGE.MODULE:FUNCTION``."""
+    """Return whether a token is ``FILE.py:FUNCTION`` or ``python:PACKAGE.MODULE:FUNCTION``."""
     return token.startswith(_PYTHON) or token.partition(":")[0].endswith(".py")
 
 
 def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
-    """The module of a user's function, the function's name in it, and the first 16 digits of its file's SHA-256.
+    """Return the module of a user's function, the function's name in it, and the first 16 digits of its file's SHA-256.
 
     Raises ``ConfigError`` for a file or module that cannot be used.
     """
@@ -94,7 +94,7 @@ def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
 
 
 def is_missing(module: str, error: ModuleNotFoundError) -> bool:
-    """Whether what was not found is ``module`` or a package around it, and nothing that it imports."""
+    """Return whether what was not found is ``module`` or a package around it, and nothing that it imports."""
     return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
@@ -115,7 +115,7 @@ def explained(token: str, function: str, expected: Expected) -> Iterator[None]:
 
 
 def _module(token: str, name: str, function: str, expected: Expected) -> ModuleType:
-    """An installed module, or one in the current folder."""
+    """Return an installed module, or one in the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     importlib.invalidate_caches()
@@ -134,7 +134,7 @@ def _module(token: str, name: str, function: str, expected: Expected) -> ModuleT
 
 @functools.cache
 def _module_of_file(path: str, digest: str) -> ModuleType:
-    """The module of a file, imported once for each content of it."""
+    """Return the module of a file, imported once for each content of it."""
     name = f"dpsim_user_{Path(path).stem}_{digest}"
     if (folder := str(Path(path).parent)) not in sys.path:
         sys.path.append(folder)

@@ -47,7 +47,7 @@ def channel_normalise_backward(grad: Array, x: Array, mean_GC: Array, a_GC: Arra
 
 
 def _rows_and_groups(x: Array, mean_GC: Array) -> tuple[int, int]:
-    """(rows of a group, groups)."""
+    """Return (rows of a group, groups)."""
     groups = mean_GC.size // x.shape[-1]
     return x.size // mean_GC.size, groups
 
@@ -73,7 +73,7 @@ def _for_rows(k: Kernel, first: Value, end: Value, several: int, body: Callable[
 
 
 def _total(sums: list[Variable]) -> Value:
-    """The total of 1, 2 or 4 sums, added pair by pair."""
+    """Return the total of 1, 2 or 4 sums, added pair by pair."""
     values = [variable.get() for variable in sums]
     while len(values) > 1:
         values = [values[i] + values[i + 1] for i in range(0, len(values), 2)]

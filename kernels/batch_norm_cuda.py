@@ -26,12 +26,12 @@ _SHARED = 2 * THREADS
 
 
 def blocks_of(rows: int, vectors: int) -> int:
-    """Blocks that add up a group of rows of so many vectors of channels."""
+    """Return blocks that add up a group of rows of so many vectors of channels."""
     return min(max(1, -(-rows // (rows_at_once(vectors) * _ROWS_A_THREAD))), _MOST_BLOCKS)
 
 
 def rows_at_once(vectors: int) -> int:
-    """Rows that a block works on at once."""
+    """Return rows that a block works on at once."""
     return THREADS // min(vectors, THREADS)
 
 

@@ -26,12 +26,12 @@ _ELEMENTS = 1 << (6 if SIMULATED else 20)
 
 
 def lanes_of(count: int, aligned: bool, most: int = _AT_ONCE) -> int:
-    """Channels at once, of ``count``: 1, or a power of two from 4 to ``most`` that divides them."""
+    """Return the channels at once, of ``count``: 1, or a power of two from 4 to ``most`` that divides them."""
     return next((lanes for lanes in (8, 4) if aligned and lanes <= most and count % lanes == 0), 1)
 
 
 def parts_of(samples: int, elements: int) -> int:
-    """Parts of a leaf's samples whose weight gradients, of so many elements, are added afterwards."""
+    """Return parts of a leaf's samples whose weight gradients, of so many elements, are added afterwards."""
     return max(1, min(samples, _ELEMENTS // elements))
 
 

@@ -31,12 +31,12 @@ _RANGES = {"float32": (22, 22), "float64": (0, 68)}
 
 
 def digits(dtype: str) -> int:
-    """The digits of a sum of squares of a dtype's elements."""
+    """Return the digits of a sum of squares of a dtype's elements."""
     return _RANGES[dtype][1]
 
 
 def first_digit(dtype: str) -> int:
-    """The first digit that they have, counted from that of ``2**-1074``."""
+    """Return the first digit that they have, counted from that of ``2**-1074``."""
     return _RANGES[dtype][0]
 
 
@@ -49,7 +49,7 @@ def sums_of_squares(x: Array, starts: NDArray[np.int64], stops: NDArray[np.int64
 
 
 def roots(sums: Array, dtype: str) -> NDArray[np.float64]:
-    """The square root of each row of digits; infinite where the last digit is not 0."""
+    """Return the square root of each row of digits; infinite where the last digit is not 0."""
     return np.asarray(_roots(sums, _RANGES[dtype][0]))
 
 

@@ -148,7 +148,7 @@ class LayerKernels:
         return self._sums(given, mean_GC.shape)
 
     def _sums(self, reads: tuple[Any, ...], shape: tuple[int, int]) -> tuple[Any, tuple[int, int, int], Any]:
-        """The sums of blocks over rows of the arrays; what the kernel that adds these takes, and its grid."""
+        """Return the sums of blocks over rows of the arrays; what the kernel that adds these takes, and its grid."""
         (groups, channels), size = shape, reads[0].size
         rows, lanes = size // (groups * channels), self._channel_lanes(*reads[:4])
         vectors = channels // lanes
@@ -170,7 +170,7 @@ class LayerKernels:
         return all(_address(array) % 16 == 0 for array in arrays)
 
     def _take(self, count: int, dtype: Any) -> Any:
-        """Numbers of memory that the next kernels write and read, in the order of the stream."""
+        """Return numbers of memory that the next kernels write and read, in the order of the stream."""
         size_bytes = count * np.dtype(dtype).itemsize
         if self._scratch.nbytes < size_bytes:
             self._scratch = self._zeros(size_bytes)

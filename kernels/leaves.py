@@ -15,7 +15,7 @@ MOST_DOUBLINGS = 12
 
 @functools.lru_cache(maxsize=4096)
 def leaf_program(leaves: tuple[int, ...]) -> NDArray[Any]:
-    """[leaves, 3] of int64: first sample, the one after the last, and how many sums are complete with it.
+    """Return [leaves, 3] of int64: first sample, the one after the last, and how many sums are complete with it.
 
     A binary counter: with leaf i as many pairs are complete as i has trailing one bits, with the last all there are.
     Adding what is complete, the sum before it plus its own, leaves the sums that still wait.

@@ -69,7 +69,7 @@ def packed_with_transposed(g_MN: Array, w_KN: Array, out_MK: Array) -> None:
 
 
 def _packed(x_MK: Array) -> tuple[Array, Array]:
-    """Memory for a panel's inputs of every row of x, and for a panel of weights."""
+    """Return memory for a panel's inputs of every row of x, and for a panel of weights."""
     (m, k), dtype = x_MK.shape, x_MK.dtype
     panel = scratch("panel", _PANEL_INPUTS * BLOCK[1] * lanes(dtype), dtype)
     return scratch("rows", m * min(k, _PANEL_INPUTS), dtype), panel
@@ -161,7 +161,7 @@ def _add_inputs(
 
 
 def _by_panels(dtype: str, tail: int, multiply: Callable[[_Panel, Value], None]) -> Kernel:
-    """A product by packed panels of the weights: ``multiply(panel, inputs)`` for each panel of ``inputs`` inputs."""
+    """Multiply by packed panels of the weights: ``multiply(panel, inputs)`` for each panel of ``inputs`` inputs."""
     kernel = Kernel(dtype, ("x", "w", "out", "rows", "panel"), ("m", "k", "n"))
     with kernel.loop(0, kernel["k"], _PANEL_INPUTS) as start:
         inputs = (kernel["k"] - start).at_most(_PANEL_INPUTS)
@@ -196,7 +196,7 @@ def _packed_product(dtype: str, tail: int) -> Kernel:
 
 @compiled
 def _packed_with_transposed(dtype: str, tail: int, input_tail: int) -> Kernel:
-    """``x`` is the gradient; its inputs are the columns of w, and the rows of w are the columns of ``out``."""
+    """Multiply ``x``, the gradient: its inputs are w's columns, and the rows of w are the columns of ``out``."""
 
     def multiply(panel: _Panel, inputs: Value) -> None:
         panel.copy_transposed(input_tail)

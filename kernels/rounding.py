@@ -52,9 +52,7 @@ def _round_sum(dtype: str) -> Kernel:
 
 
 def rounded(value: Value, compression: str) -> Value:
-    """float32 numbers rounded to float16 or bfloat16, ties to even; as ``kernels.compression`` encodes and decodes
-    them.
-    """
+    """Round float32 numbers to float16 or bfloat16, ties to even, as ``kernels.compression`` encodes and decodes."""
     kernel, build = value.kernel, value.kernel.builder
     vector = isinstance(value.ir.type, ir.VectorType)
     kind = ir.VectorType(_INT, value.ir.type.count) if vector else _INT

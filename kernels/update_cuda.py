@@ -119,7 +119,7 @@ def lars_parts(dtype: str) -> Any:
 
 
 def arguments(arrays: Sequence[Any], numbers: Sequence[float]) -> tuple[Any, ...]:
-    """The arguments of a kernel of this file: the addresses, and the numbers in the arrays' dtype."""
+    """Return the arguments of a kernel of this file: the addresses, and the numbers in the arrays' dtype."""
     dtype, length = arrays[0].dtype, int(arrays[0].shape[0])
     addresses = tuple(map(address_of, arrays))
     return arguments_on_all(addresses, length, lanes_of(dtype.name), tuple(map(dtype.type, numbers)))

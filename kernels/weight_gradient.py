@@ -57,13 +57,13 @@ def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_K
 
 
 def _asked(x: Array, g: Array) -> tuple[str, int, bool]:
-    """(dtype, tail, whether to copy first). With one block of columns x is read once: copying it would gain nothing."""
+    """Return (dtype, tail, whether to copy first). With one block of columns x is read once: no copy then."""
     n = g.shape[1]
     return x.dtype.char, n % lanes(x.dtype), n > BLOCK[1] * lanes(x.dtype)
 
 
 def _packed(x: Array, g: Array, rows: int) -> tuple[Array, Array]:
-    """Memory for the rows of x^T that are copied at once, and for g in whole vectors."""
+    """Return memory for the rows of x^T that are copied at once, and for g in whole vectors."""
     m, n, lane = len(x), g.shape[1], lanes(x.dtype)
     return scratch("rows", m * rows, x.dtype), scratch("gradients", m * (-(-n // lane) * lane), x.dtype)
 
@@ -171,7 +171,7 @@ class _Block:
 
 
 def _by_blocks(kernel: Kernel, tail: int, packs: bool, at_once: int, sums: Callable[[_Block], None]) -> None:
-    """``sums`` computes and writes each block; ``at_once`` rows read a block of columns one after the other."""
+    """Compute by blocks: ``sums`` computes and writes each; ``at_once`` rows read a block of columns in turn."""
     m, k, n, none = (*(kernel[name] for name in ("m", "k", "n")), kernel.index(0))
     if packs:
         columns(kernel, n, tail, lambda at, counts: _Block(kernel, none, none, 0, at, counts, True).pack_gradients())

@@ -23,7 +23,7 @@ def compile_once(warm_up: Callable[[], object], comm: MPI.Intracomm) -> None:
 
 
 def compile_among(warm_ups: Sequence[Callable[[], object]], comm: MPI.Intracomm) -> None:
-    """The same for several ``warm_ups``: each rank of a node calls its share of them, then all of them. Collective."""
+    """Compile several ``warm_ups``: each rank of a node calls its share of them, then all of them. Collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     share = warm_ups[node.rank :: node.size]
     node.Free()

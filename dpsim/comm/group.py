@@ -15,25 +15,25 @@ _LEAD_S = 2e-3
 
 
 def first_ranks(comm: MPI.Intracomm, devices: int) -> MPI.Intracomm | None:
-    """A communicator of the first ``devices`` ranks; None on the others. Collective over ``comm``."""
+    """Return a communicator of the first ``devices`` ranks; None on the others. Collective over ``comm``."""
     return group_of(comm, range(devices))
 
 
 def group_of(comm: MPI.Intracomm, ranks: Container[int]) -> MPI.Intracomm | None:
-    """A communicator of some ranks, in their order; None on the others. Collective over ``comm``."""
+    """Return a communicator of some ranks, in their order; None on the others. Collective over ``comm``."""
     group = comm.Split(0 if comm.rank in ranks else MPI.UNDEFINED, comm.rank)
     return group if isinstance(group, MPI.Intracomm) and group != MPI.COMM_NULL else None
 
 
 def class_group(comm: MPI.Intracomm, number: int) -> MPI.Intracomm:
-    """A communicator of the ranks that give the same number, in their order. Collective over ``comm``."""
+    """Return a communicator of the ranks that give the same number, in their order. Collective over ``comm``."""
     group = comm.Split(number, comm.rank)
     assert isinstance(group, MPI.Intracomm)
     return group
 
 
 def quiet_barrier(comm: MPI.Intracomm) -> None:
-    """A barrier in which waiting ranks sleep, so that ranks still computing have the cores to themselves."""
+    """Wait for all ranks, asleep, so that ranks still computing have the cores to themselves."""
     _sleep_through(comm.Ibarrier())
 
 

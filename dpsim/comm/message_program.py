@@ -49,7 +49,7 @@ class Operation(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a rank receives and sends at once, and then computes. The first one has no messages: it only computes."""
+    """The messages that a rank receives and sends at once, and what it then computes. The first one has no messages: it only computes."""
 
     receives: tuple[Message, ...]
     sends: tuple[Message, ...]
@@ -70,7 +70,7 @@ class Program(NamedTuple):
 
 
 def lower(steps: StepList, owners: tuple[int, ...], rank: int, rounding: Rounding) -> Program:
-    """The program of a rank; ``owners``: the rank of each partial sum. All ranks of the group have the same rounds."""
+    """Return a rank's program; ``owners``: the rank of each partial sum. All ranks of a group have the same rounds."""
     builder = _Builder(owners, rank, rounding, steps.units)
     for step in steps.steps:
         builder.add(step)
@@ -86,7 +86,7 @@ class _Buffer(NamedTuple):
 
 
 class _Builder:
-    """Assigns steps to rounds, and notes what one rank does in each.
+    """A builder that assigns steps to rounds, and notes what one rank does in each.
 
     For every unit of memory it notes times: a message of round k is under way at 2k, and what is computed after that
     round is done at 2k + 1.
@@ -106,7 +106,7 @@ class _Builder:
         self._buffers: tuple[list[_Buffer], list[_Buffer]] = ([], [])
 
     def add(self, step: Step) -> None:
-        """The messages that bring a step its sources, the step itself, and the messages that its sum goes out in."""
+        """Add the messages that bring a step its sources, the step itself, and the messages with its sum."""
         for output in step.outputs:
             if output.memory == STAGING and output.number not in self._staging:
                 kept = self._buffer((output.start, output.stop), 0, _ALWAYS) if step.rank == self._rank else None
@@ -138,14 +138,14 @@ class _Builder:
                 self._write(outputs[0], output, number, coded=coded)
 
     def program(self) -> Program:
-        """What was noted, with buffers that serve one extent after another."""
+        """Return the program of what was added, with buffers that serve one extent after another."""
         numbers, codes = map(_shared, self._buffers)
 
         def view(of: View) -> View:
             return of._replace(array=-1 - (codes if of.codes else numbers)[-1 - of.array]) if of.array < 0 else of
 
         def messages(those: list[Message], distance: Callable[[int], int]) -> tuple[Message, ...]:
-            """The nearest peer first, in its direction, so that no link has several messages at once."""
+            """Return the messages, nearest peer first in its direction, so that no link has several at once."""
             ordered = sorted(those, key=lambda message: distance(message.peer) % (max(self._owners) + 1))
             return tuple(Message(view(message.view), message.peer) for message in ordered)
 
@@ -162,7 +162,7 @@ class _Builder:
         )
 
     def _write(self, source: Region, target: Region, number: int, *, coded: bool) -> None:
-        """A message of round ``number`` into another rank's memory."""
+        """Add a message of round ``number`` into another rank's memory."""
         to = self._holder(target)
         self._send(source, to, number, coded=coded)
         self._note(source, 2 * number)
@@ -175,7 +175,7 @@ class _Builder:
                 self._work[number].append(Operation(DECODE, (view, place)))
 
     def _send(self, source: Region, to: int, number: int, *, coded: bool) -> None:
-        """This rank's part in sending ``source``, if it is this rank's: its codes are made once for all peers."""
+        """Add this rank's part in sending ``source``, if it is this rank's: its codes are made once for all peers."""
         if self._holder(source) != self._rank:
             return
         view = self._place(source)
@@ -188,7 +188,7 @@ class _Builder:
         self._sends[number].append(Message(view, to))
 
     def _value(self, source: Region, arrival: int | None, level: int, step: Step, *, coded: bool) -> View:
-        """Where this rank finds a source of a step after round ``level``; received in round ``arrival``, or its own."""
+        """Return where a step's source is after round ``level``: received in round ``arrival``, or this rank's own."""
         extent = (source.start, source.stop)
         if arrival is not None:
             view = self._buffer(extent, arrival, level, codes=coded)
@@ -204,7 +204,7 @@ class _Builder:
         return result
 
     def _sum(self, tree: Tree, values: list[View], outputs: list[View], level: int, *, rounded: bool) -> None:
-        """The operations that add ``values`` along a tree into ``outputs``, this rank's own, and round what they must.
+        """Add the operations that sum ``values`` along a tree into ``outputs``, this rank's own, and round the sums.
 
         With ``final`` rounding only the whole sum is rounded, else every one.
         """
@@ -236,7 +236,7 @@ class _Builder:
         return self._owners[region.number] if region.memory == SLOT else self._staging[region.number][0]
 
     def _place(self, region: Region) -> View:
-        """The place of a region of this rank's."""
+        """Return the view of a region of this rank's."""
         kept = None if region.memory == SLOT else self._staging[region.number][1]
         if kept is None:
             return View(self._arrays[region.number], region.start, region.stop)
@@ -253,7 +253,7 @@ class _Builder:
 
 
 def _shared(buffers: Sequence[_Buffer]) -> list[int]:
-    """A number of a memory for each buffer: those that are in use at the same time have different ones."""
+    """Return the number of a memory for each buffer: buffers in use at the same time have different ones."""
     memories: list[list[_Buffer]] = []
     numbers = [0] * len(buffers)
     for number, buffer in sorted(enumerate(buffers), key=lambda item: item[1].first):
@@ -266,7 +266,7 @@ def _shared(buffers: Sequence[_Buffer]) -> list[int]:
 
 
 def _extents(buffers: Sequence[_Buffer], numbers: Sequence[int]) -> tuple[tuple[Extent, ...], ...]:
-    """What each memory holds, one extent after another."""
+    """Return what each memory holds, one extent after another."""
     extents: dict[int, list[Extent]] = defaultdict(list)
     for number, buffer in zip(numbers, buffers, strict=True):
         extents[number].append(buffer.extent)

@@ -15,7 +15,7 @@ from dpsim.replica import OrderedSum
 
 
 def ordered_sum(t: Transport, sums: PartialSums) -> OrderedSum:
-    """A blocking function that adds the partial sums of all ranks along their tree; the same bits on every rank.
+    """Return a blocking function that adds the partial sums of all ranks along their tree; the same bits on every rank.
 
     It is for small arrays: every rank sends its partial sums (of one dtype and shape) to every other rank in one
     message, and adds for itself: one round of n - 1 messages. On one rank nothing is sent.
@@ -25,7 +25,7 @@ def ordered_sum(t: Transport, sums: PartialSums) -> OrderedSum:
     kept: dict[tuple[tuple[int, ...], str], tuple[dict[int, Array], list[Array]]] = {}
 
     def memory(like: Array) -> tuple[dict[int, Array], list[Array]]:
-        """The arrays that each rank's partial sums lie in, and each partial sum: allocated once for a shape."""
+        """Return the arrays that each rank's partial sums lie in, and each partial sum: allocated once for a shape."""
         key = like.shape, like.dtype.str
         if key not in kept:
             of_rank = {rank: np.empty((len(each), *like.shape), like.dtype) for rank, each in numbers.items()}
@@ -48,7 +48,7 @@ def ordered_sum(t: Transport, sums: PartialSums) -> OrderedSum:
 
 
 def kept_sum(t: Transport, sums: PartialSums, algorithm: str) -> OrderedSum:
-    """As ``ordered_sum``, for large arrays: an allreduce by ``algorithm``, in memory that is kept for each size.
+    """Return an ``ordered_sum`` for large arrays: an allreduce by ``algorithm``, in memory kept for each size.
 
     That memory is allocated at the first sum of a size, which is collective as every sum is.
     """

@@ -20,7 +20,7 @@ _SMALLEST_BYTES, _FACTOR = 1024, 4
 
 
 def select(group: MPI.Intracomm) -> Selection | None:
-    """Up to which size ``one-shot`` is faster than ``two-shot``, measured in a fraction of a second. Collective.
+    """Measure up to which size ``one-shot`` is faster than ``two-shot``, in a fraction of a second. Collective.
 
     None where the ranks share no memory.
     """
@@ -55,7 +55,7 @@ def select(group: MPI.Intracomm) -> Selection | None:
 
 
 def sizes(max_bytes: int) -> list[int]:
-    """4 B, then 1 KiB and up by a factor of 4, ending at ``max_bytes`` (rounded down to a multiple of 4)."""
+    """Return 4 B, then 1 KiB and up by a factor of 4, ending at ``max_bytes`` (rounded down to a multiple of 4)."""
     points = [4]
     size = _SMALLEST_BYTES
     while size < max_bytes:

@@ -71,7 +71,7 @@ class Imported:
 
 
 def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]:
-    """The machine that the files describe, and where each of its tables comes from.
+    """Return the machine that the files describe, and where each of its tables comes from.
 
     It has their tables, and links fitted to them (``fitted_links``) that price, as an extrapolation, algorithms without
     a table. It has no overlap, no slowdown and no memory, for the files say nothing of these.
@@ -112,7 +112,7 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
 
 
 def read(path: Path, format: Format | None, devices: int | None, out_of_place: bool) -> Contents:
-    """What a file holds, read as ``format`` or as what it looks like. Raises ``FileFormatError``."""
+    """Return what a file holds, read as ``format`` or as what it looks like. Raises ``FileFormatError``."""
     source = read_source(path)
     name = format or _format(source)
     if name in TABLE_FORMATS:
@@ -143,7 +143,7 @@ def _format(source: Source) -> str:
 def _imported(
     file: str, contents: Contents, algorithm: str, devices: int | None, layout: str, *, keep_outliers: bool
 ) -> Iterator[Imported]:
-    """The tables of one file that ran on ``devices`` in ``layout``, as far as those are given.
+    """Yield the tables of one file that ran on ``devices`` in ``layout``, as far as those are given.
 
     Tables of 1 device, which has nothing to reduce, are passed over where there are others.
     """

@@ -52,7 +52,7 @@ def lower(
     *,
     agreement_bytes: int | None = None,
 ) -> Schedule:
-    """The operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
+    """Return the operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
 
     the step's overhead; for each micro-batch all forwards, the loss, all backwards reversed, with batch norm's global
     sums among them, and behind the last loss what a script sums itself; the allreduces in bucket order, each after the
@@ -79,7 +79,7 @@ def with_buckets(
     dynamic: bool = False,
     agreement_bytes: int | None = None,
 ) -> Schedule:
-    """The schedule with these buckets. Their collectives wait for the backwards of their tensors, or ``decided_by``.
+    """Return the schedule with these buckets: collectives wait for their tensors' backwards, or ``decided_by``.
 
     ``decided_by``: one operation of each bucket. A dynamic schedule, and one of one device, has no collectives of them.
     """
@@ -127,9 +127,9 @@ def with_buckets(
 
 @jit
 def _dependencies(computed_start, computed_on, final, bucket_start, sent, late, sharded):  # type: ignore[no-untyped-def]
-    """What each operation waits for: of computations as given; a collective of a bucket for the backwards that make its
-    tensors final (``final``); batch norm's late sum (``late``: 0 or 1) for all of these; the ranks' agreement where the
-    schedule is sharded for the same; the update for all before it; an all-gather for the update.
+    """Return what each operation waits for: computations as given; a bucket's collective for the backwards that make
+    its tensors final (``final``); batch norm's late sum (``late``: 0 or 1) for all of these; the ranks' agreement, in a
+    sharded schedule, for the same; the update for all before it; an all-gather for the update.
     """
     before = len(computed_start) - 1
     update = before + sent + late + sharded

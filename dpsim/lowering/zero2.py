@@ -41,7 +41,7 @@ def lower(
     alpha_s: float | None = None,
     beta_s_per_byte: float | None = None,
 ) -> Schedule:
-    """The operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
+    """Return the operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
 
     those of ``dpsim.lowering.zero1``, but a reduce-scatter stands behind the backward that completes its bucket, and
     the first backward that writes bucket k waits until that of bucket k - ``gradient_slots`` has ended: it has the same
@@ -63,7 +63,7 @@ def lower(
 
 
 def _slots(least: int, first: NDArray[np.int32], last: NDArray[np.int32]) -> int:
-    """The fewest slots, ``least`` or more, in which no backward waits for what it writes itself; 0: as many as buckets.
+    """Return the fewest slots >= ``least`` in which no backward waits for its own writes; 0: one a bucket.
 
     ``first`` and ``last``: the backwards that begin and complete each bucket, as numbers that ascend.
     """
@@ -84,7 +84,7 @@ def interleaved(
     gathers_after: bool = False,
     agrees: bool = True,
 ) -> Schedule:
-    """The schedule of several ranks whose reduce-scatters and all-gathers stand among the computation.
+    """Return the schedule of several ranks whose reduce-scatters and all-gathers stand among the computation.
 
     ``gathers`` are in the order in which they are sent; with ``gathers_after`` parameters are gathered after the update
     too. Where ``agrees`` the ranks agree before the update that all numbers are finite.
@@ -128,7 +128,7 @@ def interleaved(
 
 
 def _completed(computation: Computation, buckets: Buckets) -> dict[int, list[int]]:
-    """The buckets that may be sent after each row of the computation: a global sum of batch norm stands before them."""
+    """Return the buckets that may be sent after each computation row: a batch norm's global sum goes before them."""
     kind, complete = computation.columns.kind, dict[int, list[int]]()
     for bucket, row in enumerate(computation.final[buckets.start[1:] - 1].tolist()):
         while row + 1 < len(kind) and kind[row + 1] == SYNCHRONISE_EVENT:

@@ -91,11 +91,11 @@ class BatchNorm(Layer):
         return y
 
     def _local_kernels(self) -> LayerKernels | None:
-        """Kernels for mode ``local``; none where gradients are rounded."""
+        """Return the kernels for mode ``local``; none where gradients are rounded."""
         return self.ops.layer_kernels(self.dtype) if self.mode == "local" and self.rounding is None else None
 
     def _moved(self) -> tuple[Array, Array]:
-        """The arrays that kernels move as running statistics."""
+        """Return the arrays that kernels move as running statistics."""
         if self.recomputing:
             return self._of_channels("unused mean")[0], self._of_channels("unused variance")[0]
         return self.running_mean, self.running_var
@@ -116,7 +116,7 @@ class BatchNorm(Layer):
         return self._blocks if self.mode == "leaf" else [(slice(0, 1), (0, len(self._x)))]
 
     def _moments(self, x: Array) -> tuple[Array, Array, Array]:
-        """Means and biased variances [L, C] and rows [L, 1] of each part; of an empty one 0, 0 and a sample's rows."""
+        """Return mean and biased variance [L, C] and rows [L, 1] of each part; of an empty one 0, 0 and a sample's."""
         shape = (len(self._parts), x.shape[-1])
         mean, var = self.buffers.take("mean", shape), self.buffers.take("var", shape)
         for parts, (start, stop) in self._blocks:
@@ -160,7 +160,7 @@ class BatchNorm(Layer):
             running += self.momentum * value
 
     def leaf_statistics(self) -> NDArray[np.float64]:
-        """[L, 1 + 2 C]: each leaf's samples, and its mean and unbiased variance times these."""
+        """Return [L, 1 + 2 C]: each leaf's samples, and its mean and unbiased variance times these."""
         samples, rows = self._samples_L1(), self._rows_G1.astype(np.float64)
         unbiased = self._var_GC * (rows / self.ops.xp.maximum(rows - 1, 1))
         statistics: NDArray[np.float64] = self.ops.xp.hstack([samples, samples * self._mean_GC, samples * unbiased])
@@ -202,7 +202,7 @@ class BatchNorm(Layer):
         return sums
 
     def _slot_parts(self, values_L: Array) -> list[Array]:
-        """The values of each slot's leaves; in mode ``local`` there is one part."""
+        """Return the values of each slot's leaves; in mode ``local`` there is one part."""
         return [values_L[:1]] if self.mode == "local" else slot_parts(values_L, self.extra_slots)
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
@@ -231,7 +231,7 @@ class BatchNorm(Layer):
 
 
 def _blocks(parts: list[tuple[int, int]]) -> list[_Block]:
-    """Runs of neighbouring parts of equal size: their numbers, and their samples."""
+    """Return runs of neighbouring parts of equal size: their numbers, and their samples."""
     blocks: list[_Block] = []
     for samples, run in itertools.groupby(enumerate(parts), lambda item: item[1][1] - item[1][0]):
         (first, (start, _)), *_ = block = list(run)

@@ -21,7 +21,7 @@ Fetch = Callable[[Sequence[Array]], list[Array]]
 
 
 class _Pass(NamedTuple):
-    """What a pass computed, as host arrays by name: rows of samples, and the gradients of parameters."""
+    """The results of a pass, as host arrays by name: rows of samples, and the gradients of parameters."""
 
     rows: dict[str, Array]
     gradients: dict[str, Array]
@@ -62,7 +62,7 @@ def _added(left: dict[str, Array], right: dict[str, Array]) -> dict[str, Array]:
 
 
 def _passed(chain: Sequence[Layer], loss_gradient: LossGradient, batch: Batch, fetch: Fetch) -> _Pass:
-    """One pass over a batch, forward and backward."""
+    """Return one pass over a batch, forward and backward."""
     result = _Pass({}, {})
     x = batch.x
     for layer in chain:
@@ -99,7 +99,7 @@ def nonfinite_forward(layers: Sequence[Layer], x: Array) -> tuple[str | None, Ar
 
 
 def nonfinite_gradient(layers: Sequence[Layer]) -> str | None:
-    """The first bound gradient that is not finite, from the last layer to the first; None if all are finite."""
+    """Return the first bound gradient that is not finite, from the last layer to the first; None if all are finite."""
     for layer in reversed(layers):
         for role, value in layer.gradients.items():
             if not is_finite(value):

@@ -229,7 +229,7 @@ class Network:
 
     @contextlib.contextmanager
     def _alone_without_trace(self) -> Iterator[None]:
-        """While open, nothing needs another rank (batch norm has ``leaf`` for ``global``, sums of blocks are partial).
+        """Compute without other ranks meanwhile (batch norm has ``leaf`` for ``global``, sums of blocks are partial).
 
         At the end the state is restored.
         """
@@ -334,7 +334,7 @@ class Network:
         return held.output
 
     def _stage_input(self, slot: int, batch: Batch) -> Array:
-        """What the stage before handed on, or the samples of the batch."""
+        """Return what the stage before handed on, or the samples of the batch."""
         given = self._stage.slots[slot].given
         if given is not None:
             return given

@@ -34,7 +34,7 @@ class _Place:
 
 
 class Results:
-    """Lends arrays by name. The next request of a name overwrites its array, which may be held until then.
+    """A lender of arrays by name. The next request of a name overwrites its array, which may be held until then.
 
     Memory that nobody holds any more serves other names. A name gets the same memory again where it can, so that in
     every step of a training each result lies where it lay in the step before: launches are bound to addresses.
@@ -46,7 +46,7 @@ class Results:
         self._last: dict[Hashable, _Place] = {}
 
     def lend(self, name: Hashable, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """An array of any values, which begins where memory of the device may begin."""
+        """Return an array of any values, which begins where memory of the device may begin."""
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         place = self._last.get(name)
         if place is None or not place.serves(name, size_bytes):

@@ -42,7 +42,7 @@ class GroupNorm(Layer):
         self.activation_bytes_per_sample = kept * self.dtype.itemsize
 
     def _positions(self, shape: Shape) -> int:
-        """Neighbouring pixels that are normalised together."""
+        """Return how many neighbouring pixels are normalised together."""
         return math.prod(shape[:-1])
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:

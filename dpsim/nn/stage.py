@@ -95,7 +95,7 @@ class Stage:
         self._recent = self.layers
 
     def hands_back(self, number: int, layer: Layer) -> bool:
-        """Whether a layer, or a copy of it, computes the gradient of its input."""
+        """Return whether a layer, or a copy of it, computes the gradient of its input."""
         return number >= self._first_with_input_gradient and not layer.reads_samples
 
     @property
@@ -162,7 +162,7 @@ class Stage:
         return grad if self.first else None
 
     def _forward_of_nothing(self, slot: InFlight, batch: Batch, done: Callable[[int], None]) -> Array:
-        """A rank without samples: batch norms over several ranks take part all the same."""
+        """Return a rank without samples: batch norms over several ranks take part all the same."""
         for number, layer in zip(self.numbers, slot.layers, strict=True):
             if _is_collective(layer):
                 layer.forward(self._empty(layer), batch.leaves, training=True)

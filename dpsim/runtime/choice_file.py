@@ -23,7 +23,7 @@ _in_memory: dict[Path | None, Choices] = {}
 
 
 def path(blas_threads: int | None = None) -> Path | None:
-    """The file for this processor, its BLAS with so many threads (None: as it is), NumPy and the kernels' sources.
+    """Return the file for this processor, NumPy, kernel sources, and BLAS with so many threads (None: as it is).
 
     None for a user without a folder for such files.
     """
@@ -41,7 +41,7 @@ def _blas_threads() -> int:
 
 
 def load(blas_threads: int | None = None) -> Choices:
-    """What was measured here before. A file that cannot be read counts as none."""
+    """Load what was measured on this machine before. A file that cannot be read counts as empty."""
     kept = path(blas_threads)
     nothing = _in_memory.get(kept, Choices(measured_on=f"{processor.model()}, {processor.blas()}"))
     if kept is None:
@@ -56,7 +56,7 @@ def load(blas_threads: int | None = None) -> Choices:
 
 
 def add(choices: Choices, kernels: tuple[Choice, ...], selections: tuple[Selection, ...] = ()) -> Choices:
-    """``choices``, what is in the file by now, and what was measured since; also in the file, if it can be written.
+    """Return ``choices`` with those in the file and the newly measured ones; write them if that is possible.
 
     What is in the file stays: of two processes that measure the same at the same time, one takes the other's choice.
     """
@@ -81,7 +81,7 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def _locked() -> Iterator[Path | None]:
-    """The file, which other processes leave alone meanwhile; None where nothing can be written there."""
+    """Open the file under a lock, or yield None where nothing can be written."""
     kept = path()
     if kept is None:
         yield None

@@ -21,7 +21,7 @@ BUDGET_S = 1.5
 
 
 def problems_of(replica: TunableReplica, training_rows: Iterable[int], evaluation_rows: Iterable[int]) -> list[Problem]:
-    """The problems of a run, from the numbers of samples in its batches and evaluations."""
+    """Return the problems of a run, from the numbers of samples in its batches and evaluations."""
     every = [p for rows in sorted(set(training_rows)) if rows for p in replica.problems(rows, training=True)]
     every += [p for rows in sorted(set(evaluation_rows)) if rows for p in replica.problems(rows, training=False)]
     return list(dict.fromkeys(every))
@@ -30,7 +30,7 @@ def problems_of(replica: TunableReplica, training_rows: Iterable[int], evaluatio
 def choose(
     problems: Sequence[Problem], timing: Callable[[Problem], Timing], comm: MPI.Intracomm, *, again: bool = False
 ) -> Choices:
-    """The fastest implementation of each class of problems, known or measured now by ``timing``. Collective.
+    """Return the fastest implementation of each class of problems, known or measured now. Collective.
 
     All ranks measure at the same time. Rank 0 reads the known choices from its file and adds the new ones; with
     ``again`` everything is measured anew.
@@ -63,7 +63,7 @@ def _measure(problems: Sequence[Problem], timing: Callable[[Problem], Timing], c
 
 
 def choose_selection(comm: MPI.Intracomm) -> Choices:
-    """The choices, with the fastest allreduce of each size on the ranks of ``comm`` if these share memory.
+    """Return the choices, with the fastest allreduce of each size on the ranks of ``comm`` if these share memory.
 
     Known, or measured now. Collective.
     """

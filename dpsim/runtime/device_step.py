@@ -31,7 +31,7 @@ class FetchedGradients:
         self._probe, self._finite = probe, True
 
     def ask(self) -> Any:
-        """Whether all are finite, an array without axes in the device's memory (of NumPy's arrays a scalar)."""
+        """Return whether all are finite: an array without axes in the device's memory (for NumPy a scalar)."""
         return np.isfinite(self._probe).all()
 
     def fetch(
@@ -49,14 +49,14 @@ class FetchedGradients:
 
 
 class _Asked(NamedTuple):
-    """When the host came to a point, and where that is in the device's work."""
+    """The time when the host came to a point, and where that is in the device's work."""
 
     at_s: float
     mark: Mark
 
 
 class DeviceClock:
-    """Records a step in marks; see the top of this file."""
+    """A clock that records a step in marks; see the top of this file."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

@@ -43,7 +43,7 @@ class QueuedCollective(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What a stage does next: neighbouring operations of one kind and micro-batch.
+    """One action of a stage: neighbouring operations of one kind and micro-batch.
 
     ``peer_class`` is the class of the other end of a message, and ``layer`` the one whose output travels, or its
     gradient; of anything else the first layer.
@@ -57,7 +57,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepProgram:
-    """What is announced, and what that releases, as numbers of the schedule's operations.
+    """The operations that are announced, and those that they release, by their numbers in the schedule.
 
     ``forward``, ``recompute``, ``loss`` and ``backward`` give the operation of a micro-batch (and a layer; -1 where the
     class does not compute it). ``queue`` are the collectives of buckets in the order in which they are sent, and
@@ -91,7 +91,7 @@ class StepProgram:
 
 
 def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
-    """The program of a rank. Raises ``ConfigError`` for operations that the runtime does not execute."""
+    """Return the program of a rank. Raises ``ConfigError`` for operations that the runtime does not execute."""
     kinds = schedule.kind.tolist()
     if others := {*kinds} & {WAIT_EVENT, OTHER_EVENT}:
         raise ConfigError(
@@ -152,7 +152,7 @@ def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
 
 
 def _computations(schedule: Schedule, computed: list[int]) -> tuple[list[list[list[int]]], tuple[int, ...]]:
-    """The operation of each kind, micro-batch and layer; the layers. Refuses what leaves one out."""
+    """Return the operation of each kind, micro-batch and layer; the layers. Refuses what leaves one out."""
     operations = np.full((len(KINDS), schedule.plan.accumulate, len(schedule.workload.layers)), -1)
     for operation in computed:
         layer = max(int(schedule.layer[operation]), 0)

@@ -18,7 +18,7 @@ from dpsim.timeline import Clock, Timeline
 
 @dataclass(slots=True)
 class AskedTimes:
-    """When the host asked a device for what ``StepMarks`` lists, in the same order; operations with their numbers."""
+    """The times when the host asked a device for what ``StepMarks`` lists, in the same order; operations with their numbers."""
 
     compute: list[tuple[int, float]] = field(default_factory=list)
     collectives: list[float] = field(default_factory=list)
@@ -76,12 +76,12 @@ class StepMarks:
 
 
 def exposed_s(marks: StepMarks) -> float:
-    """``Timeline.exposed_communication_s`` of a step that has not become a Timeline: the sum of its pauses."""
+    """Return ``Timeline.exposed_communication_s`` of a step that has no Timeline: the sum of its pauses."""
     return sum(end - start for start, end in marks.pauses)
 
 
 def seconds_per_event(events: int = 1000, repeats: int = 20) -> float:
-    """What recording one event costs: the call, the clock read and the list entry, the median of some measurements."""
+    """Measure the median time of recording one event: the call, the clock read and the list entry."""
     marks, samples = StepMarks(0.0), []
 
     def done() -> None:
@@ -103,7 +103,7 @@ def timeline(
     emulated_network: bool,
     emulated_compute: bool = False,
 ) -> Timeline:
-    """The events of some steps: ``steps[k][r]`` are the marks of step k on rank r. The first step starts near 0.
+    """Return the events of some steps: ``steps[k][r]`` are step k's marks on rank r. The first starts near 0.
 
     ``names`` are the names of the schedule's operations. What a pause holds beside collectives is an event ``wait``.
     """
@@ -141,7 +141,7 @@ _Event = tuple[float, float, int, str, int, float]
 
 
 def _events(marks: StepMarks, names: Sequence[str], earliest_s: float) -> Iterator[_Event]:
-    """The events of one step on one rank. A device may still be updating in the step before, until ``earliest_s``."""
+    """Yield the events of a rank's step. A device may still be in the last step's update, until ``earliest_s``."""
     start_s = marks.begin_s if marks.asked is None else max(marks.begin_s, earliest_s)
     of_compute: Sequence[float] = [0.0] * len(marks.compute)
     of_collectives: Sequence[float] = [0.0] * len(marks.collectives)
@@ -165,7 +165,7 @@ def _events(marks: StepMarks, names: Sequence[str], earliest_s: float) -> Iterat
 
 
 def _outside(start_s: float, end_s: float, intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The parts of the time from ``start_s`` to ``end_s`` outside the intervals, which stand in order of time."""
+    """Return the parts of ``start_s`` to ``end_s`` outside the intervals, which are in order of time."""
     parts = []
     for low_s, high_s in intervals:
         if high_s <= start_s or low_s >= end_s:

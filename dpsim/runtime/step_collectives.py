@@ -23,7 +23,7 @@ from dpsim.schedule import ALL_GATHER_EVENT, ALLREDUCE_EVENT, REDUCE_SCATTER_EVE
 
 
 class StepCollectives:
-    """Sends the buckets of an arena, of one rank; on one device there is nothing to send.
+    """The collectives of one rank's buckets in an arena; on one device there is nothing to send.
 
     ``order`` is the fixed order of addition in training with leaves. What the host or the device waits for is recorded
     by ``clock`` and ``status``.

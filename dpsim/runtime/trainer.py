@@ -48,7 +48,7 @@ from dpsim.schedule import Schedule
 
 
 class Trainer:
-    """Trains ``replica`` on ``dataset`` as ``plan`` says, on the ranks of ``comm`` (as many as the plan's devices).
+    """A trainer of ``replica`` on ``dataset`` as ``plan`` says, on the ranks of ``comm`` (as many as the plan's devices).
 
     Every rank draws the same global batches and takes its own share of samples; rank 0's initial state is
     broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. ``rate``
@@ -171,7 +171,7 @@ class Trainer:
         return outcome
 
     def next_share(self) -> tuple[Batch, int]:
-        """This rank's share of the next global batch, and that batch's size."""
+        """Return this rank's share of the next global batch, and that batch's size."""
         indices = next(self._batches)
         edges = own_leaves(self.plan, self.rank, len(indices), self.plan.accumulate)
         low, high = edges[0], edges[-1]
@@ -207,7 +207,7 @@ class Trainer:
         return -(-len(self.dataset.train_y) // self.plan.global_batch)
 
     def evaluate(self) -> BatchSums:
-        """Sums over the whole test set, each rank taking a share; exact at any device count.
+        """Return sums over the whole test set, each rank taking a share; exact at any device count.
 
         With the mean over the ranks of running statistics (see ``averaged_state``); nothing of training changes.
         """
@@ -230,7 +230,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _parameters_in_memory(self) -> Iterator[None]:
-        """Within it, the replica has all parameters of its layers. Collective where they are shards between steps."""
+        """Hold all parameters of the replica's layers meanwhile. Collective where they are shards between steps."""
         if not self.schedule.gathers_before_use:
             yield
             return
@@ -242,7 +242,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def averaged_state(self) -> Iterator[None]:
-        """Within it, running statistics, which each rank gathers from its own samples, are their mean over the ranks.
+        """Set running statistics, which each rank gathers from its samples, to their mean over the ranks meanwhile.
 
         Of whole numbers (counts of batches) it is the mean without its fraction.
         Collective. Afterwards each rank has its own again. Without batch norm's mode ``local`` all ranks have the same.
@@ -277,20 +277,20 @@ class Trainer:
         self.resume_from(0)
 
     def digest(self) -> str:
-        """SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order.
+        """Return the SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order.
 
         Collective where a rank does not have everything.
         """
         return digest((self.parameters(), *self.optimizer_state().values(), self.whole_state()))
 
     def optimizer_state(self, root: int | None = None) -> Tensors:
-        """The whole optimizer state by slot and name, on every rank or on ``root``. Collective where it is divided."""
+        """Return all optimizer state by slot and name, on every rank or on ``root``. Collective where it is divided."""
         arena = self.runner.arena
         whole = {slot: gathered(arena, self.comm, own, root) for slot, own in arena.optimizer_state.items()}
         return whole if root in (None, self.comm.rank) else {}
 
     def parameters(self, root: int | None = None) -> dict[str, NDArray[Any]]:
-        """All parameters by name, as host arrays, on every rank or on ``root``. Collective where they are divided.
+        """Return all parameters by name, as host arrays, on every rank or on ``root``. Collective where divided.
 
         They may share the memory of the arena.
         """
@@ -300,12 +300,12 @@ class Trainer:
         return gathered(arena, self.comm, arena.packed(arena.kept_parameters, arena.shard_parameters), root)
 
     def gradients(self) -> dict[str, NDArray[Any]]:
-        """The sums of the last step's gradients by name, as host arrays. Collective where they are divided."""
+        """Return the sums of the last step's gradients by name, as host arrays. Collective where they are divided."""
         arena = self.runner.arena
         return gathered(arena, self.comm, arena.packed(arena.kept_gradients, arena.shard_gradients))
 
     def whole_state(self) -> dict[str, NDArray[Any]]:
-        """The replica's state in the order of its names, of all stages; collective where there are several."""
+        """Return the replica's state in the order of its names, of all stages; collective where there are several."""
         state = self.state_on_host()
         if self._groups is None:
             return state
@@ -313,13 +313,13 @@ class Trainer:
         return every | state
 
     def state_on_host(self) -> dict[str, NDArray[Any]]:
-        """The replica's state in the order of its names, as host arrays."""
+        """Return the replica's state in the order of its names, as host arrays."""
         state = self.replica.state()
         names = sorted(state)
         return dict(zip(names, self.runner.arena.memory.fetch([state[name] for name in names]), strict=True))
 
     def waiting(self, location: int) -> AbstractContextManager[None]:
-        """For what the ranks do together between steps: a stall in there is reported as one at ``location``."""
+        """Mark what the ranks do together between steps: a stall in it is reported at ``location``."""
         return self.runner.status.waiting(location)
 
     def close(self) -> None:
@@ -331,7 +331,7 @@ class Trainer:
             self._groups.close()
 
     def _broadcast_state(self) -> None:
-        """Parameters and running statistics of rank 0, on every rank. Optimizer state is zero on all of them."""
+        """Send rank 0's parameters and running statistics to every rank. Optimizer state is zero on all of them."""
         arena = self.runner.arena
         if arena.has_all_parameters:
             self.broadcast_in(arena.parameters)

@@ -38,7 +38,7 @@ _GLOO_HOOKS = {
 def allreduce_hook(
     *, wire_dtype: str | None = None, overlap: Overlap = "auto", process_group: Any = None
 ) -> Callable[[object, Bucket], Future]:
-    """A communication hook with which DDP takes the mean of its gradients by dpsim's kernel in shared memory.
+    """Return a communication hook with which DDP takes the mean of its gradients by dpsim's kernel in shared memory.
 
     ``ddp_model.register_comm_hook(None, dpsim.torch.allreduce_hook())``, on every rank, behind
     ``init_process_group``, whoever started the ranks. Collective over ``process_group``, which is the one that DDP was
@@ -121,7 +121,7 @@ class BucketMeans:
             future.set_result(shared.result())
 
     def _shared(self, bucket: Bucket) -> SharedBucket | None:
-        """The prepared bucket; None where gloo must reduce it. Collective where it is a new one."""
+        """Return the prepared bucket; None where gloo must reduce it. Collective where it is a new one."""
         tensor = bucket.buffer()
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in SUMMED:
             return None
@@ -156,7 +156,7 @@ def _refuse_join() -> None:
 
 
 class _ReducingThread:
-    """Reduces buckets one after another beside backward. It naps where others are awaited, for they need the cores."""
+    """A thread that reduces buckets one after another during backward. It naps while it waits, to free its core."""
 
     def __init__(self, node: SharedNode) -> None:
         self._node = node

@@ -63,7 +63,7 @@ class TrainedParameters:
 
 
 def trained_parameters(module: Any) -> TrainedParameters:
-    """The trainable parameters of a module. Raises ``ConfigError`` for a module that cannot be trained."""
+    """Return the trainable parameters of a module. Raises ``ConfigError`` for a module that cannot be trained."""
     _check_tensors(module)
     trained = []
     for name, parameter in module.named_parameters():

@@ -56,7 +56,7 @@ class Kind(NamedTuple):
 
 @compiled
 def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
-    """``(address of the state) -> 0 when the program has ended, 1 when a wait gave up``."""
+    """Return ``(address of the state) -> 0 when the program has ended, 1 when a wait gave up``."""
     kernel = Kernel(dtype, ("state",), returns_index=True)
     build = kernel.builder
     state, pointer = kernel["state"].ir, ir.PointerType()
@@ -131,7 +131,7 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
 
 
 def _store_release(kernel: Kernel, value: Any, address: Any) -> None:
-    """An ``IRBuilder.store_atomic`` for opaque pointers, which llvmlite 0.50 does not know."""
+    """Build a store_atomic for opaque pointers, which llvmlite 0.50 does not know."""
     kernel.builder._insert(StoreAtomicInstr(kernel.builder.block, value, address, "release", 8))
 
 
@@ -177,7 +177,7 @@ def _pause(kernel: Kernel) -> None:
 
 
 def _sum(e: Element, kind: Kind) -> None:
-    """One element of all outputs."""
+    """Build the sum of one element of all outputs."""
 
     def narrow(value: Value) -> Value:
         return rounded(value * e.number("down"), kind.compression) * e.number("up")

@@ -34,7 +34,7 @@ class Region(NamedTuple):
         return self.stop - self.start
 
     def overlaps(self, other: Region) -> bool:
-        """Whether they have elements in common."""
+        """Return whether they have elements in common."""
         same = (self.memory, self.number) == (other.memory, other.number)
         return same and self.start < other.stop and other.start < self.stop
 
@@ -64,7 +64,7 @@ class StepList(NamedTuple):
 
     @classmethod
     def of(cls, rounds: Iterable[Sequence[Step]], units: int) -> StepList:
-        """The list of these rounds, without empty ones."""
+        """Return the list of these rounds, without empty ones."""
         return cls(tuple(tuple(steps) for steps in rounds if steps), units)
 
     @property
@@ -72,7 +72,7 @@ class StepList(NamedTuple):
         return [step for steps in self.rounds for step in steps]
 
     def scaled(self, bound: Callable[[int], int]) -> list[Step]:
-        """The steps in elements: unit u begins at element ``bound(u)``. Steps without elements are left out."""
+        """Return the steps in elements: unit u begins at element ``bound(u)``. Steps without elements are left out."""
 
         def region(of: Region) -> Region:
             return Region(of.memory, of.number, bound(of.start), bound(of.stop))
@@ -80,7 +80,7 @@ class StepList(NamedTuple):
         return [step for step in self.renumbered(region).steps if step.sources[0].elements]
 
     def renumbered(self, region: Callable[[Region], Region]) -> StepList:
-        """The same steps on other regions."""
+        """Return the same steps on other regions."""
 
         def renamed(step: Step) -> Step:
             return step._replace(sources=tuple(map(region, step.sources)), outputs=tuple(map(region, step.outputs)))
@@ -89,13 +89,13 @@ class StepList(NamedTuple):
 
 
 class Arrive(NamedTuple):
-    """Signals to all ranks that everything before this is done, for the ``number``-th time in this allreduce."""
+    """A signal to all ranks that everything before this is done, for the ``number``-th time in this allreduce."""
 
     number: int
 
 
 class Wait(NamedTuple):
-    """Waits until that rank has arrived ``number`` times."""
+    """A wait until that rank has arrived ``number`` times."""
 
     rank: int
     number: int
@@ -103,7 +103,7 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True)
 class Programs:
-    """What each rank does, ``of[rank]`` in order.
+    """The programs of the ranks, ``of[rank]`` in order.
 
     ``arrivals``: the most of any rank; ``synchronisations``: the longest chain of waits, each for a rank that waited.
     """
@@ -139,7 +139,7 @@ class _Order:
         self.after[rank].append((list(self.known[rank]), self.level[rank]))
 
     def wait(self, rank: int, needed: Iterable[_Access]) -> list[tuple[int, int]]:
-        """Which steps, as (rank, sequence), this rank must wait for until all that it needs is known to be done."""
+        """Return the steps (rank, sequence) that this rank must wait for until all that it needs is done."""
         latest: dict[int, int] = {}
         for access in needed:
             latest[access.rank] = max(latest.get(access.rank, -1), access.sequence)
@@ -160,7 +160,7 @@ class _Order:
 
 
 def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
-    """Every rank's program: its steps, and before each the waits for the accesses that it would collide with.
+    """Return every rank's program: its steps, and before each the waits for the accesses that it would collide with.
 
     ``owners``: the rank of each partial sum. A rank's data is final when its program begins, and it may overwrite all
     its partial sums when the program ends. Nobody waits for staging memory at the end: the caller takes another half
@@ -210,5 +210,5 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
 
 
 def moved_elements(steps: Iterable[Step]) -> int:
-    """How many elements the steps read and write, with no reuse by caches."""
+    """Return how many elements the steps read and write, with no reuse by caches."""
     return sum(region.elements for step in steps for region in (*step.sources, *step.outputs))

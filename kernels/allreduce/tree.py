@@ -42,22 +42,22 @@ class PartialSums:
         return [self.owners.index(rank) for rank in range(self.ranks)]
 
     def of(self, rank: int) -> tuple[int, ...]:
-        """The numbers of a rank's partial sums."""
+        """Return the numbers of a rank's partial sums."""
         return tuple(slot for slot, owner in enumerate(self.owners) if owner == rank)
 
 
 def left_part(leaves: int) -> int:
-    """Leaves in the left half of a node: the largest power of two below ``leaves``, which are 2 or more."""
+    """Return the leaves left of a node: the largest power of two below ``leaves``, which are 2 or more."""
     return 1 << ((leaves - 1).bit_length() - 1)
 
 
 def leaf_tree(leaves: int) -> Tree:
-    """The tree over ``leaves`` leaves."""
+    """Return the tree over ``leaves`` leaves."""
     return slots(range(leaves + 1)).tree
 
 
 def slots(bounds: Sequence[int]) -> PartialSums:
-    """The partial sums of ranks, where rank r holds leaves ``bounds[r]`` to ``bounds[r + 1] - 1``, one or more each."""
+    """Return the ranks' partial sums: rank r holds leaves ``bounds[r]`` to ``bounds[r + 1] - 1``, one or more."""
     owners: list[int] = []
 
     def walk(low: int, high: int) -> Tree:
@@ -74,7 +74,7 @@ def slots(bounds: Sequence[int]) -> PartialSums:
 
 
 def subtrees(leaves: int, first: int, stop: int) -> list[tuple[int, int]]:
-    """The largest subtrees of the tree over ``leaves`` that lie in ``first`` to ``stop - 1``, as ranges of leaves."""
+    """Return the largest subtrees of the tree over ``leaves`` in ``first`` to ``stop - 1``, as ranges of leaves."""
     ranges: list[tuple[int, int]] = []
 
     def walk(low: int, high: int) -> None:
@@ -90,7 +90,7 @@ def subtrees(leaves: int, first: int, stop: int) -> list[tuple[int, int]]:
 
 
 def slots_below(tree: Tree) -> tuple[int, ...]:
-    """The numbers of the partial sums in a tree, from left to right."""
+    """Return the numbers of the partial sums in a tree, from left to right."""
     return fold(tree, lambda slot: (slot,), lambda left, right: left + right)
 
 

@@ -45,6 +45,6 @@ def fix_libraries(environment: MutableMapping[str, str] = os.environ, imported: 
 
 
 def settings(environment: MutableMapping[str, str] = os.environ) -> str:
-    """The variables as they are, for a record, and that which says what computes layers."""
+    """Return the variables as they are, for a record, and that which says what computes layers."""
     names = (*REQUIRED, *DEFAULTS, LAYERS_VARIABLE)
     return ", ".join(f"{name}={environment[name]}" for name in names if name in environment)

@@ -97,7 +97,7 @@ class DeviceCompute:
         stream.follow(complete)
 
     def take(self, stream: Stream, bucket: DeviceArray, produced: Array) -> Event:
-        """The update waits for it on the host: the stream of the computation must not, since backward goes on."""
+        """Let the host wait for it: the stream of the computation must not, since backward goes on."""
         return stream.record()
 
 
@@ -196,7 +196,7 @@ class CudaTransport(MpiTransport):
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
-        """The kernels' allreduce of memory that it allocated, compiled on this rank; its first run is collective.
+        """Prepare the kernels' allreduce of memory allocated here, compiled on this rank; its first run is collective.
 
         What is extra in ``order`` lies in other blocks, as far into them as the data into its own.
         """
@@ -231,7 +231,7 @@ class CudaTransport(MpiTransport):
         return self._sums.adder(sums, most_elements)
 
     def _location(self, data: Array) -> tuple[int, int] | None:
-        """The number of the block in which data lies, and its first byte there; None if it lies elsewhere."""
+        """Return the number of the block in which data lies, and its first byte there; None if it lies elsewhere."""
         for produced, number in self._blocks:
             first = self.memory.address(data) - self.memory.address(produced)
             if 0 <= first <= first + data.nbytes <= produced.nbytes:

@@ -33,7 +33,7 @@ class Packed:
 
 
 def bind(compiled: Any, grid: tuple[int, int], values: tuple[Any, ...], held: Any) -> Callable[[Any], None]:
-    """A function that launches numba's ``compiled`` kernel on the stream that it is called with, one of numba's or 0.
+    """Return what launches numba's ``compiled`` kernel on the stream that it is called with, one of numba's or 0.
 
     The calling thread's current CUDA context must be the one that was current here. What is ``held`` lives as long as
     the function. It raises ``CommunicationError`` where the driver refuses.

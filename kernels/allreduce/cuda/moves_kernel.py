@@ -16,7 +16,7 @@ MOVE_WORDS = 9
 
 
 def _whole(load: Any, store: Any) -> tuple[Any, Any]:
-    """How partial sums are read and written that are as large as the numbers are."""
+    """Return how partial sums are read and written that are as large as the numbers are."""
 
     @inline
     def read(upper, lower, at):  # type: ignore[no-untyped-def]
@@ -30,7 +30,7 @@ def _whole(load: Any, store: Any) -> tuple[Any, Any]:
 
 
 def _halves(lanes: int, load: Any, store: Any) -> tuple[Any, Any]:
-    """The same for 16-bit numbers: partial sums are float32, their halves in two places."""
+    """Return the same for 16-bit numbers: partial sums are float32, their halves in two places."""
     load_halves, store_halves = memory.load_halves(lanes), memory.store_halves(lanes)
 
     @inline
@@ -49,7 +49,7 @@ def _halves(lanes: int, load: Any, store: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
-    """The rounds of a schedule, as steps. args: a table, scale.
+    """Return the rounds of a schedule, as steps. args: a table, scale.
 
     The table: for each step and rank where its moves begin (a number of words; those of the next begin where they end);
     the moves, ``MOVE_WORDS`` each; pairs of addresses that are their sources. The second address of a pair is 0, or

@@ -21,7 +21,7 @@ _F64 = ir.DoubleType()
 
 
 def _nearest(operation: str, builder: Any, *operands: Any) -> Any:
-    """One operation of NVVM, rounded to nearest by itself."""
+    """Return one operation of NVVM, rounded to nearest by itself."""
     number = operands[0].type
     name = f"llvm.nvvm.{operation}.rn.{'f' if number == F32 else 'd'}"
     kind = ir.FunctionType(number, [number] * len(operands))
@@ -30,7 +30,7 @@ def _nearest(operation: str, builder: Any, *operands: Any) -> Any:
 
 
 def _definition(compute: Callable[..., Any], result: Any, *operands: Any) -> Any:
-    """The signature and code of an operation on tuples, number by number.
+    """Return the signature and code of an operation on tuples, number by number.
 
     An operand that is one number goes with every one of the first's. ``result``: the type of what it returns, unless it
     is that of the first operand.
@@ -91,7 +91,7 @@ rectify = _of_one(_rectified)
 
 @intrinsic
 def square_bits(typingctx, value):  # type: ignore[no-untyped-def]
-    """The bits of the square of a number, in float64."""
+    """Return the bits of the square of a number, in float64."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         number = builder.fpext(args[0], ir.DoubleType()) if args[0].type == F32 else args[0]
