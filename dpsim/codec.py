@@ -263,9 +263,9 @@ def decode(raw: Any, kind: type[T], what: str) -> T:
         match = re.search(r"unknown field `([^`]*)`", text)
         hint = f"see the format of {_a(what)} in the documentation"
         if match:
-            known = sorted(_known_keys(kind, set()))
-            with_unit = [key for key in known if key.startswith(f"{match.group(1)}_")]
-            near = with_unit[:1] or difflib.get_close_matches(match.group(1), known, n=1)
+            keys = sorted(_known_keys(kind, set()))
+            with_unit = [key for key in keys if key.startswith(f"{match.group(1)}_")]
+            near = with_unit[:1] or difflib.get_close_matches(match.group(1), keys, n=1)
             if near:
                 hint = f"did you mean {near[0]!r}?"
         word = re.search(r"Invalid enum value .*\.(\w+)`$", text)

@@ -32,7 +32,7 @@ FASTEST_MEMORY_BYTES_PER_S = 1e14
 
 
 class Network(Noun, frozen=True):
-    """The connection of the devices: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
+    """The devices' connection: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
 
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float = math.inf
@@ -466,8 +466,8 @@ class Machine(Noun, frozen=True, dict=True):
         measured = {table.algorithm for table in self.allreduce if (table.devices, table.layout) == (devices, layout)}
         if algorithm in measured or ALGORITHMS.find(algorithm).place != "shared memory":
             return collective
-        known = measured or {table.algorithm for table in self.allreduce}
-        library = algorithm == "auto" and "auto" not in known and "mpi" in known
+        algorithms = measured or {table.algorithm for table in self.allreduce}
+        library = algorithm == "auto" and "auto" not in algorithms and "mpi" in algorithms
         if library or node_counts(layout, 1)[0] > 1:
             return msgspec.structs.replace(collective, algorithm="mpi")
         return collective

@@ -95,10 +95,10 @@ def blas() -> str:
     """Return library, version and architecture of NumPy's BLAS, such as ``openblas 0.3.31 SkylakeX``."""
     import numpy  # noqa: F401  (loads its BLAS)
 
-    given = "KMP_DUPLICATE_LIB_OK" in os.environ
+    was_set = "KMP_DUPLICATE_LIB_OK" in os.environ
     import threadpoolctl
 
-    if not given:  # threadpoolctl sets it when it is loaded
+    if not was_set:  # threadpoolctl sets it when it is loaded
         os.environ.pop("KMP_DUPLICATE_LIB_OK", None)
     libraries = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
     if not libraries:

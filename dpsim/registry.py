@@ -65,8 +65,8 @@ class Registry(Mapping[str, T]):
         if name not in self._items:
             points = self._plug_ins()
             if name not in points:
-                known = [*self._items, *(other for other in points if other not in self._items)]
-                raise unknown(self._what, name, known, remedy=self._remedy(name))
+                names = [*self._items, *(other for other in points if other not in self._items)]
+                raise unknown(self._what, name, names, remedy=self._remedy(name))
             self._items[name] = self._loaded(points[name])
         return self._items[name]
 

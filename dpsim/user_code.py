@@ -104,8 +104,8 @@ def explained(token: str, function: str, expected: Expected) -> Iterator[None]:
     try:
         yield
     except DpsimError as error:
-        given = f"{expected.noun} {token!r}{_place(error)}: {error.given}"
-        raise ConfigError(given, allowed=error.allowed, remedy=error.remedy) from error
+        message = f"{expected.noun} {token!r}{_place(error)}: {error.given}"
+        raise ConfigError(message, allowed=error.allowed, remedy=error.remedy) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{expected.noun} {token!r}{_place(error)}: {type(error).__name__}: {error}",

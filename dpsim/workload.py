@@ -152,9 +152,9 @@ class Workload(Noun, frozen=True, dict=True):
             if len(set(words)) != len(words):
                 repeated = next(word for word, count in Counter(words).items() if count > 1)
                 raise ConfigError(f"two {what}s are named {repeated!r}", allowed="unique names")
-        known = set(names)
+        tensor_names = set(names)
         for layer in self.layers:
-            self._check_layer(layer, known)
+            self._check_layer(layer, tensor_names)
         for key in ("update_s", "overhead_s", "overhead_per_sample_s", "input_s_per_sample"):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):

@@ -62,13 +62,13 @@ def _for_groups(k: Kernel, channels: int, body: Callable[[_Parts, Value], None])
         k.in_parts(channels, _VECTORS * k.lanes, part)
 
 
-def _for_rows(k: Kernel, first: Value, end: Value, several: int, body: Callable[[Value, int], None]) -> None:
-    """``body(row, place)`` for all rows; ``several`` at once, each with sums of its own (by place)."""
-    whole = first + (end - first) // several * several
-    with k.loop(first, whole, several) as row:
-        for place in range(several):
+def _for_rows(k: Kernel, first: Value, end: Value, at_once: int, body: Callable[[Value, int], None]) -> None:
+    """``body(row, place)`` for all rows; ``at_once`` together, each with sums of its own (by place)."""
+    full_end = first + (end - first) // at_once * at_once
+    with k.loop(first, full_end, at_once) as row:
+        for place in range(at_once):
             body(row + place, place)
-    with k.loop(whole, end) as row:
+    with k.loop(full_end, end) as row:
         body(row, 0)
 
 
@@ -86,29 +86,29 @@ def _moments(dtype: str, channels: int) -> Kernel:
     rows = k["rows"]
 
     def body(parts: _Parts, group: Value) -> None:
-        several = 4 if len(parts) == 1 else 2
+        at_once = 4 if len(parts) == 1 else 2
         first_row, own = group * rows, group * channels
         means, squares = ([k.variable() for _ in parts] for _ in range(2))
         with k.loop(0, rows, _BLOCK) as start:
             end = (start + _BLOCK).at_most(rows)
             count, before, after = (end - start).as_number(), start.as_number(), end.as_number()
             share, weight = k.vector(count / after), k.vector(before * count / after)
-            sums = [[k.variable() for _ in range(several)] for _ in parts]
+            sums = [[k.variable() for _ in range(at_once)] for _ in parts]
 
             def add(row: Value, place: int) -> None:
                 for (at, n), total in zip(parts, sums, strict=True):
                     total[place].add(k.load(k["x"], (first_row + row) * channels + at, n))
 
-            _for_rows(k, start, end, several, add)
+            _for_rows(k, start, end, at_once, add)
             centres = [_total(total) / k.vector(count) for total in sums]
-            distances = [[k.variable() for _ in range(several)] for _ in parts]
+            distances = [[k.variable() for _ in range(at_once)] for _ in parts]
 
             def add_square(row: Value, place: int) -> None:
                 for (at, n), centre, total in zip(parts, centres, distances, strict=True):
                     distance = k.load(k["x"], (first_row + row) * channels + at, n) - centre
                     total[place].add_product(distance, distance)
 
-            _for_rows(k, start, end, several, add_square)
+            _for_rows(k, start, end, at_once, add_square)
             for mean, square, centre, total in zip(means, squares, centres, distances, strict=True):
                 gap = centre - mean.get()
                 square.set(square.get() + (_total(total) + gap * gap * weight))
@@ -165,12 +165,12 @@ def _sums(dtype: str, channels: int) -> Kernel:
     rows = k["rows"]
 
     def body(parts: _Parts, group: Value) -> None:
-        several = 4 if len(parts) == 1 else 2 if len(parts) == 2 else 1
+        at_once = 4 if len(parts) == 1 else 2 if len(parts) == 2 else 1
         first_row, own = group * rows, group * channels
         means = [k.load(k["mean"], own + at, n) for at, n in parts]
         dots, totals = ([k.variable() for _ in parts] for _ in range(2))
         with k.loop(0, rows, _BLOCK) as start:
-            block_dots, block_totals = ([[k.variable() for _ in range(several)] for _ in parts] for _ in range(2))
+            block_dots, block_totals = ([[k.variable() for _ in range(at_once)] for _ in parts] for _ in range(2))
 
             def add(row: Value, place: int) -> None:
                 for (at, n), mean, dot, total in zip(parts, means, block_dots, block_totals, strict=True):
@@ -179,7 +179,7 @@ def _sums(dtype: str, channels: int) -> Kernel:
                     dot[place].add_product(grad, k.load(k["x"], at_row, n) - mean)
                     total[place].add(grad)
 
-            _for_rows(k, start, (start + _BLOCK).at_most(rows), several, add)
+            _for_rows(k, start, (start + _BLOCK).at_most(rows), at_once, add)
             for all_of, block in zip(dots + totals, block_dots + block_totals, strict=True):
                 all_of.add(_total(block))
         for (at, n), dot, total in zip(parts, dots, totals, strict=True):

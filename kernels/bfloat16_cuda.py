@@ -47,5 +47,5 @@ def encoding(numbers: int, codes: int, length: int) -> Callable[[Any], None]:
 
     The arrays of a training lie where they are from step to step, so each launch is bound once.
     """
-    given = arguments(numbers, codes, length)
-    return stage(kernel(), (blocks_for(max(given[4]), _MOST_BLOCKS), 1), given)
+    launched = arguments(numbers, codes, length)
+    return stage(kernel(), (blocks_for(max(launched[4]), _MOST_BLOCKS), 1), launched)

@@ -105,8 +105,8 @@ class LayerKernels:
         results_C: tuple[Any, Any, Any, Any],
     ) -> None:
         sums, numbers, grid = self._gradient_sums(grad, x, statistics_1C[0], rectifier)
-        given = (*numbers, np.float32(1 / numbers[0]))
-        self.launch(batch_norm_cuda.local_gradients(), grid, (sums, *statistics_1C), results_C, given)
+        local_numbers = (*numbers, np.float32(1 / numbers[0]))
+        self.launch(batch_norm_cuda.local_gradients(), grid, (sums, *statistics_1C), results_C, local_numbers)
 
     def normalise_backward(
         self, grad: Any, x: Any, mean_GC: Any, a_GC: Any, b_GC: Any, c_GC: Any, shift_C: Any | None
@@ -140,12 +140,12 @@ class LayerKernels:
         numbers: tuple[Any, ...],
     ) -> None:
         """Ask the device for one kernel on arrays, each contiguous."""
-        given = (tuple(map(_address, reads)), tuple(map(_address, writes)), numbers)
-        _bound(kernel, grid, given)(self._stream)
+        arguments = (tuple(map(_address, reads)), tuple(map(_address, writes)), numbers)
+        _bound(kernel, grid, arguments)(self._stream)
 
     def _gradient_sums(self, grad: Any, x: Any, mean_GC: Any, rectifier: tuple[Any, Any] | None) -> Any:
-        given = (grad, x) if rectifier is None else (grad, x, mean_GC, *rectifier)
-        return self._sums(given, mean_GC.shape)
+        arrays = (grad, x) if rectifier is None else (grad, x, mean_GC, *rectifier)
+        return self._sums(arrays, mean_GC.shape)
 
     def _sums(self, reads: tuple[Any, ...], shape: tuple[int, int]) -> tuple[Any, tuple[int, int, int], Any]:
         """Return the sums of blocks over rows of the arrays; what the kernel that adds these takes, and its grid."""

@@ -246,12 +246,12 @@ class _Panel:
                 for i, column in enumerate(kernel.transposed(rows)[:width]):
                     kernel.store(kernel["panel"], (at + i) * self._width + place, column)
 
-            whole = self._inputs // lane * lane
-            with kernel.loop(0, whole, lane) as at:
+            full = self._inputs // lane * lane
+            with kernel.loop(0, full, lane) as at:
                 square(at, lane)
             if input_tail:
-                with kernel.when(whole < self._inputs):
-                    square(whole, input_tail)
+                with kernel.when(full < self._inputs):
+                    square(full, input_tail)
 
     def _weights(self, j: Value, copying: bool) -> list[Value]:
         kernel = self.kernel

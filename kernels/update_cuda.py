@@ -85,9 +85,9 @@ class Lars:
     def __call__(self, rates: Any, scale: float, momentum: float) -> None:
         """``rates``: the rate and the weight decay of each part, on the device, in the dtype of the arrays."""
         numbers = map(self._dtype.type, (scale, momentum, -1.0))
-        given = (address_of(self._table), address_of(rates), self._addresses, tuple(numbers))
+        arguments = (address_of(self._table), address_of(rates), self._addresses, tuple(numbers))
         if self._grid[1]:
-            lars_parts(self._dtype.name)[self._grid, THREADS, self._stream](*given)
+            lars_parts(self._dtype.name)[self._grid, THREADS, self._stream](*arguments)
 
 
 @functools.cache
@@ -126,8 +126,8 @@ def arguments(arrays: Sequence[Any], numbers: Sequence[float]) -> tuple[Any, ...
 
 
 def _launch(kernel: Any, arrays: Sequence[Any], numbers: Sequence[float], stream: Any) -> None:
-    given = arguments(arrays, numbers)
-    kernel[(blocks_for(max(given[4]), _MOST_BLOCKS), 1), THREADS, stream](*given)
+    launched = arguments(arrays, numbers)
+    kernel[(blocks_for(max(launched[4]), _MOST_BLOCKS), 1), THREADS, stream](*launched)
 
 
 @functools.cache

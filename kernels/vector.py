@@ -358,12 +358,12 @@ class Kernel:
 
     def in_parts(self, total: int, size: int, body: Callable[[Value, int], None]) -> None:
         """``body(start, count)`` for parts of ``size`` in a loop, and once more for what is left of ``total``."""
-        whole = total // size * size
-        if whole:
-            with self.loop(0, whole, size) as start:
+        full = total // size * size
+        if full:
+            with self.loop(0, full, size) as start:
                 body(start, size)
-        if total > whole:
-            body(Value(self, ir.Constant(_INDEX, whole)), total - whole)
+        if total > full:
+            body(Value(self, ir.Constant(_INDEX, full)), total - full)
 
     def in_tiles(self, total: Value, sizes: tuple[int, ...], body: Callable[[Value, int], None]) -> None:
         """``body(start, size)`` for tiles of the first size while they fit, then of the next; the last one divides."""
@@ -376,10 +376,10 @@ class Kernel:
 
     def elementwise(self, n: Value, body: Callable[[Element], None]) -> None:
         """``body`` for each of ``n`` elements of flat arrays: vector by vector, then number by number, all alike."""
-        whole = n // self.lanes * self.lanes
-        with self.loop(0, whole, self.lanes) as i:
+        full = n // self.lanes * self.lanes
+        with self.loop(0, full, self.lanes) as i:
             body(Element(self, i, vector=True))
-        with self.loop(whole, n) as i:
+        with self.loop(full, n) as i:
             body(Element(self, i, vector=False))
 
 

@@ -49,7 +49,7 @@ class Operation(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The messages that a rank receives and sends at once, and what it then computes. The first one has no messages: it only computes."""
+    """The messages that a rank receives and sends at once, and what it then computes. The first has no messages."""
 
     receives: tuple[Message, ...]
     sends: tuple[Message, ...]
@@ -109,8 +109,8 @@ class _Builder:
         """Add the messages that bring a step its sources, the step itself, and the messages with its sum."""
         for output in step.outputs:
             if output.memory == STAGING and output.number not in self._staging:
-                kept = self._buffer((output.start, output.stop), 0, _ALWAYS) if step.rank == self._rank else None
-                self._staging[output.number] = (step.rank, kept)
+                result = self._buffer((output.start, output.stop), 0, _ALWAYS) if step.rank == self._rank else None
+                self._staging[output.number] = (step.rank, result)
         coded = self._rounding == "each" or (self._rounding == "final" and step.final)
         arrivals = {r: self._time(self._written, r) // 2 + 1 for r in step.sources if self._holder(r) != step.rank}
         if step.tree == 0 and arrivals and len(step.outputs) == 1:
@@ -237,10 +237,10 @@ class _Builder:
 
     def _place(self, region: Region) -> View:
         """Return the view of a region of this rank's."""
-        kept = None if region.memory == SLOT else self._staging[region.number][1]
-        if kept is None:
+        staging = None if region.memory == SLOT else self._staging[region.number][1]
+        if staging is None:
             return View(self._arrays[region.number], region.start, region.stop)
-        return kept._replace(start=region.start, stop=region.stop)
+        return staging._replace(start=region.start, stop=region.stop)
 
     def _time(self, times: dict[tuple[str, int], list[int]], region: Region) -> int:
         return max(times[region.memory, region.number][region.start : region.stop])

@@ -92,15 +92,15 @@ class MpiTransport:
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
         """Return memory that, on one machine, all ranks see."""
         extent = max(-(-size_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
-        whole = self._memory(extent * self.size, "dpsim-gradients") if self._one_node else None
-        if whole is None:
+        shared = self._memory(extent * self.size, "dpsim-gradients") if self._one_node else None
+        if shared is None:
             return aligned_bytes(size_bytes)
         if self._group is None:
             control = self._memory(SharedGroup.control_bytes(self.size), "dpsim-group")
             if control is None:
                 return aligned_bytes(size_bytes)
             self._group = SharedGroup(self.rank, self.size, control, oversubscribed=self.oversubscribed)
-        self._shared.append([whole[rank * extent : rank * extent + size_bytes] for rank in range(self.size)])
+        self._shared.append([shared[rank * extent : rank * extent + size_bytes] for rank in range(self.size)])
         return self._shared[-1][self.rank]
 
     def _memory(self, size_bytes: int, name: str) -> NDArray[np.uint8] | None:

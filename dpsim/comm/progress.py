@@ -246,8 +246,8 @@ class Polled(Inline):
 
     def _due_s(self) -> float:
         """Return when the messages under way will be done, as far as known; 0 if unknown."""
-        known = [due_s for message in self._pending if (due_s := message.due_s()) is not None]
-        return max(known, default=0.0)
+        known_times = [due_s for message in self._pending if (due_s := message.due_s()) is not None]
+        return max(known_times, default=0.0)
 
 
 class Threaded(Polled):

@@ -184,8 +184,8 @@ def pause(t: Transport, waiting: Sequence[Request]) -> None:
     """
     if t.nap_s:
         due_s = [message.due_s() for message in waiting]
-        known = [moment_s for moment_s in due_s if moment_s is not None]
-        moment_s = max(known) - SLEEP_LEAD_S if len(known) == len(due_s) > 0 else now() + t.nap_s
+        due_times = [moment_s for moment_s in due_s if moment_s is not None]
+        moment_s = max(due_times) - SLEEP_LEAD_S if len(due_times) == len(due_s) > 0 else now() + t.nap_s
         if moment_s > now():
             sleep_until(moment_s)
     elif t.oversubscribed:

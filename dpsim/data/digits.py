@@ -42,8 +42,8 @@ def digits(token: str, settings: str | None, seed: int, dtype: DTypeLike) -> Dat
     train_x, train_y = x[~test], y[~test]
     if samples is not None:
         _check_samples(token, samples, len(train_y))
-        kept = np.sort(rng.permutation(len(train_y), seed, 0, purpose="digits samples")[:samples])
-        train_x, train_y = train_x[kept], train_y[kept]
+        chosen = np.sort(rng.permutation(len(train_y), seed, 0, purpose="digits samples")[:samples])
+        train_x, train_y = train_x[chosen], train_y[chosen]
     return Dataset(name=token, train_x=train_x, train_y=train_y, test_x=x[test], test_y=y[test], classes=10)
 
 

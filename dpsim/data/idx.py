@@ -48,17 +48,17 @@ def idx_set(kind: str, token: str, text: str, dtype: DTypeLike) -> Dataset:
     Pixels are stored as uint8 and normalised with the published mean and deviation of the training set.
     Raises ``ConfigError``, ``FileFormatError``.
     """
-    known, folder = IDX_SETS[kind], path_of(text)
-    check_folder(folder, _SPELLINGS, known.remedy)
-    train_x, train_y = _part(folder, "train", known.remedy)
-    test_x, test_y = _part(folder, "t10k", known.remedy)
+    source, folder = IDX_SETS[kind], path_of(text)
+    check_folder(folder, _SPELLINGS, source.remedy)
+    train_x, train_y = _part(folder, "train", source.remedy)
+    test_x, test_y = _part(folder, "t10k", source.remedy)
     if train_x.shape[1:] != test_x.shape[1:]:
         raise FileFormatError(
             f"{folder}: training pictures of {_by(train_x.shape[1:3])}, test pictures of {_by(test_x.shape[1:3])}",
             allowed="pictures of one size",
-            remedy=known.remedy,
+            remedy=source.remedy,
         )
-    return pictures(token, (train_x, train_y), (test_x, test_y), _CLASSES, known.mean, known.std, dtype)
+    return pictures(token, (train_x, train_y), (test_x, test_y), _CLASSES, source.mean, source.std, dtype)
 
 
 def _part(folder: Path, part: str, remedy: str) -> tuple[NDArray[np.uint8], Labels]:

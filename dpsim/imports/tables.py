@@ -64,7 +64,7 @@ class Table:
 
 
 class Contents(NamedTuple):
-    """The contents of a file: the benchmark in its own words (name and version lines), the hardware it names, its tables."""
+    """The contents of a file: the benchmark's name and version lines, the hardware it names, its tables."""
 
     benchmark: str
     hardware: str

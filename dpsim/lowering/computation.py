@@ -44,10 +44,10 @@ def ready_times(workload: Workload, local_batch: float) -> NDArray[np.float64]:
 
 
 @remember
-def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, several: bool) -> Computation:
+def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, distributed: bool) -> Computation:
     """Return the operations of all micro-batches in order, each behind those whose results it reads.
 
-    Where a step is of ``several`` devices, the allreduces that a script asks for itself follow the last loss:
+    In a ``distributed`` step, of several devices, the allreduces that a script asks for itself follow the last loss:
     computation waits for each, wherever it stands in the step.
     """
     sums = [global_statistics_bytes(layer) if batch_norm == "global" else (0, 0) for layer in workload.layers]
@@ -74,7 +74,7 @@ def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, seve
         loss = add(
             LOSS_EVENT, -1, micro_batch, [outputs[number] for number, layers in enumerate(readers) if not layers]
         )
-        for size_bytes in workload.own_allreduce_bytes if several and micro_batch == accumulate - 1 else ():
+        for size_bytes in workload.own_allreduce_bytes if distributed and micro_batch == accumulate - 1 else ():
             loss = builder.add(SYNCHRONISE_EVENT, [loss], micro_batch=micro_batch, size_bytes=size_bytes)
         gradients: dict[int, int] = {}
         for number in reversed(range(len(workload.layers))):

@@ -158,8 +158,10 @@ def _dependencies(computed_start, computed_on, final, bucket_start, sent, late, 
 
 
 @remember
-def _columns(workload: Workload, accumulate: int, batch_norm: str, several: bool, sent: int, sharded: bool) -> _Columns:
-    computation = computation_of(workload, accumulate, batch_norm, several=several)
+def _columns(
+    workload: Workload, accumulate: int, batch_norm: str, distributed: bool, sent: int, sharded: bool
+) -> _Columns:
+    computation = computation_of(workload, accumulate, batch_norm, distributed=distributed)
     computed = computation.columns
     late = [SYNCHRONISE_EVENT] if computation.statistics else []
     collective, agreement, gathers = (

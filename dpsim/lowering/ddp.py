@@ -86,8 +86,8 @@ class DdpOptions:
 
     def __post_init__(self) -> None:
         if self.torch_version < FIRST_VERSION:
-            given = ".".join(map(str, self.torch_version))
-            raise ConfigError(f"the buckets of PyTorch {given}", allowed="PyTorch 2.0 or newer")
+            version = ".".join(map(str, self.torch_version))
+            raise ConfigError(f"the buckets of PyTorch {version}", allowed="PyTorch 2.0 or newer")
         for cap in (self.bucket_cap_bytes or 0.0, *self.bucket_caps_bytes):
             if not cap >= 0:
                 raise ConfigError(f"bucket cap is {cap}", allowed="0 or more bytes")
@@ -110,8 +110,8 @@ class DdpOptions:
 
 def initial_buckets(parameters: Sequence[DdpParameter], options: DdpOptions) -> Buckets:
     """Return the list that DDP makes at construction, from the parameters in the order of ``module.parameters()``."""
-    whole = options.rebuilds and not options.bucket_caps_bytes
-    limits = (math.inf,) if whole else options.limits_bytes
+    one_limit = options.rebuilds and not options.bucket_caps_bytes
+    limits = (math.inf,) if one_limit else options.limits_bytes
     assigned = _assign(parameters, range(len(parameters)), limits)
     return tuple(sorted(assigned, key=min, reverse=True))
 

@@ -99,11 +99,11 @@ def stage_bytes(workload: Workload, plan: Plan, edges: NDArray[np.int64], stage:
     sizes = np.array([sum(tensor.size_bytes for tensor in layer.tensors) for layer in layers], np.float64)
     parameters = _between(_until(edges, share * sizes))
     activations = _between(_until(edges, share * [layer.activation_bytes_per_sample for layer in layers]))
-    kept: Floats = stash(plan, stage) * activations
+    stashed: Floats = stash(plan, stage) * activations
     if strategy.recompute and stage + 1 < strategy.stages:
         entered = np.array([0.0, *(layers[edge - 1].output_bytes_per_sample for edge in edges[1:])])
-        kept = stash(plan, stage) * entered[:, None] + activations
-    total: Floats = parameters * (2 + slots) + samples * kept
+        stashed = stash(plan, stage) * entered[:, None] + activations
+    total: Floats = parameters * (2 + slots) + samples * stashed
     return total
 
 

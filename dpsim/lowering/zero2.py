@@ -53,7 +53,7 @@ def lower(
     buckets = Buckets.at(workload, fused(workload, plan, Costs(ready_s, alpha_s, beta_s_per_byte)))
     slots = 0
     if plan.devices > 1 and plan.accumulate == 1:
-        final = computation_of(workload, 1, plan.batch_norm, several=True).final
+        final = computation_of(workload, 1, plan.batch_norm, distributed=True).final
         slots = _slots(cast(Zero2, plan.parallelism).buckets, final[buckets.start[:-1]], final[buckets.start[1:] - 1])
     if slots:
         return interleaved(workload, plan, buckets, gradient_slots=slots, gathers_after=True)
@@ -89,7 +89,7 @@ def interleaved(
     ``gathers`` are in the order in which they are sent; with ``gathers_after`` parameters are gathered after the update
     too. Where ``agrees`` the ranks agree before the update that all numbers are finite.
     """
-    computation = computation_of(workload, plan.accumulate, plan.batch_norm, several=plan.devices > 1)
+    computation = computation_of(workload, plan.accumulate, plan.batch_norm, distributed=plan.devices > 1)
     columns, final = computation.columns, computation.final.tolist()
     rows = zip(columns.kind.tolist(), columns.layer.tolist(), columns.micro_batch.tolist(), strict=True)
     sizes, depends_on = columns.size_bytes.tolist(), columns.depends_on.tolist()

@@ -108,7 +108,7 @@ def _uses(workload: Workload, plan: Plan, units: Buckets, *, by_pass: bool = Fal
     """
     unit_of = np.full(len(workload.layers), -1)
     unit_of[workload.ready_order.layer] = np.repeat(np.arange(len(units.size_bytes)), np.diff(units.start))
-    columns = computation_of(workload, plan.accumulate, plan.batch_norm, several=plan.devices > 1).columns
+    columns = computation_of(workload, plan.accumulate, plan.batch_norm, distributed=plan.devices > 1).columns
     rows = np.flatnonzero(np.isin(columns.kind, (FORWARD_EVENT, BACKWARD_EVENT)))
     of_row = zip(unit_of[columns.layer[rows]].tolist(), rows.tolist(), strict=True)
     with_unit = ((unit, row) for unit, row in of_row if unit >= 0)

@@ -69,14 +69,14 @@ class BatchNorm(Layer):
             scale = gamma * (self.running_var + self.epsilon) ** -0.5
             self._normalise(x, self.running_mean, scale, beta, y)
             return y
-        self._x, whole = x, (0, len(x))
+        self._x, all_samples = x, (0, len(x))
         if (kernels := self._local_kernels()) is not None:
             mean, inverse_std, scale = (self._of_channels(name) for name in ("mean", "inverse std", "scale"))
             self._local = (mean, inverse_std, scale)
             kernels.local_moments(x, gamma, self._moved(), self.momentum, self.epsilon, self._local)
             self._normalise(x, mean, scale, beta, y)
             return y
-        self._parts = list(leaf_ranges(whole if self.mode == "local" else leaves))
+        self._parts = list(leaf_ranges(all_samples if self.mode == "local" else leaves))
         self._blocks = _blocks(self._parts)
         self._mean_GC, self._var_GC, self._rows_G1 = self._moments(x)
         if self.mode == "global":
@@ -185,12 +185,12 @@ class BatchNorm(Layer):
         if self.mode == "global":
             mean, inverse_std = (self.ops.xp.repeat(of_all, len(self._parts), axis=0) for of_all in (mean, inverse_std))
         for parts, (start, stop) in self._blocks:
-            given = (grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts])
+            arguments = (grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts])
             kernels = self.ops.layer_kernels(self.dtype)
             if self.rectifies and kernels is not None:
-                kernels.sums(*given, (self.parameters["gamma"] * inverse_std[parts], self.parameters["beta"]))
+                kernels.sums(*arguments, (self.parameters["gamma"] * inverse_std[parts], self.parameters["beta"]))
             else:
-                self.ops.channel_normalise_sums(*given)
+                self.ops.channel_normalise_sums(*arguments)
         self._d_gamma *= self._inverse_std_GC
         for role, sums_L in (("gamma", self._d_gamma), ("beta", self._d_beta)):
             for gradients, slot in zip(self.slots, self._slot_parts(sums_L), strict=True):

@@ -145,8 +145,8 @@ class _Block:
     def name(self, layer: Layer) -> str:
         return f"{layer.name}.block{self.number}"
 
-    def shape(self, whole: Shape) -> Shape:
-        return (*whole[:-1], self.width)
+    def shape(self, full_shape: Shape) -> Shape:
+        return (*full_shape[:-1], self.width)
 
 
 def cut_columns(layers: Sequence[Layer], blocks: int) -> list[Layer]:

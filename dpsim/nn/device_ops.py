@@ -155,8 +155,8 @@ class DeviceLeafOps(DeviceOps):
 
     def operand(self, side: Side, x: Array) -> Any:
         """Return the codes: they are at an aligned address already."""
-        given = super().operand(side, x)
-        return self._aligned(given) if self._coded is None or self.compute_dtype == "float32" else given
+        codes = super().operand(side, x)
+        return self._aligned(codes) if self._coded is None or self.compute_dtype == "float32" else codes
 
     def matmul(self, a: Any, b: Any, out: Array) -> None:
         target = out if self._is_aligned(out) else self.xp.empty(out.shape, out.dtype)

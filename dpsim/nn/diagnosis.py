@@ -35,11 +35,11 @@ def leaf_difference(chain: Sequence[Layer], loss_gradient: LossGradient, batch: 
     The layers are bound to one slot of gradients. The arrays of ``batch`` are where the layers compute, and ``fetch``
     makes host arrays of those.
     """
-    whole = _passed(chain, loss_gradient, batch, fetch)
+    at_once = _passed(chain, loss_gradient, batch, fetch)
     of_leaves = []
     for start, stop in leaf_ranges(batch.leaves):
         if start == stop:
-            of_leaves.append({name: np.zeros_like(value) for name, value in whole.gradients.items()})
+            of_leaves.append({name: np.zeros_like(value) for name, value in at_once.gradients.items()})
             continue
         leaf = replace(
             batch,
@@ -50,11 +50,11 @@ def leaf_difference(chain: Sequence[Layer], loss_gradient: LossGradient, batch: 
         )
         alone = _passed(chain, loss_gradient, leaf, fetch)
         for name, rows in alone.rows.items():
-            if rows.tobytes() != whole.rows[name][start:stop].tobytes():
+            if rows.tobytes() != at_once.rows[name][start:stop].tobytes():
                 return name
         of_leaves.append(alone.gradients)
     sums = fold(leaf_tree(len(of_leaves)), of_leaves.__getitem__, _added)
-    return next((name for name, total in sums.items() if total.tobytes() != whole.gradients[name].tobytes()), None)
+    return next((name for name, total in sums.items() if total.tobytes() != at_once.gradients[name].tobytes()), None)
 
 
 def _added(left: dict[str, Array], right: dict[str, Array]) -> dict[str, Array]:

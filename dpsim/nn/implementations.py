@@ -162,8 +162,8 @@ def arguments(problem: Problem, arrays: Callable[..., Array]) -> tuple[Any, ...]
     if problem.operation == "conv2d_weight_gradient":
         x, grad = arrays("input", *pictures), arrays("input", *results)
         return x, grad, (0, rows), stride, arrays("out", *weights)
-    given, out = (pictures, results) if problem.operation == "conv2d" else (results, pictures)
-    return arrays("input", *given), arrays("weight", *weights), stride, arrays("out", *out)
+    inputs_shape, out = (pictures, results) if problem.operation == "conv2d" else (results, pictures)
+    return arrays("input", *inputs_shape), arrays("weight", *weights), stride, arrays("out", *out)
 
 
 TABLE_SCHEMA = "dpsim.kernel-table/1"

@@ -149,8 +149,8 @@ class Network:
 
     def problems(self, rows: int, *, training: bool) -> list[Problem]:
         """See ``TunableReplica``; an evaluation has forward passes of at most 128 samples."""
-        whole, rest = (0, rows) if training else divmod(rows, EVALUATION_SAMPLES)
-        passes = [EVALUATION_SAMPLES] * min(whole, 1) + [rest] * min(rest, 1)
+        full, rest = (0, rows) if training else divmod(rows, EVALUATION_SAMPLES)
+        passes = [EVALUATION_SAMPLES] * min(full, 1) + [rest] * min(rest, 1)
         every: list[Problem] = []
         for samples in passes:
             for number, layer in zip(self._stage.numbers, self._stage.layers, strict=True):
@@ -325,19 +325,19 @@ class Network:
                 f"leaves {leaves} for {1 + len(self._extra_slots)} slots", allowed="a leaf or more a slot"
             )
         held = stage.slots[slot]
-        held.given = held.keep("input", x) if stage.recompute and x is not None else x
+        held.input = held.keep("input", x) if stage.recompute and x is not None else x
         with self.ops.tolerate_overflow():
-            given = self._stage_input(slot, batch)
-            y = stage.forward(held, given, batch, events.forward_done)
-            aliased = not stage.last and self.ops.xp.may_share_memory(y, given)
+            stage_input = self._stage_input(slot, batch)
+            y = stage.forward(held, stage_input, batch, events.forward_done)
+            aliased = not stage.last and self.ops.xp.may_share_memory(y, stage_input)
             held.output = held.keep("output", y) if stage.recompute or aliased else y
         return held.output
 
     def _stage_input(self, slot: int, batch: Batch) -> Array:
         """Return what the stage before handed on, or the samples of the batch."""
-        given = self._stage.slots[slot].given
-        if given is not None:
-            return given
+        stage_input = self._stage.slots[slot].input
+        if stage_input is not None:
+            return stage_input
         return self.ops.upload("x" if self._stage.recompute or not slot else f"x {slot}", batch.x)
 
     def loss_stage(self, slot: int, batch: Batch, events: StepEvents) -> BatchSums | DeferredSums:

@@ -132,7 +132,7 @@ class LarsUpdate:
         self._arrays.update(rates, scale, self._settings.momentum)
 
     def _trust(self, sums: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
-        of_w, of_g = (roots(whole, self._dtype.name) for whole in sums.reshape(self._shape))
+        of_w, of_g = (roots(squares, self._dtype.name) for squares in sums.reshape(self._shape))
         of_g = scale * of_g
         trust = np.ones(len(of_w))
         both = (of_w > 0) & (of_g > 0)

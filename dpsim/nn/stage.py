@@ -46,16 +46,16 @@ class InFlight:
 
     layers: tuple[Layer, ...]
     buffers: Buffers
-    given: Array | None = None
+    input: Array | None = None
     """What the stage before handed on; ``None`` in the first stage."""
     output: Array | None = None
     logits_gradient: Array | None = None
 
     def keep(self, name: str, values: Array) -> Array:
         """Return a copy that stays until the slot is used again."""
-        kept = self.buffers.take(name, values.shape)
-        kept[...] = values
-        return kept
+        copy = self.buffers.take(name, values.shape)
+        copy[...] = values
+        return copy
 
 
 class Stage:

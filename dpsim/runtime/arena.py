@@ -182,9 +182,9 @@ class Arena:
         """Return the memory in which the sum of a shard's gradients is when it is updated."""
         return self._place(shard, self.own_gradients, self._gradient_at, self.kept_gradients)
 
-    def _place(self, shard: Shard, own: Array | None, at: Mapping[int, int], kept: Array) -> Array:
+    def _place(self, shard: Shard, own: Array | None, at: Mapping[int, int], flat: Array) -> Array:
         start = shard.state if own is not None else at[shard.bucket] + shard.low
-        return kept[start : start + shard.high - shard.low]
+        return flat[start : start + shard.high - shard.low]
 
     def tensor_parts(self) -> list[TensorPart]:
         """Return the parts of tensors that the rank updates, tensor by tensor; a matrix has two dimensions or more."""
@@ -228,11 +228,11 @@ class Arena:
         if own is None or shard is None:
             return
         start, size = at[bucket] + shard.low, shard.high - shard.low
-        kept, slot = own[shard.state : shard.state + size], flat[start : start + size]
+        own_part, slot = own[shard.state : shard.state + size], flat[start : start + size]
         if out:
-            kept[...] = slot
+            own_part[...] = slot
         else:
-            slot[...] = kept
+            slot[...] = own_part
 
     def buckets(self, first: int, stop: int, slot: int = 0) -> Array:
         """Return the gradients of buckets ``first`` to ``stop - 1``, 1-D: what an allreduce reduces in place.
@@ -278,22 +278,22 @@ class Arena:
             if bucket in at
         }
 
-    def packed(self, kept: Array, of_shard: Callable[[Shard], Array]) -> Array:
+    def packed(self, flat: Array, of_shard: Callable[[Shard], Array]) -> Array:
         """Return what the rank updates of parameters or gradients, laid out as its optimizer state.
 
-        ``kept`` is where it lies, which is what is returned where it lies so already.
+        ``flat`` is where it lies, which is what is returned where it lies so already.
         """
-        if not self.sharded or kept is self.own_parameters or kept is self.own_gradients:
-            return kept
-        packed = np.zeros(self._kept, kept.dtype)
+        if not self.sharded or flat is self.own_parameters or flat is self.own_gradients:
+            return flat
+        packed = np.zeros(self._kept, flat.dtype)
         for shard in self.shards:
             packed[shard.state : shard.state + shard.high - shard.low] = of_shard(shard)
         return packed
 
-    def own_part(self, whole: Array) -> Array:
+    def own_part(self, flat: Array) -> Array:
         """Return this rank's part of an array of all buckets, on the host, laid out as its optimizer state."""
-        packed = np.zeros(self._kept, whole.dtype)
-        _copy(self.shards, whole, packed)
+        packed = np.zeros(self._kept, flat.dtype)
+        _copy(self.shards, flat, packed)
         return packed
 
     def flat(self, tensors: Mapping[str, Array] | None) -> Array:
@@ -304,12 +304,12 @@ class Arena:
                 view[...] = tensors[name]
         return flat
 
-    def set_parameters(self, whole: Array) -> None:
+    def set_parameters(self, flat: Array) -> None:
         """Set the parameters that the rank keeps to those of an array of all buckets, on the host."""
         if self.own_parameters is not None:
-            self.own_parameters[...] = self.own_part(whole)
+            self.own_parameters[...] = self.own_part(flat)
             return
-        values = self.views(whole)
+        values = self.views(flat)
         for name, view in self.parameter_views().items():
             self.memory.write(view, values[name])
 
@@ -327,26 +327,26 @@ def gathered(arena: Arena, comm: MPI.Intracomm, own: Array, root: int | None = N
         return {}
     flat = arena.flat(None)
     for rank, part in enumerate(parts):
-        _copy(arena.shards_of(rank), part, flat, whole=False)
+        _copy(arena.shards_of(rank), part, flat, all_buckets=False)
     return arena.views(flat)
 
 
-def distribute(arena: Arena, comm: MPI.Intracomm, whole: Mapping[str, Mapping[str, Array]] | None) -> None:
-    """Set every rank's optimizer state to its part of rank 0's ``whole`` one (None elsewhere). Collective.
+def distribute(arena: Arena, comm: MPI.Intracomm, state: Mapping[str, Mapping[str, Array]] | None) -> None:
+    """Set every rank's optimizer state to its part of rank 0's ``state`` (None elsewhere). Collective.
 
-    Tensors of ``whole`` are by slot and name.
+    Tensors of ``state`` are by slot and name.
     """
     for slot, own in arena.optimizer_state.items():
-        flat = arena.flat(None if whole is None else whole[slot])
+        flat = arena.flat(None if state is None else state[slot])
         comm.Bcast(flat)
         arena.memory.write(own, arena.own_part(flat))
 
 
-def _copy(shards: Iterable[Shard], source: Array, target: Array, *, whole: bool = True) -> None:
-    """Copy shards from an array of all buckets (``whole``) to one of what a rank keeps, or back."""
+def _copy(shards: Iterable[Shard], source: Array, target: Array, *, all_buckets: bool = True) -> None:
+    """Copy shards from an array of all buckets (``all_buckets``) to one of what a rank keeps, or back."""
     for shard in shards:
         size = shard.high - shard.low
-        at, to = (shard.element, shard.state) if whole else (shard.state, shard.element)
+        at, to = (shard.element, shard.state) if all_buckets else (shard.state, shard.element)
         target[to : to + size] = source[at : at + size]
 
 

@@ -37,13 +37,13 @@ def choose(
     """
     if comm.rank == 0 and again:
         choice_file.forget()
-    known: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
+    choices: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
     classes = dict.fromkeys(problem.shape_class for problem in problems)
-    missing = [problem for problem in classes if known.choice(problem) is None]
+    missing = [problem for problem in classes if choices.choice(problem) is None]
     if not missing:
-        return known
+        return choices
     measured = tuple(_measure(missing, timing, comm))
-    merged = choice_file.add(known, measured) if comm.rank == 0 else None
+    merged = choice_file.add(choices, measured) if comm.rank == 0 else None
     result: Choices = comm.bcast(merged)
     return result
 
@@ -67,12 +67,12 @@ def choose_selection(comm: MPI.Intracomm) -> Choices:
 
     Known, or measured now. Collective.
     """
-    known: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
-    if known.selection(comm.size) is not None:
-        return known
+    choices: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
+    if choices.selection(comm.size) is not None:
+        return choices
     if (measured := select(comm)) is None:
-        return known
-    merged = choice_file.add(known, (), (measured,)) if comm.rank == 0 else None
+        return choices
+    merged = choice_file.add(choices, (), (measured,)) if comm.rank == 0 else None
     result: Choices = comm.bcast(merged)
     return result
 

@@ -52,7 +52,7 @@ class Clock:
 
 
 class EmulatedReplica:
-    """A replica that waits for the times that ``workload`` has of ``model``'s layers; implements ``dpsim.replica.EmulatedCompute``.
+    """A ``dpsim.replica.EmulatedCompute`` that waits for the times that ``workload`` has of ``model``'s layers.
 
     All times of a step are multiplied by a factor that is drawn from the workload's ``step_spread`` for this seed, rank
     and step, to some degree alike on all ranks (``step_correlation``); 1 where the spread is not known. ``lateness_s``

@@ -82,6 +82,6 @@ class TrainLog:
         begins = [max(column) for column in zip(*self._comm.allgather(self._begins), strict=True)]
         ends = [max(column) for column in zip(*self._comm.allgather(self._ends), strict=True)]
         waits = [min(column) for column in zip(*self._comm.allgather(self._waits), strict=True)]
-        whole = [i for i in range(1, len(ends)) if self.batch_of(self._before + i) == self._batch]
-        step_s = statistics.median([ends[i] - begins[i] for i in whole]) if whole else 0.0
+        full_batches = [i for i in range(1, len(ends)) if self.batch_of(self._before + i) == self._batch]
+        step_s = statistics.median([ends[i] - begins[i] for i in full_batches]) if full_batches else 0.0
         return step_s, self._batch / step_s if step_s else 0.0, statistics.median(waits) if waits else 0.0

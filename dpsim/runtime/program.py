@@ -161,9 +161,9 @@ def _computations(schedule: Schedule, computed: list[int]) -> tuple[list[list[li
     layers, foreign = schedule.workload.layers, {*range(own[0], own[-1] + 1)} - {*own}
     of_layers = operations[[FORWARD_EVENT, BACKWARD_EVENT]][:, :, own]
     last = own[-1] + 1 == len(layers)
-    whole = all(layers[layer].column_block >= 0 for layer in foreign)
+    in_blocks = all(layers[layer].column_block >= 0 for layer in foreign)
     lossless = last and operations[LOSS_EVENT, :, 0].min() < 0
-    if operations[OVERHEAD_EVENT, 0, 0] < 0 or of_layers.min() < 0 or lossless or not whole:
+    if operations[OVERHEAD_EVENT, 0, 0] < 0 or of_layers.min() < 0 or lossless or not in_blocks:
         raise ConfigError(
             "a schedule that leaves a computation out",
             allowed="the overhead, and in each micro-batch each layer forward and backward, and the loss",

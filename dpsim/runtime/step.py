@@ -222,8 +222,8 @@ class StepRunner:
     def look(self) -> tuple[int, int]:
         """Return the bucket under way and the number of the operation finished last; for another thread to ask."""
         last = self._clock.marks.last_operation
-        known = last not in (None, self.program.overhead, self.program.update)
-        return self._collectives.bucket, UNKNOWN if last is None or not known else last
+        is_layer = last not in (None, self.program.overhead, self.program.update)
+        return self._collectives.bucket, UNKNOWN if last is None or not is_layer else last
 
     def close(self) -> None:
         """End the communication thread, if there is one."""

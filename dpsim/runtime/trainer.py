@@ -48,7 +48,7 @@ from dpsim.schedule import Schedule
 
 
 class Trainer:
-    """A trainer of ``replica`` on ``dataset`` as ``plan`` says, on the ranks of ``comm`` (as many as the plan's devices).
+    """A trainer of ``replica`` on ``dataset`` as ``plan`` says, on the ranks of ``comm``, one a device of the plan.
 
     Every rank draws the same global batches and takes its own share of samples; rank 0's initial state is
     broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. ``rate``
@@ -286,8 +286,8 @@ class Trainer:
     def optimizer_state(self, root: int | None = None) -> Tensors:
         """Return all optimizer state by slot and name, on every rank or on ``root``. Collective where it is divided."""
         arena = self.runner.arena
-        whole = {slot: gathered(arena, self.comm, own, root) for slot, own in arena.optimizer_state.items()}
-        return whole if root in (None, self.comm.rank) else {}
+        state = {slot: gathered(arena, self.comm, own, root) for slot, own in arena.optimizer_state.items()}
+        return state if root in (None, self.comm.rank) else {}
 
     def parameters(self, root: int | None = None) -> dict[str, NDArray[Any]]:
         """Return all parameters by name, as host arrays, on every rank or on ``root``. Collective where divided.

@@ -18,7 +18,7 @@ _GAIN = 0.98
 
 
 class Fastest:
-    """The choice of the fastest way: ``way`` is what the next step uses. A step ends with its last bucket; all ranks use the same way in a step."""
+    """The choice of the fastest way: ``way`` is that of the next step, on all ranks. Its last bucket ends a step."""
 
     def __init__(self, ways: Sequence[str], ranks: Ranks) -> None:
         self.way = ways[0]

@@ -130,7 +130,7 @@ class BucketMeans:
             _refuse_join()
             shared = self._node.prepare(tensor, self._wire_dtype)
             parameters = {id(parameter) for parameter in bucket.parameters()}
-            for older in [older for older, kept in self._prepared.items() if kept.parameters & parameters]:
+            for older in [older for older, bucket in self._prepared.items() if bucket.parameters & parameters]:
                 del self._prepared[older]  # DDP has made its buckets anew, and a parameter is in one of them
             key = tensor.data_ptr(), tensor.numel()
             self._prepared[key] = _Kept(tensor, shared, parameters)

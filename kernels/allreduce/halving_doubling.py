@@ -125,9 +125,9 @@ def _add_halves(
 ) -> list[_Sum]:
     """Return the steps that make a node's sum of its halves' sums; notes in ``shares`` where it lies then."""
     if isinstance(node, int):
-        whole = _Share(sums.owners[node], Fraction(0), Fraction(1), node)
-        shares[node] = [whole]
-        return [_Sum(whole.rank, whole.low, whole.high, (node,), node, final)] if final else []
+        share = _Share(sums.owners[node], Fraction(0), Fraction(1), node)
+        shares[node] = [share]
+        return [_Sum(share.rank, share.low, share.high, (node,), node, final)] if final else []
     steps = []
     for rank, low, high in _divided(node, shares):
         own = next(number for number in slots_below(node) if sums.owners[number] == rank)

@@ -127,7 +127,7 @@ class _Order:
     """
 
     def __init__(self, ranks: int) -> None:
-        self.known = [[-1] * ranks for _ in range(ranks)]
+        self.clocks = [[-1] * ranks for _ in range(ranks)]
         self.level = [0] * ranks
         self.after: list[list[tuple[list[int], int]]] = [[] for _ in range(ranks)]
         self.arrivals: list[set[int]] = [set() for _ in range(ranks)]
@@ -135,8 +135,8 @@ class _Order:
             self.done(rank)
 
     def done(self, rank: int) -> None:
-        self.known[rank][rank] += 1
-        self.after[rank].append((list(self.known[rank]), self.level[rank]))
+        self.clocks[rank][rank] += 1
+        self.after[rank].append((list(self.clocks[rank]), self.level[rank]))
 
     def wait(self, rank: int, needed: Iterable[_Access]) -> list[tuple[int, int]]:
         """Return the steps (rank, sequence) that this rank must wait for until all that it needs is done."""
@@ -145,13 +145,13 @@ class _Order:
             latest[access.rank] = max(latest.get(access.rank, -1), access.sequence)
         waits = []
         level = self.level[rank]
-        known = self.known[rank]
+        own_clock = self.clocks[rank]
         # the rank that knows most comes first: waiting for it may make other waits needless
         for other, sequence in sorted(latest.items(), key=lambda item: -sum(self.after[item[0]][item[1]][0])):
-            if known[other] >= sequence:
+            if own_clock[other] >= sequence:
                 continue
             clock, its_level = self.after[other][sequence]
-            self.known[rank] = known = [max(a, b) for a, b in zip(known, clock, strict=True)]
+            self.clocks[rank] = own_clock = [max(a, b) for a, b in zip(own_clock, clock, strict=True)]
             self.arrivals[other].add(sequence)
             waits.append((other, sequence))
             level = max(level, its_level + 1)
@@ -180,20 +180,20 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
                 if access.rank != rank and (writes or access.writes) and access.region.overlaps(region):
                     yield access
 
-    whole = [Region(SLOT, number, 0, 1 << 62) for number in range(len(owners))]
+    slots = [Region(SLOT, number, 0, 1 << 62) for number in range(len(owners))]
     for number, owner in enumerate(owners):
-        record(owner, 0, [whole[number]], writes=True)
+        record(owner, 0, [slots[number]], writes=True)
     rough: list[list[tuple[list[tuple[int, int]], Step | None]]] = [[] for _ in range(ranks)]
     for step in steps:
         rank = step.rank
         needed = [*colliding(rank, step.sources, writes=False), *colliding(rank, step.outputs, writes=True)]
         rough[rank].append((order.wait(rank, needed), step))
         order.done(rank)
-        sequence = order.known[rank][rank]
+        sequence = order.clocks[rank][rank]
         record(rank, sequence, step.sources, writes=False)
         record(rank, sequence, step.outputs, writes=True)
     for rank in range(ranks):
-        own = [whole[number] for number, owner in enumerate(owners) if owner == rank]
+        own = [slots[number] for number, owner in enumerate(owners) if owner == rank]
         rough[rank].append((order.wait(rank, colliding(rank, own, writes=True)), None))
     counts = [{sequence: count for count, sequence in enumerate(sorted(set_), 1)} for set_ in order.arrivals]
     result = []

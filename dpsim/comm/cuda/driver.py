@@ -95,9 +95,9 @@ def ask(load: Callable[[], Any] = _load) -> Driver:
         return Driver(problem=f"no NVIDIA driver ({LIBRARY})")
     version = _number(library, "cuDriverGetVersion")
     if version < 1000 * OLDEST_CUDA:
-        known = Driver(cuda_version=version)
+        driver = Driver(cuda_version=version)
         return Driver(
-            cuda_version=version, problem=f"the driver is for CUDA {known.cuda}; CUDA {OLDEST_CUDA} is needed"
+            cuda_version=version, problem=f"the driver is for CUDA {driver.cuda}; CUDA {OLDEST_CUDA} is needed"
         )
     if status := library.cuInit(0):
         return Driver(cuda_version=version, problem=f"the driver answers {_error_name(library, status)}")

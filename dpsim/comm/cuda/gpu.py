@@ -116,16 +116,16 @@ class Gpu:
         return int(cupy.cuda.runtime.memGetInfo()[0])
 
     def memory(self, size_bytes: int) -> DeviceArray:
-        whole = -(-max(size_bytes, 1) // _GRANULARITY_BYTES) * _GRANULARITY_BYTES
+        allocated_bytes = -(-max(size_bytes, 1) // _GRANULARITY_BYTES) * _GRANULARITY_BYTES
         try:
-            pointer = cupy.cuda.MemoryPointer(cupy.cuda.Memory(whole), 0)
+            pointer = cupy.cuda.MemoryPointer(cupy.cuda.Memory(allocated_bytes), 0)
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ConfigError(
-                f"{format_size(whole)} in the memory of {self.name}: {error}",
+                f"{format_size(allocated_bytes)} in the memory of {self.name}: {error}",
                 allowed=f"{format_size(self.free_bytes())} are free",
                 remedy="use a smaller model, or end what else uses the GPU (nvidia-smi)",
             ) from error
-        pointer.memset(0, whole)
+        pointer.memset(0, allocated_bytes)
         self.settle()
         return cupy.ndarray((size_bytes,), cupy.uint8, pointer)
 

@@ -77,22 +77,22 @@ def share_mapped_memory(comm: MPI.Intracomm, size_bytes: int, device: int) -> Pe
     memory = shared_memory(comm, extent * comm.size, "dpsim-mapped")
     if memory is None:
         return None
-    whole = np.frombuffer(memory, np.uint8)
+    mapped = np.frombuffer(memory, np.uint8)
     registered = True
     try:
-        _runtime.hostRegister(whole.ctypes.data, whole.nbytes, _PORTABLE | _MAPPED)
+        _runtime.hostRegister(mapped.ctypes.data, mapped.nbytes, _PORTABLE | _MAPPED)
     except _runtime.CUDARuntimeError:
         registered = False
 
     def close() -> None:
         _runtime.deviceSynchronize()
         if registered:
-            _runtime.hostUnregister(whole.ctypes.data)
+            _runtime.hostUnregister(mapped.ctypes.data)
         comm.Barrier()
 
     if not all(comm.allgather(registered)):
         close()
         return None
-    first = int(checked(driver.cuMemHostGetDevicePointer(whole.ctypes.data, 0)))
-    ranks = tuple(_array(first + rank * extent, size_bytes, whole, device) for rank in range(comm.size))
+    first = int(checked(driver.cuMemHostGetDevicePointer(mapped.ctypes.data, 0)))
+    ranks = tuple(_array(first + rank * extent, size_bytes, mapped, device) for rank in range(comm.size))
     return PeerMemory(ranks=ranks, mapping="mapped", close=close)

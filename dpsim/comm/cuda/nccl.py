@@ -97,7 +97,7 @@ class Nccl:
 
 
 class NcclAllreduce(OwnBlocks):
-    """A ``Reducer`` in which NCCL adds, in an order of its own that changes with the number of ranks and its version."""
+    """A ``Reducer`` in which NCCL adds, in an order that depends on the number of ranks and its version."""
 
     path = "nccl"
     how = "added by NCCL"

@@ -159,8 +159,8 @@ class PeerMemoryAllreduce:
         self._flags.clear()
 
     def _launch(self, task: Task) -> Launch:
-        if (kept := self._kept.get(task)) is not None:
-            return kept
+        if (bound := self._kept.get(task)) is not None:
+            return bound
         launch = self._recent.pop(task, None) or self._make(task, self._compiled[task.kernel].blocks)
         self._recent[task] = launch
         if len(self._recent) > reducer.MOST_RECENT:

@@ -138,5 +138,5 @@ def raise_on_all(comm: MPI.Intracomm, error: DpsimError | None) -> None:
     own = None if error is None else (error.given, error.allowed, error.remedy)
     for rank, met in enumerate(comm.allgather(own)):
         if met is not None:
-            given, allowed, remedy = met
-            raise ConfigError(f"rank {rank}: {given}", allowed=allowed, remedy=remedy) from error
+            message, allowed, remedy = met
+            raise ConfigError(f"rank {rank}: {message}", allowed=allowed, remedy=remedy) from error

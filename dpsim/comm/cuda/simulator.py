@@ -91,6 +91,6 @@ class SimulatedDevice:
         memory = shared_memory(comm, extent * comm.size, "dpsim-simulated-device")
         if memory is None:
             return None
-        whole = np.frombuffer(memory, np.uint8)
-        ranks = tuple(whole[rank * extent : rank * extent + size_bytes] for rank in range(comm.size))
+        mapped = np.frombuffer(memory, np.uint8)
+        ranks = tuple(mapped[rank * extent : rank * extent + size_bytes] for rank in range(comm.size))
         return PeerMemory(ranks=ranks, mapping=mapping, close=comm.Barrier)

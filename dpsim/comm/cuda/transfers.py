@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Transfer(Protocol):
-    """A transport of pieces in the order of a stream: what the stream had before is done first, what it gets later comes after.
+    """A transport of pieces in the order of a stream: after earlier work, before later work.
 
     ``queued``: all of the work is put into the stream at once, and the host need not wait. All ranks ask for the same
     in the same order. ``how`` says it for people.

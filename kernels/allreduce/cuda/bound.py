@@ -50,7 +50,7 @@ def bind(compiled: Any, grid: tuple[int, int], values: tuple[Any, ...], held: An
     )  # the latter takes a second form too
     last: list[Any] = [None, None]
 
-    def stage(stream: Any, kept: Any = (compiled, packed, held)) -> None:
+    def stage(stream: Any, alive: Any = (compiled, packed, held)) -> None:
         if last[0] is not stream:
             last[:] = stream, driver.CUstream(int(stream))
         _checked(launch(*shape, last[1], *parameters), "to launch a kernel")

@@ -62,10 +62,10 @@ def _first_tile(low, block, blocks):  # type: ignore[no-untyped-def]
     return tile + (block - tile) % blocks
 
 
-def sweep(wide: Any, single: Any, lanes: int, several: Any = None, at_once: int = 1) -> Any:
+def sweep(wide: Any, single: Any, lanes: int, grouped: Any = None, at_once: int = 1) -> Any:
     """over(bounds, elements, args): ``wide`` on the packs, ``single`` on the single elements that are this thread's.
 
-    ``wide`` and ``single`` take the number of their first element, and ``args``. ``several`` does what ``wide`` does on
+    ``wide`` and ``single`` take the number of their first element, and ``args``. ``grouped`` does what ``wide`` does on
     ``at_once`` packs, and takes besides how many elements lie between two of them: a thread then has that many accesses
     to memory under way. The packs of a thread are the same.
     """
@@ -84,11 +84,11 @@ def sweep(wide: Any, single: Any, lanes: int, several: Any = None, at_once: int 
         if pack < low:
             pack += stride
         while pack + (at_once - 1) * stride < high:
-            several(head + pack * lanes, stride * lanes, args)
+            grouped(head + pack * lanes, stride * lanes, args)
             pack += at_once * stride
         rest(pack, low, high, head, args)
 
-    over_packs = rest if several is None else groups
+    over_packs = rest if grouped is None else groups
 
     @inline
     def over(bounds, elements, args):  # type: ignore[no-untyped-def]

@@ -61,7 +61,7 @@ def schedule(algorithm: Algorithm, sums: PartialSums) -> Schedule:
 
 
 class _Builder:
-    """A builder that turns steps into moves, and notes where the lower halves of partial sums lie, for every unit of memory."""
+    """A builder that turns steps into moves, and notes where partial sums' lower halves lie, unit by unit."""
 
     def __init__(self, sums: PartialSums, units: int) -> None:
         self._sums, self._units = sums, units

@@ -78,7 +78,7 @@ def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
 
         return put
 
-    def several(lanes: int) -> Any:
+    def grouped(lanes: int) -> Any:
         read, write = accesses(lanes)
 
         @inline
@@ -109,7 +109,7 @@ def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
         return put
 
     lanes = lanes_of(dtype)
-    over = sweep(work(lanes), work(1), lanes, several(lanes), AT_ONCE)
+    over = sweep(work(lanes), work(1), lanes, grouped(lanes), AT_ONCE)
 
     @inline
     def act(step, rank, elements, args):  # type: ignore[no-untyped-def]

@@ -231,7 +231,7 @@ def stage(
 
         return bind(compiled or kernel.compile(signature(values)), grid, values, held)
 
-    def simulated(stream: Any, kept: Any = held) -> None:
+    def simulated(stream: Any, alive: Any = held) -> None:
         kernel[grid, THREADS, stream](*values)  # the simulator keeps one configuration for all launches of a kernel
 
     return simulated

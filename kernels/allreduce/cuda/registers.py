@@ -36,14 +36,14 @@ def _definition(compute: Callable[..., Any], result: Any, *operands: Any) -> Any
     is that of the first operand.
     """
     count, number = operands[0].count, operands[0].dtype
-    several = [hasattr(operand, "count") for operand in operands]
+    are_tuples = [hasattr(operand, "count") for operand in operands]
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        columns = [unpack(builder, a) if many else [a] * count for a, many in zip(args, several, strict=True)]
+        columns = [unpack(builder, a) if many else [a] * count for a, many in zip(args, are_tuples, strict=True)]
         results = [compute(builder, *each) for each in zip(*columns, strict=True)]
         return context.make_tuple(builder, sig.return_type, results)
 
-    kinds = [operand if many else number for operand, many in zip(operands, several, strict=True)]
+    kinds = [operand if many else number for operand, many in zip(operands, are_tuples, strict=True)]
     return signature(types.UniTuple(result or number, count), *kinds), code
 
 
