@@ -46,7 +46,7 @@ class Field:
     """A declaration: what the field decides, and the help of its flag, with one value and with ``several``.
 
     ``kind`` is the field's type. The flag of a field of ``Literal`` type refuses other words by itself, unless
-    ``MORE_WORDS`` says that commands take some beside the values.
+    ``MORE_WORDS`` says that commands take some besides the values.
     """
 
     decides: Decides

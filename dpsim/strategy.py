@@ -25,7 +25,7 @@ class Strategy(Noun, frozen=True):
     """What every strategy says of itself.
 
     ``shards_gradients``: gradients are reduce-scattered, and a device updates its shard of them alone. ``gathers``:
-    parameters are brought together beside the computation. ``keeps_shards``: a device's shards have memory of their
+    parameters are brought together during the computation. ``keeps_shards``: a device's shards have memory of their
     own, and are copied from or to that of the buckets. ``whole_micro_batches``: every device computes exactly the
     micro-batches that the plan names, each in one pass.
     ``asynchronous``: devices make no step together.
@@ -369,4 +369,4 @@ def _at_least(strategy: Strategy, key: str, least: int) -> None:
 
 
 FULLY_SHARD = Zero3(prefetch=0)
-"""What PyTorch's ``fully_shard`` does on processors: nothing runs beside a gather; on GPUs it gathers one ahead."""
+"""What PyTorch's ``fully_shard`` does on processors: nothing runs during a gather; on GPUs it gathers one ahead."""

@@ -67,14 +67,14 @@ def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
 
     Raises ``ConfigError`` for a file or module that cannot be used.
     """
-    place, _, function = token.removeprefix(_PYTHON).partition(":")
+    source, _, function = token.removeprefix(_PYTHON).partition(":")
     function = function or expected.default
     if token.startswith(_PYTHON):
-        module = _module(token, place, function, expected)
+        module = _module(token, source, function, expected)
         file = inspect.getsourcefile(module)
         digest = _digest(Path(file)) if file is not None else ""
     else:
-        path = Path(place)
+        path = Path(source)
         if not path.is_file():
             raise ConfigError(
                 f"{expected.noun} {token!r}: there is no such file",
@@ -86,7 +86,7 @@ def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
             module = _module_of_file(str(path.resolve()), digest)
     if not callable(getattr(module, function, None)):
         raise ConfigError(
-            f"{expected.noun} {token!r}: {place} has no function {function!r}",
+            f"{expected.noun} {token!r}: {source} has no function {function!r}",
             allowed=f"a function: {expected.signature.format(function)}",
             remedy=f"write it, or name another function: {token.removesuffix(':' + function)}:FUNCTION",
         )
@@ -150,8 +150,8 @@ def _module_of_file(path: str, digest: str) -> ModuleType:
 
 
 def _place(error: BaseException) -> str:
-    place = place_of(error)
-    return f", {place}" if place else ""
+    location = place_of(error)
+    return f", {location}" if location else ""
 
 
 def _digest(file: Path) -> str:

@@ -112,7 +112,7 @@ class Workload(Noun, frozen=True, dict=True):
     changes of the machine add is stated by the machine.
 
     ``input_s_per_sample`` is what one process takes to load and prepare a sample; a step needs ``input_s``. With
-    ``input_prefetch`` that goes on beside the step before, by ``input_workers`` processes at once; without, the step
+    ``input_prefetch`` that goes on during the step before, by ``input_workers`` processes at once; without, the step
     waits for it. ``ddp`` is what a PyTorch script was set to, where the workload was recorded from one.
     """
 

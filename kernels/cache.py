@@ -83,8 +83,8 @@ def compiled(write: Callable[P, Kernel]) -> Callable[P, Function]:
 def _find(write: Callable[P, Kernel], *args: P.args, **kwargs: P.kwargs) -> Function:
     key = _key(write.__module__, write.__name__, args, kwargs)
     symbol = f"kernel_{key}"
-    place = folder()
-    path = None if place is None else place / f"{write.__name__.strip('_')}-{key}.o"
+    cache_folder = folder()
+    path = None if cache_folder is None else cache_folder / f"{write.__name__.strip('_')}-{key}.o"
     code = None if path is None else _read(path)
     if code is None:
         code = _compile(write(*args, **kwargs), symbol)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from dpsim.kernels.allreduce.tree import leaf_program
 from dpsim.kernels.cache import compiled
-from dpsim.kernels.leaves import leaf_program
 from dpsim.kernels.vector import ACCUMULATORS, WIDE, Element, Kernel, Value, Variable, balanced, even_parts
 
 Array = NDArray[Any]
@@ -147,9 +147,9 @@ def _write_product(k: Kernel, reach: _Reach, inputs: int, outputs: int, size: in
                         for j, taps in enumerate(run.taps):
                             _add_taps(k, corner, (i * size + j) * inputs, taps, sums, o, parts, (inputs, outputs))
                     for p in range(run.pixels):
-                        place = ((b * height + h) * width + w + p) * outputs + o
+                        offset = ((b * height + h) * width + w + p) * outputs + o
                         for (v, n), total in zip(parts, sums[p], strict=True):
-                            k.store(k["out"], place + v, total.get(), n)
+                            k.store(k["out"], offset + v, total.get(), n)
 
         k.in_parts(outputs, vectors * k.lanes, channels)
 
@@ -266,9 +266,9 @@ def _add_samples(k: Kernel, s: _Shapes, start: Value, stop: Value) -> None:
                             for total, grad in zip(sums[one], grads, strict=True):
                                 total.add_product(value, grad)
                     for one in range(inputs):
-                        place = ((i * s.kernel + j) * s.inputs + c + one) * s.outputs + o
+                        offset = ((i * s.kernel + j) * s.inputs + c + one) * s.outputs + o
                         for (v, n), total in zip(parts, sums[one], strict=True):
-                            k.store(k["sum"], place + v, k.load(k["sum"], place + v, n) + total.get(), n)
+                            k.store(k["sum"], offset + v, k.load(k["sum"], offset + v, n) + total.get(), n)
 
                 k.in_parts(s.outputs, vectors * k.lanes, part)
 

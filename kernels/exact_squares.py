@@ -73,20 +73,20 @@ def _sums(x: Array, starts: Array, stops: Array, first: int, out: Array) -> None
                 high[exponent] += fraction >> _HALF
                 low[exponent] += fraction & _HALF_MASK
         for exponent in range(_EXPONENTS - 1):
-            place = max(exponent, 1) - 1 - first * _BITS
-            _add(total, low[exponent], place)
-            _add(total, high[exponent], place + _HALF)
+            power = max(exponent, 1) - 1 - first * _BITS
+            _add(total, low[exponent], power)
+            _add(total, high[exponent], power + _HALF)
         _carry(total)
         total[-1] = high[_EXPONENTS - 1] > 0
         out[row] = total
 
 
 @jit
-def _add(total: Array, number: int, place: int) -> None:
+def _add(total: Array, number: int, power: int) -> None:
     """Add ``number`` times 2**place, a number of 63 bits, to digits."""
     if number == 0:
         return
-    digit, shift = place // _BITS, place % _BITS
+    digit, shift = power // _BITS, power % _BITS
     low, high = (number & _MASK) << shift, (number >> _BITS) << shift
     total[digit] += low & _MASK
     total[digit + 1] += (low >> _BITS) + (high & _MASK)

@@ -36,7 +36,7 @@ def _carry(sums, count):  # type: ignore[no-untyped-def]
 
 
 @functools.cache
-def of_blocks(dtype: str) -> Any:
+def block_digits(dtype: str) -> Any:
     """kernel(table, rows, out): digits of a row's part that a block adds, float64 [2 rows, blocks, digits].
 
     ``table``: the addresses of two arrays, then the first element of each row, then where each ends. The grid is
@@ -63,8 +63,8 @@ def of_blocks(dtype: str) -> Any:
             elif bits > 0:
                 if exponent > 0:
                     fraction |= _ONE
-                place = max(exponent, 1) - 1 - lowest
-                digit, shift = place // 32, place % 32
+                power = max(exponent, 1) - 1 - lowest
+                digit, shift = power // 32, power % 32
                 low, high = (fraction & _MASK) << shift, (fraction >> 32) << shift
                 sums[digit] += low & _MASK
                 sums[digit + 1] += (low >> 32) + (high & _MASK)
@@ -77,11 +77,11 @@ def of_blocks(dtype: str) -> Any:
             for digit in range(width):
                 of_threads[digit * THREADS + thread] = sums[low + digit]
             cuda.syncthreads()
-            place = thread
-            while place < width:
+            digit_index = thread
+            while digit_index < width:
                 for other in range(1, THREADS):
-                    of_threads[place * THREADS] += of_threads[place * THREADS + other]
-                place += THREADS
+                    of_threads[digit_index * THREADS] += of_threads[digit_index * THREADS + other]
+                digit_index += THREADS
             cuda.syncthreads()
             if thread == 0:
                 for digit in range(width):
@@ -98,7 +98,7 @@ def of_blocks(dtype: str) -> Any:
 
 
 @functools.cache
-def of_rows(dtype: str) -> Any:
+def row_digits(dtype: str) -> Any:
     """kernel(partials, blocks, rows, out): the digits of each row, float64 [rows, digits], from those of its blocks."""
     count = digits(dtype)
     load, store = memory.load("float64", 1), memory.store("float64", 1)
@@ -132,7 +132,7 @@ class SumsOfSquares:
         self, arrays: Sequence[Any], starts: Sequence[int], stops: Sequence[int], out: Any, zeros: Any, stream: Any
     ) -> None:
         dtype = arrays[0].dtype.name
-        self._of_blocks, self._of_rows, self._stream = of_blocks(dtype), of_rows(dtype), stream
+        self._of_blocks, self._of_rows, self._stream = block_digits(dtype), row_digits(dtype), stream
         longest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
         self._blocks = min(max(1, -(-longest // (THREADS * _ELEMENTS))), _MOST_BLOCKS)
         self._rows = len(starts)

@@ -88,7 +88,7 @@ class LayerKernels:
     def normalise(self, x: Any, mean_GC: Any, scale_GC: Any, shift_C: Any, out: Any, rectified: bool) -> None:
         lanes = self._channel_lanes(x, mean_GC, scale_GC, out)
         groups, kernel = mean_GC.size // x.shape[-1], batch_norm_cuda.normalise(rectified, lanes)
-        self._of_elements(kernel, (x, mean_GC, scale_GC, shift_C), out, groups, lanes)
+        self._elementwise(kernel, (x, mean_GC, scale_GC, shift_C), out, groups, lanes)
 
     def sums(
         self, grad: Any, x: Any, mean_GC: Any, dot_GC: Any, sum_GC: Any, rectifier: tuple[Any, Any] | None
@@ -114,7 +114,7 @@ class LayerKernels:
         values = (mean_GC, a_GC, b_GC, c_GC) if shift_C is None else (mean_GC, a_GC, b_GC, c_GC, shift_C)
         lanes = self._channel_lanes(grad, x, *values[:4])
         groups, kernel = mean_GC.size // x.shape[-1], batch_norm_cuda.backward(shift_C is not None, lanes)
-        self._of_elements(kernel, (grad, x, *values), grad, groups, lanes)
+        self._elementwise(kernel, (grad, x, *values), grad, groups, lanes)
 
     def rectified_sum(self, a: Any, b: Any, out: Any) -> None:
         lanes = lanes_of(out.size, self._aligned(a, b, out))
@@ -158,7 +158,7 @@ class LayerKernels:
         self.launch(kernel, (blocks, groups * -(-vectors // THREADS)), reads, (sums,), numbers)
         return sums, numbers, (-(-channels // COLUMNS), groups)
 
-    def _of_elements(self, kernel: Any, reads: tuple[Any, ...], out: Any, groups: int, lanes: int) -> None:
+    def _elementwise(self, kernel: Any, reads: tuple[Any, ...], out: Any, groups: int, lanes: int) -> None:
         channels = out.shape[-1]
         rows = out.size // (groups * channels)
         self.launch(kernel, (_blocks(rows * channels // lanes), groups), reads, (out,), (rows, channels))

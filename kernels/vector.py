@@ -218,9 +218,9 @@ class Kernel:
     def scratch(self, elements: int) -> Value:
         """Return an array of the call's own, not zeroed."""
         with self.builder.goto_entry_block():
-            place = self.builder.alloca(ir.ArrayType(self.number, elements))
-            place.align = _VECTOR_BYTES
-        return Value(self, self.builder.inttoptr(self.builder.ptrtoint(place, _INDEX), ir.PointerType()))
+            allocated = self.builder.alloca(ir.ArrayType(self.number, elements))
+            allocated.align = _VECTOR_BYTES
+        return Value(self, self.builder.inttoptr(self.builder.ptrtoint(allocated, _INDEX), ir.PointerType()))
 
     def index(self, value: int) -> Value:
         return Value(self, ir.Constant(_INDEX, value))

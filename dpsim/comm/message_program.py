@@ -95,7 +95,7 @@ class _Builder:
     def __init__(self, owners: tuple[int, ...], rank: int, rounding: Rounding, units: int) -> None:
         self._owners, self._rank, self._rounding, self._units = owners, rank, rounding, units
         own = [number for number, owner in enumerate(owners) if owner == rank]
-        self._arrays = {number: place for place, number in enumerate(own)}
+        self._arrays = {number: index for index, number in enumerate(own)}
         self._staging: dict[int, tuple[int, View | None]] = {}
         self._written: dict[tuple[str, int], list[int]] = defaultdict(lambda: [1] * units)
         self._used: dict[tuple[str, int], list[int]] = defaultdict(lambda: [1] * units)
@@ -131,7 +131,7 @@ class _Builder:
             self._send(source, step.rank, number, coded=coded)
         if step.rank == self._rank:
             values = [self._value(r, arrivals.get(r), level, step, coded=coded) for r in step.sources]
-            self._sum(step.tree, values, [self._place(r) for r in outputs], level, rounded=coded)
+            self._sum(step.tree, values, [self._own_view(r) for r in outputs], level, rounded=coded)
         for output in step.outputs:
             if output not in outputs:
                 number = max(level, self._time(self._used, output) // 2) + 1
@@ -168,17 +168,17 @@ class _Builder:
         self._note(source, 2 * number)
         self._note(target, 2 * number, writes=True)
         if to == self._rank:
-            place = self._place(target)
-            view = self._buffer((target.start, target.stop), number, number, codes=True) if coded else place
+            target_view = self._own_view(target)
+            view = self._buffer((target.start, target.stop), number, number, codes=True) if coded else target_view
             self._receives[number].append(Message(view, self._holder(source)))
             if coded:
-                self._work[number].append(Operation(DECODE, (view, place)))
+                self._work[number].append(Operation(DECODE, (view, target_view)))
 
     def _send(self, source: Region, to: int, number: int, *, coded: bool) -> None:
         """Add this rank's part in sending ``source``, if it is this rank's: its codes are made once for all peers."""
         if self._holder(source) != self._rank:
             return
-        view = self._place(source)
+        view = self._own_view(source)
         if coded:
             key = (source, number)
             if key not in self._encoded:
@@ -196,7 +196,7 @@ class _Builder:
             if not coded:
                 return view
         else:
-            view = self._place(source)
+            view = self._own_view(source)
             if not (self._rounding == "final" and step.final):
                 return view
         result = self._buffer(extent, level, level)
@@ -235,7 +235,7 @@ class _Builder:
     def _holder(self, region: Region) -> int:
         return self._owners[region.number] if region.memory == SLOT else self._staging[region.number][0]
 
-    def _place(self, region: Region) -> View:
+    def _own_view(self, region: Region) -> View:
         """Return the view of a region of this rank's."""
         staging = None if region.memory == SLOT else self._staging[region.number][1]
         if staging is None:

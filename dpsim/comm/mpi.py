@@ -138,7 +138,7 @@ class MpiTransport:
         """Prepare an allreduce by any version of the kernels; plans name only those in shared memory as algorithms."""
         if self._group is None:
             return None
-        arrays = [self._of_all_ranks(array) for array in (data, *(order.extra if order is not None else ()))]
+        arrays = [self._counterparts(array) for array in (data, *(order.extra if order is not None else ()))]
         shared = [array for array in arrays if array is not None]
         if len(shared) < len(arrays):
             return None
@@ -162,7 +162,7 @@ class MpiTransport:
         reduction: Reduction = version.make(self._group, operands, sums, compression=codes, each_sum=each_sum)
         return reduction
 
-    def _of_all_ranks(self, data: Array) -> list[Array] | None:
+    def _counterparts(self, data: Array) -> list[Array] | None:
         """Return every rank's counterpart of ``data`` in the allocated memory; None if it is not shared."""
         address = data.ctypes.data
         for ranks in self._shared:

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
-from dpsim.comm.compiled import compile_once
+from dpsim.comm.group import compile_once
 from dpsim.comm.networks import transport
 from dpsim.kernels.allreduce.cpu import STAGING_BYTES
 from dpsim.machine import Network, Selection

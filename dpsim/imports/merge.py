@@ -15,7 +15,7 @@ from dpsim.errors import ConfigError, FileFormatError, unknown
 from dpsim.imports import nccl, nccl_report, nccl_text, others
 from dpsim.imports.columns import FORMATS as TABLE_FORMATS
 from dpsim.imports.lines import Source, read_source
-from dpsim.imports.tables import Contents
+from dpsim.imports.tables import Contents, Table
 from dpsim.machine import AllreduceCost, Machine, Network
 from dpsim.model.formulas import fitted_links
 
@@ -157,20 +157,7 @@ def _imported(
             remedy="leave --devices out",
         )
     for table in chosen:
-        count = table.devices or devices
-        if count is None:
-            raise ConfigError(
-                f"{file} does not say on how many devices it was measured ({table.where})",
-                allowed="--devices N, or nodes x devices of a node like 2x4",
-                remedy="give the number of ranks it ran on with --devices",
-            )
-        if count == 1:
-            raise ConfigError(
-                f"{file} was measured on 1 device ({table.where}), which has nothing to reduce",
-                allowed="2 devices or more",
-                remedy="measure on as many devices as you want to predict for; where mpirun started several processes,"
-                " build nccl-tests with MPI=1: without it each measures alone",
-            )
+        count = _device_count(file, table, devices)
         of_nodes = layout if devices is not None else table.layout
         if layout and table.layout not in ("", layout):
             raise ConfigError(
@@ -194,8 +181,8 @@ def _imported(
                 kind=table.kind,
             )
         except ConfigError as error:
-            place = f"{file}, table of {table.where}: {error.given}"
-            raise FileFormatError(place, allowed=error.allowed, remedy=error.remedy) from error
+            given = f"{file}, table of {table.where}: {error.given}"
+            raise FileFormatError(given, allowed=error.allowed, remedy=error.remedy) from error
         done = "kept" if keep_outliers else "left out (dpsim calibrate --from with --keep-outliers keeps it)"
         yield Imported(
             file=file,
@@ -205,6 +192,25 @@ def _imported(
             doubts=tuple(f"{file}, {jump}: {done}" for jump in table.jumps.values()),
             notes=tuple(f"{file}, {table.where}: {note}" for note in table.notes),
         )
+
+
+def _device_count(file: str, table: Table, devices: int | None) -> int:
+    """Return on how many devices a table was measured. Raises ``ConfigError`` if nobody says it, and for 1."""
+    count = table.devices or devices
+    if count is None:
+        raise ConfigError(
+            f"{file} does not say on how many devices it was measured ({table.where})",
+            allowed="--devices N, or nodes x devices of a node like 2x4",
+            remedy="give the number of ranks it ran on with --devices",
+        )
+    if count == 1:
+        raise ConfigError(
+            f"{file} was measured on 1 device ({table.where}), which has nothing to reduce",
+            allowed="2 devices or more",
+            remedy="measure on as many devices as you want to predict for; where mpirun started several processes,"
+            " build nccl-tests with MPI=1: without it each measures alone",
+        )
+    return count
 
 
 def _check_each_once(tables: Sequence[Imported]) -> None:

@@ -88,14 +88,7 @@ def with_buckets(
     sharded = agreement_bytes is not None
     batch_norm = plan.batch_norm if plan.devices > 1 else "local"
     columns = _columns(workload, plan.accumulate, batch_norm, plan.devices > 1, sent, sharded)
-    computed, size_bytes = columns.computation, columns.size_bytes
-    if sent or sharded:
-        size_bytes = size_bytes.copy()
-        before = len(computed.columns.kind)
-        size_bytes[before : before + sent] = bucket_size_bytes
-    if agreement_bytes is not None:
-        size_bytes[len(size_bytes) - sent - 2] = agreement_bytes
-        size_bytes[len(size_bytes) - sent :] = bucket_size_bytes
+    computed = columns.computation
     edges = quickest(_dependencies, few=buckets <= _FEW_BUCKETS)
     awaited = (computed.final, bucket_start) if decided_by is None else (decided_by, np.arange(buckets + 1))
     late = int(computed.statistics > 0)
@@ -109,7 +102,7 @@ def with_buckets(
         layer=columns.layer,
         bucket=columns.bucket,
         micro_batch=columns.micro_batch,
-        size_bytes=size_bytes,
+        size_bytes=_size_bytes(columns, bucket_size_bytes, sent, agreement_bytes),
         depends_start=depends_start,
         depends_on=depends_on,
         tensor_order=tensor_order,
@@ -123,6 +116,21 @@ def with_buckets(
         dynamic=dynamic,
         sharded=sharded,
     )
+
+
+def _size_bytes(
+    columns: _Columns, bucket_size_bytes: Ints, sent: int, agreement_bytes: int | None
+) -> NDArray[np.int64]:
+    """Return each operation's bytes, with those of the ``sent`` collectives and of a sharded schedule's gathers."""
+    if not sent and agreement_bytes is None:
+        return columns.size_bytes
+    size_bytes = columns.size_bytes.copy()
+    before = len(columns.computation.columns.kind)
+    size_bytes[before : before + sent] = bucket_size_bytes
+    if agreement_bytes is not None:
+        size_bytes[len(size_bytes) - sent - 2] = agreement_bytes
+        size_bytes[len(size_bytes) - sent :] = bucket_size_bytes
+    return size_bytes
 
 
 @jit

@@ -143,12 +143,12 @@ def _assign(parameters: Sequence[DdpParameter], order: Iterable[int], limits_byt
     """
     ended: dict[int, tuple[int, ...]] = {}
     growing: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for place, index in enumerate(order):
+    for position, index in enumerate(order):
         parameter = parameters[index]
         if parameter.sparse:
-            ended[place] = (index,)
+            ended[position] = (index,)
         else:
-            growing.setdefault((parameter.dtype, parameter.device), []).append((place, index))
+            growing.setdefault((parameter.dtype, parameter.device), []).append((position, index))
     rests: list[tuple[int, ...]] = []
     for members in growing.values():
         sizes = np.array([parameters[index].size_bytes for _, index in members], np.int64)
@@ -159,4 +159,4 @@ def _assign(parameters: Sequence[DdpParameter], order: Iterable[int], limits_byt
                 ended[members[stop - 1][0]] = bucket
             else:
                 rests.append(bucket)
-    return (*(ended[place] for place in sorted(ended)), *reversed(rests))
+    return (*(ended[position] for position in sorted(ended)), *reversed(rests))

@@ -131,13 +131,13 @@ class _Classes:
             begin = self._begun[own, micro_batch]
         gradients = self._gradients[own] = {}
         for layer in reversed(self._layers[own]):
-            after = self._of_readers(own, micro_batch, layer) or [begin]
+            after = self._gradient_sources(own, micro_batch, layer) or [begin]
             after += [again[layer]] if layer in again else []
             gradients[layer] = self._compute(BACKWARD_EVENT, own, micro_batch, layer, after)
         if stage:
-            self._send(BACKWARD_EVENT, stage, own, micro_batch, self._of_readers(own, micro_batch, first - 1))
+            self._send(BACKWARD_EVENT, stage, own, micro_batch, self._gradient_sources(own, micro_batch, first - 1))
 
-    def _of_readers(self, own: int, micro_batch: int, layer: int) -> list[int]:
+    def _gradient_sources(self, own: int, micro_batch: int, layer: int) -> list[int]:
         """Return the sources of a layer's output gradient: the class's backwards that read it, or their sum."""
         gradients = self._gradients[own]
         readers = [reader for reader in self._readers[layer] if reader in gradients]

@@ -95,10 +95,7 @@ def interleaved(
     sizes, depends_on = columns.size_bytes.tolist(), columns.depends_on.tolist()
     depends_start = columns.depends_start.tolist()
     complete = _completed(computation, buckets)
-    written: dict[int, list[int]] = {}
-    for bucket in range(gradient_slots or len(final), len(buckets.size_bytes)):
-        written.setdefault(final[buckets.start[bucket]], []).append(bucket - gradient_slots)
-
+    freed = _freed(computation, buckets, gradient_slots)
     builder = Builder()
     number: list[int] = []
     summed: list[int] = []
@@ -110,7 +107,7 @@ def interleaved(
             waits[gather.needed_by] = builder.gather(buckets, gather.bucket, number[gather.after], micro_batch)
             queued += 1
         after = [number[earlier] for earlier in depends_on[depends_start[row] : depends_start[row + 1]]]
-        after += [summed[bucket] for bucket in written.get(row, ())]
+        after += [summed[bucket] for bucket in freed.get(row, ())]
         after += [waits[row]] if row in waits else []
         number.append(builder.add(kind, after, layer=layer, micro_batch=micro_batch, size_bytes=sizes[row]))
         for bucket in complete.get(row, ()):
@@ -125,6 +122,14 @@ def interleaved(
     for bucket in range(len(buckets.size_bytes) if gathers_after else 0):
         builder.gather(buckets, bucket, update, plan.accumulate - 1)
     return builder.schedule(workload, plan, buckets, gradient_slots=gradient_slots, parameter_slots=parameter_slots)
+
+
+def _freed(computation: Computation, buckets: Buckets, gradient_slots: int) -> dict[int, list[int]]:
+    """Return the buckets whose sums must be done before each computation row, which writes into their slots."""
+    freed: dict[int, list[int]] = {}
+    for bucket in range(gradient_slots or len(computation.final), len(buckets.size_bytes)):
+        freed.setdefault(int(computation.final[buckets.start[bucket]]), []).append(bucket - gradient_slots)
+    return freed
 
 
 def _completed(computation: Computation, buckets: Buckets) -> dict[int, list[int]]:

@@ -51,7 +51,7 @@ def lower(
     what is left of the layer that it ends in.
 
     A gather is needed by the first computation of its unit, stands ``prefetch`` units before it, and begins when the
-    unit before these is done: the computation of ``prefetch`` units runs beside it. With ``reshard`` and more than
+    unit before these is done: the computation of ``prefetch`` units runs meanwhile. With ``reshard`` and more than
     prefetch + 1 units, these are the ``parameter_slots``: unit u is in slot u modulo that number, where it stays until
     another unit of its slot is gathered. So units at the turn from forward to backward, or to the next micro-batch,
     need no second gather. Otherwise every unit is gathered once a step. In a step of one micro-batch there are as many
@@ -82,7 +82,7 @@ def lower(
         units,
         gradient_slots=slots if plan.accumulate == 1 else 0,
         parameter_slots=parameter_slots,
-        gathers=_gathers(_in_slots(_uses(workload, plan, units), parameter_slots or count), strategy.prefetch),
+        gathers=_gathers(_slot_gathers(_uses(workload, plan, units), parameter_slots or count), strategy.prefetch),
     )
 
 
@@ -121,7 +121,7 @@ def _uses(workload: Workload, plan: Plan, units: Buckets, *, by_pass: bool = Fal
     return uses
 
 
-def _in_slots(uses: list[_Use], slots: int) -> Iterator[tuple[_Use, bool]]:
+def _slot_gathers(uses: list[_Use], slots: int) -> Iterator[tuple[_Use, bool]]:
     """Yield each use, and whether its unit is not in its slot then and must be gathered."""
     resident: dict[int, int] = {}
     for use in uses:
@@ -150,10 +150,10 @@ def _gathers(uses: Iterable[tuple[_Use, bool]], prefetch: int) -> list[Gather]:
     gathers: list[Gather] = []
     before: list[_Use] = []
     used: dict[int, int] = {}
-    for place, (use, needed) in enumerate(uses):
+    for position, (use, needed) in enumerate(uses):
         before.append(use)
-        begin = max(place - prefetch, used.get(use.unit, -1) + 1)
-        used[use.unit] = place
+        begin = max(position - prefetch, used.get(use.unit, -1) + 1)
+        used[use.unit] = position
         after = before[begin - 1].last if begin > 0 else 0
         if needed:
             gathers.append(Gather(use.unit, before=before[max(begin, 0)].first, after=after, needed_by=use.first))

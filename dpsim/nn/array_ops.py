@@ -49,7 +49,7 @@ def _groups(rows: Sequence[Array], values_GC: Sequence[Array]) -> Iterator[tuple
     return zip(*(array.reshape(len(values[0]), -1, channels) for array in rows), *values, strict=True)
 
 
-def _by_sample(groups: int, *arrays_nPC: Array) -> tuple[int, int, list[Array]]:
+def _sample_rows(groups: int, *arrays_nPC: Array) -> tuple[int, int, list[Array]]:
     """Return elements of a group of channels, t of ``grouped``, and the arrays as rows by sample [n, R, t C]."""
     n, positions, channels = arrays_nPC[0].shape
     _, t = grouped(arrays_nPC[0])
@@ -286,7 +286,7 @@ class ArrayOps:
 
     def normalise(self, x_nPC: Array, epsilon: float, out: Array, inverse_std: Array) -> None:
         channels, groups = x_nPC.shape[2], inverse_std.shape[1]
-        count, t, (rows, centred) = _by_sample(groups, x_nPC, out)
+        count, t, (rows, centred) = _sample_rows(groups, x_nPC, out)
         mean = self._group_sums(rows, None, channels, groups) / count
         self.xp.subtract(rows, self._spread(mean, channels, t), out=centred)
         var = self._group_sums(centred, centred, channels, groups) / count
@@ -295,7 +295,7 @@ class ArrayOps:
 
     def normalise_backward(self, grad_nPC: Array, normalised: Array, inverse_std: Array) -> None:
         channels, groups = grad_nPC.shape[2], inverse_std.shape[1]
-        count, t, (rows, others) = _by_sample(groups, grad_nPC, normalised)
+        count, t, (rows, others) = _sample_rows(groups, grad_nPC, normalised)
         mean = self._group_sums(rows, None, channels, groups) / count
         slope = self._group_sums(rows, others, channels, groups) / count
         self.xp.subtract(rows, self._spread(mean, channels, t), out=rows)

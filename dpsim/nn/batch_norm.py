@@ -71,7 +71,7 @@ class BatchNorm(Layer):
             return y
         self._x, all_samples = x, (0, len(x))
         if (kernels := self._local_kernels()) is not None:
-            mean, inverse_std, scale = (self._of_channels(name) for name in ("mean", "inverse std", "scale"))
+            mean, inverse_std, scale = (self._channel_array(name) for name in ("mean", "inverse std", "scale"))
             self._local = (mean, inverse_std, scale)
             kernels.local_moments(x, gamma, self._moved(), self.momentum, self.epsilon, self._local)
             self._normalise(x, mean, scale, beta, y)
@@ -97,10 +97,10 @@ class BatchNorm(Layer):
     def _moved(self) -> tuple[Array, Array]:
         """Return the arrays that kernels move as running statistics."""
         if self.recomputing:
-            return self._of_channels("unused mean")[0], self._of_channels("unused variance")[0]
+            return self._channel_array("unused mean")[0], self._channel_array("unused variance")[0]
         return self.running_mean, self.running_var
 
-    def _of_channels(self, name: str) -> Array:
+    def _channel_array(self, name: str) -> Array:
         return self.buffers.take(name, (1, self.batch_norm_channels))
 
     def _normalise(self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
@@ -174,7 +174,7 @@ class BatchNorm(Layer):
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         # input_gradient needs these sums of this rank, and by then the bound arrays may hold those of all ranks.
         if (kernels := self._local_kernels()) is not None:
-            self._slope, self._shift = self._of_channels("slope"), self._of_channels("shift")
+            self._slope, self._shift = self._channel_array("slope"), self._channel_array("shift")
             results = (self.gradients["gamma"], self.gradients["beta"], self._slope, self._shift)
             rectifier = (self._local[2], self.parameters["beta"]) if self.rectifies else None
             kernels.local_gradients(grad, self._x, self._local, rectifier, results)

@@ -82,7 +82,7 @@ class CpuOps(NumpyOps):
         self.round(x, _NEAREST, operand)
         return operand
 
-    def _of_leaves(self, x: Array, grad: Array, leaves: Leaves) -> tuple[Array, Array, Leaves]:
+    def _leaf_operands(self, x: Array, grad: Array, leaves: Leaves) -> tuple[Array, Array, Leaves]:
         """Return the operands of a weight gradient: samples of these leaves alone, and the boundaries among them."""
         if self.compute_dtype == "float32":
             return x, grad, leaves
@@ -118,7 +118,7 @@ class CpuOps(NumpyOps):
             CANDIDATES["product_with_transposed"][name](grad[start:stop], weight, out[start:stop])
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
-        x, grad, leaves = self._of_leaves(x, grad, leaves)
+        x, grad, leaves = self._leaf_operands(x, grad, leaves)
         ((start, stop, name),) = self._runs("transposed_product", x.dtype, leaves, out.shape)
         CANDIDATES["transposed_product"][name](x[start:stop], grad[start:stop], out)
 
@@ -142,7 +142,7 @@ class CpuOps(NumpyOps):
     def conv2d_weight_gradient(
         self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
     ) -> None:
-        x_bHWi, grad_bhwo, leaves = self._of_leaves(x_bHWi, grad_bhwo, leaves)
+        x_bHWi, grad_bhwo, leaves = self._leaf_operands(x_bHWi, grad_bhwo, leaves)
         sizes = _conv_sizes(x_bHWi.shape, out_KKio.shape, stride)
         _, _, name = self._runs("conv2d_weight_gradient", x_bHWi.dtype, leaves, sizes)[0]
         CANDIDATES["conv2d_weight_gradient"][name](x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)
@@ -245,7 +245,7 @@ class LeafOps(CpuOps):
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
         if self._runs("transposed_product", x.dtype, leaves, out.shape)[0][2] == "packed":
-            x, grad, leaves = self._of_leaves(x, grad, leaves)
+            x, grad, leaves = self._leaf_operands(x, grad, leaves)
             return weight_gradient.transposed_products(x, grad, leaves, out)
         super().transposed_product(x, grad, leaves, out)
 

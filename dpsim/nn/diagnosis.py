@@ -1,4 +1,4 @@
-"""What is asked of a chain of layers beside training: what each computes, where a NaN comes from, whether leaves' bits
+"""Questions to a chain of layers besides training: what each computes, where a NaN comes from, whether leaves' bits
 depend on other leaves.
 """
 

@@ -345,7 +345,7 @@ class Network:
         held = self._stage.slots[slot]
         sums: BatchSums | DeferredSums
         if held.output is None or not batch.leaves[-1]:
-            sums, held.logits_gradient = self._sums_of_nothing(), held.output
+            sums, held.logits_gradient = self._zero_sums(), held.output
         else:
             labels = self.ops.upload("labels", batch.labels)
             with self.ops.tolerate_overflow():
@@ -355,7 +355,7 @@ class Network:
         events.loss_done()
         return sums
 
-    def _sums_of_nothing(self) -> BatchSums:
+    def _zero_sums(self) -> BatchSums:
         return BatchSums(loss=0.0, correct=0, samples=0, slot_losses=(0.0,) * (1 + len(self._extra_slots)))
 
     def recompute_stage(self, slot: int, batch: Batch, events: StageEvents) -> None:

@@ -42,7 +42,7 @@ def twins(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 @dataclass(kw_only=True, eq=False)
 class InFlight:
-    """The slot of a micro-batch in flight: the layers that compute it, and what it keeps beside their arrays."""
+    """The slot of a micro-batch in flight: the layers that compute it, and what it keeps besides their arrays."""
 
     layers: tuple[Layer, ...]
     buffers: Buffers
@@ -125,7 +125,7 @@ class Stage:
         """Return the output of the last layer; ``done`` is called after every layer, with its number."""
         self._recent, leaves = slot.layers, batch.leaves
         if not leaves[-1]:
-            return self._forward_of_nothing(slot, batch, done)
+            return self._empty_forward(slot, batch, done)
         for layer in slot.layers:
             layer.begin(batch)
         for number, layer in zip(self.numbers, slot.layers, strict=True):
@@ -151,7 +151,7 @@ class Stage:
         """
         leaves = batch.leaves
         if not leaves[-1]:
-            return self._backward_of_nothing(slot, batch, events)
+            return self._empty_backward(slot, batch, events)
         for number, layer in zip(reversed(self.numbers), reversed(slot.layers), strict=True):
             if layer.tensors:
                 layer.write_gradients(grad, leaves)
@@ -161,7 +161,7 @@ class Stage:
             events.backward_done(number)
         return grad if self.first else None
 
-    def _forward_of_nothing(self, slot: InFlight, batch: Batch, done: Callable[[int], None]) -> Array:
+    def _empty_forward(self, slot: InFlight, batch: Batch, done: Callable[[int], None]) -> Array:
         """Return a rank without samples: batch norms over several ranks take part all the same."""
         for number, layer in zip(self.numbers, slot.layers, strict=True):
             if _is_collective(layer):
@@ -169,7 +169,7 @@ class Stage:
             done(number)
         return self._empty(self.layers[-1])
 
-    def _backward_of_nothing(self, slot: InFlight, batch: Batch, events: StepEvents) -> Array | None:
+    def _empty_backward(self, slot: InFlight, batch: Batch, events: StepEvents) -> Array | None:
         """Write zeros."""
         for number, layer in zip(reversed(self.numbers), reversed(slot.layers), strict=True):
             if layer.tensors:

@@ -94,10 +94,10 @@ class Arena:
                 self._tensors[tensors[index].name] = (bucket, size, tensors[index].shape)
                 size += tensors[index].elements
             self._sizes.append(size)
-        self._first, self._elements = _in_slots(self._sizes, range(schedule.buckets), 0, align)
+        self._first, self._elements = _slot_starts(self._sizes, range(schedule.buckets), 0, align)
         own = schedule.buckets_of(schedule.class_of(rank))
-        self._gradient_at, gradients = _in_slots(self._sizes, own, schedule.gradient_slots, align)
-        self._parameter_at, parameters = _in_slots(self._sizes, own, schedule.parameter_slots, align)
+        self._gradient_at, gradients = _slot_starts(self._sizes, own, schedule.gradient_slots, align)
+        self._parameter_at, parameters = _slot_starts(self._sizes, own, schedule.parameter_slots, align)
         size_bytes = max(gradients, 1) * dtype.itemsize
         self.slots: tuple[Array, ...] = tuple(allocate(size_bytes).view(dtype) for _ in range(slots))
         self.gradients: Array = self.slots[0]
@@ -148,13 +148,13 @@ class Arena:
     def shards_of(self, rank: int) -> tuple[Shard, ...]:
         """Return the parts that a rank updates; none of them is empty."""
         schedule, shards, offset = self._schedule, list[Shard](), 0
-        of_class, place = schedule.plan.devices // schedule.classes, schedule.plan.place_of(rank)
+        of_class, index = schedule.plan.devices // schedule.classes, schedule.plan.place_of(rank)
         buckets = schedule.buckets_of(schedule.class_of(rank))
-        at, _ = _in_slots(self._sizes, buckets, 0, self._align)
+        at, _ = _slot_starts(self._sizes, buckets, 0, self._align)
         for bucket in buckets:
             low, high = 0, self._sizes[bucket]
             if self.sharded:
-                low, high = shard_bounds(high, of_class)[place : place + 2]
+                low, high = shard_bounds(high, of_class)[index : index + 2]
             if low < high:
                 state = offset if self.sharded else at[bucket]
                 shards.append(Shard(bucket, low, high, self._first[bucket] + low, state))
@@ -176,13 +176,13 @@ class Arena:
 
     def shard_parameters(self, shard: Shard) -> Array:
         """Return the memory in which a shard's parameters are kept from step to step."""
-        return self._place(shard, self.own_parameters, self._parameter_at, self.kept_parameters)
+        return self._updated_part(shard, self.own_parameters, self._parameter_at, self.kept_parameters)
 
     def shard_gradients(self, shard: Shard) -> Array:
         """Return the memory in which the sum of a shard's gradients is when it is updated."""
-        return self._place(shard, self.own_gradients, self._gradient_at, self.kept_gradients)
+        return self._updated_part(shard, self.own_gradients, self._gradient_at, self.kept_gradients)
 
-    def _place(self, shard: Shard, own: Array | None, at: Mapping[int, int], flat: Array) -> Array:
+    def _updated_part(self, shard: Shard, own: Array | None, at: Mapping[int, int], flat: Array) -> Array:
         start = shard.state if own is not None else at[shard.bucket] + shard.low
         return flat[start : start + shard.high - shard.low]
 
@@ -354,7 +354,7 @@ def _elements(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def _in_slots(sizes: Sequence[int], buckets: Sequence[int], slots: int, align: int) -> tuple[dict[int, int], int]:
+def _slot_starts(sizes: Sequence[int], buckets: Sequence[int], slots: int, align: int) -> tuple[dict[int, int], int]:
     """Return where buckets begin, and the elements of all: one after another, or the k-th in slot k % slots."""
     slots = min(slots, len(buckets)) or len(buckets)
     starts, offset = [], 0

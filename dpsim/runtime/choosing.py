@@ -9,8 +9,7 @@ from mpi4py import MPI
 
 from dpsim import processor
 from dpsim.choices import Choice, Choices, Problem
-from dpsim.comm.compiled import compile_among
-from dpsim.comm.group import quiet_barrier
+from dpsim.comm.group import compile_among, quiet_barrier
 from dpsim.comm.selection import select
 from dpsim.errors import ConfigError
 from dpsim.replica import CodeTable, Timing, TunableReplica

@@ -114,20 +114,7 @@ def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
     computed = [operation for operation in own if kinds[operation] in _ANNOUNCED]
     rows, layers = _computations(schedule, computed)
     position = {operation: number for number, operation in enumerate(queued)}
-    releases: list[list[int]] = [[] for _ in kinds]
-    at_end: list[list[int]] = [[] for _ in kinds]
-    queue = []
-    for number, collective in enumerate(queued):
-        earlier = {*schedule.dependencies(collective).tolist()} - {*queued[:number]}
-        if any(kinds[operation] not in (*_ANNOUNCED, UPDATE_EVENT) for operation in earlier):
-            raise ConfigError(
-                f"{schedule.operation_name(collective)} waits for what is announced by no layer",
-                allowed="collectives that wait for computations, or for collectives before them",
-            )
-        queue.append(QueuedCollective(kinds[collective], int(schedule.bucket[collective]), len(earlier)))
-        for operation in earlier:
-            late = kinds[collective] == ALL_GATHER_EVENT and kinds[operation] == BACKWARD_EVENT
-            (at_end if late else releases)[operation].append(number)
+    queue, releases, at_end = _releases(schedule, queued)
     needs_after = [0] * len(kinds)
     for before, operation in itertools.pairwise(computed):
         awaited = [position[each] for each in schedule.dependencies(operation).tolist() if each in position]
@@ -149,6 +136,29 @@ def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
         agreement_bytes=int(schedule.size_bytes[synchronised[-1]]) if synchronised else 0,
         names=tuple(schedule.operation_name(operation) for operation in range(len(kinds))),
     )
+
+
+def _releases(schedule: Schedule, queued: list[int]) -> tuple[list[QueuedCollective], list[list[int]], list[list[int]]]:
+    """Return the queue, and of each operation the positions in it that it releases when it is final, and at its end.
+
+    Raises ``ConfigError`` for a collective that waits for what is announced by no layer.
+    """
+    kinds = schedule.kind.tolist()
+    releases: list[list[int]] = [[] for _ in kinds]
+    at_end: list[list[int]] = [[] for _ in kinds]
+    queue = []
+    for number, collective in enumerate(queued):
+        earlier = {*schedule.dependencies(collective).tolist()} - {*queued[:number]}
+        if any(kinds[operation] not in (*_ANNOUNCED, UPDATE_EVENT) for operation in earlier):
+            raise ConfigError(
+                f"{schedule.operation_name(collective)} waits for what is announced by no layer",
+                allowed="collectives that wait for computations, or for collectives before them",
+            )
+        queue.append(QueuedCollective(kinds[collective], int(schedule.bucket[collective]), len(earlier)))
+        for operation in earlier:
+            late = kinds[collective] == ALL_GATHER_EVENT and kinds[operation] == BACKWARD_EVENT
+            (at_end if late else releases)[operation].append(number)
+    return queue, releases, at_end
 
 
 def _computations(schedule: Schedule, computed: list[int]) -> tuple[list[list[list[int]]], tuple[int, ...]]:

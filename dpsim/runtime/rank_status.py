@@ -87,7 +87,7 @@ class RankStatus:
         self.rests()
 
     def note(self, *, bucket: int, last_done: int) -> None:
-        """Write down what is known beside the row: called now and then by another thread of the same process."""
+        """Write down what is known besides the row: called now and then by another thread of the same process."""
         numbers, since_s = self._numbers, self._times[_SINCE]
         numbers[_DETAIL] = bucket if numbers[_DOING] == WAITING else last_done
         self._times[_DETAIL_SINCE] = since_s

@@ -105,7 +105,7 @@ def timeline(
 ) -> Timeline:
     """Return the events of some steps: ``steps[k][r]`` are step k's marks on rank r. The first starts near 0.
 
-    ``names`` are the names of the schedule's operations. What a pause holds beside collectives is an event ``wait``.
+    ``names`` are the names of the schedule's operations. What a pause holds besides collectives is an event ``wait``.
     """
     origin_s = min(marks.begin_s for marks in steps[0])
     codes: dict[str, int] = {}

@@ -100,7 +100,7 @@ class StepCollectives:
         return end_s
 
     def poll(self) -> None:
-        """Move on what is under way beside the computation; called when a layer is done."""
+        """Move on what is under way during the computation; called when a layer is done."""
         if self._overlapped and self._communicates:
             self._progress.poll()
 

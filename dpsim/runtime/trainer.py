@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -19,8 +19,8 @@ from dpsim.collective import node_counts
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
-from dpsim.comm.compiled import compile_once
 from dpsim.comm.compression import Compression
+from dpsim.comm.group import compile_once
 from dpsim.comm.networks import transport
 from dpsim.comm.transport import Transport
 from dpsim.constraints import check_backend
@@ -45,6 +45,14 @@ from dpsim.runtime.stages.groups import StageGroups
 from dpsim.runtime.stall import StallWatch
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
+
+
+class _Transports(NamedTuple):
+    """The transports of a rank: for gradients, for decisions of a dynamic schedule, for sums in the fixed order."""
+
+    gradients: Transport
+    decisions: Transport | None
+    exact: Transport | None
 
 
 class Trainer:
@@ -87,46 +95,32 @@ class Trainer:
         """The digest of what decides which code computes: in leaves a table, else the choices by measurement."""
         if able.tunable is not None and device_replica is None:
             self._choose_code(able.tunable, dataset, plan, comm)
-        if (
-            selection is None
-            and plan.algorithm == "auto"
-            and not (plan.leaves or network.emulated or backend == "cuda")
-        ):
-            selection = choose_selection(comm).selection(plan.data_devices) if plan.data_devices > 1 else None
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
         sleeps, self._sized = able.emulated is not None, able.sized
         self.model_state = {name: (value.shape, value.dtype.name) for name, value in replica.state().items()}
         """Shape and dtype of the state of the whole model, of which a stage has a part."""
         groups = self._groups = StageGroups.of(self.schedule, comm, network, sleeps=sleeps)
-        group, world = (comm, None) if groups is None else (groups.alike, groups.world)
-        self.transport: Transport = transport(
-            group,
-            network,
-            node_counts(plan.collective.layout, plan.data_devices)[1],
-            selection,
-            backend,
-            sleeps=sleeps,
-            on_device=device_replica is not None,
-            algorithm=plan.algorithm,
-            beside=world,
+        on_device = device_replica is not None
+        transports = _transports(
+            self.schedule, groups, comm, network, selection, backend, sleeps=sleeps, on_device=on_device
         )
+        self.transport = transports.gradients
         if backend == "cuda":
             self.computed_on, self.libraries = described(self.transport, comm)
         if device_replica is not None:
             device_replica.compute_in(self.transport.memory)
             if plan.leaves:
                 check_leaves(device_replica, dataset, plan, comm)
-        control = transport(group, network, sleeps=sleeps) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
         mine = rank_status.Board(comm) if watched else None
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Compression(str(plan.wire_dtype)), comm)
-        sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
-        exact = transport(group, network, sleeps=sleeps, beside=world) if sums else None
         status = mine.status if mine else None
-        self.runner = StepRunner(replica, self.schedule, self.transport, control, status, rate, exact, groups)
+        self.runner = StepRunner(
+            replica, self.schedule, self.transport, transports.decisions, status, rate, transports.exact, groups
+        )
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         compile_once(self.runner.warm_up, comm)
         self.runner.initialise(seed)
@@ -349,3 +343,37 @@ class Trainer:
         while True:
             yield from epoch_batches(len(self.dataset.train_y), self.plan.global_batch, self.seed, self.epoch)
             self.epoch += 1
+
+
+def _transports(
+    schedule: Schedule,
+    groups: StageGroups | None,
+    comm: MPI.Intracomm,
+    network: Network,
+    selection: Selection | None,
+    backend: Backend,
+    *,
+    sleeps: bool,
+    on_device: bool,
+) -> _Transports:
+    """Open a rank's transports, among the ranks of its class. A missing ``selection`` is measured. Collective."""
+    plan = schedule.plan
+    measurable = not (plan.leaves or network.emulated or backend == "cuda") and plan.data_devices > 1
+    if selection is None and plan.algorithm == "auto" and measurable:
+        selection = choose_selection(comm).selection(plan.data_devices)
+    group, world = (comm, None) if groups is None else (groups.alike, groups.world)
+    gradients = transport(
+        group,
+        network,
+        node_counts(plan.collective.layout, plan.data_devices)[1],
+        selection,
+        backend,
+        sleeps=sleeps,
+        on_device=on_device,
+        algorithm=plan.algorithm,
+        beside=world,
+    )
+    decisions = transport(group, network, sleeps=sleeps) if schedule.dynamic else None
+    sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
+    exact = transport(group, network, sleeps=sleeps, beside=world) if sums else None
+    return _Transports(gradients, decisions, exact)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 import queue
+import statistics
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from dpsim.comm.clock import now
 from dpsim.comm.progress import LOOK_S
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
-from dpsim.torch.fastest import Fastest
 from dpsim.torch.node import SUMMED, Ranks, SharedBucket, SharedNode
 
 Bucket = Any
@@ -28,6 +29,13 @@ Future = Any
 """A ``torch.futures.Future`` of the reduced bucket."""
 Overlap = Literal["auto", "inline", "thread", "gloo"]
 
+_SETTLING_STEPS = 4
+"""Steps before the first turn: in these DDP makes its buckets anew, and memory is prepared."""
+_TURNS = 3
+_STEPS_A_TURN = 3
+"""The first step of a turn is not counted: it ends what the way before has begun."""
+_GAIN = 0.98
+"""A way is taken in place of one before it in the list if its step takes at most this part of the other's."""
 _GLOO_HOOKS = {
     None: default_hooks.allreduce_hook,
     "float16": default_hooks.fp16_compress_hook,
@@ -45,7 +53,7 @@ def allreduce_hook(
     given (the default group if left out). Each DDP model takes a hook of its own.
 
     ``overlap``: ``inline`` reduces on the thread of backward, which waits at the last bucket alone; ``thread`` on a
-    thread beside it; ``gloo`` is PyTorch's own hook. ``auto`` tries the three in turns in the first steps (two without
+    second thread; ``gloo`` is PyTorch's own hook. ``auto`` tries the three in turns in the first steps (two without
     gloo if there is a ``wire_dtype``), and stays with the fastest. ``wire_dtype`` bfloat16 or float16 rounds every
     rank's gradients, and their sum, to 16 bits; between processors of one machine that saves no time.
 
@@ -176,3 +184,38 @@ class _ReducingThread:
                 future.set_result(shared.result())
             except Exception as error:  # handed to the thread of backward, which raises it
                 future.set_exception(error)
+
+
+class Fastest:
+    """The choice of the fastest way: ``way`` is that of the next step, on all ranks. Its last bucket ends a step."""
+
+    def __init__(self, ways: Sequence[str], ranks: Ranks) -> None:
+        self.way = ways[0]
+        self._ranks = ranks
+        self._ways = list(ways)
+        self._steps = -_SETTLING_STEPS
+        self._ended_s = 0.0
+        self._samples: dict[str, list[float]] = {way: [] for way in ways}
+
+    def step_ended(self) -> None:
+        """Take the time of the step that has ended, and say which way the next one uses. Collective at times."""
+        if len(self._ways) == 1:
+            return
+        ended_s = now()
+        if self._steps >= 0 and self._steps % _STEPS_A_TURN:
+            self._samples[self.way].append(ended_s - self._ended_s)
+        self._ended_s = ended_s
+        self._steps += 1
+        turn = max(self._steps, 0) // _STEPS_A_TURN
+        self.way = self._ways[turn % len(self._ways)]
+        if turn == _TURNS * len(self._ways):
+            self._decide()
+
+    def _decide(self) -> None:
+        of_ranks = self._ranks.allgather({way: statistics.median(times) for way, times in self._samples.items()})
+        step_s = {way: max(medians[way] for medians in of_ranks) for way in self._ways}
+        self.way = self._ways[0]
+        for way in self._ways[1:]:
+            if step_s[way] < _GAIN * step_s[self.way]:
+                self.way = way
+        self._ways = [self.way]

@@ -137,13 +137,13 @@ class SharedNode:
         room = system is not None and system.f_bavail * system.f_frsize > 2 * self.ranks.size * storage.nbytes()
         if not all(self.ranks.allgather(room)):
             return None
-        place = "", 0, 0
+        location = "", 0, 0
         with contextlib.suppress(RuntimeError):  # PyTorch's for every failure; all ranks learn of it
             handle, size_bytes = storage._share_fd_cpu_()
-            place = f"/proc/{os.getpid()}/fd/{handle}", size_bytes, bucket.storage_offset() * bucket.element_size()
+            location = f"/proc/{os.getpid()}/fd/{handle}", size_bytes, bucket.storage_offset() * bucket.element_size()
         arrays = []
         with contextlib.suppress(OSError):
-            for rank, each in enumerate(self.ranks.allgather(place)):
+            for rank, each in enumerate(self.ranks.allgather(location)):
                 arrays.append(bucket.numpy() if rank == self.ranks.rank else _mapped(bucket, *each))
         return arrays if all(self.ranks.allgather(len(arrays) == self.ranks.size)) else None
 

@@ -170,18 +170,18 @@ def _over_parts(node: Tree, places: dict[Tree, int], sources: list[int]) -> Tree
 def hierarchical(sums: PartialSums, devices_a_node: int) -> StepList:
     """Sum inside each node first, then two-shot between nodes. Rank r has position r % k on node r // k.
 
-    The rank at place c adds chunk c of its node's partial sums as far as they make whole subtrees; the ranks at place
+    The rank at position c adds chunk c of its node's partial sums as far as they make whole subtrees; those at position
     c of all nodes do a two-shot with these; and every rank copies the other chunks from its own node.
     """
     k, firsts = devices_a_node, sums.firsts
     m = sums.ranks // k
     steps: list[Step] = []
-    for place in range(k):
-        low, high = place * m, place * m + m
+    for position in range(k):
+        low, high = position * m, position * m + m
         parts: dict[Tree, int] = {}
         regions: list[Region] = []
         for node in range(m):
-            rank = node * k + place
+            rank = node * k + position
             for part in _inside(sums, sums.tree, range(node * k, node * k + k)):
                 parts[part] = len(parts)
                 if isinstance(part, int) and sums.owners[part] == rank:
@@ -189,21 +189,21 @@ def hierarchical(sums: PartialSums, devices_a_node: int) -> StepList:
                     continue
                 sources: list[int] = []
                 shape = _over_parts(part, {number: number for number in slots_below(part)}, sources)
-                regions.append(Region(STAGING, place * len(sums.owners) + parts[part], low, high))
+                regions.append(Region(STAGING, position * len(sums.owners) + parts[part], low, high))
                 inputs = tuple(Region(SLOT, number, low, high) for number in sources)
                 steps.append(Step(rank, shape, inputs, (regions[-1],)))
         order: list[int] = []
         shape = _over_parts(sums.tree, parts, order)
         for node in range(m):
             first = low + node
-            outputs = tuple(Region(SLOT, firsts[other * k + place], first, first + 1) for other in range(m))
+            outputs = tuple(Region(SLOT, firsts[other * k + position], first, first + 1) for other in range(m))
             inputs = tuple(regions[number]._replace(start=first, stop=first + 1) for number in order)
-            steps.append(Step(node * k + place, shape, inputs, outputs, final=True))
+            steps.append(Step(node * k + position, shape, inputs, outputs, final=True))
     for rank in range(sums.ranks):
-        for place in range(k):
-            other = rank // k * k + place
+        for position in range(k):
+            other = rank // k * k + position
             if other != rank:
-                have = Region(SLOT, firsts[other], place * m, place * m + m)
+                have = Region(SLOT, firsts[other], position * m, position * m + m)
                 steps.append(Step(rank, 0, (have,), (have._replace(number=firsts[rank]),)))
     return StepList((tuple(steps),), sums.ranks)
 
@@ -215,7 +215,7 @@ def node_by_node(ranks: int, devices_a_node: int) -> PartialSums:
         return leaf(tree) if isinstance(tree, int) else (over(tree[0], leaf), over(tree[1], leaf))
 
     def node(number: int) -> Tree:
-        return over(leaf_tree(devices_a_node), lambda place: number * devices_a_node + place)
+        return over(leaf_tree(devices_a_node), lambda position: number * devices_a_node + position)
 
     return PartialSums(tuple(range(ranks)), over(leaf_tree(ranks // devices_a_node), node))
 

@@ -38,7 +38,7 @@ def halving_doubling(sums: PartialSums) -> StepList:
     each over its own share; with 2^k ranks of one partial sum that is plain recursive halving. Doubling goes the same
     way back: each rank copies the results that belong to its share of the half below.
     """
-    return _in_units(_halved(sums, sums.tree))
+    return _unit_steps(_halved(sums, sums.tree))
 
 
 def plain_halving_doubling(ranks: int) -> StepList:
@@ -56,7 +56,7 @@ def plain_halving_doubling(ranks: int) -> StepList:
     first = [_Sum(keeper, none, all_, (keeper, giver), keeper) for keeper, giver in handed]
     last = [_Sum(giver, none, all_, (keeper,), giver) for keeper, giver in handed]
     halved = _halved(slots(range(ranks + 1)), farthest_first(members)) if len(members) > 1 else []
-    return _in_units([first, *halved, last])
+    return _unit_steps([first, *halved, last])
 
 
 def recursive_doubling(ranks: int) -> StepList:
@@ -84,7 +84,7 @@ def _core(ranks: int) -> tuple[list[int], list[tuple[int, int]]]:
     return [rank for rank in range(ranks) if rank not in givers], handed
 
 
-def _in_units(rounds: list[list[_Sum]]) -> StepList:
+def _unit_steps(rounds: list[list[_Sum]]) -> StepList:
     units = math.lcm(*(bound.denominator for parts in rounds for part in parts for bound in (part.low, part.high)))
 
     def step(part: _Sum) -> Step:

@@ -8,13 +8,20 @@ adds the partial sums of all ranks along the rest of the tree. With one leaf a r
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 Tree = int | tuple["Tree", "Tree"]
 """The number of a partial sum, or the sum of two trees."""
 T = TypeVar("T")
+MOST_DOUBLINGS = 12
+"""Sums that wait for their pair at once: there may be 2^11 leaves or fewer."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +107,19 @@ def fold(tree: Tree, slot: Callable[[int], T], add: Callable[[T, T], T]) -> T:
         return slot(tree)
     left = fold(tree[0], slot, add)
     return add(left, fold(tree[1], slot, add))
+
+
+@functools.lru_cache(maxsize=4096)
+def leaf_program(leaves: tuple[int, ...]) -> NDArray[Any]:
+    """Return [leaves, 3] for a kernel: first sample, the one after the last, and how many sums are complete then.
+
+    A binary counter: with leaf i as many pairs are complete as i has trailing one bits, with the last all there are.
+    Adding what is complete, the sum before it plus its own, leaves the sums that still wait.
+    """
+    rows, depth = [], 0
+    for number, (start, stop) in enumerate(itertools.pairwise(leaves)):
+        ones = (~number & (number + 1)).bit_length() - 1
+        merges = ones if number < len(leaves) - 2 else depth
+        rows.append((start, stop, merges))
+        depth += 1 - merges
+    return np.array(rows, np.int64)

@@ -136,7 +136,7 @@ class StagedAllreduce(OwnBlocks):
         scratch = self._codes.take(extent * len(slots))
         codes = [scratch[extent * n : extent * n + 2 * slots[0].size].view(np.uint16) for n in range(len(slots))]
         coding = Codes(dtype=dtype, scale=scale, arrays=codes)
-        encode, _, decode = _two_shot(slots, _of_one_rank(_chain(len(slots))), compression=coding)
+        encode, _, decode = _two_shot(slots, _single_rank_sums(_chain(len(slots))), compression=coding)
         stored = np.float16 if dtype == "float16" else np.uint16
         return [array.view(stored) for array in codes], (encode,), (decode,)
 
@@ -169,11 +169,11 @@ def _addition(held: dict[int, DeviceArray], kernel: Kernel, rank: int) -> tuple[
     def renumbered(tree: Tree) -> Tree:
         return indices[tree] if isinstance(tree, int) else (renumbered(tree[0]), renumbered(tree[1]))
 
-    sources = _of_one_rank(renumbered(sums.tree))
+    sources = _single_rank_sums(renumbered(sums.tree))
     return _two_shot([held[number] for number in indices], sources, each_sum=kernel.each_sum)
 
 
-def _of_one_rank(tree: Tree) -> PartialSums:
+def _single_rank_sums(tree: Tree) -> PartialSums:
     """Return partial sums that are all in the memory of this rank, whose result lands in the first of them."""
     return PartialSums((0,) * len(slots_below(tree)), tree)
 

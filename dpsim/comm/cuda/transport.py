@@ -124,7 +124,7 @@ class CudaTransport(MpiTransport):
     device's, for gradients that are computed there; else it is the host's.
 
     It has one ``reducer``: for ``algorithm`` nccl NCCL's own allreduce, which keeps no order; for any other kernels,
-    over the first ``path`` that works. So NCCL and kernels that wait for each other never run beside each other.
+    over the first ``path`` that works. So NCCL and kernels that wait for each other never run at the same time.
     ``most_blocks`` bounds how much of a GPU such a kernel occupies while it waits, for ``wait_limit_s`` at most. Raises
     ``ConfigError`` without a GPU.
     """

@@ -25,8 +25,8 @@ class Packed:
     def __init__(self, values: tuple[Any, ...]) -> None:
         numbers = [np.asarray(value) for value in _members(values)]
         self._buffer = np.zeros(len(numbers), np.int64)
-        for place, number in enumerate(numbers):
-            self._buffer[place : place + 1].view(number.dtype)[0] = number
+        for index, number in enumerate(numbers):
+            self._buffer[index : index + 1].view(number.dtype)[0] = number
         self._addresses = self._buffer.ctypes.data + 8 * np.arange(len(numbers), dtype=np.int64)
         self.address = int(self._addresses.ctypes.data)
         self.dtypes = tuple(number.dtype for number in numbers)

@@ -68,7 +68,7 @@ class _Builder:
         self._spare: dict[tuple[int, int], int | None] = {}
 
     def moves(self, step: Step) -> list[Move]:
-        """Return a step's moves: one that adds along a chain, and before it one for each subtree beside the chain."""
+        """Return a step's moves: one that adds along a chain, and before it one for each subtree off the chain."""
         moves: list[Move] = []
         sources = self._chain(step, step.tree, moves)
         return moves + self._add(step, sources, step.outputs[0].number, final=step.final)
@@ -89,12 +89,12 @@ class _Builder:
     def _add(self, step: Step, sources: list[int], target: int, *, final: bool) -> list[Move]:
         """Return one move, or several where parts of a source have their lower halves in different places."""
         spare = next((number for number in sources if number != target), None) if len(sources) > 1 else None
-        place = Partial(target, None if final else spare)
+        total = Partial(target, None if final else spare)
         moves = []
         units = range(step.outputs[0].start, step.outputs[0].stop)
         for spares, group in itertools.groupby(units, lambda unit: [self._spare.get((n, unit)) for n in sources]):
             first, *rest = group
             low, high = Fraction(first, self._units), Fraction(first + len(rest) + 1, self._units)
-            moves.append(Move(step.rank, low, high, tuple(map(Partial, sources, spares)), place, final))
-        self._spare |= {(target, unit): place.spare for unit in units}
+            moves.append(Move(step.rank, low, high, tuple(map(Partial, sources, spares)), total, final))
+        self._spare |= {(target, unit): total.spare for unit in units}
         return moves

@@ -70,8 +70,8 @@ def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
             at = element * size
             sums = read(word(source), word(source + 8), at)
             for number in range(1, count):
-                place = source + 16 * number
-                sums = add(sums, read(word(place), word(place + 8), at))
+                entry = source + 16 * number
+                sums = add(sums, read(word(entry), word(entry + 8), at))
             if leaves == FINAL:
                 sums = times(sums, scale)
             write(target, lower, leaves, at, sums)
@@ -94,8 +94,8 @@ def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
                 read(upper, under, d),
             )
             for number in range(1, count):
-                place = source + 16 * number
-                upper, under = word(place), word(place + 8)
+                entry = source + 16 * number
+                upper, under = word(entry), word(entry + 8)
                 more_a, more_b = read(upper, under, a), read(upper, under, b)
                 more_c, more_d = read(upper, under, c), read(upper, under, d)
                 of_a, of_b, of_c, of_d = add(of_a, more_a), add(of_b, more_b), add(of_c, more_c), add(of_d, more_d)

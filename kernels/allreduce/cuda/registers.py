@@ -47,7 +47,7 @@ def _definition(compute: Callable[..., Any], result: Any, *operands: Any) -> Any
     return signature(types.UniTuple(result or number, count), *kinds), code
 
 
-def _of_one(compute: Callable[..., Any], result: Any = None) -> Any:
+def _unary(compute: Callable[..., Any], result: Any = None) -> Any:
     @intrinsic
     def operation(typingctx, values):  # type: ignore[no-untyped-def]
         return _definition(compute, result, values)
@@ -55,7 +55,7 @@ def _of_one(compute: Callable[..., Any], result: Any = None) -> Any:
     return operation
 
 
-def _of_two(compute: Callable[..., Any]) -> Any:
+def _binary(compute: Callable[..., Any]) -> Any:
     @intrinsic
     def operation(typingctx, left, right):  # type: ignore[no-untyped-def]
         return _definition(compute, None, left, right)
@@ -73,19 +73,19 @@ def _rectified(builder: Any, value: Any) -> Any:
     return builder.select(builder.fcmp_ordered("<=", value, zero), zero, value)
 
 
-add = _of_two(lambda builder, left, right: builder.fadd(left, right))
-minus = _of_two(lambda builder, left, right: builder.fsub(left, right))
-multiply = _of_two(functools.partial(_nearest, "mul"))
-divide = _of_two(functools.partial(_nearest, "div"))
-root = _of_one(functools.partial(_nearest, "sqrt"))
+add = _binary(lambda builder, left, right: builder.fadd(left, right))
+minus = _binary(lambda builder, left, right: builder.fsub(left, right))
+multiply = _binary(functools.partial(_nearest, "mul"))
+divide = _binary(functools.partial(_nearest, "div"))
+root = _unary(functools.partial(_nearest, "sqrt"))
 """The square root of each number."""
-widen = _of_one(lambda builder, value: builder.fpext(value, _F64), types.float64)
+widen = _unary(lambda builder, value: builder.fpext(value, _F64), types.float64)
 """The same numbers in float64."""
-narrow = _of_one(lambda builder, value: builder.fptrunc(value, F32), types.float32)
+narrow = _unary(lambda builder, value: builder.fptrunc(value, F32), types.float32)
 """The nearest numbers in float32."""
-keep_positive = _of_two(_kept_where_positive)
+keep_positive = _binary(_kept_where_positive)
 """Each value whose test is > 0, else 0."""
-rectify = _of_one(_rectified)
+rectify = _unary(_rectified)
 """max(value, 0) of each; NaN stays NaN."""
 
 
