@@ -15,7 +15,7 @@ INDEX: str | None = None
 
 
 def checkout() -> Path | None:
-    """The root of the checkout that dpsim is imported from; other processes need it on PYTHONPATH.
+    """Return the root of the checkout that dpsim is imported from; other processes need it on PYTHONPATH.
 
     None where dpsim is installed in site-packages: there every process of this Python finds it.
     """

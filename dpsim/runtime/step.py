@@ -49,7 +49,7 @@ class StepOutcome:
 
 
 class StepRunner:
-    """Executes a schedule's step again and again with one replica and one transport.
+    """A runner that executes a schedule's step again and again with one replica and one transport.
 
     It owns the run's memory (``arena``) and hands it to the replica. ``initialise`` must be called once.
     ``control`` carries the decisions of a rule that packs buckets while running (Horovod's); such a rule needs
@@ -143,7 +143,7 @@ class StepRunner:
             slot[...] = 0
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
-        """The sums of an evaluation of these samples: in stages those of the last one, and zeros in the others."""
+        """Return the sums of an evaluation of these samples: in stages those of the last one, zeros in the others."""
         return (self._stage or self.replica).evaluate(x, labels)
 
     def bind_again(self) -> None:
@@ -222,8 +222,8 @@ class StepRunner:
     def look(self) -> tuple[int, int]:
         """Return the bucket under way and the number of the operation finished last; for another thread to ask."""
         last = self._clock.marks.last_operation
-        known = last not in (None, self.program.overhead, self.program.update)
-        return self._collectives.bucket, UNKNOWN if last is None or not known else last
+        is_layer = last not in (None, self.program.overhead, self.program.update)
+        return self._collectives.bucket, UNKNOWN if last is None or not is_layer else last
 
     def close(self) -> None:
         """End the communication thread, if there is one."""

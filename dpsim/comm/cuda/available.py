@@ -18,12 +18,12 @@ _CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def simulating() -> bool:
-    """Whether numba's own variable asks for its CUDA simulator."""
+    """Return whether numba's own variable asks for its CUDA simulator."""
     return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
 
 def why_no_gpu() -> str:
-    """Why no GPU can be used, in a few words; empty if a GPU can be used."""
+    """Return why no GPU can be used, in a few words; empty if a GPU can be used."""
     driver = cuda_driver.ask()
     if driver.problem:
         return driver.problem
@@ -34,7 +34,7 @@ def why_no_gpu() -> str:
 
 
 def why_no_kernels() -> str:
-    """Why numba-cuda compiles nothing with the NumPy that is installed, such as one without ``row_stack``; or empty."""
+    """Return why numba-cuda cannot compile with the installed NumPy (one without ``row_stack``), or ""."""
     if hasattr(np, "row_stack"):
         return ""
     return f"numba-cuda compiles no kernel with NumPy {np.__version__} (pip install 'numpy<2.5')"
@@ -60,12 +60,12 @@ def _why_cupy_fails(driver: cuda_driver.Driver) -> str:
 
 
 def _words(error: Exception) -> str:
-    """The first lines of an error, as one line."""
+    """Return the first lines of an error, as one line."""
     return " ".join(str(error).split())[:300]
 
 
 def cupy_version() -> str:
-    """The version of the CuPy that is installed, for whatever CUDA; ``none`` without one. Imports nothing."""
+    """Return the version of the CuPy that is installed, for whatever CUDA; ``none`` without one. Imports nothing."""
     for package in _CUPY_PACKAGES:
         try:
             return importlib.metadata.version(package)
@@ -75,7 +75,7 @@ def cupy_version() -> str:
 
 
 def gpu_count() -> int:
-    """How many GPUs CUDA sees, after ``check_gpu``; the simulator has 1."""
+    """Return how many GPUs CUDA sees, after ``check_gpu``; the simulator has 1."""
     if simulating():
         return 1
     import cupy
@@ -84,7 +84,7 @@ def gpu_count() -> int:
 
 
 def nccl_missing() -> str:
-    """Why CuPy cannot use NCCL; empty if it can."""
+    """Return why CuPy cannot use NCCL; empty if it can."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns where it cannot load the library
         try:
@@ -95,7 +95,7 @@ def nccl_missing() -> str:
 
 
 def check_gpu() -> None:
-    """Raises ``ConfigError`` if there is neither a GPU nor the simulator."""
+    """Raise ``ConfigError`` if there is neither a GPU nor the simulator."""
     if not simulating() and (reason := why_no_gpu()):
         raise ConfigError(
             f"backend 'cuda' finds no GPU here: {reason}",
@@ -106,7 +106,7 @@ def check_gpu() -> None:
 
 
 def open_device(number: int) -> Device:
-    """The device of the ``number``-th process of this machine: processes take the GPUs in turn, or the simulator.
+    """Return the device of this machine's process ``number``: processes take the GPUs in turn, or the simulator.
 
     Raises ``ConfigError`` if there is no GPU.
     """

@@ -37,7 +37,7 @@ INPUT_GRADIENT, OUTPUT_GRADIENT = "gradient of the input", "gradient of the outp
 
 
 class StageStep:
-    """Computes a rank's stage with ``replica``, and exchanges activations and gradients with the stages beside it.
+    """A rank's stage: computes it with ``replica``, exchanges activations and gradients with neighbouring stages.
 
     ``world`` carries the messages: a rank talks to those that have its place and its part in other stages. Each of
     the micro-batches that are in flight in ``schedule`` has memory of its own. ``enter`` is called before anything of a
@@ -107,7 +107,7 @@ class StageStep:
         return sums
 
     def evaluate(self, x: Array, labels: Array) -> BatchSums:
-        """The sums of an evaluation of these samples in the last stage, zeros in the others; all call it together."""
+        """Return the sums of an evaluation in the last stage, zeros in the others; all call it together."""
         loss, correct = 0.0, 0
         for start in range(0, len(labels), EVALUATION_SAMPLES):
             part = slice(start, start + EVALUATION_SAMPLES)
@@ -164,7 +164,7 @@ class StageStep:
         return self._plan.rank_of(message.peer_class, self._place)
 
     def _wait_until_sent(self, what: str, slot: int) -> None:
-        """What is being sent must not be overwritten."""
+        """Wait until all is sent, since what is being sent must not be overwritten."""
         sending = self._sending.pop((what, slot), None)
         if sending is not None:
             wait(self._world, [sending])
