@@ -68,9 +68,9 @@ test-avx2: $(VENV)/.ready-dev
 test-slow: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(call marked,slow)
 
-# More than an hour: kills of all commands, damaged inputs and odd command lines. It continues where it was interrupted.
+# More than an hour: kills of all commands, damaged inputs and odd command lines. The kills continue where they were interrupted.
 attacks: $(VENV)/.ready-torch
-	$(BIN)/python -m dpsim.experiments.stress.hostile --parts readers,commands,kills --output $(ATTACKS)
+	$(BIN)/python -m dpsim.experiments.stress.kills --parts readers,commands,kills --output $(ATTACKS)
 
 test-torch: $(VENV)/.ready-torch
 	$(BIN)/python -m pytest -m torch -n 2 --dist load $(call marked,torch)
