@@ -14,7 +14,7 @@ import msgspec
 from dpsim import codec, machine_library
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, CollectiveKind, check_layout, node_counts
+from dpsim.collective import FLAT, Collective, CollectiveKind, Layout, checked_layout
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
 from dpsim.memo import remember
@@ -157,7 +157,7 @@ class AllreduceCost(Noun, frozen=True):
     sizes_bytes: tuple[int, ...]
     time_s: tuple[float, ...]
     wire_dtype: str = "float32"
-    layout: str = ""
+    layout: Layout = FLAT
     kind: CollectiveKind = "allreduce"
     relative_uncertainty: float | None = None
     p10_s: tuple[float, ...] = ()
@@ -166,7 +166,7 @@ class AllreduceCost(Noun, frozen=True):
     def __post_init__(self) -> None:
         ALGORITHMS.find(self.algorithm)
         _check_devices(f"an allreduce table {self.algorithm!r}", self.devices)
-        check_layout(self.layout, self.devices)
+        msgspec.structs.force_setattr(self, "layout", checked_layout(self.layout, self.devices))
         columns = [self.time_s, *(column for column in (self.p10_s, self.p90_s) if column)]
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, *columns)
         check_uncertainty(f"allreduce table {self.algorithm!r}", relative_uncertainty=self.relative_uncertainty)
@@ -253,7 +253,7 @@ class OverlapCost(Noun, frozen=True):
     compute_loss_s: tuple[float, ...]
     poll_s: float = 0.0
     wire_dtype: str = "float32"
-    layout: str = ""
+    layout: Layout = FLAT
     kind: CollectiveKind = "allreduce"
     relative_uncertainty: float | None = None
     loss_relative_uncertainty: float | None = None
@@ -263,7 +263,7 @@ class OverlapCost(Noun, frozen=True):
     def __post_init__(self) -> None:
         what = f"overlap table {self.algorithm!r}/{self.overlap!r} at {self.devices} devices"
         _check_devices(f"an overlap table {self.algorithm!r}/{self.overlap!r}", self.devices)
-        check_layout(self.layout, self.devices)
+        msgspec.structs.force_setattr(self, "layout", checked_layout(self.layout, self.devices))
         quantiles = [column for column in (self.p10_s, self.p90_s) if column]
         _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s, *quantiles)
         if not (math.isfinite(self.poll_s) and self.poll_s >= 0):
@@ -468,7 +468,7 @@ class Machine(Noun, frozen=True, dict=True):
             return collective
         known = measured or {table.algorithm for table in self.allreduce}
         library = algorithm == "auto" and "auto" not in known and "mpi" in known
-        if library or node_counts(layout, 1)[0] > 1:
+        if library or layout.nodes > 1:
             return msgspec.structs.replace(collective, algorithm="mpi")
         return collective
 
@@ -482,7 +482,7 @@ class Machine(Noun, frozen=True, dict=True):
         if self.emulated_network or self.link is None or not self.link.fitted_to:
             return False
         tables = [table for table in self.allreduce if table.devices > 1]
-        return all(node_counts(t.layout, 1)[0] == 1 and (t.layout or self.cores) for t in tables)
+        return all(t.layout.nodes == 1 and (t.layout or self.cores) for t in tables)
 
     @property
     def of_several_nodes(self) -> bool:
@@ -490,7 +490,7 @@ class Machine(Noun, frozen=True, dict=True):
         if self.emulated_network or self.link_in_node is not None:
             return False
         layouts = [table.layout for table in (*self.allreduce, *self.halves) if table.devices > 1]
-        return bool(layouts) and all(layout and node_counts(layout, 1)[0] > 1 for layout in layouts)
+        return bool(layouts) and all(layout and layout.nodes > 1 for layout in layouts)
 
     @property
     def largest_node(self) -> int | None:
@@ -498,16 +498,14 @@ class Machine(Noun, frozen=True, dict=True):
         if self.emulated_network or (self.link is not None and not self.link.fitted_to):
             return None
         tables = [table for table in (*self.allreduce, *self.halves) if table.devices > 1]
-        inside = all(table.layout and node_counts(table.layout, 1)[0] == 1 for table in tables)
+        inside = all(table.layout and table.layout.nodes == 1 for table in tables)
         return max((table.devices for table in tables), default=None) if inside else None
 
     @property
     def devices_a_node(self) -> int:
         """The most devices that a node has in the tables of several nodes; 1 where there is no such table."""
         layouts = [table.layout for table in (*self.allreduce, *self.halves)]
-        return max(
-            (of_a_node for nodes, of_a_node in (node_counts(each, 1) for each in layouts) if nodes > 1), default=1
-        )
+        return max((layout.of_a_node for layout in layouts if layout.nodes > 1), default=1)
 
     def link_between(self, nodes: int) -> Link | None:
         """Return the link that paces messages between so many nodes: in each field the slower of those that they cross.

@@ -15,7 +15,6 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.algorithms import Backend
-from dpsim.collective import node_counts
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
@@ -106,12 +105,12 @@ class Trainer:
             self.world = transport(comm, network, plan.devices_a_node, sleeps=sleeps)
             if plan.parallelism.parts > 1:
                 neighbours = class_group(comm, comm.rank // plan.parallelism.parts)
-                of_a_node = node_counts(plan.joining.layout, neighbours.size)[1]
+                of_a_node = plan.joining.layout.of_a_node
                 parts = transport(neighbours, network, of_a_node, sleeps=sleeps, beside=self.world)
         self.transport: Transport = transport(
             group,
             network,
-            node_counts(plan.collective.layout, plan.data_devices)[1],
+            plan.collective.layout.of_a_node,
             selection,
             backend,
             sleeps=sleeps,
