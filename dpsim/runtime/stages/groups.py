@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from dpsim.collective import node_counts
 from dpsim.comm.group import class_group
 from dpsim.comm.networks import transport
 from dpsim.comm.ordered_sum import kept_sum
@@ -42,7 +41,7 @@ class StageGroups:
         world = transport(comm, network, plan.devices_a_node, sleeps=sleeps)
         if plan.parallelism.parts > 1:
             neighbours = class_group(comm, comm.rank // plan.parallelism.parts)
-            of_a_node = node_counts(plan.joining.layout, neighbours.size)[1]
+            of_a_node = plan.joining.layout.of_a_node
             parts = transport(neighbours, network, of_a_node, sleeps=sleeps, beside=world)
         return cls(alike, world, parts)
 
