@@ -152,7 +152,7 @@ def test_before_the_script_has_run_it_is_said_what_will_be_done_at_most(
     config = script_experiment(script=str(a_script(tmp_path)), devices=(1, 2, 3), networks=("node", "paced:1ms,1gbit"))
     said: list[str] = []
     with pytest.raises(InterruptedError):
-        harness.predict(config, harness.Known(), tmp_path / "report", said.append)
+        harness.ScriptStudy(experiment=config).predict(tmp_path / "report", said.append)
     assert said[0].startswith(f"at most {3 * (2 * 7 + 1)} settings: first 10 to 20 s, 30 s at most of profiles")
     assert (
         "and calibrations on each of 3 places, each after the start of the script in every process; then DDP trains"

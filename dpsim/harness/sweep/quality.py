@@ -47,15 +47,12 @@ def study_of(experiment: Experiment) -> QualityStudy | None:
     return None
 
 
-def measure_quality(predictions: Predictions, folder: Path, progress: Progress) -> QualityResults | None:
-    """The quality that a sweep declares, measured into its folder or read from there; ``None`` where it declares none.
+def measure_quality(study: QualityStudy, predictions: Predictions, folder: Path, progress: Progress) -> QualityResults:
+    """Return the quality of training that a sweep declares, measured into its folder or read from there.
 
     Before the trainings start it says about how long they take, by the predicted steps. Raises ``FileFormatError``
     where the folder holds another study.
     """
-    study = study_of(predictions.experiment)
-    if study is None:
-        return None
     if not (folder / QUALITY / RECORD).exists():
         progress(_time_text(study, predictions))
     return study_quality(study, folder / QUALITY, progress)

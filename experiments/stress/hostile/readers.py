@@ -33,7 +33,7 @@ from dpsim.experiments.stress.tally import Outcome
 from dpsim.harness.bench.result import result
 from dpsim.harness.compare.ratios import compare_runs
 from dpsim.harness.load import load
-from dpsim.harness.sweep.sweep import plan_text
+from dpsim.harness.sweep.sweep import Study, plan_text
 from dpsim.harness.train.resume import stored
 from dpsim.imports import ImportConfig, import_machine
 from dpsim.imports.steps import measured_steps, read_rows
@@ -137,7 +137,7 @@ def _readers(folder: Path) -> list[Reader]:
         readers.append(Reader(name=name, files=files, read=functools.partial(read, given or files[0])))
 
     def read_grid(path: Path) -> object:
-        return plan_text(sweep.read_experiment(path))
+        return plan_text(Study.of(sweep.read_experiment(path)))
 
     single: dict[str, tuple[Callable[[Path], object], str]] = {
         "workload": (workload.read, "experiments/machines/googlenet_k80.toml"),
