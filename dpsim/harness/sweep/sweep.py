@@ -137,7 +137,7 @@ class Study:
     ) -> list[Samples]:
         """Profile, calibrate, predict and measure on ranks, or go on from the samples of an interrupted run.
 
-        The ranks run ``dpsim.study.on_ranks``; when they have measured enough, ``dpsim.study.measure`` decides.
+        The ranks run ``dpsim.harness.sweep.on_ranks``; when they have measured enough, ``dpsim.study.measure`` decides.
         """
         if predictions is None:
             progress(plan_text(self))
@@ -156,7 +156,11 @@ class Study:
             before=before,
         )
         devices = max(setting.plan.devices for setting in needed.settings)
-        return [codec.decode(run("dpsim.study.on_ranks:sweep_on_ranks", task, devices, progress), Samples, "samples")]
+        return [
+            codec.decode(
+                run("dpsim.harness.sweep.on_ranks:sweep_on_ranks", task, devices, progress), Samples, "samples"
+            )
+        ]
 
     def forget_samples(self, folder: Path) -> None:
         """Remove what was kept for a run that goes on; the results have it now."""
