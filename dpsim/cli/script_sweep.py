@@ -165,6 +165,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
                 "local_batch": plan.local_batch,
                 "accumulate": plan.accumulate,
                 "buckets": point.buckets,
+                "same_buckets": ", ".join(point.names[1:]),
                 "extrapolated": point.extrapolated,
             }
             | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
@@ -193,7 +194,11 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
             *([Column(head="micro-batches", cell=lambda row: str(row["accumulate"]))] if accumulates else []),
             Column(
                 head="bucket cap",
-                cell=lambda row: "" if (size := row["fusion_threshold_bytes"]) is None else format_size(size),
+                cell=lambda row: (
+                    ", ".join(filter(None, (format_size(size), row["same_buckets"])))
+                    if (size := row["fusion_threshold_bytes"]) is not None
+                    else ""
+                ),
             ),
             *declared("buckets"),
             Column(head="samples/s", cell=lambda row: f"{row['predicted_samples_per_s']:,.0f}"),

@@ -217,7 +217,7 @@ class ComparedPoint(Row):
         "text",
         "The other fusion rules and thresholds of the grid that make the same buckets: they are one setting, measured "
         "once. Empty: none.",
-        lambda p: ", ".join(p.names[1:]),
+        lambda p: ", ".join(p.predicted.names[1:]),
     )
     slow_samples = _Column(
         "ratio",
@@ -358,18 +358,9 @@ class ComparedPoint(Row):
         form="percent",
     )
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The fusion rule and threshold, such as ``ddp at 25 MiB``, then those that make the same buckets."""
-        texts = (
-            (each.plan.fusion_rule, each.text("fusion_threshold_bytes"))
-            for each in (self.setting, *self.predicted.same_buckets)
-        )
-        return tuple(rule if threshold == "none" else f"{rule} at {threshold}" for rule, threshold in texts)
-
     def text(self, name: str) -> str:
         """Return a field of the setting as tables write it, with the values of settings that make the same buckets."""
-        return ", ".join(dict.fromkeys(each.text(name) for each in (self.setting, *self.predicted.same_buckets)))
+        return self.predicted.text(name)
 
     @property
     def too_few_clean(self) -> str:

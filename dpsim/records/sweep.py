@@ -145,6 +145,18 @@ class PredictedPoint(Noun, frozen=True):
     communication_cost_s: float | None = None
     same_buckets: tuple[Setting, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fusion rule and threshold, such as ``ddp at 25 MiB``, then those that make the same buckets."""
+        texts = (
+            (each.plan.fusion_rule, each.text("fusion_threshold_bytes")) for each in (self.setting, *self.same_buckets)
+        )
+        return tuple(rule if threshold == "none" else f"{rule} at {threshold}" for rule, threshold in texts)
+
+    def text(self, name: str) -> str:
+        """Return a field of the setting as tables write it, with the values of settings that make the same buckets."""
+        return ", ".join(dict.fromkeys(each.text(name) for each in (self.setting, *self.same_buckets)))
+
 
 class Predictions(Noun, frozen=True):
     """Everything that was predicted in a sweep, and what from, by the model of ``model_version``.

@@ -252,6 +252,18 @@ def test_micro_batches_are_predicted_and_measured_of_a_script_that_has_one(dpsim
     assert {point["buckets"] for point in points} == {1}
 
 
+def test_caps_that_make_the_same_buckets_are_one_setting_and_are_measured_once(tmp_path: Path) -> None:
+    """The four layers have 16.5 KiB: above that every cap makes one bucket."""
+    caps = (0.0, 2.0**20, math.inf)
+    config = script_experiment(script=__file__, caps_bytes=caps, communication=("gloo",))
+    write_predictions(
+        tmp_path / "sweep", config, Machine(name="m", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e9))
+    )
+    points = read_predictions(tmp_path / "sweep" / "predictions.json").points
+    named = [point.names for point in points if not point.setting.repeat]
+    assert named == [("ddp at 0",), ("ddp at 1 MiB", "ddp at inf")]
+
+
 def test_micro_batches_are_compared_with_the_script_s_own_bucket_cap() -> None:
     config = script_experiment(script=__file__, accumulates=(1, 2, 4), communication=("gloo",))
     whole = completed(config, four_layers())

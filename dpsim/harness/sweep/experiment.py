@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -70,9 +71,7 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
         workload, machine = prepared.of(of[0])
         mechanisms[name] = choose_overlap(workload, machine, [each.plan for each in of], chosen_from)[1]
 
-        def key(setting: Setting, workload: Workload = workload, machine: Machine = machine) -> Hashable:
-            return setting if experiment.script else _with_buckets(setting, workload, machine)
-
+        key = functools.partial(_with_buckets, workload=workload, machine=machine)
         points += [
             _predicted_point(experiment, prepared, setting, same)
             for setting, same in _settings(experiment, members, of, mechanisms[name], key).items()

@@ -75,7 +75,8 @@ def own_runtime_sentence(points: Sequence[ComparedPoint]) -> str:
 
 def same_buckets_sentences(comparison: Comparison) -> tuple[str, ...]:
     """Return which rules and thresholds of the grid were one setting."""
-    names = dict.fromkeys(point.names for point in comparison.points if len(point.names) > 1)
+    same = (point.predicted.names for point in comparison.points)
+    names = dict.fromkeys(each for each in same if len(each) > 1)
     return tuple(
         f"{enumerated(each)} make the same buckets: they are one setting, which was measured once." for each in names
     )
