@@ -20,7 +20,8 @@ from dpsim.harness.sweep.pairing import Pair, pair
 from dpsim.harness.sweep.questions import compared, group_name
 from dpsim.model import recommended
 from dpsim.plan import Plan
-from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import ALL_NETWORKS, Comparison, Group
 from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised
 from dpsim.records.sweep import Predictions, Results, clean_values

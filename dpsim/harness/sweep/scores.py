@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from dpsim.errors import FileFormatError
 from dpsim.harness.sweep.pairing import Pair
-from dpsim.records.comparison import HALVES, HALVES_SEED, ComparedPoint, Group, Overall, OverlapEffect, Score
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import HALVES, HALVES_SEED, Group, Overall, OverlapEffect, Score
 from dpsim.records.sweep import clean_values, enough_clean
 from dpsim.study.statistics import Interval
 

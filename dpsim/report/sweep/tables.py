@@ -11,7 +11,8 @@ from typing import TypeVar
 from dpsim.constraints import FSDP
 from dpsim.ddp_settings import FSDP_ON_GPUS
 from dpsim.grouping import grouped
-from dpsim.records.comparison import HALVES, ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import HALVES, Comparison, Group, Overall, OverlapEffect, Score
 from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.verdict import MOST_NOISE
 from dpsim.report.table import Column, Table, table
