@@ -128,6 +128,11 @@ def per_tensor(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     return closed_at(tensors, 0.0)
 
 
+def fsdp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """One bucket per tensor, which of a script's ``fully_shard`` is a unit."""
+    return closed_at(tensors, 0.0)
+
+
 def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """One bucket per step."""
     return closed_at(tensors, math.inf)
