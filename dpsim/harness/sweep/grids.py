@@ -21,7 +21,7 @@ from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS
 from dpsim.runtime.describe import describe
-from dpsim.setting import Setting, setting_of, settings_of, threshold_bytes
+from dpsim.setting import Setting, setting_of, threshold_bytes
 from dpsim.study import models
 from dpsim.workload import Workload
 
@@ -126,7 +126,7 @@ def fitting(experiment: Experiment) -> tuple[Setting, ...]:
         raise ConfigError(
             "a setting without a batch", allowed="global_batch, or local_batch for weak scaling", remedy="add one"
         )
-    settings = settings_of(experiment.rows)
+    settings = experiment.settings
     samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
     if (largest := max(setting.plan.global_batch for setting in settings)) > samples:
         raise ConfigError(

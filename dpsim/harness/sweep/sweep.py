@@ -37,7 +37,7 @@ from dpsim.records.sweep import (
     read_results,
 )
 from dpsim.report.sweep.write import write_report
-from dpsim.setting import FIELDS, Grid, Setting, settings_of
+from dpsim.setting import FIELDS, Grid
 from dpsim.study.cases import run
 from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import Inputs, preparation_s, prepared
@@ -68,14 +68,14 @@ class Study:
     """
 
     experiment: Experiment
-    settings: tuple[Setting, ...] = ()
     quality: QualityStudy | None = None
 
     @classmethod
     def of(cls, declared: Experiment) -> Study:
         """Return the study of a declared experiment, with its defaults filled in. Raises ``ConfigError``."""
         experiment = completed(declared)
-        return cls(experiment=experiment, settings=settings_of(experiment.rows), quality=study_of(experiment))
+        quality = study_of(experiment) if experiment.settings else None  # impossible settings are refused first
+        return cls(experiment=experiment, quality=quality)
 
     def finished(self, folder: Path) -> bool:
         """Return whether the folder, if it is of this experiment, has all its measurements."""
@@ -174,7 +174,7 @@ def sweep(experiment: Experiment, folder: Path, progress: Progress) -> SweepData
 
 def plan_text(of: Study) -> str:
     """Return how many settings a sweep measures, and about how long all of it takes."""
-    experiment, settings, study, trainings = of.experiment, of.settings, of.quality, ""
+    experiment, settings, study, trainings = of.experiment, of.experiment.settings, of.quality, ""
     prepare_s, report_s = preparation_s(settings, experiment.budget_s), _REPORT_S
     total_s = prepare_s + experiment.budget_s + report_s
     times = 1 + any(setting.emulated_compute for setting in settings)
