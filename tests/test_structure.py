@@ -24,7 +24,8 @@ LEVELS = (
     {"kernels"},
     {"comm", "launch", "nn", "torch_replica", "data", "lowering"},
     {"runtime", "model", "report", "explore", "torch_ddp", "torch"},
-    {"harness", "imports", "lab", "study", "validation"},
+    {"study"},
+    {"harness", "imports", "lab", "validation"},
     {"cli", "experiments"},
 )
 """The rooms from the bottom up. A room may import those below it and those beside it."""
