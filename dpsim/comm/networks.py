@@ -24,7 +24,7 @@ def transport(
     algorithm: str = "auto",
     beside: Transport | None = None,
 ) -> Transport:
-    """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
+    """Return the transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
     With ``sleeps`` ranks that wait for messages of an emulated link sleep. With ``on_device`` what backend cuda
     allocates is in the memory of the ranks' GPUs, for gradients that are computed there; its ``algorithm`` decides

@@ -25,9 +25,9 @@ from dpsim.errors import ConfigError
 from dpsim.launch.rank_process import independent
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.replica import Array
-from dpsim.runtime.cells import Cells
+from dpsim.runtime.asynchronous.cells import Cells
+from dpsim.runtime.asynchronous.update_order import UpdateOrder
 from dpsim.runtime.rank_status import Board
-from dpsim.runtime.update_order import UpdateOrder
 from dpsim.strategy import Asynchronous
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 from dpsim.nn.optimizer import update
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.replica import Array
-from dpsim.runtime.update_order import UpdateOrder
+from dpsim.runtime.asynchronous.update_order import UpdateOrder
 
 _BLOCK = 1 << 14
 """Elements that are averaged at once, so that they stay in a core's cache."""

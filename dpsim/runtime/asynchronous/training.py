@@ -26,11 +26,11 @@ from dpsim.optimizer import AdamW, Lars, Sgd
 from dpsim.plan import Plan
 from dpsim.records.train import TrainResult
 from dpsim.replica import Array, Batch, BatchSums, Capabilities, Replica
-from dpsim.runtime.cells import Cells
+from dpsim.runtime.asynchronous.cells import Cells
+from dpsim.runtime.asynchronous.shared_updates import SharedUpdates
+from dpsim.runtime.asynchronous.update_order import Compute, Pull, UpdateOrder
 from dpsim.runtime.choosing import agree_on_table
 from dpsim.runtime.evaluation import digest, evaluated
-from dpsim.runtime.shared_updates import SharedUpdates
-from dpsim.runtime.update_order import Compute, Pull, UpdateOrder
 from dpsim.strategy import ASYNCHRONOUS, Asynchronous
 
 if TYPE_CHECKING:
