@@ -26,6 +26,7 @@ from dpsim.packing import Unpacking, columns_text
 from dpsim.units import parse_bandwidth, parse_duration
 
 T = TypeVar("T", bound="Noun")
+Kind = TypeVar("Kind")
 PARTIAL = ".partial"
 SIGNIFICANT_DIGITS = 9
 """Digits of the numbers that the digest of predictions is of."""
@@ -80,9 +81,26 @@ def _with_units(value: Any, key: str = "") -> Any:
     return parse_bandwidth(value) if key.endswith("bytes_per_s") else parse_duration(value)
 
 
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return str(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+def _of_text(kind: type[Any], value: Any) -> Any:
+    if isinstance(value, str):
+        return kind(value)
+    raise TypeError(f"Expected `str`, got `{type(value).__name__}`")
+
+
 def to_builtins(value: Any) -> Any:
     """Return plain dicts, lists, strings and finite numbers of any noun (infinity becomes ``"inf"``)."""
-    return _no_inf(msgspec.to_builtins(value))
+    return _no_inf(msgspec.to_builtins(value, enc_hook=_as_text))
+
+
+def convert(raw: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
+    """Return the noun of plain values; a kind of text, such as a layout, is made of its text."""
+    return msgspec.convert(raw, kind, strict=strict, dec_hook=_of_text)
 
 
 def to_json(value: Any, *, indent: int | None = 1) -> str:
@@ -253,7 +271,7 @@ def _refuse_constant(name: str) -> Any:
 def decode(raw: Any, kind: type[T], what: str) -> T:
     """Decode a noun from plain values, strictly. Raises ``FileFormatError``, which names the field."""
     try:
-        return msgspec.convert(_with_inf(raw), kind)
+        return convert(_with_inf(raw), kind)
     except UnicodeEncodeError as error:
         raise FileFormatError(f"bad {what}: a text that is not Unicode: {error}") from error
     except msgspec.ValidationError as error:

@@ -6,9 +6,11 @@ import itertools
 import math
 from typing import Literal
 
+import msgspec
+
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, CollectiveKind, check_layout
+from dpsim.collective import FLAT, Collective, CollectiveKind, Layout, checked_layout
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
 from dpsim.uncertainty import check_uncertainty
@@ -75,7 +77,7 @@ class AllreduceCost(Noun, frozen=True):
     sizes_bytes: tuple[int, ...]
     time_s: tuple[float, ...]
     wire_dtype: str = "float32"
-    layout: str = ""
+    layout: Layout = FLAT
     kind: CollectiveKind = "allreduce"
     relative_uncertainty: float | None = None
     p10_s: tuple[float, ...] = ()
@@ -84,7 +86,7 @@ class AllreduceCost(Noun, frozen=True):
     def __post_init__(self) -> None:
         ALGORITHMS.find(self.algorithm)
         _check_devices(f"an allreduce table {self.algorithm!r}", self.devices)
-        check_layout(self.layout, self.devices)
+        msgspec.structs.force_setattr(self, "layout", checked_layout(self.layout, self.devices))
         columns = [self.time_s, *(column for column in (self.p10_s, self.p90_s) if column)]
         _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, *columns)
         check_uncertainty(f"allreduce table {self.algorithm!r}", relative_uncertainty=self.relative_uncertainty)
@@ -171,7 +173,7 @@ class OverlapCost(Noun, frozen=True):
     compute_loss_s: tuple[float, ...]
     poll_s: float = 0.0
     wire_dtype: str = "float32"
-    layout: str = ""
+    layout: Layout = FLAT
     kind: CollectiveKind = "allreduce"
     relative_uncertainty: float | None = None
     loss_relative_uncertainty: float | None = None
@@ -181,7 +183,7 @@ class OverlapCost(Noun, frozen=True):
     def __post_init__(self) -> None:
         what = f"overlap table {self.algorithm!r}/{self.overlap!r} at {self.devices} devices"
         _check_devices(f"an overlap table {self.algorithm!r}/{self.overlap!r}", self.devices)
-        check_layout(self.layout, self.devices)
+        msgspec.structs.force_setattr(self, "layout", checked_layout(self.layout, self.devices))
         quantiles = [column for column in (self.p10_s, self.p90_s) if column]
         _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s, *quantiles)
         if not (math.isfinite(self.poll_s) and self.poll_s >= 0):

@@ -14,7 +14,7 @@ import msgspec
 from dpsim import codec, machine_library
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, node_counts
+from dpsim.collective import Collective
 from dpsim.cost_tables import FASTEST_MEMORY_BYTES_PER_S as FASTEST_MEMORY_BYTES_PER_S
 from dpsim.cost_tables import LEAST_SLOWDOWN as LEAST_SLOWDOWN
 from dpsim.cost_tables import AllreduceCost as AllreduceCost
@@ -257,7 +257,7 @@ class Machine(Noun, frozen=True, dict=True):
             return collective
         algorithms = measured or {table.algorithm for table in self.allreduce}
         library = algorithm == "auto" and "auto" not in algorithms and "mpi" in algorithms
-        if library or node_counts(layout, 1)[0] > 1:
+        if library or layout.nodes > 1:
             return msgspec.structs.replace(collective, algorithm="mpi")
         return collective
 
@@ -271,7 +271,7 @@ class Machine(Noun, frozen=True, dict=True):
         if self.emulated_network or self.link is None or not self.link.fitted_to:
             return False
         tables = [table for table in self.allreduce if table.devices > 1]
-        return all(node_counts(t.layout, 1)[0] == 1 and (t.layout or self.cores) for t in tables)
+        return all(t.layout.nodes == 1 and (t.layout or self.cores) for t in tables)
 
     @property
     def of_several_nodes(self) -> bool:
@@ -279,7 +279,7 @@ class Machine(Noun, frozen=True, dict=True):
         if self.emulated_network or self.link_in_node is not None:
             return False
         layouts = [table.layout for table in (*self.allreduce, *self.halves) if table.devices > 1]
-        return bool(layouts) and all(layout and node_counts(layout, 1)[0] > 1 for layout in layouts)
+        return bool(layouts) and all(layout and layout.nodes > 1 for layout in layouts)
 
     @property
     def largest_node(self) -> int | None:
@@ -287,16 +287,14 @@ class Machine(Noun, frozen=True, dict=True):
         if self.emulated_network or (self.link is not None and not self.link.fitted_to):
             return None
         tables = [table for table in (*self.allreduce, *self.halves) if table.devices > 1]
-        inside = all(table.layout and node_counts(table.layout, 1)[0] == 1 for table in tables)
+        inside = all(table.layout and table.layout.nodes == 1 for table in tables)
         return max((table.devices for table in tables), default=None) if inside else None
 
     @property
     def devices_a_node(self) -> int:
         """The most devices that a node has in the tables of several nodes; 1 where there is no such table."""
         layouts = [table.layout for table in (*self.allreduce, *self.halves)]
-        return max(
-            (of_a_node for nodes, of_a_node in (node_counts(each, 1) for each in layouts) if nodes > 1), default=1
-        )
+        return max((layout.of_a_node for layout in layouts if layout.nodes > 1), default=1)
 
     def link_between(self, nodes: int) -> Link | None:
         """Return the link that paces messages between so many nodes: in each field the slower of those that they cross.

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar, get_args
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, parse_devices
+from dpsim.collective import FLAT, Collective, Layout, parse_devices
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, FileFormatError, unknown
 from dpsim.imports import nccl, nccl_report, nccl_text, others
@@ -83,7 +83,7 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
     devices = _one_each(config.devices or (None,), config.files)
     algorithms = _one_each(config.algorithms or (None,), config.files)
     for file, token, algorithm in zip(config.files, devices, algorithms, strict=True):
-        devices_and_layout: tuple[int | None, str] = (None, "") if token is None else parse_devices(token)
+        devices_and_layout: tuple[int | None, Layout] = (None, FLAT) if token is None else parse_devices(token)
         contents = read(Path(file), config.format, devices_and_layout[0], config.out_of_place)
         hardware.append(contents.hardware)
         own = "nccl" if contents.benchmark.startswith("nccl-tests") else "mpi"
@@ -141,7 +141,7 @@ def _format(source: Source) -> str:
 
 
 def _imported(
-    file: str, contents: Contents, algorithm: str, devices: int | None, layout: str, *, keep_outliers: bool
+    file: str, contents: Contents, algorithm: str, devices: int | None, layout: Layout, *, keep_outliers: bool
 ) -> Iterator[Imported]:
     """Yield the tables of one file that ran on ``devices`` in ``layout``, as far as those are given.
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dpsim import codec
 from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError, DpsimError, FileFormatError, unknown
 from dpsim.machine import Machine
@@ -120,7 +121,7 @@ def _measured(row: Mapping[str, Any], defaults: Mapping[str, Any], machine: Mach
         if local_batch is not None:
             samples, count = _number(BATCH, local_batch, int), _number("accumulate", fields.get("accumulate", 1), int)
             fields["global_batch"] = samples_of_step(samples, devices, count, fields.get("strategy", DataParallel.name))
-        plan = msgspec.convert(fields | {"devices": devices}, Plan, strict=False)
+        plan = codec.convert(fields | {"devices": devices}, Plan, strict=False)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):
             raise error.__cause__ from error

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dpsim.collective import CollectiveKind
+from dpsim.collective import FLAT, CollectiveKind, Layout
 from dpsim.imports.lines import Source, shown
 
 MOST_BYTES = 2**60
@@ -53,7 +53,7 @@ class Table:
 
     where: str
     devices: int | None
-    layout: str = ""
+    layout: Layout = FLAT
     sizes_bytes: tuple[int, ...]
     time_s: tuple[float, ...]
     measured: str
@@ -137,7 +137,7 @@ def table(
     measured: str,
     points: Sequence[Point],
     devices: int | None = None,
-    layout: str = "",
+    layout: Layout = FLAT,
     kind: CollectiveKind = "allreduce",
     elided: Sequence[int] = (),
     notes: Sequence[str] = (),

@@ -26,7 +26,7 @@ from dpsim.launch.rank_info import job
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
 from dpsim.progress import Progress, no_progress
 
-_INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
+_INSTALL = f"install an MPI library into this Python: {installation.install('mpich')}"
 _ON_THE_LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
 """Keep the ranks' ports from the network where all ranks are on this machine. Only mpiexec's own port is open to it."""
 _WITHOUT_DEBUG_SIGNAL = {"UCX_DEBUG_SIGNO": "0"}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.collective import node_counts
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
 from dpsim.comm.ordered_sum import ordered_sum
@@ -345,7 +344,7 @@ def _check(plan: Plan, transport: Transport, world: Transport | None, able: Capa
             allowed="strategies in which every device computes all layers",
             remedy="leave --strategy out, or write a replica as dpsim.replica.StagedReplica describes",
         )
-    _, devices_a_node = node_counts(plan.collective.layout, plan.data_devices)
+    devices_a_node = plan.collective.layout.of_a_node
     if transport.devices_a_node != devices_a_node:
         raise ConfigError(
             f"a plan for nodes of {devices_a_node} on nodes of {transport.devices_a_node} devices",

@@ -15,7 +15,6 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.algorithms import Backend
-from dpsim.collective import node_counts
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
@@ -365,7 +364,7 @@ def _transports(
     gradients = transport(
         group,
         network,
-        node_counts(plan.collective.layout, plan.data_devices)[1],
+        plan.collective.layout.of_a_node,
         selection,
         backend,
         sleeps=sleeps,

@@ -12,6 +12,7 @@ import numpy as np
 from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.device import Device
 from dpsim.errors import ConfigError
+from dpsim.installation import install
 
 _CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -28,7 +29,7 @@ def why_no_gpu() -> str:
         return driver.problem
     for package, module in ((driver.cupy_package, "cupy"), ("numba-cuda", "numba_cuda")):
         if importlib.util.find_spec(module) is None:
-            return f"the Python package {package} is not installed (pip install 'dpsim[{driver.extra}]')"
+            return f"the Python package {package} is not installed ({install(driver.extra)})"
     return why_no_kernels() or _why_cupy_fails(driver)
 
 
@@ -52,7 +53,7 @@ def _why_cupy_fails(driver: cuda_driver.Driver) -> str:
         if "InsufficientDriver" in str(error):
             return (
                 f"the driver is for CUDA {driver.cuda}, and CuPy for a newer one: {_words(error)}"
-                f" (pip install 'dpsim[{driver.extra}]')"
+                f" ({install(driver.extra)})"
             )
         return _words(error)
     return "" if count else "CUDA sees no device"
@@ -99,7 +100,7 @@ def check_gpu() -> None:
         raise ConfigError(
             f"backend 'cuda' finds no GPU here: {reason}",
             allowed="a machine with an NVIDIA GPU and its driver, and"
-            f" pip install 'dpsim[{cuda_driver.ask().extra}]' for the driver's CUDA",
+            f" {install(cuda_driver.ask().extra)} for the driver's CUDA",
             remedy="use --backend cpu (the default)",
         )
 

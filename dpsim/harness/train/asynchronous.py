@@ -9,12 +9,12 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.data import Dataset
-from dpsim.harness.models import Model
 from dpsim.harness.train.rate import rate_of
 from dpsim.harness.train.updates import RecordedUpdates, read
 from dpsim.progress import Progress
 from dpsim.records.train import TrainConfig
 from dpsim.runtime.asynchronous import training
+from dpsim.study.models import Model
 
 
 def train_asynchronously(
