@@ -370,9 +370,9 @@ def _transports(
         sleeps=sleeps,
         on_device=on_device,
         algorithm=plan.algorithm,
-        beside=world,
+        world=world,
     )
     decisions = transport(group, network, sleeps=sleeps) if schedule.dynamic else None
     sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
-    exact = transport(group, network, sleeps=sleeps, beside=world) if sums else None
+    exact = transport(group, network, sleeps=sleeps, world=world) if sums else None
     return _Transports(gradients, decisions, exact)
