@@ -317,10 +317,8 @@ def parse_strategy(text: str) -> Strategy:
     for part in settings.split(",") if settings else ():
         key, equals, value = part.partition("=")
         if key not in kind.__struct_fields__:
-            settings = ", ".join(kind.__struct_fields__) or "no settings"
-            raise ConfigError(
-                f"strategy {name} with the setting {key!r}", allowed=settings, remedy=f"--strategy {name}"
-            )
+            names = ", ".join(kind.__struct_fields__) or "no settings"
+            raise ConfigError(f"strategy {name} with the setting {key!r}", allowed=names, remedy=f"--strategy {name}")
         if key in values:
             raise ConfigError(f"strategy {text!r} sets {key} twice", allowed="each setting once")
         values[key] = _read(kind, key, value if equals else "")

@@ -83,7 +83,7 @@ class Lars:
         self._grid = (blocks_for(longest, _MOST_BLOCKS), len(parts))
 
     def __call__(self, rates: Any, scale: float, momentum: float) -> None:
-        """``rates``: the rate and the weight decay of each part, on the device, in the dtype of the arrays."""
+        """Launch. ``rates``: the rate and the weight decay of each part, on the device, in the arrays' dtype."""
         numbers = map(self._dtype.type, (scale, momentum, -1.0))
         arguments = (address_of(self._table), address_of(rates), self._addresses, tuple(numbers))
         if self._grid[1]:

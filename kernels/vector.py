@@ -357,7 +357,7 @@ class Kernel:
             yield
 
     def in_parts(self, total: int, size: int, body: Callable[[Value, int], None]) -> None:
-        """``body(start, count)`` for parts of ``size`` in a loop, and once more for what is left of ``total``."""
+        """Call ``body(start, count)`` for parts of ``size`` in a loop, and once more for what is left of ``total``."""
         full = total // size * size
         if full:
             with self.loop(0, full, size) as start:
@@ -366,7 +366,7 @@ class Kernel:
             body(Value(self, ir.Constant(_INDEX, full)), total - full)
 
     def in_tiles(self, total: Value, sizes: tuple[int, ...], body: Callable[[Value, int], None]) -> None:
-        """``body(start, size)`` for tiles of the first size while they fit, then of the next; the last one divides."""
+        """Call ``body(start, size)`` for tiles of the first size while they fit, then the next; the last divides."""
         start = Value(self, ir.Constant(_INDEX, 0))
         for size in sizes:
             end = start + (total - start) // size * size
@@ -375,7 +375,7 @@ class Kernel:
             start = end
 
     def elementwise(self, n: Value, body: Callable[[Element], None]) -> None:
-        """``body`` for each of ``n`` elements of flat arrays: vector by vector, then number by number, all alike."""
+        """Call ``body`` for each of ``n`` elements of flat arrays: vector by vector, then number by number, alike."""
         full = n // self.lanes * self.lanes
         with self.loop(0, full, self.lanes) as i:
             body(Element(self, i, vector=True))

@@ -63,7 +63,7 @@ class MpiRequest:
 class MpiTransport:
     """MPI's messages, and shared memory where all ranks are on one machine.
 
-    ``selection`` is what ``auto`` takes by size. ``beside``: see ``networks.transport``. Where memory cannot be shared,
+    ``selection`` is what ``auto`` takes by size. ``world``: see ``networks.transport``. Where memory cannot be shared,
     that is printed to stderr.
     """
 
@@ -72,14 +72,14 @@ class MpiTransport:
         comm: MPI.Intracomm,
         devices_a_node: int = 1,
         selection: Selection | None = None,
-        beside: Transport | None = None,
+        world: Transport | None = None,
     ) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.network = Network()
         local_ranks = _ranks_of_this_machine(comm)
-        self.oversubscribed = local_ranks > (os.cpu_count() or 1) or (beside is not None and beside.oversubscribed)
+        self.oversubscribed = local_ranks > (os.cpu_count() or 1) or (world is not None and world.oversubscribed)
         self.nap_s = 0.0
         self.memory = HOST
         self.devices_a_node = devices_a_node

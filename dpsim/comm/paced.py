@@ -99,7 +99,7 @@ class PacedTransport(MpiTransport):
     """MPI messages between nodes held to ``network``'s latency and bandwidth. Emulated: label what it times as such.
 
     With ``sleeps`` a rank that waits sleeps, so that many ranks can share a few cores. A transport has a link of its
-    own, or shares that of the one that it works ``beside``.
+    own, or shares that of ``world``.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class PacedTransport(MpiTransport):
         devices_a_node: int = 1,
         *,
         sleeps: bool = False,
-        beside: Transport | None = None,
+        world: Transport | None = None,
     ) -> None:
-        super().__init__(comm, devices_a_node, beside=beside)
+        super().__init__(comm, devices_a_node, world=world)
         self.network = network
         if sleeps:
             self.nap_s = min(max(network.latency_s / _NAPS, _LEAST_NAP_S), _MOST_NAP_S)
         self._one_node = False  # an emulated link joins the ranks, not memory
-        self.link: _Link = beside.link if isinstance(beside, PacedTransport) else _Link()
+        self.link: _Link = world.link if isinstance(world, PacedTransport) else _Link()
 
     def _on_same_node(self, rank: int) -> bool:
         """Return whether that rank is on this rank's node."""

@@ -41,7 +41,7 @@ class QueueEvent(Request, Mark, Protocol):
 
 
 class Enqueued(tuple[QueueEvent, ...]):
-    """The last step of a collective that is in a device's queue as a whole: the next one may start before it is done.
+    """The last step of a collective whose work is all in a device's queue: the next may start before it is done.
 
     The queue keeps their order, and all ranks must start them in the same order.
     """
@@ -90,9 +90,8 @@ def no_span() -> Span | None:
 class SteppedAllreduce:
     """A ``PersistentAllreduce`` made of its steps alone: ``begin()`` starts them.
 
-    ``complete()``, where it is called before, is called by the computing thread once the data has been computed, or
-    asked for of a device: the next run is of what the data is then. ``span()``: where the last run was in a device's
-    stream, if it was in one.
+    The computing thread may call ``complete()`` before a run, once the data is computed or is in a device's queue; the
+    run reduces the data as it is then. ``span()`` is the last run's part of a device's stream, or None.
     """
 
     def __init__(

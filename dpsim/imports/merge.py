@@ -181,8 +181,8 @@ def _imported(
                 kind=table.kind,
             )
         except ConfigError as error:
-            given = f"{file}, table of {table.where}: {error.given}"
-            raise FileFormatError(given, allowed=error.allowed, remedy=error.remedy) from error
+            message = f"{file}, table of {table.where}: {error.given}"
+            raise FileFormatError(message, allowed=error.allowed, remedy=error.remedy) from error
         done = "kept" if keep_outliers else "left out (dpsim calibrate --from with --keep-outliers keeps it)"
         yield Imported(
             file=file,

@@ -53,9 +53,9 @@ class InFlight:
 
     def keep(self, name: str, values: Array) -> Array:
         """Return a copy that stays until the slot is used again."""
-        copy = self.buffers.take(name, values.shape)
-        copy[...] = values
-        return copy
+        copied = self.buffers.take(name, values.shape)
+        copied[...] = values
+        return copied
 
 
 class Stage:

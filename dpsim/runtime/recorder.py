@@ -60,7 +60,7 @@ class StepMarks:
         return self
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """What is sent to another process: times, and no device's events."""
+        """Return what is sent to another process: times, and no device's events."""
         self.settle()
         return None, {each.name: getattr(self, each.name) for each in fields(self)}
 

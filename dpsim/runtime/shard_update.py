@@ -27,7 +27,7 @@ class ShardUpdate(Protocol):
         """
 
     def __call__(self, sums: NDArray[np.float64], learning_rate: float, scale: float, step: int) -> None:
-        """One step of the optimizer, with what ``measure`` returned, on the host, added over the ranks with shards."""
+        """Do one step of the optimizer, with the host's sum over the ranks with shards of what ``measure`` returned."""
 
     def warm_up(self) -> None:
         """Compile the update, and change nothing."""

@@ -52,7 +52,7 @@ class StepRunner:
 
     It owns the run's memory (``arena``) and hands it to the replica. ``initialise`` must be called once.
     ``control`` carries the decisions of a rule that packs buckets while running (Horovod's); such a rule needs
-    one of its own, since its messages must not mix with the gradients'. ``status`` is where it says what it does.
+    one of its own, since its messages must not mix with the gradients'. ``status`` is told what the rank does.
     ``rate`` gives the learning rate of each step, counted from 0; without it the optimizer's own stays.
     ``exact`` carries the sums in the fixed order of addition (``ordered_sum``), on several ranks in a transport of its
     own: they may be asked for while gradients travel. Where the schedule has several rank classes, ``transport`` is

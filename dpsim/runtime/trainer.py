@@ -60,7 +60,7 @@ class Trainer:
     Every rank draws the same global batches and takes its own share of samples; rank 0's initial state is
     broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. ``rate``
     gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
-    waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
+    waits for others for ``stall_after_s`` or longer says so on stderr (0 and infinity: never). ``selection`` is
     what algorithm ``auto`` takes by size; without one it is measured, once a processor type, and so is which code
     computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. Where the replica
     waits instead of computing (``EmulatedCompute``), ranks that wait for each other sleep. With ``backend`` cuda a
@@ -370,9 +370,9 @@ def _transports(
         sleeps=sleeps,
         on_device=on_device,
         algorithm=plan.algorithm,
-        beside=world,
+        world=world,
     )
     decisions = transport(group, network, sleeps=sleeps) if schedule.dynamic else None
     sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
-    exact = transport(group, network, sleeps=sleeps, beside=world) if sums else None
+    exact = transport(group, network, sleeps=sleeps, world=world) if sums else None
     return _Transports(gradients, decisions, exact)

@@ -138,7 +138,7 @@ class BucketMeans:
             _refuse_join()
             shared = self._node.prepare(tensor, self._wire_dtype)
             parameters = {id(parameter) for parameter in bucket.parameters()}
-            for older in [older for older, bucket in self._prepared.items() if bucket.parameters & parameters]:
+            for older in [older for older, prepared in self._prepared.items() if prepared.parameters & parameters]:
                 del self._prepared[older]  # DDP has made its buckets anew, and a parameter is in one of them
             key = tensor.data_ptr(), tensor.numel()
             self._prepared[key] = _Kept(tensor, shared, parameters)

@@ -71,8 +71,8 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
     def number(value: int) -> Any:
         return ir.Constant(_INDEX, value)
 
-    pointer = build.alloca(_INDEX)
-    build.store(word(state, PLACE), pointer)
+    program_position = build.alloca(_INDEX)
+    build.store(word(state, PLACE), program_position)
     counters, own = at_address(word(state, COUNTERS)), at_address(word(state, FLAG))
     program = at_address(word(state, PROGRAM))
     kernel["numbers"] = Value(kernel, at_address(word(state, NUMBERS_AT)))
@@ -83,13 +83,13 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
     head = build.append_basic_block("operation")
     build.branch(head)
     build.position_at_end(head)
-    here = build.load(pointer, typ=_INDEX)
+    here = build.load(program_position, typ=_INDEX)
 
     def argument(n: int) -> Any:
         return word(program, build.add(here, number(1 + n)))
 
     def go_on(words: Any) -> None:
-        build.store(build.add(here, words if isinstance(words, ir.Value) else number(words)), pointer)
+        build.store(build.add(here, words if isinstance(words, ir.Value) else number(words)), program_position)
         build.branch(head)
 
     blocks = {op: build.append_basic_block() for op in range(END, SUMS + len(kinds))}

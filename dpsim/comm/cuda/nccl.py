@@ -92,7 +92,7 @@ class Nccl:
             self._communicator.check_async_error()
 
     def close(self) -> None:
-        """Destroy the communicator, in whose streams nothing may be left. Collective."""
+        """Destroy the communicator, whose streams must be empty. Collective."""
         self._communicator.destroy()
 
 

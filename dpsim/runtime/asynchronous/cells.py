@@ -65,7 +65,7 @@ class Cells:
         return average(sources, [row[at] for row, at in zip(rows, new, strict=True)])
 
     def newest(self, order: UpdateOrder) -> list[Array]:
-        """The parameters and optimizer state [1 + slots, elements] of each copy at the end of an order.
+        """Return the parameters and optimizer state [1 + slots, elements] of each copy at the end of an order.
 
         A copy whose worker is gone is left out, since nobody has trained it to the end.
         """

@@ -33,7 +33,7 @@ class StageGroups:
 
     @classmethod
     def of(cls, schedule: Schedule, comm: MPI.Intracomm, network: Network, *, sleeps: bool) -> StageGroups | None:
-        """The groups of this rank, or ``None`` where all ranks compute the same layers. Collective over ``comm``."""
+        """Open this rank's groups; return ``None`` if all ranks compute the same layers. Collective over ``comm``."""
         if schedule.classes == 1:
             return None
         plan, parts = schedule.plan, None
@@ -42,7 +42,7 @@ class StageGroups:
         if plan.parallelism.parts > 1:
             neighbours = class_group(comm, comm.rank // plan.parallelism.parts)
             of_a_node = plan.joining.layout.of_a_node
-            parts = transport(neighbours, network, of_a_node, sleeps=sleeps, beside=world)
+            parts = transport(neighbours, network, of_a_node, sleeps=sleeps, world=world)
         return cls(alike, world, parts)
 
     def give_layers(
