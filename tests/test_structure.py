@@ -140,7 +140,7 @@ def test_processes_are_started_in_the_room_that_ends_them() -> None:
 
 def test_type_checkers_and_users_see_the_same_names_of_dpsim() -> None:
     tree = ast.parse((ROOT / "dpsim" / "__init__.py").read_text(encoding="utf-8"))
-    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
     homes: dict[str, str | None] = {}
     for node in checked.body:
         assert isinstance(node, ast.ImportFrom)

@@ -398,7 +398,7 @@ def test_without_torch_the_message_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     code, out, err = measured(dpsim, a_script(tmp_path), tmp_path / "report")
-    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "dpsim[torch]" in err
+    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "'.[torch]'" in err
     assert not (tmp_path / "report").exists() or not list((tmp_path / "report").glob("*.json"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpsim.collective import parse_devices
+from dpsim.collective import FLAT, parse_devices
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
@@ -82,7 +82,7 @@ def of_devices(
             f"a sweep on devices {list(tokens)}",
             allowed="at least one count above 1: a single device communicates nothing",
         )
-    layouts.setdefault(1, "")
+    layouts.setdefault(1, FLAT)
     crossed = tuple(network | case for network, case in itertools.product(_networks(experiment), cases))
     changed = experiment.changed(
         devices=tuple(layouts[count] or count for count in sorted(layouts)),
