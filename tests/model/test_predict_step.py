@@ -32,7 +32,8 @@ from dpsim.model import (
     timeline,
 )
 from dpsim.model.cost import added_s, at, overlapped_curve
-from dpsim.model.formulas import fitted_link, rounds
+from dpsim.model.formulas import rounds
+from dpsim.model.link_fit import fitted_link
 from dpsim.model.step import price, scheduled
 from dpsim.optimizer import AdamW, Optimizer, Sgd
 from dpsim.plan import OVERLAPS, Plan
