@@ -147,8 +147,8 @@ def test_devices_that_share_cores_are_slower_at_least_by_their_ratio() -> None:
     )
     assert [compute_slowdown(m, n) for n in (1, 2, 4, 8)] == [(1.0, False), (1.25, False), (2.0, False), (4.0, True)]
     assert compute_slowdown(machine(cores=2), 8) == (4.0, True)
-    assert compute_slowdown(machine(cores=2), 8, "4x2") == (1.0, False)
-    assert compute_slowdown(machine(cores=2, emulated_network=True), 8, "4x2") == (4.0, True)
+    assert compute_slowdown(machine(cores=2), 8, Layout("4x2")) == (1.0, False)
+    assert compute_slowdown(machine(cores=2, emulated_network=True), 8, Layout("4x2")) == (4.0, True)
     link = Link(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
     _, summary = predict_points(workload(), machine(cores=2, link=link), Grid.of(devices=[2, 8], global_batch=16))
     assert summary["best"][1]["speedup"] <= 2.01
