@@ -71,7 +71,7 @@ def _with_inf(value: Any) -> Any:
 
 
 def _with_units(value: Any, key: str = "") -> Any:
-    """Numbers for the texts that people write as durations and bandwidths in a TOML file. Raises ``ConfigError``."""
+    """Replace durations and bandwidths written as text in a TOML file by numbers. Raises ``ConfigError``."""
     if isinstance(value, dict):
         return {name: _with_units(each, name) for name, each in value.items()}
     if isinstance(value, list):
@@ -94,7 +94,7 @@ def _of_text(kind: type[Any], value: Any) -> Any:
 
 
 def to_builtins(value: Any) -> Any:
-    """Plain dicts, lists, strings and finite numbers of any noun (infinity becomes ``"inf"``)."""
+    """Return plain dicts, lists, strings and finite numbers of any noun (infinity becomes ``"inf"``)."""
     return _no_inf(msgspec.to_builtins(value, enc_hook=_as_text))
 
 
@@ -104,12 +104,12 @@ def convert(raw: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
 
 
 def to_json(value: Any, *, indent: int | None = 1) -> str:
-    """JSON text of a noun or of plain values; always valid JSON (no NaN, no Infinity)."""
+    """Return JSON text of a noun or of plain values; always valid JSON (no NaN, no Infinity)."""
     return json.dumps(to_builtins(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of a value, without the fields of nouns that have their default value.
+    """Return the SHA-256 of a value's canonical JSON, without the fields of nouns that have their default value.
 
     So the digest of a record stays the same when a later version of dpsim adds a field with a default. A record that
     states a ``model_version`` is hashed of numbers with ``SIGNIFICANT_DIGITS``, so that processors and libraries whose
@@ -217,7 +217,7 @@ def record_text(value: Any) -> str:
 
 
 def read_raw(path: Path, what: str) -> Any:
-    """The plain content of a ``.json`` or ``.toml`` file. Raises ``FileFormatError``."""
+    """Return the plain content of a ``.json`` or ``.toml`` file. Raises ``FileFormatError``."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -240,7 +240,7 @@ def read_raw(path: Path, what: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The plain values of a JSON text. Raises ``ValueError`` for NaN, infinity, deep nesting, lone surrogates."""
+    """Return the values of a JSON text. Raises ``ValueError`` for NaN, infinity, deep nesting, lone surrogates."""
     try:
         raw = json.loads(text, parse_constant=_refuse_constant, object_hook=Unpacking(text))
     except RecursionError as error:
@@ -269,7 +269,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def decode(raw: Any, kind: type[T], what: str) -> T:
-    """The noun of plain values. Raises ``FileFormatError``, which names the field, for what is not exactly a noun."""
+    """Decode a noun from plain values, strictly. Raises ``FileFormatError``, which names the field."""
     try:
         return convert(_with_inf(raw), kind)
     except UnicodeEncodeError as error:
@@ -281,9 +281,9 @@ def decode(raw: Any, kind: type[T], what: str) -> T:
         match = re.search(r"unknown field `([^`]*)`", text)
         hint = f"see the format of {_a(what)} in the documentation"
         if match:
-            known = sorted(_known_keys(kind, set()))
-            with_unit = [key for key in known if key.startswith(f"{match.group(1)}_")]
-            near = with_unit[:1] or difflib.get_close_matches(match.group(1), known, n=1)
+            keys = sorted(_known_keys(kind, set()))
+            with_unit = [key for key in keys if key.startswith(f"{match.group(1)}_")]
+            near = with_unit[:1] or difflib.get_close_matches(match.group(1), keys, n=1)
             if near:
                 hint = f"did you mean {near[0]!r}?"
         word = re.search(r"Invalid enum value .*\.(\w+)`$", text)

@@ -369,7 +369,7 @@ def _ddp_strategies(run: Any) -> tuple[object, ...]:
 
 
 RUNTIME_CONSTRAINTS = (
-    _by_ddp("fusion_rule", lambda run: ("per-tensor" if run.runtime == FSDP else "ddp",)),
+    _by_ddp("fusion_rule", lambda run: ("fsdp", "per-tensor") if run.runtime == FSDP else ("ddp",)),
     _by_ddp("overlap", lambda run: (*DDP_OVERLAPS[run.runtime], *["off"] * (run.devices == 1)), "devices"),
     _by_ddp("strategy", _ddp_strategies, "devices"),
     _by_ddp("leaves", lambda run: (0,)),
