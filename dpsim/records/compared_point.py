@@ -344,7 +344,7 @@ class ComparedPoint(Row):
 
     def text(self, name: str) -> str:
         """Return a field of the setting as tables write it, with the values of settings that make the same buckets."""
-        return self.predicted.text(name)
+        return ", ".join(dict.fromkeys(each.text(name) for each in (self.setting, *self.predicted.same_buckets)))
 
     @property
     def too_few_clean(self) -> str:

@@ -159,10 +159,6 @@ class PredictedPoint(Noun, frozen=True):
         )
         return tuple(rule if threshold == "none" else f"{rule} at {threshold}" for rule, threshold in texts)
 
-    def text(self, name: str) -> str:
-        """Return a field of the setting as tables write it, with the values of settings that make the same buckets."""
-        return ", ".join(dict.fromkeys(each.text(name) for each in (self.setting, *self.same_buckets)))
-
 
 class Predictions(Noun, frozen=True):
     """Everything that was predicted in a sweep, and what from, by the model of ``model_version``.
