@@ -103,6 +103,7 @@ def _recorded(
         optimizer_slots=optimizer_slots(optimizer.optim if _is_zero_redundancy(optimizer) else optimizer),
         input_workers=recorder.input_workers,
         load_s_per_sample=recorder.load_s_per_sample,
+        memory=recorder.memory,
     )
 
 

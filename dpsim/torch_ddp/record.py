@@ -20,7 +20,7 @@ from dpsim.torch_ddp.fsdp import ShardedModel, check_optimizer
 from dpsim.torch_ddp.injected.around import REBUILT_STEPS, Script
 from dpsim.torch_ddp.parameters import first_parameters, reduced_parameters
 from dpsim.torch_ddp.process_group import CLOCK, ReplicatedGroup
-from dpsim.torch_ddp.recorded import MODES, RecordedStep
+from dpsim.torch_ddp.recorded import MODES, RecordedStep, StepMemory
 
 _UNWRAPPED_STEPS = 3
 """Optimizer steps on gradients that were reduced without DDP after which a script is refused."""
@@ -49,6 +49,7 @@ class Recorder(Script):
         self.models = self._unwrapped_steps = self._waited_updates = self._warmed_up = 0
         self.input_workers, self.load_s_per_sample = 0, 0.0
         self.optimizer: Any = None
+        self.memory: StepMemory | None = None
         self._begun: Counter[int] = Counter()  # steps by their local batch
         self._step: RecordedStep | None = None
         self.first_parameter: dict[str, int] = {}
@@ -94,6 +95,10 @@ class Recorder(Script):
         """Return seconds of computation on the host."""
         return CLOCK.now()
 
+    def ends(self) -> bool:
+        """Return whether the script may end, now that the record is complete; else it goes on for a step."""
+        return True
+
     def built(self, ddp: Any) -> None:
         self.models += 1
 
@@ -113,7 +118,7 @@ class Recorder(Script):
             self._step.own_collectives = tuple(CLOCK.collectives)
             if self._step.mode is not None and not self.complete:
                 self.steps.append(self._step)
-        if self.complete:
+        if self.complete and self.ends():
             self._step = None
             with CLOCK.stopped():
                 if self.steps:
@@ -122,7 +127,7 @@ class Recorder(Script):
         mode = None
         if self._warmed_up < self.warm_up:
             self._warmed_up += 1
-        else:  # in turn for each size of batch: else the short batch of every epoch might always have the same mode
+        elif not self.complete:  # in turn for each batch: else the short one of each epoch might have the same mode
             mode = MODES[self._begun[samples] % len(MODES)]
             self._begun[samples] += 1
         CLOCK.collectives.clear()

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from dpsim.ddp_settings import DdpSettings
+from dpsim.ddp_settings import DdpSettings, GradientMemory
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets
 from dpsim.workload import Layer, Tensor, Workload, overhead_line
@@ -64,6 +64,20 @@ class RecordedStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepMemory:
+    """What lives at most in a step beside parameters, gradients, optimizer state and DDP's buckets, in bytes.
+
+    ``activation_bytes``: while a micro-batch goes forward and back, with its input; ``update_bytes``: in an update.
+    ``saved_bytes`` is what autograd keeps until backward, by module.
+    """
+
+    activation_bytes: int
+    update_bytes: int
+    saved_bytes: Mapping[str, int]
+    gradients: GradientMemory
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recorded:
     """A recorded training.
 
@@ -87,6 +101,7 @@ class Recorded:
     """The ranks whose shards are all parameters together, where a rank updates its shard alone."""
     shard_update_s: float | None = None
     """Seconds of the part of an update that grows with a rank's shard; None: all of it."""
+    memory: StepMemory | None = None
 
 
 _Group = tuple[tuple[int, ...], float]
@@ -108,13 +123,14 @@ def workload_of(recorded: Recorded) -> Workload:
     update_s, input_s = _median(whole, lambda step: step.update_s), _median(whole, lambda step: step.input_s)
     growing_s = update_s if recorded.shard_update_s is None else min(recorded.shard_update_s, update_s)
     groups = _groups(recorded, _ready(recorded, steps, backward_s))
-    layers = _layers(recorded, groups, _module_times(recorded, steps, forward_s))
+    layers = _layers(recorded, groups, _module_times(recorded, steps, forward_s), local_batch)
     loss_s = _median(whole, lambda step: step.loss_s) / accumulate
     computed_s = accumulate * (loss_s + sum(layer.forward_s[0] + layer.backward_s[0] for layer in layers))
     load_s, workers = input_s / (local_batch * accumulate), 1
     if recorded.input_workers:
         load_s, workers = recorded.load_s_per_sample, recorded.input_workers
     waited_s = 0.0 if recorded.input_workers and not load_s else input_s
+    memory = recorded.memory
     return Workload(
         name=recorded.name,
         source=recorded.source,
@@ -129,7 +145,8 @@ def workload_of(recorded: Recorded) -> Workload:
         input_s_per_sample=load_s,
         input_workers=workers if load_s else 1,
         input_prefetch=bool(recorded.input_workers and load_s),
-        ddp=recorded.ddp,
+        ddp=msgspec.structs.replace(recorded.ddp, gradients=memory.gradients) if memory else recorded.ddp,
+        update_bytes=memory.update_bytes * recorded.shards if memory else 0,
     )
 
 
@@ -186,16 +203,23 @@ def _module_times(recorded: Recorded, steps: Sequence[RecordedStep], forward_s: 
     return {name: seconds * forward_s / total for name, seconds in times.items()}
 
 
-def _layers(recorded: Recorded, groups: Sequence[_Group], module_s: Mapping[str, float]) -> tuple[Layer, ...]:
+def _layers(
+    recorded: Recorded, groups: Sequence[_Group], module_s: Mapping[str, float], local_batch: int
+) -> tuple[Layer, ...]:
     """The layers in forward order: the reverse of the order in which DDP sends their gradients."""
     layer_of = {index: number for number, (members, _) in enumerate(groups) for index in members}
-    forward = [0.0] * len(groups)
-    for module, seconds in module_s.items():
-        forward[layer_of[recorded.first_parameter[module]]] += seconds
+
+    def of_layers(of_modules: Mapping[str, float]) -> list[float]:
+        values = [0.0] * len(groups)
+        for module, value in of_modules.items():
+            values[layer_of[recorded.first_parameter[module]]] += value
+        return values
+
+    forward, activation_bytes = of_layers(module_s), of_layers(_activation_bytes(recorded))
     names = _names([recorded.parameters[members[0]].module for members, _ in groups])
     layers = []
     before_s = 0.0
-    for (members, ready_s), name, seconds in zip(groups, names, forward, strict=True):
+    for (members, ready_s), name, seconds, kept_bytes in zip(groups, names, forward, activation_bytes, strict=True):
         parameters = [recorded.parameters[index] for index in members]
         layers.append(
             Layer(
@@ -205,10 +229,20 @@ def _layers(recorded: Recorded, groups: Sequence[_Group], module_s: Mapping[str,
                 backward_s=(ready_s - before_s,),
                 tensors=tuple(Tensor(name=p.name, shape=p.shape, dtype=p.dtype) for p in reversed(parameters)),
                 batch_norm_channels=parameters[0].batch_norm_channels if name == parameters[0].module else 0,
+                activation_bytes_per_sample=kept_bytes / local_batch,
             )
         )
         before_s = ready_s
     return tuple(reversed(layers))
+
+
+def _activation_bytes(recorded: Recorded) -> dict[str, float]:
+    """The bytes at the peak of a micro-batch, of each module in proportion to what is saved of it until backward."""
+    if recorded.memory is None:
+        return {}
+    saved = recorded.memory.saved_bytes if any(recorded.memory.saved_bytes.values()) else {}
+    shares = saved or {next(iter(recorded.first_parameter)): 1}
+    return {module: recorded.memory.activation_bytes * share / sum(shares.values()) for module, share in shares.items()}
 
 
 def _names(modules: Sequence[str]) -> list[str]:
@@ -238,6 +272,9 @@ def joined(workloads: Sequence[Workload]) -> Workload:
             layer,
             forward_s=tuple(workload.layers[number].forward_s[0] for workload in ordered),
             backward_s=tuple(workload.layers[number].backward_s[0] for workload in ordered),
+            activation_bytes_per_sample=max(
+                workload.layers[number].activation_bytes_per_sample for workload in ordered
+            ),
         )
         for number, layer in enumerate(first.layers)
     )
@@ -248,6 +285,7 @@ def joined(workloads: Sequence[Workload]) -> Workload:
         local_batches=tuple(batches),
         layers=layers,
         update_s=statistics.median(workload.update_s for workload in ordered),
+        update_bytes=max(workload.update_bytes for workload in ordered),
         overhead_s=overhead_s,
         overhead_per_sample_s=per_sample_s,
         loss_s=tuple(workload.loss_s[0] for workload in ordered) if all(each.loss_s for each in ordered) else (),
