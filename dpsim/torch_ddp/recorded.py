@@ -18,6 +18,7 @@ import msgspec
 from dpsim.ddp_settings import DdpSettings, GradientMemory
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets
+from dpsim.model.observed import most_delayed_s
 from dpsim.workload import Layer, Tensor, Workload, overhead_line
 
 Mode = Literal["whole", "forward", "gradients"]
@@ -41,6 +42,7 @@ class RecordedStep:
     """One synchronising step: seconds by part, summed over its micro-batches.
 
     ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
+    ``delayed_s``: the training thread could run and had no core (0 where that is not known).
     ``loss_s`` lies between forward and backward. ``module_s`` has the forward seconds from the start of one module to
     the start of the next, and ``ready_s`` the seconds from the start of that backward until the gradient of each
     parameter (by position) was final. ``own_collectives`` are those that the script asks for outside of backward:
@@ -56,6 +58,7 @@ class RecordedStep:
     loss_s: float = 0.0
     update_s: float = 0.0
     input_s: float = 0.0
+    delayed_s: float = 0.0
     micro_batches: int = 0
     local_batch: int = 1
     own_collectives: tuple[int | None, ...] = ()
@@ -104,6 +107,24 @@ class Recorded:
     memory: StepMemory | None = None
 
 
+_LEAST_CLEAN = 2
+"""Clean steps of a mode with which the disturbed ones do not count."""
+
+
+def is_clean(step: RecordedStep) -> bool:
+    """Whether a step had a core all the time, but for what waking up takes."""
+    return bool(step.delayed_s <= most_delayed_s(step.step_s))
+
+
+def clean_steps(steps: Sequence[RecordedStep]) -> list[RecordedStep]:
+    """Return the clean steps of each mode that has enough of them, and all of the others."""
+    by_mode = {mode: [step for step in steps if step.mode == mode] for mode in (None, *MODES)}
+    clean = {mode: [step for step in each if is_clean(step)] for mode, each in by_mode.items()}
+    return [
+        step for mode, each in by_mode.items() for step in (clean[mode] if len(clean[mode]) >= _LEAST_CLEAN else each)
+    ]
+
+
 _Group = tuple[tuple[int, ...], float]
 """Consecutive gradients of one module in one bucket, and the seconds by which the last of them is final."""
 
@@ -111,12 +132,14 @@ _Group = tuple[tuple[int, ...], float]
 def workload_of(recorded: Recorded) -> Workload:
     """The workload of a recorded training: one layer for each group of gradients, in the order DDP sends them.
 
-    Layer times are medians over the steps with hooks, scaled to the medians of the steps without hooks. What is left of
-    a step beside layers, update and input is ``overhead_s``, with what an update of shards takes whatever their size.
+    Times are of clean steps, where there are some. Layer times are medians over the steps with hooks, scaled to the
+    medians of the steps without hooks. What is left of a step beside layers, update and input is ``overhead_s``, with
+    what an update of shards takes whatever their size.
     """
     counts = Counter((step.local_batch, step.micro_batches) for step in recorded.steps)
     ((local_batch, accumulate), _), *_ = counts.most_common(1)
     steps = [step for step in recorded.steps if (step.local_batch, step.micro_batches) == (local_batch, accumulate)]
+    steps = clean_steps(steps)
     whole = [step for step in steps if step.mode == "whole"] or steps
     forward_s = _median(whole, lambda step: step.forward_s) / accumulate
     backward_s = _median(whole, lambda step: step.last_backward_s)
