@@ -84,17 +84,20 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
             buffers = 0 if workload.gradient_memory == "buckets" else whole
     partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
+    gradients = in_slots(schedule.gradient_slots) + partial_sums * whole
     return {
         "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
-        "gradients": in_slots(schedule.gradient_slots) + partial_sums * whole,
+        "gradients": gradients,
         "optimizer_state": slots * (shards if schedule.sharded else whole),
-        "activations": _activations(schedule, rank_class),
+        "activations": _activations(schedule, rank_class, gradients + buffers),
         "communication_buffers": buffers,
     }
 
 
-def _activations(schedule: Schedule, rank_class: int) -> int | None:
+def _activations(schedule: Schedule, rank_class: int, backward_bytes: int) -> int | None:
     """The bytes that micro-batches take: what layers keep until backward, or work in, and what is received for them.
+
+    ``backward_bytes`` are those of gradients and of their collectives. An update may work in more.
 
     Where the workload knows what dpsim's own runtime allocates (``work_bytes``), it is that.
     ``None`` where no layer states anything.
@@ -106,7 +109,7 @@ def _activations(schedule: Schedule, rank_class: int) -> int | None:
     if _knows_runtime(schedule.workload):
         taken = sum(layer.work_bytes + samples * layer.work_bytes_per_sample for layer in own)
     elif any(layer.activation_bytes_per_sample for layer in layers):
-        taken = _kept(schedule, own, samples)
+        taken = _kept(schedule, own, samples, backward_bytes)
     else:
         return None
     received = _largest_messages(schedule, rank_class)
@@ -123,13 +126,16 @@ def _by_ddp(schedule: Schedule) -> bool:
     return bool(schedule.workload.gradient_memory) and schedule.classes == 1 and not schedule.sharded
 
 
-def _kept(schedule: Schedule, layers: Sequence[Layer], samples: int) -> float:
-    """What layers keep until backward, and what DDP lets a step of a script work in beside its gradients.
+def _kept(schedule: Schedule, layers: Sequence[Layer], samples: int, backward_bytes: int) -> float:
+    """What layers keep until backward, and what a script's step works in beside its gradients.
 
-    Where these are released after an update, those of later layers take the place of what these kept: it is what comes
-    on top of all gradients. With several micro-batches the largest gradient exists twice, until it is added.
+    Where these are released after an update, it is what comes on top of all gradients, of which those of later layers
+    take the place of what these kept; shards have room for all when backward begins. With several micro-batches DDP has
+    the largest gradient twice, until it is added.
     """
     workload, kept = schedule.workload, samples * np.array([layer.activation_bytes_per_sample for layer in layers])
+    if schedule.sharded and schedule.classes == 1 and schedule.plan.accumulate == 1:
+        return max(float(kept.sum()) - backward_bytes * (workload.gradient_memory == "released"), 0.0)
     if not _by_ddp(schedule):
         return float(kept.sum())
     if schedule.plan.accumulate > 1:

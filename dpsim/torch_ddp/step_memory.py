@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import distributed
 from torch.autograd import profiler
 
 from dpsim.torch_ddp.fsdp import ShardedModel
@@ -132,11 +131,11 @@ class WeighingRecorder(Recorder):
                 peaks[change], since = max(peaks[change], since or 0), 0
             elif since is not None:
                 since = max(since, change + kept_bytes)
-        sizes, priced_bytes = [_bytes(each) for each in self._parameters], 0
+        priced_bytes = 0  # what ``dpsim.model.memory`` adds to that: a gathered unit, or a gradient before it is added
         if isinstance(self.ddp, ShardedModel):
-            priced_bytes = _priced_bytes(self.ddp) + sum(sizes)
+            priced_bytes = max(self.ddp.bucket_bytes, default=0)
         elif self._added:
-            priced_bytes = max(sizes)
+            priced_bytes = max(map(_bytes, self._parameters))
         peak_bytes = max(peaks[_BEGINS], peaks[_GRADIENT], peaks[_COMPUTED])
         return StepMemory(
             activation_bytes=max(peak_bytes - priced_bytes, sum(self._saved_bytes.values())),
@@ -180,14 +179,6 @@ def _state_of(ddp: Any) -> Iterator[Any]:
     for groups in ddp.groups.values() if isinstance(ddp, ShardedModel) else ():
         for group in groups:
             yield from (each._unsharded_param for each in group.fsdp_params if hasattr(each, "_unsharded_param"))
-
-
-def _priced_bytes(model: ShardedModel) -> int:
-    """The bytes in which FSDP brings units together, as ``dpsim.model.memory`` prices them beside all shards."""
-    sizes = sorted(model.bucket_bytes)
-    reshards = any(unit.reshard for unit in model.units)
-    gathered = sum(sizes[-2:]) if reshards else sum(sizes) * (1 - 1 / distributed.get_world_size())
-    return int(gathered) + sum(sizes[-2:]) + sizes[-1]
 
 
 def _bytes(tensor: Any) -> int:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from dpsim import codec
-from dpsim.machine import Machine
+from dpsim.machine import Link, Machine
 from dpsim.model.memory import Memory, memory
 from dpsim.plan import Plan
 from dpsim.workload import Workload
@@ -52,7 +52,9 @@ def needed(workload: Workload, local_batch: int, *, memory_bytes: float = 2**34)
         fusion_rule=ddp.fusion_rule,
         strategy="zero3" if ddp.units else "data-parallel",
     )
-    return memory(workload, plan, Machine(name="a machine", memory_bytes=memory_bytes))
+    return memory(
+        workload, plan, Machine(name="a machine", link=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9), memory_bytes=memory_bytes)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

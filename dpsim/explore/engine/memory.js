@@ -31,11 +31,12 @@ function memoryOfClass({workload}, plan, schedule, own) {
     buffers = workload.gradient_memory === "buckets" ? 0 : whole;
   }
   const partialSums = knowsRuntime(workload) ? Math.ceil(Math.log2(plan.accumulate)) : 0;
+  const gradients = inSlots(schedule.gradient_slots) + partialSums * whole;
   return {
     parameters: inSlots(schedule.parameter_slots) + workload.state_bytes,
-    gradients: inSlots(schedule.gradient_slots) + partialSums * whole,
+    gradients,
     optimizer_state: workload.optimizer_slots * (schedule.sharded ? shards : whole),
-    activations: activations(workload, plan, schedule, own),
+    activations: activations(workload, plan, schedule, own, gradients + buffers),
     communication_buffers: buffers,
   };
 }
@@ -46,9 +47,12 @@ const knowsRuntime = ({layers}) => layers.some((layer) => layer.work_bytes_per_s
 /** Whether DDP trains a script whose steps were weighed. */
 const byDdp = ({gradient_memory}, {stashes = [1], sharded}) => gradient_memory && stashes.length === 1 && !sharded;
 
-/** What layers keep until backward, and what DDP lets a step of a script work in beside its gradients. */
-function keptOf(workload, plan, schedule, layers, samples) {
+/** What layers keep until backward, and what a script's step works in beside its gradients. */
+function keptOf(workload, plan, schedule, layers, samples, backwardBytes) {
   const kept = layers.map((layer) => samples * layer.activation_bytes_per_sample);
+  if (schedule.sharded && (schedule.stashes ?? [1]).length === 1 && plan.accumulate === 1) {
+    return Math.max(sum(kept) - (workload.gradient_memory === "released" ? backwardBytes : 0), 0);
+  }
   if (!byDdp(workload, schedule)) return sum(kept);
   if (plan.accumulate > 1) return sum(kept) + Math.max(0, ...workload.ready_order.map(({size_bytes}) => size_bytes));
   const gradients = layers.map(() => 0);
@@ -64,7 +68,7 @@ function keptOf(workload, plan, schedule, layers, samples) {
 }
 
 /** What the micro-batches in flight take, with what is received for them; or an update, where that is more. */
-function activations(workload, plan, schedule, own) {
+function activations(workload, plan, schedule, own, backwardBytes) {
   const {operations, stashes = [1]} = schedule;
   const ofClass = operations.filter(({rank_class = 0}) => rank_class === own);
   const forwards = unique(ofClass.filter(({kind}) => kind === "forward").map(({layer}) => layer));
@@ -74,7 +78,7 @@ function activations(workload, plan, schedule, own) {
   if (knowsRuntime(workload)) {
     taken = sum(layers.map((layer) => layer.work_bytes + samples * layer.work_bytes_per_sample));
   } else if (workload.layers.some((layer) => layer.activation_bytes_per_sample)) {
-    taken = keptOf(workload, plan, schedule, layers, samples);
+    taken = keptOf(workload, plan, schedule, layers, samples, backwardBytes);
   } else return null;
   const received = new Map(); // the largest message of each class
   for (const {kind, peer, size_bytes} of ofClass) {
