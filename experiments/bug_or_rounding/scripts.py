@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dpsim.torch_ddp.reproduce import causes
+from dpsim.torch_ddp.reproduce import differences
 
 _SCRIPT = """\
 import os, random
@@ -150,16 +150,16 @@ _UNEQUAL_TOKENS = {
 }
 
 MISTAKES = (
-    Case("no sampler", {"sampler": "sampler = None"}, causes.REPEATED),
+    Case("no sampler", {"sampler": "sampler = None"}, differences.REPEATED),
     Case(
         "shuffled by the rank's seed",
         {"sampler": "sampler = RandomSampler(data, generator=torch.Generator().manual_seed(rank))"},
-        causes.SEEDS,
+        differences.SEEDS,
     ),
     Case(
         "a DistributedSampler with the rank's seed",
         {"sampler": "sampler = DistributedSampler(data, seed=rank)", "loader": _PARTS["loader"].replace("32", "4")},
-        causes.SEEDS,
+        differences.SEEDS,
     ),
     Case(
         "a method of the module",
@@ -172,13 +172,13 @@ MISTAKES = (
             "model": "model = Net()",
             "step": _PARTS["step"].replace("F.cross_entropy(model(x), y)", "model.module.loss(x, y)"),
         },
-        causes.MISSING,
+        differences.MISSING,
     ),
-    Case("one seed for the batches that all ranks draw", {"step": _DRAWN}, causes.REPEATED),
+    Case("one seed for the batches that all ranks draw", {"step": _DRAWN}, differences.REPEATED),
     Case(
         "the last batch is padded",
         {"data": "data = TensorDataset(torch.randn(93, 16), torch.randint(0, 5, (93,)))"},
-        causes.PADDED,
+        differences.PADDED,
     ),
     Case(
         "rank 0 takes more samples",
@@ -190,22 +190,22 @@ batches = [order[i:i + 32] for i in range(0, 128, 32)]
 sampler = [b[:cut(b)] if rank == 0 else b[cut(b):] for b in batches]""",
             "loader": "loader = DataLoader(data, batch_sampler=sampler)",
         },
-        causes.SHARES,
+        differences.SHARES,
     ),
     Case(
         "a mean over unequal numbers of tokens",
         {"top": _GPT} | _UNEQUAL_TOKENS,
-        causes.SHARES,
+        differences.SHARES,
     ),
     Case(
         "a sum as the loss",
         {"step": _PARTS["step"].replace("(model(x), y)", "(model(x), y, reduction='sum') / 32")},
-        causes.SCALE,
+        differences.SCALE,
     ),
     Case(
         "a centre of each rank's own",
         {"top": _CENTRED, "model": "model = Net()", "wrap": "model = DDP(model, broadcast_buffers=False)"},
-        causes.BUFFERS,
+        differences.BUFFERS,
     ),
     Case(
         "running statistics of each rank's own",
@@ -214,7 +214,7 @@ sampler = [b[:cut(b)] if rank == 0 else b[cut(b):] for b in batches]""",
             "model": _CONV.format(norm="nn.BatchNorm2d(8)"),
             "wrap": "model = DDP(model, broadcast_buffers=False)",
         },
-        causes.BUFFERS,
+        differences.BUFFERS,
     ),
     Case(
         "a hook that divides what is being sent",
@@ -229,17 +229,17 @@ def hook(state, bucket):
             " nn.Linear(512, 5))",
             "wrap": "model = DDP(model)\nif world > 1:\n    model.register_comm_hook(None, hook)",
         },
-        causes.OVERWRITTEN,
+        differences.OVERWRITTEN,
     ),
     Case(
         "a head outside of DDP",
         _TWO_HALVES | {"wrap": "body = DDP(body)\nmodel = lambda x: head(body(x))"},
-        causes.MISSING,
+        differences.MISSING,
     ),
     Case(
         "no_sync in the last micro-batch",
         {"loader": _PARTS["loader"].replace("32", "16"), "step": _ACCUMULATE.format(sync="not last")},
-        causes.MISSING,
+        differences.MISSING,
     ),
     Case(
         "a head that is drawn by each rank's seed",
@@ -253,23 +253,23 @@ def hook(state, bucket):
                 after="",
             ),
         },
-        causes.SEEDS,
+        differences.SEEDS,
     ),
     _fsdp(
         "a mean over unequal numbers of tokens",
         {"top": _GPT, "wrap": "fully_shard(model.block)\nfully_shard(model)"} | _UNEQUAL_TOKENS,
-        causes.SHARES,
+        differences.SHARES,
     ),
-    _fsdp("no sampler", {"sampler": "sampler = None"}, causes.REPEATED),
+    _fsdp("no sampler", {"sampler": "sampler = None"}, differences.REPEATED),
     _fsdp(
         "the last batch is padded",
         {"data": "data = TensorDataset(torch.randn(93, 16), torch.randint(0, 5, (93,)))"},
-        causes.PADDED,
+        differences.PADDED,
     ),
     _fsdp(
         "parameters that are drawn by each rank's seed",
         {"model": "torch.manual_seed(rank)\n" + _PARTS["model"]},
-        causes.SEEDS,
+        differences.SEEDS,
     ),
     _fsdp(
         "gradients that are divided by 1",
@@ -277,12 +277,12 @@ def hook(state, bucket):
             "more": "for unit in (model[0], model[2], model):\n    unit.set_force_sum_reduction_for_comms(True)\n"
             "    unit.set_gradient_divide_factor(1.0)",
         },
-        causes.SCALE,
+        differences.SCALE,
     ),
     _fsdp(
         "a head that is not sharded",
         _TWO_HALVES | {"wrap": "fully_shard(body)\nmodel = lambda x: head(body(x))"},
-        causes.MISSING,
+        differences.MISSING,
     ),
     _fsdp(
         "the norm of a rank's own shards clipped",
@@ -294,12 +294,12 @@ def hook(state, bucket):
                 after="",
             )
         },
-        causes.OWN_NORM,
+        differences.OWN_NORM,
     ),
     _fsdp(
         "running statistics of each rank's own",
         {"data": _PICTURES, "model": _CONV.format(norm="nn.BatchNorm2d(8)"), "wrap": "fully_shard(model)"},
-        causes.BUFFERS,
+        differences.BUFFERS,
     ),
 )
 
@@ -307,7 +307,7 @@ BY_DESIGN = (
     Case(
         "batches that the loop draws by the rank's seed",
         {"more": "torch.manual_seed(rank)", "step": _DRAWN},
-        causes.OTHER_SAMPLES,
+        differences.OTHER_SAMPLES,
     ),
     Case(
         "batches that the loop draws without a seed",
@@ -316,7 +316,7 @@ BY_DESIGN = (
             "top": "unseeded = torch.get_rng_state()",
             "step": _DRAWN,
         },
-        causes.OTHER_SAMPLES,
+        differences.OTHER_SAMPLES,
     ),
     Case("local batch norm", {"data": _PICTURES, "model": _CONV.format(norm="nn.BatchNorm2d(8)")}, design="batch norm"),
     Case(
@@ -328,12 +328,12 @@ BY_DESIGN = (
             ),
             "model": "model = Net()",
         },
-        causes.RANDOM,
+        differences.RANDOM,
     ),
     Case(
         "noise that the loop adds by rank",
         {"more": "torch.manual_seed(rank)", "step": "x = x + 0.1 * torch.randn(x.shape)\n" + _PARTS["step"]},
-        causes.RANDOM,
+        differences.RANDOM,
     ),
 )
 

@@ -53,7 +53,9 @@ def needed(workload: Workload, local_batch: int, *, memory_bytes: float = 2**34)
         strategy="zero3" if ddp.units else "data-parallel",
     )
     return memory(
-        workload, plan, Machine(name="a machine", link=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9), memory_bytes=memory_bytes)
+        workload,
+        plan,
+        Machine(name="a machine", link=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9), memory_bytes=memory_bytes),
     )
 
 
