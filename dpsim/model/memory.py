@@ -49,11 +49,12 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     sums of m micro-batches along a tree. slots: the workload's ``optimizer_slots``, or else those of the
     plan's optimizer (SGD and LARS 1, AdamW 2). S: what a slot has, all parameters or the shards of a sharded schedule.
     A: what a micro-batch takes on the device with the most samples, times the micro-batches in flight
-    (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again keeps
-    what each of these enters and leaves it with, and all of one alone. Activations are unknown where no layer states
-    any. Buffers: an allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod: its
-    fusion buffer, the threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed: all of
-    its buckets, or none where gradients are views of them). Every class is taken to have all other state.
+    (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again
+    keeps what each of these enters and leaves it with, and all of one alone. Of a script whose steps were weighed,
+    A is what its peak has beside the other parts, in an update too. Activations are unknown where no layer states
+    any. Buffers: an allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod:
+    its fusion buffer, the threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed:
+    all of its buckets, or none where gradients are views of them). Every class is taken to have all other state.
     """
     schedule = scheduled(workload, machine, plan)
     classes = [_of_class(schedule, rank_class) for rank_class in range(schedule.classes)]
