@@ -17,6 +17,7 @@ from dpsim.cli.outputs import writable as writable
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dpsim.collective import Layout
     from dpsim.fields import Field
 
 T = TypeVar("T")
@@ -351,7 +352,7 @@ def wait(text: str | None) -> float | None:
     return seconds
 
 
-def layout(text: str) -> tuple[int, str]:
+def layout(text: str) -> tuple[int, Layout]:
     """(devices, layout) of a value of ``--devices``, ``8`` or ``2x4``. Raises ``ConfigError``."""
     from dpsim.collective import parse_devices
 

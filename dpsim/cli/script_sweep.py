@@ -61,8 +61,8 @@ def measure(
     """
     from dpsim import machine as machines
     from dpsim import workload as workloads
-    from dpsim.harness.torch_ddp import measure as harness
     from dpsim.harness.torch_ddp.experiment import script_experiment
+    from dpsim.harness.torch_ddp.measure import ScriptStudy, ready_errors
     from dpsim.launch.user_script import is_module
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.saved import points, summary
@@ -95,20 +95,21 @@ def measure(
     )
     folder = given.output or Path("reports") / f"{question}-{script if is_module(script) else Path(script).stem}"
     flags.writable(folder, folders=("sweep",), inputs=(Path(script), of.workload, of.machine))
-    known = harness.Known(
+    study = ScriptStudy(
+        experiment=experiment,
         workload=None if of.workload is None else workloads.read(of.workload),
         machine=None if of.machine is None else machines.read(of.machine),
         script_may_write=bool(of.script_may_write),
     )
     with show.measuring(given.wait_until_quiet) as progress:
         if of.predict_only:
-            predictions = harness.predict(experiment, known, folder, progress)
+            predictions = study.predict(folder, progress)
         else:
-            swept, ready_errors = harness.measure(experiment, known, folder, progress)
+            swept = study.run(folder, progress)
     if of.predict_only:
         _print_predictions(predictions, folder, json=given.json)
         return
-    errors = list(map(abs, ready_errors))
+    errors = list(map(abs, ready_errors(swept)))
     ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
     if given.json:
         show.print_json("measure", points(swept), summary(swept) | ready)
@@ -164,6 +165,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
                 "local_batch": plan.local_batch,
                 "accumulate": plan.accumulate,
                 "buckets": point.buckets,
+                "same_buckets": ", ".join(point.names[1:]),
                 "extrapolated": point.extrapolated,
             }
             | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
@@ -172,7 +174,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         )
     for where in dict.fromkeys(point.setting.where for point in predicted):
         points = [point for point in predicted if point.setting.where == where]
-        workload, machine = predictions.workloads[points[0].workload], predictions.machines[points[0].machine]
+        workload, machine = predictions.made_from(points[0])
         plans = [point.setting.plan for point in points]
         best[where] = best_of(rows_of_plans(workload, machine, plans))
         assumed |= dict.fromkeys(cautions(machine, plans, workload))
@@ -192,7 +194,11 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
             *([Column(head="micro-batches", cell=lambda row: str(row["accumulate"]))] if accumulates else []),
             Column(
                 head="bucket cap",
-                cell=lambda row: "" if (size := row["fusion_threshold_bytes"]) is None else format_size(size),
+                cell=lambda row: (
+                    ", ".join(filter(None, (format_size(size), row["same_buckets"])))
+                    if (size := row["fusion_threshold_bytes"]) is not None
+                    else ""
+                ),
             ),
             *declared("buckets"),
             Column(head="samples/s", cell=lambda row: f"{row['predicted_samples_per_s']:,.0f}"),

@@ -129,6 +129,11 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("train --reference-batch 0", "reference_batch is 0", "1 sample or more"),
         ("train --algorithm pigeon", "unknown algorithm 'pigeon'", "recursive-doubling"),
         ("train --algorithm rign", "unknown algorithm 'rign'", "did you mean 'ring'?"),
+        (
+            "sweep devices --algorithm own.py:tree",
+            "unknown algorithm 'own.py:tree'",
+            "as the entry point dpsim.algorithms",
+        ),
         ("train --overlap maybe", "unknown overlap 'maybe'", "poll"),
         ("train --fusion-rule none", "unknown fusion rule 'none'", "tarantella"),
         ("train --network wifi", "network 'wifi' is not understood", "paced:50us,1gbit"),

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from dpsim.harness.sweep.grids import of_devices, places, telling_thresholds
 from dpsim.harness.sweep.scores import PREDICTED_NULLS
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, Group
 from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart, Lines, Mark, Series
 from dpsim.report.sweep.cells import PointColumns, points_table
@@ -150,7 +151,8 @@ def _worth(comparison: Comparison, group: Group) -> str:
     gains = [slower_by(group, alone, point) is not None for point, alone in pairs]
     if all(gains):
         span = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{high:.1f}"
-        return f"{devices} are {span} times as fast as 1, whatever the {threshold_noun(group.runtime)}."
+        settings = f", whatever the {threshold_noun(group.runtime)}" if len(pairs) > 1 else ""
+        return f"{devices} are {span} times as fast as 1{settings}."
     if any(gains):
         return f"{devices} are {high:.1f} times as fast as 1 at best."
     return f"{devices} are as fast as 1, as far as can be seen."
