@@ -214,7 +214,7 @@ def setting_of(row: Row) -> Setting:
     if fields.get("overlap") in OVERLAP_CHOICES:
         fields["overlap"] = "off"
     network = Network.parse(str(of_setting.get("network", NODE)))
-    plain = {"model": fields.pop("model", "mlp:64x20"), "plan": _plan_fields(fields, network.default_algorithm)}
+    plain = {"model": fields.pop("model", "mlp:64x20"), "plan": plan_fields(fields, network.default_algorithm)}
     return _converted(plain | of_setting, Setting, "a setting")
 
 
@@ -223,12 +223,13 @@ def plan_of(row: Row, default_algorithm: Callable[[WireDtype | None], str]) -> P
 
     ``default_algorithm`` names the algorithm where the row does not, by what the gradients are sent as.
     """
-    plain = _plan_fields(row, default_algorithm)
+    plain = plan_fields(row, default_algorithm)
     check_words(plain)
     return _converted(plain, Plan, "a plan")
 
 
-def _plan_fields(row: Row, default_algorithm: Callable[[WireDtype | None], str]) -> dict[str, Any]:
+def plan_fields(row: Row, default_algorithm: Callable[[WireDtype | None], str]) -> dict[str, Any]:
+    """Return the fields of the plan of a row of a grid; see ``plan_of``. Raises ``ConfigError``."""
     fields = dict(row)
     devices, layout = parse_devices(fields.pop("devices", 1))
     if (local_batch := fields.pop("local_batch", None)) is not None:

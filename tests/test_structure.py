@@ -36,6 +36,27 @@ COMMON = {"records"}
 ADMINISTRATION = {"study", "harness", "records", "imports", "report", "cli", "experiments", "lab"}
 MOST_ADMINISTRATION = 0.88
 
+ONE_PLACE: Mapping[str, tuple[str, set[str]]] = {
+    "samples_of_step": ("the plan of a row of a grid", {"dpsim.setting", "dpsim.imports.steps"}),
+    "alone_of": ("the predicted rows of a grid", {"dpsim.model.points", "dpsim.model.ranking"}),
+    "PredictedRow": (
+        "a predicted row",
+        {"dpsim.model.points", "dpsim.model.ranking", "dpsim.model.remedies", "dpsim.harness.sweep.experiment"},
+    ),
+    "ratio_interval": ("the gain of a predicted row over another", {"dpsim.model.rows"}),
+    "equally_fast": ("predicted rows that cannot be told apart", {"dpsim.model.rows"}),
+    "candidates": ("the strategies to try, and the kernels", {"dpsim.model.ranking", "dpsim.nn.implementations"}),
+    "caps_up_to_all": ("the thresholds to try", {"dpsim.model.ranking", "dpsim.harness.sweep.grids"}),
+    "known_mechanisms": ("the overlaps to try", {"dpsim.model.ranking", "dpsim.model.compare"}),
+    "nnls": ("the link that times imply", {"dpsim.model.link_fit"}),
+    "brentq": ("a number that a time implies", {"dpsim.model.link_fit", "dpsim.model.slowest"}),
+    "least_squares": ("the numbers that steps imply", {"dpsim.model.estimate", "dpsim.validation.inputs"}),
+}
+"""What is called in one place alone: its name, what is made by it, and the modules that call it.
+
+A module that calls one of them beside these has a second grid, row, ranking or fit of its own.
+"""
+
 MOST_RECORD_BYTES = 4_995_000
 """Of all committed records together; the design wants 5 MB at most."""
 
@@ -122,6 +143,24 @@ def test_no_room_looks_upward() -> None:
 def test_every_room_has_a_level() -> None:
     for name in files():
         level(name)
+
+
+@pytest.mark.parametrize("name", ONE_PLACE)
+def test_what_has_one_place_is_done_nowhere_else(name: str) -> None:
+    what, places = ONE_PLACE[name]
+    assert _callers()[name] == places, what
+
+
+@functools.cache
+def _callers() -> Mapping[str, set[str]]:
+    """The modules that call each function or method, by the last part of its name."""
+    callers: dict[str, set[str]] = {}
+    for module, path in files().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
+                called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+                callers.setdefault(called, set()).add(module)
+    return callers
 
 
 def test_processes_are_started_in_the_room_that_ends_them() -> None:

@@ -139,6 +139,19 @@ def _question(question: str | None, values: dict[str, Any]) -> str:
     return question
 
 
+_COLUMNS = (
+    "local_batch",
+    "fusion_threshold_bytes",
+    "buckets",
+    "images_per_s",
+    "predicted_step_s",
+    "predicted_low_s",
+    "predicted_high_s",
+    "predicted_exposed_communication_s",
+    "extrapolated",
+)
+
+
 def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) -> None:
     """Print a row for every predicted setting, a verdict for each number of devices, and what is assumed."""
     from dpsim.constraints import HOOK
@@ -156,27 +169,15 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     rows: list[dict[str, Any]] = []
     best: dict[str, list[dict[str, Any]]] = {}
     assumed: dict[str, None] = {}
-    for point in predicted:
-        plan = point.setting.plan
-        names = ("step_s", "low_s", "high_s", "exposed_communication_s")
-        rows.append(
-            {"devices": plan.devices, "network": point.setting.network, "runtime": point.setting.runtime}
-            | {
-                "local_batch": plan.local_batch,
-                "accumulate": plan.accumulate,
-                "buckets": point.buckets,
-                "same_buckets": ", ".join(point.names[1:]),
-                "extrapolated": point.extrapolated,
-            }
-            | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
-            | {"predicted_samples_per_s": plan.global_batch / point.step_s}
-            | {f"predicted_{name}": getattr(point, name) for name in names}
-        )
     for where in dict.fromkeys(point.setting.where for point in predicted):
         points = [point for point in predicted if point.setting.where == where]
         workload, machine = predictions.made_from(points[0])
         plans = [point.setting.plan for point in points]
-        best[where] = best_of(rows_of_plans(workload, machine, plans))
+        predicted_rows = rows_of_plans(workload, machine, plans)
+        best[where] = best_of(predicted_rows)
+        for point, row in zip(points, predicted_rows, strict=True):
+            of_setting = {"network": point.setting.network, "runtime": point.setting.runtime}
+            rows.append(of_setting | row.record(*_COLUMNS) | {"same_buckets": ", ".join(point.names[1:])})
         assumed |= dict.fromkeys(cautions(machine, plans, workload))
     if json:
         summary: dict[str, Any] = {"predicted_at": predictions.predicted_at, "folder": str(folder)}
@@ -201,8 +202,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
                 ),
             ),
             *declared("buckets"),
-            Column(head="samples/s", cell=lambda row: f"{row['predicted_samples_per_s']:,.0f}"),
-            *declared("predicted_step_s"),
+            *declared("images_per_s", "predicted_step_s"),
             Column(head=interval_name(level), cell=lambda row: band(row["predicted_low_s"], row["predicted_high_s"])),
             *declared("predicted_exposed_communication_s"),
             Column(head="", cell=lambda row: "extrapolated" * row["extrapolated"]),

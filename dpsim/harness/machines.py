@@ -13,7 +13,7 @@ from dpsim import machine
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine, Network
 from dpsim.machine_library import library
-from dpsim.model.formulas import fitted_links
+from dpsim.model.link_fit import fitted_links
 
 _DEVIATIONS_90 = NormalDist().inv_cdf(0.95)
 

@@ -17,7 +17,7 @@ from dpsim.imports.columns import FORMATS as TABLE_FORMATS
 from dpsim.imports.lines import Source, read_source
 from dpsim.imports.tables import Contents, Table
 from dpsim.machine import AllreduceCost, Machine, Network
-from dpsim.model.formulas import fitted_links
+from dpsim.model.link_fit import fitted_links
 
 T = TypeVar("T")
 Format = Literal["nccl-tests", "osu", "imb"]

@@ -18,7 +18,8 @@ from dpsim.errors import ConfigError
 from dpsim.jit import jit
 from dpsim.machine import AllreduceCost, Machine, Network, OverlapCost
 from dpsim.memo import remember
-from dpsim.model.formulas import line_points, link_points, nonnegative, send_points, wire_share
+from dpsim.model.formulas import line_points, link_points, send_points, wire_share
+from dpsim.model.link_fit import nonnegative
 from dpsim.model.scaling import Nearest, level, level_of, nearest_tables, scaled_points
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,8 @@ from dpsim.collective import Collective, parse_devices
 from dpsim.errors import ConfigError
 from dpsim.machine import FASTEST_MEMORY_BYTES_PER_S, AllreduceCost, Link, Machine, OverlapCost
 from dpsim.model.cost import fitted_line
-from dpsim.model.formulas import fitted_links, message_s
+from dpsim.model.formulas import message_s
+from dpsim.model.link_fit import fitted_links
 from dpsim.model.scaling import level, level_of
 
 Field = Literal["bandwidth_bytes_per_s", "latency_s"]

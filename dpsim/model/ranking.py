@@ -1,7 +1,10 @@
-"""Ranks plans: which thresholds, batches, accumulations and devices are worth trying, priced, and what each gains."""
+"""Ranks plans: which strategies, thresholds, batches, accumulations and devices to try, priced, and what each gains."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import heapq
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -14,13 +17,17 @@ from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import OTHER_BY_DEFAULT, threshold_rules
 from dpsim.machine import Machine
+from dpsim.model.compare import known_mechanisms
 from dpsim.model.interval import undecided
 from dpsim.model.points import Predicted, ScriptDefaults, plan_one, predict_grid
+from dpsim.model.prices import FREE_NETWORK
 from dpsim.model.rows import PredictedRow, Ratio, alone_of
 from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
 from dpsim.records.checks import check_distinct
+from dpsim.schedule import Schedule
 from dpsim.setting import Grid
+from dpsim.strategy import STRATEGIES, Strategy
 from dpsim.workload import Workload
 
 LEAST_CAP_BYTES = 2.0**10
@@ -29,13 +36,24 @@ ACCUMULATIONS = (1, 2, 4, 8)
 """The micro-batches of a step that are compared, beside the default's."""
 LEAST_SHARE = 0.5
 """Added devices pay while they bring at least this share of what as many devices alone would."""
+MICRO_BATCHES_A_STAGE = 4
+"""The most micro-batches of a pipeline over its stages: its bubble is then a fifth of the step or less."""
+MOST_DIVISIONS = 4
+"""How many times as many micro-batches as the plan's a strategy without stages has where it does not fit otherwise."""
 T = TypeVar("T")
 
 
+class Refusal(NamedTuple):
+    """Strategies with their settings that cannot be used, all for one reason; the error is that of the first one."""
+
+    strategies: tuple[str, ...]
+    error: ConfigError
+
+
 def caps_up_to_all(workload: Workload, least_bytes: float) -> list[float]:
-    """Return caps in bytes, each twice the one before, from a power of two to the first that holds all gradients."""
+    """Return 0 and caps, each twice the one before, from ``least_bytes`` to the first that holds all gradients."""
     last = math.ceil(math.log2(max(workload.gradient_bytes, least_bytes)))
-    return [2.0**power for power in range(int(math.log2(least_bytes)), last + 1)]
+    return [0.0, *(2.0**power for power in range(int(math.log2(least_bytes)), last + 1))]
 
 
 def distinguishing(caps: Iterable[T], buckets: Callable[[T], Hashable]) -> list[T]:
@@ -46,7 +64,9 @@ def distinguishing(caps: Iterable[T], buckets: Callable[[T], Hashable]) -> list[
     return list(found.values())
 
 
-def plan_thresholds(workload: Workload, machine: Machine, plan: Plan) -> list[float | None]:
+def plan_thresholds(
+    workload: Workload, machine: Machine, plan: Plan, least_bytes: float = LEAST_CAP_BYTES
+) -> list[float | None]:
     """Return the thresholds that make different buckets of a plan, its own first.
 
     Where buckets are decided while running, those that take different times.
@@ -61,7 +81,7 @@ def plan_thresholds(workload: Workload, machine: Machine, plan: Plan) -> list[fl
             return price(schedule, machine).step_s
         return tuple(schedule.bucket_size_bytes.tolist())
 
-    return distinguishing((own, 0.0, *caps_up_to_all(workload, LEAST_CAP_BYTES)), buckets)
+    return distinguishing((own, *caps_up_to_all(workload, least_bytes)), buckets)
 
 
 class BestBucket(NamedTuple):
@@ -107,10 +127,8 @@ def best_bucket(workload: Workload, machine: Machine, grid: Grid) -> BestBucket:
 class Tuned:
     """The settings that were compared on one number of devices, those of each field from the fastest on.
 
-    Each list varies one field of the default plan, and contains the default. ``caps`` gives each list of buckets once:
-    of several caps that make the same buckets (or, where these
-    are decided while running, take the same time) it has the default's, else the smallest. ``together`` is the fastest
-    plan of every cap with every batch. What does not fit in memory is left out.
+    Each list varies one field of the default plan, and contains the default; ``caps`` are those of ``plan_thresholds``.
+    ``together`` is the fastest plan of every cap with every batch. What does not fit in memory is left out.
     """
 
     default: PredictedRow
@@ -138,11 +156,9 @@ class Tuned:
         return tuple(self.caps[0].as_fast(self.caps[1:]))
 
     def to_measure(self, count: int, *, accumulation: bool, most_samples: float = math.inf) -> tuple[PredictedRow, ...]:
-        """Return up to ``count`` options to measure beside the default, with or without other accumulations.
+        """Return up to ``count`` options to measure beside the default, none with more than ``most_samples`` a step.
 
-        None of them has more than ``most_samples`` a step, which is what a data set may have.
-
-        The fastest cap, the fastest batch, both together, the fastest accumulation, then the next caps.
+        The fastest cap, the fastest batch, both together, the fastest accumulation if asked for, then the next caps.
         """
         firsts = [self.caps[0], self.batches[0], self.together, *self.accumulations[:accumulation]]
         options = {each.plan: each for each in (*firsts, *self.caps) if each.plan.global_batch <= most_samples}
@@ -172,10 +188,7 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """The answer: for each number of devices, and from each to the next one, starting with one device.
-
-    ``script`` is what the workload's script script DDP.
-    """
+    """The answer: for each number of devices, and from each to the next one, starting with one device."""
 
     tuned: tuple[Tuned, ...]
     growth: tuple[Growth, ...]
@@ -242,8 +255,7 @@ def _tuned(
     """Return the plans around a default plan that fit in memory, ranked by each field, and the best combination."""
     base = PredictedRow(workload=workload, machine=machine, plan=default)
 
-    def ranked(plans: Iterable[Plan]) -> tuple[PredictedRow, ...]:
-        """Return the rows of plans that fit, the default among them in any case, from the fastest on."""
+    def ranked(plans: Iterable[Plan]) -> tuple[PredictedRow, ...]:  # those that fit, and the default
         others = (base.replaced(plan=plan, base=base) for plan in dict.fromkeys(plans) if plan != default)
         rows = [base, *(row for row in others if row.memory.fits is not False)]
         return tuple(sorted(rows, key=lambda row: -row.images_per_s))
@@ -279,3 +291,111 @@ def _growth(tuned: Sequence[Tuned], *, whole: bool) -> Iterator[Growth]:
         yield growth
         if growth.pays:
             before = row
+
+
+def ranked_strategies(
+    workload: Workload, machine: Machine, base: Plan, *, every: bool
+) -> tuple[dict[str, list[PredictedRow]], tuple[Refusal, ...]]:
+    """Return the rows of each strategy's candidates in the order of their rank, and what no candidate is possible of.
+
+    Without ``every`` those are left out that cannot be the first of their strategy; see ``advise``.
+    """
+    search = _Search(workload, machine, base, every=every)
+    ranked = {name: sorted(search.rows(kind), key=lambda row: row.rank) for name, kind in STRATEGIES.items()}
+    return ranked, search.refusals
+
+
+_Group = tuple[float, PredictedRow]
+"""Plans that differ in threshold and overlap: what no step is shorter than, and the one with the least memory."""
+
+
+class _Search:
+    """A best-first search for the fastest candidate of each strategy that may fit; refused settings are remembered."""
+
+    def __init__(self, workload: Workload, machine: Machine, base: Plan, *, every: bool) -> None:
+        self._workload, self._machine, self._base, self._every = workload, machine, base, every
+        self._thresholds = plan_thresholds(workload, machine, base)
+        self._refused: list[tuple[str, ConfigError]] = []
+        self._usable: set[str] = set()
+
+    def rows(self, kind: type[Strategy]) -> Iterator[PredictedRow]:
+        """Yield candidates of a strategy from the fastest on, the last of which is the first that may fit, or all.
+
+        A group of which not even the smallest threshold fits is represented by that; a smaller one follows it.
+        """
+        strategies = kind.candidates(self._base.devices, len(self._workload.layers), self._workload.column_blocks)
+        numbers = itertools.count()
+        queue = [(bound_s, next(numbers), True, row) for of in strategies for bound_s, row in self._groups(of)]
+        heapq.heapify(queue)
+        while queue:
+            _, _, of_group, row = heapq.heappop(queue)
+            fits = row.memory.fits is not False
+            for bound_s, smaller in self._smaller(row.plan) if of_group and not fits else ():
+                heapq.heappush(queue, (bound_s, next(numbers), True, smaller))
+            if of_group and (fits or self._every):
+                for each in self._variants(row.plan):
+                    heapq.heappush(queue, (each.step_s, next(numbers), False, each))
+                continue
+            yield row
+            if fits and not self._every:
+                return
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The strategies of which no plan was possible, each reason once."""
+        reasons: dict[tuple[str, str], dict[str, ConfigError]] = {}
+        for strategy, error in self._refused:
+            if strategy not in self._usable:
+                reasons.setdefault((error.allowed, error.remedy), {}).setdefault(strategy, error)
+        return tuple(Refusal(tuple(errors), next(iter(errors.values()))) for errors in reasons.values())
+
+    def _groups(self, strategy: Strategy) -> Iterator[_Group]:
+        """Yield the group of each number of micro-batches; where one is refused, so would be more."""
+        base, classes = self._base, strategy.classes
+        most = (MICRO_BATCHES_A_STAGE * classes).bit_length()
+        samples = max(base.global_batch * classes // base.devices, 1)
+        for accumulate in [1 << power for power in range(most)] if strategy.stages > 1 else [base.accumulate]:
+            if accumulate > samples or not (group := self._group(strategy, accumulate)):
+                return
+            yield from group
+
+    def _group(self, strategy: Strategy, accumulate: int) -> list[_Group]:
+        """Return the group of a strategy's plans with so many micro-batches; none where it is refused."""
+        try:
+            plan: Plan = replace(self._base, strategy=strategy.text, accumulate=accumulate, overlap="off")
+            plan = min(self._with_thresholds(plan), key=lambda each: each.threshold_bytes)
+            schedule = scheduled(self._workload, self._machine, plan)
+            first = self._row(schedule)
+            free_s = 0.0 if schedule.dynamic else price(schedule, self._machine, FREE_NETWORK).step_s
+        except ConfigError as error:
+            self._refused.append((strategy.text, error))
+            return []
+        self._usable.add(strategy.text)
+        return [(free_s, first)]
+
+    def _smaller(self, plan: Plan) -> list[_Group]:
+        """Return the group that needs less memory than that of a plan, and more time."""
+        strategy, accumulate = plan.parallelism, 2 * plan.accumulate
+        if strategy.recomputing is not None:
+            return self._group(strategy.recomputing, plan.accumulate)
+        most = min(MOST_DIVISIONS * self._base.accumulate, plan.global_batch // plan.data_devices)
+        return self._group(strategy, accumulate) if strategy.stages == 1 and accumulate <= most else []
+
+    def _with_thresholds(self, plan: Plan) -> list[Plan]:
+        """Return the plan with each threshold; without devices that have the same layers there is nothing to fuse."""
+        several = self._thresholds if plan.data_devices > 1 else self._thresholds[:1]
+        return [replace(plan, fusion_threshold_bytes=each) for each in several]
+
+    def _variants(self, plan: Plan) -> Iterator[PredictedRow]:
+        """Yield the plan with each threshold and overlap, priced; plans that differ in overlap have one schedule."""
+        mechanisms = known_mechanisms(self._machine, [plan]) if plan.data_devices > 1 else ["off"]
+        for bucketed in self._with_thresholds(plan):
+            schedule = scheduled(self._workload, self._machine, bucketed)
+            for overlap in mechanisms:
+                with contextlib.suppress(ConfigError):  # some rules that decide while running refuse inline
+                    yield self._row(dataclasses.replace(schedule, plan=replace(bucketed, overlap=overlap)))
+
+    def _row(self, schedule: Schedule) -> PredictedRow:
+        row = PredictedRow(workload=self._workload, machine=self._machine, plan=schedule.plan)
+        row.step_s = price(schedule, self._machine).step_s
+        return row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 
 import msgspec
@@ -13,7 +12,8 @@ from dpsim.errors import ConfigError
 from dpsim.fusion_rules import DDP_RULES
 from dpsim.machine import Machine
 from dpsim.model.explanation import Remedy
-from dpsim.model.interval import predict_with_interval, ratio_interval
+from dpsim.model.ranking import plan_thresholds
+from dpsim.model.rows import PredictedRow
 from dpsim.plan import Plan
 from dpsim.units import format_size
 from dpsim.workload import Workload
@@ -21,7 +21,7 @@ from dpsim.workload import Workload
 _FASTER = (2, 10)
 _MORE = (2, 8)
 _LARGER_BATCH = 4
-_CAPS_BYTES = (2.0**20, 4 * 2.0**20, 25 * 2.0**20, 100 * 2.0**20, math.inf)
+_LEAST_CAP_BYTES = 2.0**20
 
 
 def remedies(workload: Workload, machine: Machine, plan: Plan) -> tuple[Remedy, ...]:
@@ -31,30 +31,26 @@ def remedies(workload: Workload, machine: Machine, plan: Plan) -> tuple[Remedy, 
     train more samples, its time is that of as many samples as now. Of several bucket caps the best is kept. Changes
     that cannot be predicted are left out.
     """
-    now = predict_with_interval(workload, machine, plan)
+    now = PredictedRow(workload=workload, machine=machine, plan=plan)
     found: dict[str, Remedy] = {}
-    for kind, text, changed_machine, changed in _changes(machine, plan):
+    for kind, text, changed_machine, changed in _changes(workload, machine, plan):
         with contextlib.suppress(ConfigError):
-            then = predict_with_interval(workload, changed_machine, changed)
-            samples = changed.global_batch / plan.global_batch
-            of_two = changed_machine is not machine
-            low, high = ratio_interval(now, then, of_two_machines=of_two)
-            step_s = now[0].step_s
-            ends = [step_s * (1 - 1 / (ratio * samples)) for ratio in (low, high)]
-            gain_s = step_s - then[0].step_s / samples
+            then = now.replaced(machine=changed_machine, plan=changed)
+            ratio = then.over(now, of_two_machines=changed_machine is not machine)
+            gain_s, *ends = (now.step_s * (1 - 1 / each) for each in ratio)
             remedy = Remedy(text=text, gain_s=gain_s, low_s=min(ends), high_s=max(ends))
             if kind not in found or gain_s > found[kind].gain_s * (1 + 1e-3):
                 found[kind] = remedy
     return tuple(found.values())
 
 
-def _changes(machine: Machine, plan: Plan) -> Iterator[tuple[str, str, Machine, Plan]]:
+def _changes(workload: Workload, machine: Machine, plan: Plan) -> Iterator[tuple[str, str, Machine, Plan]]:
     """Yield (what it changes, in words, the machine, the plan) of each change."""
     for times in _FASTER:
         yield f"link {times}", f"a link {times} times as fast", faster(machine, times), plan
     if plan.fusion_rule in DDP_RULES and plan.parallelism.name == "data-parallel":
-        for cap in _CAPS_BYTES:
-            text = f"buckets of {format_size(cap)} (bucket_cap_mb={cap / 2**20:g})" if cap < math.inf else "one bucket"
+        for cap in filter(None, plan_thresholds(workload, machine, plan, _LEAST_CAP_BYTES)[1:]):
+            text = f"buckets of {format_size(cap)} (bucket_cap_mb={cap / 2**20:g})"
             yield "buckets", text, machine, msgspec.structs.replace(plan, fusion_threshold_bytes=cap)
     for times in _MORE:
         more = {"accumulate": plan.accumulate * times, "global_batch": plan.global_batch * times}

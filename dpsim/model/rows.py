@@ -15,7 +15,7 @@ from dpsim.grouping import grouped
 from dpsim.machine import Machine
 from dpsim.model.interval import Interval, equally_fast, predict_with_interval, ratio_interval
 from dpsim.model.memory import Memory, memory
-from dpsim.model.step import Prediction, price, scheduled
+from dpsim.model.step import Prediction, PricedStep, price, scheduled
 from dpsim.plan import Plan
 from dpsim.strategy import DataParallel
 from dpsim.workload import Workload
@@ -141,7 +141,12 @@ class PredictedRow(Row):
         """The step, which is priced without its interval where that is not asked for."""
         if "predicted" in vars(self):
             return self.prediction.step_s
-        return price(scheduled(self.workload, self.machine, self.plan), self.machine).step_s
+        return self.priced.step_s
+
+    @property
+    def priced(self) -> PricedStep:
+        """The step with the time of each operation."""
+        return price(scheduled(self.workload, self.machine, self.plan), self.machine)
 
     @functools.cached_property
     def memory(self) -> Memory:

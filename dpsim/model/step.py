@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -61,7 +60,6 @@ class Prediction(Noun, frozen=True):
     backward_s: float
     update_s: float
     extrapolated: bool
-    images_per_s: float
     waiting_for_slowest_s: float = 0.0
     waiting_for_input_s: float = 0.0
     communication_cost_s: float | None = None
@@ -103,7 +101,6 @@ class PricedStep:
             backward_s=backward_s - self.waiting_s[1],
             update_s=update_s - self.waiting_s[2],
             extrapolated=self.extrapolated,
-            images_per_s=self.schedule.plan.global_batch / self.step_s if self.step_s > 0 else math.inf,
             waiting_for_slowest_s=sum(self.waiting_s),
             waiting_for_input_s=self.input_s,
         )

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.model.explanation import Explanation, summed, without_parts
+from dpsim.model.link_fit import rate_of_time
 from dpsim.model.observed import LEAST_STEPS, Steps, observed_parts
 from dpsim.model.points import plan_one
-from dpsim.model.ranking import caps_up_to_all
+from dpsim.model.ranking import plan_thresholds
 from dpsim.model.step import price, scheduled
 from dpsim.schedule import Schedule
 from dpsim.setting import Grid
@@ -29,8 +29,8 @@ LATENCIES_S = {"nccl": (10e-6, 30e-6, 100e-6), "gloo": (20e-6, 80e-6, 300e-6)}
 
 One exposed time gives one number, so the rest of an allreduce's cost is found for each of these.
 """
-_SLOW, _FAST, _HALVINGS = 1e6, 1e13, 30
-"""Bytes per second between which an allreduce's rate is looked for, and in how many halvings."""
+_SLOW, _FAST = 1e6, 1e13
+"""Bytes per second between which an allreduce's rate is looked for."""
 _LEAST_CAP_BYTES = 2.0**18
 _LEAST_GAIN = 0.01
 """A gain below this is not advised: two runs of one job differ by more."""
@@ -132,7 +132,7 @@ def _priced(workload: Workload, rank: WatchedRank, exposed_s: float, step_s: flo
         raise ConfigError("; ".join(told.unpriced) or f"buckets by rule {plan.fusion_rule!r} have no cap")
     own, *others = (
         scheduled(workload, free, msgspec.structs.replace(plan, fusion_threshold_bytes=cap))
-        for cap in (plan.fusion_threshold_bytes, *caps_up_to_all(workload, _LEAST_CAP_BYTES))
+        for cap in plan_thresholds(workload, free, plan, _LEAST_CAP_BYTES)
     )
     gains: dict[float, list[float]] = {}
     for latency_s in LATENCIES_S.get(rank.backend, LATENCIES_S["gloo"]):
@@ -163,10 +163,5 @@ def _as_seen(schedule: Schedule, rank: WatchedRank, latency_s: float, exposed_s:
     def exposed(bytes_per_s: float) -> float:
         return price(schedule, _machine(rank, latency_s, bytes_per_s)).prediction.exposed_communication_s
 
-    low, high = np.log([_SLOW, _FAST])
-    if exposed(_FAST) > exposed_s:
-        return None
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if exposed(float(np.exp(middle))) > exposed_s else (low, middle)
-    return _machine(rank, latency_s, float(np.exp(high)))
+    rate = rate_of_time(exposed, exposed_s, _SLOW, _FAST)
+    return None if rate is None else _machine(rank, latency_s, rate)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import array
 import hashlib
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -35,7 +34,7 @@ from dpsim.plan import (
 from dpsim.records.checks import check_distinct, check_steps
 from dpsim.records.sweep import Environment
 from dpsim.rng import check_seed
-from dpsim.setting import DataSet, Seed
+from dpsim.setting import DataSet, Grid, Seed, plan_fields
 from dpsim.strategy import DataParallel, parse_strategy
 from dpsim.units import format_size
 
@@ -113,29 +112,20 @@ class Reproduction(Noun, frozen=True):
         One device comes first in each mode, and once for each number of micro-batches; threshold, algorithm and overlap
         have no effect on it.
         """
-        layouts = sorted(parse_devices(token) for token in self.devices)
-        takes_threshold = self.fusion_rule in threshold_rules()
+        several = sorted((token for token in self.devices if parse_devices(token)[0] > 1), key=parse_devices)
+        alone = {1, *(self.accumulates if len(several) < len(self.devices) else ())}
+        single = {"devices": 1, "fusion_threshold_bytes": math.inf, "algorithm": "auto", "accumulate": sorted(alone)}
+        crossed = {"devices": several} | {field: getattr(self, name) for name, field in AXES.items()}
+        compared = [field for field in ("algorithm", "strategy") if len(crossed[field]) > 1]
+        takes_none = {} if self.fusion_rule in threshold_rules() else {"fusion_threshold_bytes": ()}
         plans: list[Plan] = []
         for mode in self.batch_norms:
-            mode_fields = shared(self, Plan) | {"batch_norm": mode, "leaves": 0 if mode == "local" else self.leaves}
-            alone = sorted({1, *(self.accumulates if (1, "") in layouts else ())})
-            combinations: list[tuple[Any, ...]] = [
-                ((1, ""), math.inf, "auto", "off", DataParallel.name, a) for a in alone
-            ]
-            combinations += itertools.product(
-                [layout for layout in layouts if layout[0] > 1],
-                *(getattr(self, name) for name in AXES),
-            )
-            compared = {"algorithm": self.algorithms, "strategy": self.strategies}
-            for (devices, layout), *values in combinations:
-                fields = mode_fields | dict(zip(AXES.values(), values, strict=True))
-                fields |= {"devices": devices, "layout": layout}
-                if not takes_threshold:
-                    fields["fusion_threshold_bytes"] = None
-                if devices == 1 or all(
-                    possible(name, **fields) for name, values in compared.items() if len(values) > 1
-                ):
-                    plans.append(Plan(**fields))
+            fields = shared(self, Plan) | {"batch_norm": mode, "leaves": 0 if mode == "local" else self.leaves}
+            for axes in (single, crossed) if several else (single,):
+                for row in Grid.of(**fields | axes | takes_none).rows:
+                    of_plan = plan_fields(row, lambda _: "auto")
+                    if of_plan["devices"] == 1 or all(possible(name, **of_plan) for name in compared):
+                        plans.append(Plan(**of_plan))
         return tuple(plans)
 
 

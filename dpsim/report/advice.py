@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.model.advise import Advice, Refusal
+from dpsim.model.advise import Advice
+from dpsim.model.ranking import Refusal
 from dpsim.model.rows import PredictedRow
 from dpsim.plan import Plan
 from dpsim.report.prediction import band, declared

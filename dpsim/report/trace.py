@@ -19,8 +19,6 @@ from dpsim.timeline import Timeline
 STEPS = 3
 SCHEMA = "dpsim.trace/1"
 """Stands in the file beside its events; viewers take it for a remark."""
-CHOSEN_BY = "network devices local_batch batch_norm fusion_threshold_bytes overlap"
-"""The fields of a setting by which a step of a sweep is chosen."""
 
 
 class Step(NamedTuple):
@@ -35,8 +33,8 @@ class Step(NamedTuple):
 def step_of_sweep(folder: Path, conditions: Mapping[str, object]) -> Step:
     """Return the timelines of the setting that trains fastest on the most devices, of those that meet the conditions.
 
-    The prediction is the one that the report compares with the measurement. Raises ``ConfigError`` and
-    ``FileFormatError``.
+    A condition is the value of a field, or ``None``: any. The prediction is the one that the report compares with the
+    measurement. Raises ``ConfigError`` and ``FileFormatError``.
     """
     if (folder / RECORD).is_file():
         raise ConfigError(
@@ -70,16 +68,16 @@ def fastest(points: Sequence[MeasuredPoint | PredictedPoint], conditions: Mappin
         key=lambda setting: (-setting.plan.devices, step_s[setting] / setting.plan.global_batch),
     )
     for setting in settings:
-        if all(setting.value(name) == value for name, value in conditions.items()):
+        if all(value in (None, setting.value(name)) for name, value in conditions.items()):
             return setting
     names = {"fusion_threshold_bytes": "threshold"}
     present = {
         names.get(field, field.replace("_", " ")): dict.fromkeys(setting.text(field) for setting in settings)
-        for field in CHOSEN_BY.split()
+        for field in conditions
     }
     raise ConfigError(
         "no setting of this sweep has timelines"
-        + "".join(f" and {name} = {value}" for name, value in conditions.items()),
+        + "".join(f" and {name} = {value}" for name, value in conditions.items() if value is not None),
         allowed="; ".join(f"{name} {', '.join(values)}" for name, values in present.items()),
         remedy="choose one of these with --network, --devices, --local-batch, --batch-norm, --fusion-threshold and "
         "--overlap",

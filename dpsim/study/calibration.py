@@ -19,7 +19,7 @@ from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network, OverlapCost, Selection
 from dpsim.model.cost import ORDERED_SUM_ALGORITHM, SEND_ALGORITHM
-from dpsim.model.formulas import fitted_links
+from dpsim.model.link_fit import fitted_links
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.records.sweep import Environment

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpsim.collective import Layout
 from dpsim.machine import Link, Machine
 from dpsim.model.compare import nulls
-from dpsim.model.formulas import nonnegative
+from dpsim.model.link_fit import nonnegative
 from dpsim.plan import Plan
 from dpsim.validation.inputs import RowInputs, outcome_s
 from dpsim.validation.published import PublishedRow, PublishedSet

@@ -19,7 +19,7 @@ from dpsim.collective import Layout
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import AllreduceCost, Machine
-from dpsim.model.formulas import fitted_links
+from dpsim.model.link_fit import fitted_links
 from dpsim.model.prices import Factors
 from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan

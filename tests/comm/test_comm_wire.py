@@ -190,7 +190,7 @@ def test_half_the_bytes_go_from_node_to_node(algorithm: str, layout: str, wire_d
     (across, inside), (coded_across, coded_inside) = sent
     assert (coded_across, coded_inside) == (across / 2, inside)
     free, bytes_s = (Link(latency_s=0.0, bandwidth_bytes_per_s=rate) for rate in (math.inf, 1.0))
-    asked = (algorithm, size, 48.0 * size, wire_dtype, layout)
+    asked = (algorithm, size, 48.0 * size, wire_dtype, nodes)
     own_links = Machine(name="m", link=bytes_s, link_in_node=free, emulated_network=True)
     assert collective_cost(own_links, *asked)[0] == pytest.approx(coded_across)
     if algorithm == "hierarchical":

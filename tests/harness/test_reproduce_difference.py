@@ -183,6 +183,11 @@ def test_one_device_runs_once_a_mode_and_local_has_no_leaves() -> None:
     assert {(one.batch_norm, one.leaves, promised(one)) for one in actual} == {("leaf", 8, True), ("local", 0, False)}
 
 
+def test_a_rule_without_a_threshold_trains_once_whatever_thresholds_are_compared() -> None:
+    asked = Reproduction(devices=(1, 2), fusion_rule="one", fusion_thresholds_bytes=(0.0, math.inf))
+    assert [(one.devices, one.fusion_threshold_bytes) for one in asked.plans()] == [(1, None), (2, None)]
+
+
 def test_what_cannot_send_16_bits_without_leaves_is_left_out_of_several() -> None:
     asked = Reproduction(
         devices=(2,),

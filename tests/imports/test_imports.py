@@ -20,7 +20,7 @@ from dpsim.errors import ConfigError, DpsimError, FileFormatError
 from dpsim.imports import ImportConfig, import_machine
 from dpsim.machine import Machine, Network
 from dpsim.model import collective_cost
-from dpsim.model.formulas import fitted_link
+from dpsim.model.link_fit import fitted_link
 
 Dpsim = Callable[..., tuple[int, str, str]]
 POINTS = [(1024, 4.62), (65536, 50.43), (1048576, 631.29)]

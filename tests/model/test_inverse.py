@@ -18,8 +18,8 @@ from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import for_prediction, predict_points
-from dpsim.model.formulas import fitted_links
 from dpsim.model.inverse import BANDWIDTHS, Answer, Goal, Target, find
+from dpsim.model.link_fit import fitted_links
 from dpsim.model.other_link import Field, with_link
 from dpsim.model.ranking import best_bucket
 from dpsim.report.inverse import bucket_sentence, of_tables, sentence

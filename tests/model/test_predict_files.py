@@ -62,7 +62,7 @@ def test_published_throughput_of_googlenet_on_k80_nodes() -> None:
         for nodes, measured in rates.items():
             plan = Plan(devices=nodes, global_batch=64 * nodes, fusion_rule=rule, overlap=overlap)  # type: ignore[arg-type]
             predicted = predict(workload, machine, plan)
-            error = predicted.images_per_s / measured - 1
+            error = plan.global_batch / predicted.step_s / measured - 1
             assert predicted.extrapolated == (nodes > 1)
             assert abs(error) < (0.001 if nodes == 1 else 0.10 if overlap == "thread" else 0.20), (rule, nodes, error)
             if overlap == "off" and nodes > 1:

@@ -17,7 +17,7 @@ from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import collective_cost
 from dpsim.model.cost import idle_curve, nearest_line
-from dpsim.model.formulas import fitted_links
+from dpsim.model.link_fit import fitted_links
 from dpsim.model.scaling import SCALED_STEP, UNMEASURED_LAYOUT, _sharing
 from dpsim.model.uncertainty import _network
 

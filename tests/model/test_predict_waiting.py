@@ -200,7 +200,6 @@ def test_a_step_waits_for_its_input_unless_that_is_prefetched() -> None:
         trained = workload(input_s_per_sample=cost_s, input_workers=workers, input_prefetch=prefetch)
         prediction = predict(trained, machine(), one)
         assert prediction.step_s == step_s and prediction.waiting_for_input_s == step_s - 10.5
-        assert prediction.images_per_s == 4 / step_s
     accumulated = plan(devices=1, global_batch=8, accumulate=2)
     waits = predict(workload(input_s_per_sample=1.0), machine(), accumulated).waiting_for_input_s
     assert waits == 8.0

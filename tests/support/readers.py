@@ -21,7 +21,7 @@ from dpsim.data import load_dataset
 from dpsim.harness.bench.result import result
 from dpsim.harness.compare.ratios import compare_runs
 from dpsim.harness.load import load
-from dpsim.harness.sweep.sweep import plan_text
+from dpsim.harness.sweep.sweep import Study, plan_text
 from dpsim.harness.train.resume import stored
 from dpsim.imports import ImportConfig, import_machine
 from dpsim.imports.steps import measured_steps, read_rows
@@ -198,7 +198,7 @@ def _log(path: Path) -> object:
 
 
 def _grid(path: Path) -> object:
-    return plan_text(sweep.read_experiment(path))
+    return plan_text(Study.of(sweep.read_experiment(path)))
 
 
 _LOGS = sorted((ROOT / "experiments/machines/benchmarks").iterdir())

@@ -116,9 +116,9 @@ def test_the_report_ends_with_the_gain_beside_the_noise_and_the_line_to_paste(ti
 
 @pytest.mark.torch
 def test_the_hook_has_found_its_way_before_anything_counts() -> None:
-    from dpsim.torch import fastest
+    from dpsim.torch import hook
 
-    assert fastest._SETTLING_STEPS + 3 * fastest._TURNS * fastest._STEPS_A_TURN < HOOK_SETTLES
+    assert hook._SETTLING_STEPS + 3 * hook._TURNS * hook._STEPS_A_TURN < HOOK_SETTLES
 
 
 @pytest.mark.torch

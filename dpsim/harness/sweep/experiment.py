@@ -11,11 +11,13 @@ import msgspec
 
 from dpsim import codec
 from dpsim.data import load_dataset
+from dpsim.fields import shared
 from dpsim.grouping import grouped
 from dpsim.harness.sweep.questions import QUESTIONS
 from dpsim.harness.sweep.scores import PROPORTIONAL
 from dpsim.machine import FusionCosts, Machine
-from dpsim.model import choose_overlap, memory, nulls, predict, price, recommended, scheduled
+from dpsim.model import choose_overlap, nulls, predict, recommended, scheduled
+from dpsim.model.rows import PredictedRow
 from dpsim.model.step import decides_by_costs, fusion_costs
 from dpsim.model.version import MODEL_VERSION
 from dpsim.plan import OVERLAPS, Overlap, Plan
@@ -210,30 +212,20 @@ def _predicted_point(
 ) -> PredictedPoint:
     plan, (of_workload, of_machine) = setting.plan, prepared.indices_of(setting)
     workload, machine = prepared.of(setting)
-    priced = price(scheduled(workload, machine, plan), machine)
-    prediction = predict(workload, machine, plan)
+    row = PredictedRow(workload=workload, machine=machine, plan=plan)
     of_nulls = nulls(workload, machine, plan)
     if experiment.weak and plan.devices > 1:  # perfect weak scaling: the step of one device
         alone = _alone(experiment, setting).plan
         of_nulls["perfect_scaling"] = (predict(workload, machine, alone).step_s, 0.0)
     if PROPORTIONAL in QUESTIONS.find(experiment.question).nulls:
         of_nulls[PROPORTIONAL] = _proportional(experiment, workload, machine, plan)
-    needed = memory(workload, plan, machine)
+    needed = row.memory
     return PredictedPoint(
+        **shared(row.prediction, PredictedPoint) | {"buckets": row.buckets * (plan.devices > 1)},
         setting=setting,
-        buckets=prediction.buckets if plan.devices > 1 else 0,
-        step_s=prediction.step_s,
-        low_s=prediction.low_s or 0.0,
-        high_s=prediction.high_s or 0.0,
-        interval_level=prediction.interval_level,
-        interval_factor=prediction.interval_factor,
-        interval_studies=prediction.interval_studies,
-        communication_cost_s=prediction.communication_cost_s,
-        exposed_communication_s=prediction.exposed_communication_s,
-        extrapolated=prediction.extrapolated,
         null_step_s={name: value[0] for name, value in of_nulls.items()},
         null_exposed_s={name: value[1] for name, value in of_nulls.items()},
-        timeline=priced.timeline().to_record(),
+        timeline=row.priced.timeline().to_record(),
         memory_bytes=needed.total - needed.communication_buffers if needed.activations is not None else 0,
         workload=of_workload,
         machine=of_machine,

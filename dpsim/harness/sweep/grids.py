@@ -173,7 +173,7 @@ def telling(workload: Workload, rule: str, least_bytes: float, count: int) -> tu
     def buckets_of(threshold: float) -> int:
         return len(fuse(order.size_bytes, rule, threshold, dtype_code=order.dtype_code)) - 1
 
-    compared = distinguishing((0.0, *caps_up_to_all(workload, least_bytes)), buckets_of)
+    compared = distinguishing(caps_up_to_all(workload, least_bytes), buckets_of)
     buckets = {buckets_of(threshold): threshold for threshold in (*compared, math.inf)}
     numbers = sorted(buckets)
     targets = np.geomspace(numbers[0], numbers[-1], count)
