@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from dpsim.codec import Noun
 from dpsim.dtypes import WireDtype
 from dpsim.errors import ConfigError
 from dpsim.units import format_size
 
+GradientMemory = Literal["kept", "released", "buckets", ""]
+"""Gradients have memory of their own all the time, or from backward to update, or are views of DDP's buckets."""
 _DEFAULT_HOOK = "allreduce_hook"
 """PyTorch's hook that does what DDP does without one."""
 FSDP_ON_GPUS = (
@@ -46,6 +49,7 @@ class DdpSettings(Noun, frozen=True):
     ``own_allreduce_bytes`` the sizes of the allreduces and barriers among them: these have a price.
     ``sparse_gradient_bytes`` are those of parameters whose gradients are sparse, as if these were whole.
     ``sharded_optimizer``: the optimizer is a ``ZeroRedundancyOptimizer``.
+    ``gradients``: when these have memory of their own beside DDP's buckets (empty: not known).
     ``units``: the script calls ``fully_shard`` in place of DDP; each unit is a layer of the workload, in their order.
     """
 
@@ -66,6 +70,7 @@ class DdpSettings(Noun, frozen=True):
     own_allreduce_bytes: tuple[int, ...] = ()
     sparse_gradient_bytes: int = 0
     sharded_optimizer: bool = False
+    gradients: GradientMemory = ""
 
     def __post_init__(self) -> None:
         for key in ("devices", "accumulate"):

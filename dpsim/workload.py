@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.ddp_settings import DdpSettings
+from dpsim.ddp_settings import DdpSettings, GradientMemory
 from dpsim.errors import ConfigError
 from dpsim.memo import remember
 from dpsim.uncertainty import check_uncertainty
@@ -103,6 +103,7 @@ class Workload(Noun, frozen=True, dict=True):
     loss of a micro-batch takes at each of the ``local_batches``; empty where it is part of the overhead. In a step of
     several micro-batches layers take ``accumulation_factor`` times as long: gradients are added up, and caches hold
     other data.
+    ``update_bytes`` is what lives at most in an update of all parameters, beside these, gradients and optimizer state.
     ``optimizer_slots`` is how many arrays of the parameters' size the optimizer keeps; ``None``: as the plan's does.
     ``step_spread`` says how much the computing time of one device varies from step to step: evenly spaced quantiles of
     it over its median, ascending (value i of k is quantile (i + 1/2) / k); empty where it is not known.
@@ -136,6 +137,7 @@ class Workload(Noun, frozen=True, dict=True):
     step_correlation: float = 0.0
     loss_s: tuple[float, ...] = ()
     accumulation_factor: float = 1.0
+    update_bytes: int = 0
 
     def __post_init__(self) -> None:
         batches = self.local_batches
@@ -178,8 +180,8 @@ class Workload(Noun, frozen=True, dict=True):
                 allowed="0 (each device for itself) to 1 (all devices together)",
             )
         check_uncertainty(f"workload {self.name!r}", relative_uncertainty=self.relative_uncertainty)
-        sizes = {"gradient bytes": self.gradient_bytes, "state_bytes": self.state_bytes}
-        for what, size in (sizes | {"optimizer_slots": self.optimizer_slots or 0}).items():
+        sizes = {"gradient bytes": self.gradient_bytes, "optimizer_slots": self.optimizer_slots or 0}
+        for what, size in (sizes | {each: getattr(self, each) for each in ("state_bytes", "update_bytes")}).items():
             if not 0 <= size <= _MOST_BYTES:
                 raise ConfigError(f"workload {self.name!r} has {size} {what}", allowed="0 to 2^60")
 
@@ -229,6 +231,11 @@ class Workload(Noun, frozen=True, dict=True):
     def own_allreduce_bytes(self) -> tuple[int, ...]:
         """The sizes of the allreduces that its script asks for itself in a step."""
         return () if self.ddp is None else self.ddp.own_allreduce_bytes
+
+    @property
+    def gradient_memory(self) -> GradientMemory:
+        """When the gradients of its script have memory of their own; empty where there is none, or it is not known."""
+        return "" if self.ddp is None else self.ddp.gradients
 
     @property
     def gradient_bytes(self) -> int:

@@ -119,6 +119,7 @@ def _workload(workload: Workload, optimizer: Optimizer) -> dict[str, Any]:
     fields = (
         "name local_batches update_s overhead_s overhead_per_sample_s loss_s accumulation_factor emulated_compute"
         " relative_uncertainty input_s_per_sample input_workers input_prefetch state_bytes own_allreduce_bytes"
+        " update_bytes gradient_memory"
     )
     return {name: getattr(workload, name) for name in fields.split()} | {
         "optimizer_slots": len(optimizer.slots) if slots is None else slots,

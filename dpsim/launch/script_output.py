@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from dpsim.progress import Progress
 
 _MOST_LINES = 2000
 """The last lines of a run that are kept, to be shown where it fails."""
+_LOOKED_EVERY_S = 0.2
 _shown: set[str] = set()
 """The lines that this command has shown, without their numbers."""
 
@@ -66,15 +68,31 @@ def on_ranks_shown_once(
 
 @contextlib.contextmanager
 def written(folder: Path, output: ScriptOutput) -> Iterator[IO[bytes]]:
-    """Yield a file in ``folder`` for what a process prints; its lines are added when the context ends.
+    """Yield a file in ``folder`` for what a process prints; its lines are added while it prints them.
 
     It is no pipe, which processes that outlive the script could keep open.
     """
     path = folder / "printed.txt"
-    try:
-        with path.open("wb") as file:
+    ended = threading.Event()
+    with path.open("wb") as file:
+        follower = threading.Thread(target=_follow, args=(path, output, ended), daemon=True)
+        follower.start()
+        try:
             yield file
-    finally:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                output.add(line.rstrip("\r\n"))
+        finally:
+            file.flush()
+            ended.set()
+            follower.join()
+
+
+def _follow(path: Path, output: ScriptOutput, ended: threading.Event) -> None:
+    """Add the lines of a file as they are written, until it has ended."""
+    rest = b""
+    with path.open("rb") as file:
+        while True:
+            last = ended.wait(_LOOKED_EVERY_S)
+            *lines, rest = (rest + file.read()).split(b"\n")
+            for line in [*lines, *([rest] if last and rest else [])]:
+                output.add(line.decode(errors="replace").rstrip("\r"))
+            if last:
+                return

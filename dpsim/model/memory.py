@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from dpsim.model.prices import local_share
 from dpsim.model.step import scheduled
 from dpsim.plan import Plan
 from dpsim.schedule import FORWARD_EVENT, RECEIVE_EVENT, RECOMPUTE_EVENT, Schedule
-from dpsim.workload import Workload
+from dpsim.workload import Layer, Workload
 
 
 class Memory(Noun, frozen=True):
@@ -48,10 +49,12 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     sums of m micro-batches along a tree. slots: the workload's ``optimizer_slots``, or else those of the
     plan's optimizer (SGD and LARS 1, AdamW 2). S: what a slot has, all parameters or the shards of a sharded schedule.
     A: what a micro-batch takes on the device with the most samples, times the micro-batches in flight
-    (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again keeps
-    what each of these enters and leaves it with, and all of one alone. Activations are unknown where no layer states
-    any. Buffers: an allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod: its
-    fusion buffer, the threshold or all gradients, whichever is less). Every class is taken to have all other state.
+    (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again
+    keeps what each of these enters and leaves it with, and all of one alone. Of a script whose steps were weighed,
+    A is what its peak has beside the other parts, in an update too. Activations are unknown where no layer states
+    any. Buffers: an allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod:
+    its fusion buffer, the threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed:
+    all of its buckets, or none where gradients are views of them). Every class is taken to have all other state.
     """
     schedule = scheduled(workload, machine, plan)
     classes = [_of_class(schedule, rank_class) for rank_class in range(schedule.classes)]
@@ -78,19 +81,24 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
         buffers = int(sizes.max())
         if FUSION_RULES.find(plan.fusion_rule).while_running:
             buffers = max(buffers, int(min(plan.threshold_bytes, whole)))
+        elif _by_ddp(schedule):
+            buffers = 0 if workload.gradient_memory == "buckets" else whole
     partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
+    gradients = in_slots(schedule.gradient_slots) + partial_sums * whole
     return {
         "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
-        "gradients": in_slots(schedule.gradient_slots) + partial_sums * whole,
+        "gradients": gradients,
         "optimizer_state": slots * (shards if schedule.sharded else whole),
-        "activations": _activations(schedule, rank_class),
+        "activations": _activations(schedule, rank_class, gradients + buffers),
         "communication_buffers": buffers,
     }
 
 
-def _activations(schedule: Schedule, rank_class: int) -> int | None:
+def _activations(schedule: Schedule, rank_class: int, backward_bytes: int) -> int | None:
     """The bytes that micro-batches take: what layers keep until backward, or work in, and what is received for them.
+
+    ``backward_bytes`` are those of gradients and of their collectives. An update may work in more.
 
     Where the workload knows what dpsim's own runtime allocates (``work_bytes``), it is that.
     ``None`` where no layer states anything.
@@ -102,16 +110,46 @@ def _activations(schedule: Schedule, rank_class: int) -> int | None:
     if _knows_runtime(schedule.workload):
         taken = sum(layer.work_bytes + samples * layer.work_bytes_per_sample for layer in own)
     elif any(layer.activation_bytes_per_sample for layer in layers):
-        taken = samples * sum(layer.activation_bytes_per_sample for layer in own)
+        taken = _kept(schedule, own, samples, backward_bytes)
     else:
         return None
     received = _largest_messages(schedule, rank_class)
     entered = sum(size for sender, size in received.items() if sender < rank_class)
     messages = stash * entered + sum(size for sender, size in received.items() if sender > rank_class)
     if not np.any(of_class & (schedule.kind == RECOMPUTE_EVENT)):
-        return int(math.ceil(stash * taken) + messages)
+        return max(int(math.ceil(stash * taken) + messages), _updating(schedule))
     kept = entered + samples * own[-1].output_bytes_per_sample
     return int(math.ceil(taken + stash * kept) + messages)
+
+
+def _by_ddp(schedule: Schedule) -> bool:
+    """Whether DDP trains a script whose steps were weighed."""
+    return bool(schedule.workload.gradient_memory) and schedule.classes == 1 and not schedule.sharded
+
+
+def _kept(schedule: Schedule, layers: Sequence[Layer], samples: int, backward_bytes: int) -> float:
+    """What layers keep until backward, and what a script's step works in beside its gradients.
+
+    Where these are released after an update, it is what comes on top of all gradients, of which those of later layers
+    take the place of what these kept; shards have room for all when backward begins. With several micro-batches DDP has
+    the largest gradient twice, until it is added.
+    """
+    workload, kept = schedule.workload, samples * np.array([layer.activation_bytes_per_sample for layer in layers])
+    if schedule.sharded and schedule.classes == 1 and schedule.plan.accumulate == 1:
+        return max(float(kept.sum()) - backward_bytes * (workload.gradient_memory == "released"), 0.0)
+    if not _by_ddp(schedule):
+        return float(kept.sum())
+    if schedule.plan.accumulate > 1:
+        return float(kept.sum()) + max((tensor.size_bytes for tensor in workload.tensors), default=0)
+    released = workload.gradient_memory == "released"
+    gradients = np.array([released * sum(tensor.size_bytes for tensor in layer.tensors) for layer in layers])
+    return max(float(np.max(np.cumsum(kept - gradients))), 0.0)
+
+
+def _updating(schedule: Schedule) -> int:
+    """What an update works in beside gradients and state: for its shard where a rank updates one."""
+    update_bytes = schedule.workload.update_bytes if schedule.classes == 1 else 0
+    return update_bytes // schedule.plan.data_devices if schedule.sharded else update_bytes
 
 
 def _knows_runtime(workload: Workload) -> bool:

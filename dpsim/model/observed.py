@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +29,8 @@ _MOSTLY = 0.75
 _TRIMMED = 0.05
 """The share of the shortest and of the longest steps that are left out: pauses of the machine."""
 LEAST_STEPS = 3
+MOST_WAITED, LEAST_WAITED_S = 0.01, 50e-6
+"""A clean step: of it, and in seconds, since waking up alone takes a thread some 50 us."""
 
 
 class ObservedStep(Noun, frozen=True):
@@ -35,8 +38,9 @@ class ObservedStep(Noun, frozen=True):
 
     The step begins with the end of the backward before (``began_s``); at ``computed_s`` its last gradients are ready,
     and at ``ended_s`` its backward ends. ``backward_s`` is without what is exposed. For ``delayed_s`` until
-    ``computed_s`` the training thread was ready to run and had no core. ``ready_s`` and ``done_s`` are when each bucket
-    was handed to its allreduce, and when that had ended.
+    ``computed_s`` the training thread was ready to run and had no core, of these for ``computing_delayed_s`` in
+    forward, backward and update, and for ``input_delayed_s`` while it loaded (None: not known). ``ready_s`` and
+    ``done_s`` are when each bucket was handed to its allreduce, and when that had ended.
     """
 
     began_s: float
@@ -47,6 +51,8 @@ class ObservedStep(Noun, frozen=True):
     update_s: float
     input_s: float
     delayed_s: float = 0.0
+    computing_delayed_s: float | None = None
+    input_delayed_s: float | None = None
     ready_s: tuple[float, ...] = ()
     done_s: tuple[float, ...] = ()
 
@@ -92,6 +98,10 @@ class Steps:
         def table(name: str) -> Floats:
             return np.array([[getattr(step, name) for step in rank.steps[-count:]] for rank in ranks])
 
+        def delays(name: str, unknown: Floats) -> Floats:
+            found = table(name).astype(float)[:, self.kept]
+            return np.where(np.isnan(found), unknown, found)
+
         began_s, computed_s, ended_s = (table(name) for name in _MOMENTS)
         self.slowest = computed_s.argmax(axis=0)
         numbers = np.arange(count)
@@ -107,6 +117,9 @@ class Steps:
             table(name)[:, self.kept] for name in _DURATIONS
         )
         self.undelayed_s = self.own_s - self.delayed_s
+        computed_s = self.forward_s + self.backward_s + self.update_s
+        self.computed_s = computed_s - delays("computing_delayed_s", np.minimum(self.delayed_s, computed_s))
+        self.loaded_s = np.maximum(self.input_s - delays("input_delayed_s", np.zeros_like(self.input_s)), 0.0)
 
     def of_slowest(self, values: Floats) -> Floats:
         """The values (ranks, steps) of the rank that each step waits for."""
@@ -114,10 +127,30 @@ class Steps:
         return found
 
     @property
+    def clean(self) -> NDArray[np.bool_] | None:
+        """Which steps (ranks, steps) had a core all the time, but for what waking up takes; None: not known."""
+        return self.delayed_s <= most_delayed_s(self.own_s) if self.delayed_s.any() else None
+
+    @property
+    def clean_share(self) -> str:
+        """The share of the steps in which every rank had a core, in words; empty where it is not known."""
+        return "" if self.clean is None else clean_words(float(self.clean.all(axis=0).mean()))
+
+    @property
     def typical(self) -> int:
         """The rank whose own time is the lower median of all: of two the faster."""
         order = np.argsort(self.undelayed_s.mean(axis=1), kind="stable")
         return int(order[(len(order) - 1) // 2])
+
+
+def most_delayed_s(step_s: Any) -> Any:
+    """Seconds for which a thread may have had no core in a clean step of so many seconds."""
+    return np.maximum(MOST_WAITED * step_s, LEAST_WAITED_S)
+
+
+def clean_words(share: float) -> str:
+    """Say which share of the steps is clean."""
+    return f", {share:.0%} of them undisturbed by other threads"
 
 
 _MOMENTS = ("began_s", "computed_s", "ended_s")
@@ -129,18 +162,20 @@ def observed_parts(steps: Steps) -> list[Part]:
 
     Contention is the time without a core of the rank that each step waits for. The rest of what that rank takes longer
     than the typical one is waiting for the slowest rank. Their sum is the mean step, but for what the typical rank does
-    outside of forward, backward, update and loader.
+    outside of forward, backward, update and loader. Where enough steps of that rank are clean, its computation and its
+    input are those of clean steps, and by how much others take longer is contention too.
     """
     typical = steps.typical
-    computed_s = (steps.forward_s + steps.backward_s + steps.update_s)[typical]
-    input_s = steps.input_s[typical]
+    computed_s, input_s = steps.computed_s[typical], steps.loaded_s[typical]
     delayed_s = steps.of_slowest(steps.delayed_s)
     waited_s = steps.of_slowest(steps.undelayed_s) - steps.undelayed_s[typical]
     if waited_s.mean() < 0:
         delayed_s, waited_s = delayed_s + waited_s, np.zeros_like(waited_s)
-    delayed_typical_s = np.minimum(steps.delayed_s[typical], computed_s)
+    if steps.clean is not None and (clean := steps.clean[typical]).sum() >= LEAST_STEPS:
+        delayed_s = delayed_s + sum(max(float(each.mean() - each[clean].mean()), 0.0) for each in (computed_s, input_s))
+        computed_s, input_s = computed_s[clean], input_s[clean]
     return [
-        _part("computation", computed_s - delayed_typical_s, f"forward, backward and update of rank {typical}"),
+        _part("computation", computed_s, f"forward, backward and update of rank {typical}"),
         _part("input", input_s, f"the loader of rank {typical}, until it gives the next batch"),
         _part("contention", delayed_s, "a rank that could compute and had no core, because other threads had them"),
         _part("slowest rank", waited_s, *_slowest(steps)),

@@ -94,7 +94,7 @@ def watched(ranks: Sequence[WatchedRank], notes: Sequence[str] = ()) -> Watched:
         f"{ranks[0].ranks} ranks",
         float(steps.step_s.mean()),
         parts,
-        f"{count} steps of the job itself",
+        f"{count} steps of the job itself{steps.clean_share}",
         remedies=tuple(without_parts(parts)),
         notes=(*notes, *_notes(ranks)),
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpsim.comm.clock import now
+from dpsim.model.observed import LEAST_WAITED_S, MOST_WAITED
 from dpsim.study.core_ticks import TICKS_PER_S, CoreTicks, read_ticks
 from dpsim.study.rows import CLEAN, Rows, Subject
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 RUN_QUEUE, OTHERS = "run-queue/1", "other-processes/1"
 """The names of the two rules in records, with their version."""
-MOST_WAITED, LEAST_WAITED_S = 0.01, 50e-6
-"""Of a sample, and in seconds: waking up alone takes a thread some 50 us."""
 MOST_STOLEN_TICKS = 1
 MOST_OTHERS = 0.02
 """Of the cores' time."""

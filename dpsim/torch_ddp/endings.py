@@ -58,3 +58,26 @@ def check_ranks(asked: int, ranks: int, call: str) -> None:
                 " script take the number from the environment variable WORLD_SIZE, as under torchrun",
             )
         )
+
+
+def unwrapped() -> Refused:
+    """What ends a script that reduces its gradients itself."""
+    return Refused(
+        ConfigError(
+            "the script reduces its gradients without calling a DistributedDataParallel model",
+            allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel, or calls fully_shard",
+            remedy="wrap the model, call what DistributedDataParallel returns, and leave out the script's own"
+            " all_reduce, or replicate()",
+        )
+    )
+
+
+def forked() -> Refused:
+    """What ends a script that trains in a process it has forked."""
+    return Refused(
+        ConfigError(
+            "the script trains in a process that it has started itself",
+            allowed="a script whose ranks torchrun or torch.multiprocessing.spawn starts",
+            remedy="start them by one of the two, in place of multiprocessing.Process or os.fork",
+        )
+    )

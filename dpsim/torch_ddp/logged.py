@@ -11,9 +11,10 @@ import torch
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
+from dpsim.model.observed import clean_words
 from dpsim.torch_ddp.fsdp import ShardedModel, plain_update_s
 from dpsim.torch_ddp.injected.rank_record import ddp_parameters, optimizer_slots
-from dpsim.torch_ddp.recorded import Recorded, RecordedParameter
+from dpsim.torch_ddp.recorded import Recorded, RecordedParameter, RecordedStep, is_clean
 from dpsim.torch_ddp.request import ScriptRequest
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ def _recorded(
     model, optimizer = recorder.ddp, recorder.optimizer
     return Recorded(
         name=f"{type(model.module).__name__.removeprefix('FSDP')} of {request.name}",
-        source=f"dpsim profile {request.flag}: medians of {len(recorder.steps)} steps on {model.device_type},"
-        f" as rank 0 of {request.devices} in one process, PyTorch {torch.__version__}",
+        source=f"dpsim profile {request.flag}: medians of {len(recorder.steps)} steps on {model.device_type}"
+        f"{_clean_share(recorder.steps)}, as rank 0 of {request.devices} in one process, PyTorch {torch.__version__}",
         parameters=parameters,
         first_parameter=recorder.first_parameter,
         buckets=buckets,
@@ -103,7 +104,15 @@ def _recorded(
         optimizer_slots=optimizer_slots(optimizer.optim if _is_zero_redundancy(optimizer) else optimizer),
         input_workers=recorder.input_workers,
         load_s_per_sample=recorder.load_s_per_sample,
+        memory=recorder.memory,
     )
+
+
+def _clean_share(steps: list[RecordedStep]) -> str:
+    """Say which share of the steps is clean; nothing where that is not known."""
+    if not any(step.delayed_s for step in steps):
+        return ""
+    return clean_words(sum(map(is_clean, steps)) / len(steps))
 
 
 def options_of(ddp: Any) -> DdpOptions:

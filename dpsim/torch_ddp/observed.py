@@ -43,15 +43,26 @@ class Observer(Script):
         self.accumulate = 1
         self._hooked = self._hooks_itself = False
         self._core = CoreTime()
-        self._ended_s = self._began_s = self._update_began_s = now()
+        self._ended_s = now()
+        self._began = self._update_began = self._moment()
         self._clear()
+
+    def _moment(self) -> tuple[float, float]:
+        """Return the seconds now, and those for which this thread had no core until now."""
+        return now(), self._core.waited_s()
 
     def _clear(self) -> None:
         self._seconds = dict.fromkeys(("forward_s", "backward_s", "update_s", "input_s"), 0.0)
         self._ready_s: list[float] = []
         self._done_s: dict[int, float] = {}
-        self._computed_s = self._delayed_s = 0.0
+        self._computing_delayed_s = self._input_delayed_s = 0.0
+        self._computed = (0.0, 0.0)
         self._without_core_s = self._core.waited_s()
+
+    def _add(self, name: str, began: tuple[float, float], ended: tuple[float, float]) -> None:
+        """Count a part of the computation."""
+        self._seconds[name] += ended[0] - began[0]
+        self._computing_delayed_s += ended[1] - began[1]
 
     @property
     def rank(self) -> ObservedRank:
@@ -94,7 +105,7 @@ class Observer(Script):
         number, done_s = len(self._ready_s), self._done_s
         self._ready_s.append(now())
         if bucket.is_last():
-            self._computed()
+            self._computed = self._moment()
         future = reduce(bucket.buffer())
 
         def done(finished: Any) -> Any:
@@ -103,16 +114,11 @@ class Observer(Script):
 
         return future.then(done)
 
-    def _computed(self) -> None:
-        self._computed_s = now()
-        self._delayed_s = self._core.waited_s() - self._without_core_s
-
-    def _computed_as_logged(self, began_s: float) -> None:
-        """Take when the last gradients were ready from DDP's own log of the backward that has ended."""
-        self._computed()
+    def _computed_as_logged(self, ended: tuple[float, float]) -> tuple[float, float]:
+        """Return when the last gradients were ready, from DDP's own log of the backward that has ended."""
         self.ddp.logger.set_runtime_stats_and_log()
         logged_s = self.ddp._get_ddp_logging_data().get("backward_compute_time", 0) * _NANOSECOND_S
-        self._computed_s = min(began_s + max(logged_s, 0.0), self._computed_s)
+        return min(self._began[0] + max(logged_s, 0.0), ended[0]), ended[1]
 
     def first_forward(self) -> None:
         if isinstance(self.ddp, ShardedModel):
@@ -136,32 +142,34 @@ class Observer(Script):
 
     def forward_begins(self, samples: int) -> None:
         self.local_batch = max(self.local_batch, samples)
-        self._began_s = now()
+        self._began = self._moment()
 
     def forward_ends(self) -> None:
-        self._seconds["forward_s"] += now() - self._began_s
+        self._add("forward_s", self._began, self._moment())
 
     def backward_begins(self) -> None:
-        self._began_s = now()
+        self._began = self._moment()
 
     def backward_ends(self) -> None:
         if not self.synchronises:
-            self._seconds["backward_s"] += now() - self._began_s
+            self._add("backward_s", self._began, self._moment())
 
     def step_ends(self) -> None:
-        ended_s = now()
-        if not self._hooked:
-            self._computed_as_logged(self._began_s)
-        self._seconds["backward_s"] += self._computed_s - self._began_s
+        ended = self._moment()
+        ended_s = ended[0]
+        computed = self._computed if self._hooked else self._computed_as_logged(ended)
+        self._add("backward_s", self._began, computed)
         if self.synchronised > SETTLED_STEPS:
             done_s = [self._done_s.get(number, ended_s) for number in range(len(self._ready_s))]
             self.accumulate = self.micro_batches
             self.steps.append(
                 ObservedStep(
                     began_s=self._ended_s,
-                    computed_s=self._computed_s,
+                    computed_s=computed[0],
                     ended_s=ended_s,
-                    delayed_s=self._delayed_s,
+                    delayed_s=computed[1] - self._without_core_s,
+                    computing_delayed_s=self._computing_delayed_s,
+                    input_delayed_s=self._input_delayed_s,
                     ready_s=tuple(self._ready_s),
                     done_s=tuple(done_s),
                     **self._seconds,
@@ -171,10 +179,16 @@ class Observer(Script):
         self._clear()
 
     def update_begins(self, optimizer: Any) -> None:
-        self._update_began_s = now()
+        self._update_began = self._moment()
 
     def update_ends(self, optimizer: Any) -> None:
-        self._seconds["update_s"] += now() - self._update_began_s
+        self._add("update_s", self._update_began, self._moment())
+
+    def load(self, original: Callable[..., Any], iterator: Any) -> Any:
+        without_core_s = self._core.waited_s()
+        batch = super().load(original, iterator)
+        self._input_delayed_s += self._core.waited_s() - without_core_s
+        return batch
 
     def loaded(self, iterator: Any, seconds: float) -> None:
         self._seconds["input_s"] += seconds

@@ -24,6 +24,8 @@ from dpsim.torch_ddp.recorded import joined
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
 from dpsim.workload import Workload
 
+_OUTPUT = {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
 
 def profile_script(request: ScriptRequest, local_batches: Sequence[int] = ()) -> Workload:
     """Run the script in a process of its own, as rank 0 of ``request.devices``, and return what it trained.
@@ -84,10 +86,11 @@ def check_torch() -> None:
 def script_environment(devices: int, folder: Path) -> dict[str, str]:
     """The environment, with one compute thread where several ranks would run, as ``torchrun`` sets it.
 
-    Data loaders leave temporary files behind, so these go below ``folder``.
+    Data loaders leave temporary files behind, so these go below ``folder``. What the script prints is written at once,
+    and PyTorch's profiler of memory prints nothing.
     """
     threads = dict.fromkeys(THREAD_VARIABLES, "1") if devices > 1 else {}
     temporary = folder / "tmp"
     temporary.mkdir()
     place = {"TMPDIR": str(scratch.short_path(folder, temporary))}
-    return threads | dict(os.environ) | scratch.environment(folder) | place
+    return threads | _OUTPUT | dict(os.environ) | scratch.environment(folder) | place

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from dpsim.errors import ConfigError
 from dpsim.torch_ddp.batches import loading
-from dpsim.torch_ddp.endings import EnoughSteps, Refused, second_model
+from dpsim.torch_ddp.endings import EnoughSteps, forked, second_model, unwrapped
 from dpsim.torch_ddp.fsdp import ShardedModel, check_optimizer
-from dpsim.torch_ddp.injected.around import REBUILT_STEPS, Script
+from dpsim.torch_ddp.injected.around import REBUILT_STEPS, CoreTime, Script
 from dpsim.torch_ddp.parameters import first_parameters, reduced_parameters
 from dpsim.torch_ddp.process_group import CLOCK, ReplicatedGroup
-from dpsim.torch_ddp.recorded import MODES, RecordedStep
+from dpsim.torch_ddp.recorded import MODES, RecordedStep, StepMemory
 
 _UNWRAPPED_STEPS = 3
 """Optimizer steps on gradients that were reduced without DDP after which a script is refused."""
@@ -49,6 +48,7 @@ class Recorder(Script):
         self.models = self._unwrapped_steps = self._waited_updates = self._warmed_up = 0
         self.input_workers, self.load_s_per_sample = 0, 0.0
         self.optimizer: Any = None
+        self.memory: StepMemory | None = None
         self._begun: Counter[int] = Counter()  # steps by their local batch
         self._step: RecordedStep | None = None
         self.first_parameter: dict[str, int] = {}
@@ -58,6 +58,7 @@ class Recorder(Script):
         self._modules_began: list[tuple[str, float]] = []
         self._iterator: Any = None
         self._hooks: list[Any] = []
+        self._core = CoreTime()
 
     def another(self, wanted: int, pause_s: float) -> None:
         """Record so many steps anew, after another warm-up."""
@@ -94,6 +95,10 @@ class Recorder(Script):
         """Return seconds of computation on the host."""
         return CLOCK.now()
 
+    def ends(self) -> bool:
+        """Return whether the script may end, now that the record is complete; else it goes on for a step."""
+        return True
+
     def built(self, ddp: Any) -> None:
         self.models += 1
 
@@ -110,10 +115,11 @@ class Recorder(Script):
         self._check_process()
         if self._step is not None:
             self._step.step_s = self.now() - self._step.start_s
+            self._step.delayed_s += self._core.waited_s()
             self._step.own_collectives = tuple(CLOCK.collectives)
             if self._step.mode is not None and not self.complete:
                 self.steps.append(self._step)
-        if self.complete:
+        if self.complete and self.ends():
             self._step = None
             with CLOCK.stopped():
                 if self.steps:
@@ -122,11 +128,11 @@ class Recorder(Script):
         mode = None
         if self._warmed_up < self.warm_up:
             self._warmed_up += 1
-        else:  # in turn for each size of batch: else the short batch of every epoch might always have the same mode
+        elif not self.complete:  # in turn for each batch: else the short one of each epoch might have the same mode
             mode = MODES[self._begun[samples] % len(MODES)]
             self._begun[samples] += 1
         CLOCK.collectives.clear()
-        self._step = RecordedStep(mode=mode, start_s=self.now(), local_batch=samples)
+        self._step = RecordedStep(mode=mode, start_s=self.now(), local_batch=samples, delayed_s=-self._core.waited_s())
 
     def forward_begins(self, samples: int) -> None:
         if self._step is not None and self._step.mode == "forward":
@@ -160,8 +166,12 @@ class Recorder(Script):
             self._step.micro_batches = self.micro_batches
 
     def step_ends(self) -> None:
-        with CLOCK.stopped():
-            sleep(self.pause_s)
+        if self.pause_s:
+            without_core_s = self._core.waited_s()
+            with CLOCK.stopped():
+                sleep(self.pause_s)
+            if self._step is not None:
+                self._step.delayed_s -= self._core.waited_s() - without_core_s
 
     def update_begins(self, optimizer: Any) -> None:
         self._update_began_s = self.now()
@@ -199,26 +209,12 @@ class Recorder(Script):
             group.reduced_elements = 0
         self._unwrapped_steps += 0 < sum(gradient.numel() for gradient in gradients) <= reduced
         if self._unwrapped_steps == _UNWRAPPED_STEPS:
-            raise Refused(
-                ConfigError(
-                    "the script reduces its gradients without calling a DistributedDataParallel model",
-                    allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel, or calls"
-                    " fully_shard",
-                    remedy="wrap the model, call what DistributedDataParallel returns, and leave out the script's own"
-                    " all_reduce, or replicate()",
-                )
-            )
+            raise unwrapped()
 
     def _check_process(self) -> None:
         """Raises ``Refused`` in a process that the script has forked, whose training would slow that of this one."""
         if os.getpid() != self._pid:
-            raise Refused(
-                ConfigError(
-                    "the script trains in a process that it has started itself",
-                    allowed="a script whose ranks torchrun or torch.multiprocessing.spawn starts",
-                    remedy="start them by one of the two, in place of multiprocessing.Process or os.fork",
-                )
-            )
+            raise forked()
 
     def _hook_modules(self) -> None:
         for name, module in self.ddp.module.named_modules():

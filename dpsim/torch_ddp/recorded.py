@@ -15,9 +15,10 @@ from typing import Literal
 
 import msgspec
 
-from dpsim.ddp_settings import DdpSettings
+from dpsim.ddp_settings import DdpSettings, GradientMemory
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets
+from dpsim.model.observed import most_delayed_s
 from dpsim.workload import Layer, Tensor, Workload, overhead_line
 
 Mode = Literal["whole", "forward", "gradients"]
@@ -41,6 +42,7 @@ class RecordedStep:
     """One synchronising step: seconds by part, summed over its micro-batches.
 
     ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
+    ``delayed_s``: the training thread could run and had no core (0 where that is not known).
     ``loss_s`` lies between forward and backward. ``module_s`` has the forward seconds from the start of one module to
     the start of the next, and ``ready_s`` the seconds from the start of that backward until the gradient of each
     parameter (by position) was final. ``own_collectives`` are those that the script asks for outside of backward:
@@ -56,11 +58,26 @@ class RecordedStep:
     loss_s: float = 0.0
     update_s: float = 0.0
     input_s: float = 0.0
+    delayed_s: float = 0.0
     micro_batches: int = 0
     local_batch: int = 1
     own_collectives: tuple[int | None, ...] = ()
     module_s: dict[str, float] = field(default_factory=dict)
     ready_s: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMemory:
+    """What lives at most in a step beside parameters, gradients, optimizer state and DDP's buckets, in bytes.
+
+    ``activation_bytes``: while a micro-batch goes forward and back, with its input; ``update_bytes``: in an update.
+    ``saved_bytes`` is what autograd keeps until backward, by module.
+    """
+
+    activation_bytes: int
+    update_bytes: int
+    saved_bytes: Mapping[str, int]
+    gradients: GradientMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +104,25 @@ class Recorded:
     """The ranks whose shards are all parameters together, where a rank updates its shard alone."""
     shard_update_s: float | None = None
     """Seconds of the part of an update that grows with a rank's shard; None: all of it."""
+    memory: StepMemory | None = None
+
+
+_LEAST_CLEAN = 2
+"""Clean steps of a mode with which the disturbed ones do not count."""
+
+
+def is_clean(step: RecordedStep) -> bool:
+    """Whether a step had a core all the time, but for what waking up takes."""
+    return bool(step.delayed_s <= most_delayed_s(step.step_s))
+
+
+def clean_steps(steps: Sequence[RecordedStep]) -> list[RecordedStep]:
+    """Return the clean steps of each mode that has enough of them, and all of the others."""
+    by_mode = {mode: [step for step in steps if step.mode == mode] for mode in (None, *MODES)}
+    clean = {mode: [step for step in each if is_clean(step)] for mode, each in by_mode.items()}
+    return [
+        step for mode, each in by_mode.items() for step in (clean[mode] if len(clean[mode]) >= _LEAST_CLEAN else each)
+    ]
 
 
 _Group = tuple[tuple[int, ...], float]
@@ -96,25 +132,28 @@ _Group = tuple[tuple[int, ...], float]
 def workload_of(recorded: Recorded) -> Workload:
     """The workload of a recorded training: one layer for each group of gradients, in the order DDP sends them.
 
-    Layer times are medians over the steps with hooks, scaled to the medians of the steps without hooks. What is left of
-    a step beside layers, update and input is ``overhead_s``, with what an update of shards takes whatever their size.
+    Times are of clean steps, where there are some. Layer times are medians over the steps with hooks, scaled to the
+    medians of the steps without hooks. What is left of a step beside layers, update and input is ``overhead_s``, with
+    what an update of shards takes whatever their size.
     """
     counts = Counter((step.local_batch, step.micro_batches) for step in recorded.steps)
     ((local_batch, accumulate), _), *_ = counts.most_common(1)
     steps = [step for step in recorded.steps if (step.local_batch, step.micro_batches) == (local_batch, accumulate)]
+    steps = clean_steps(steps)
     whole = [step for step in steps if step.mode == "whole"] or steps
     forward_s = _median(whole, lambda step: step.forward_s) / accumulate
     backward_s = _median(whole, lambda step: step.last_backward_s)
     update_s, input_s = _median(whole, lambda step: step.update_s), _median(whole, lambda step: step.input_s)
     growing_s = update_s if recorded.shard_update_s is None else min(recorded.shard_update_s, update_s)
     groups = _groups(recorded, _ready(recorded, steps, backward_s))
-    layers = _layers(recorded, groups, _module_times(recorded, steps, forward_s))
+    layers = _layers(recorded, groups, _module_times(recorded, steps, forward_s), local_batch)
     loss_s = _median(whole, lambda step: step.loss_s) / accumulate
     computed_s = accumulate * (loss_s + sum(layer.forward_s[0] + layer.backward_s[0] for layer in layers))
     load_s, workers = input_s / (local_batch * accumulate), 1
     if recorded.input_workers:
         load_s, workers = recorded.load_s_per_sample, recorded.input_workers
     waited_s = 0.0 if recorded.input_workers and not load_s else input_s
+    memory = recorded.memory
     return Workload(
         name=recorded.name,
         source=recorded.source,
@@ -129,7 +168,8 @@ def workload_of(recorded: Recorded) -> Workload:
         input_s_per_sample=load_s,
         input_workers=workers if load_s else 1,
         input_prefetch=bool(recorded.input_workers and load_s),
-        ddp=recorded.ddp,
+        ddp=msgspec.structs.replace(recorded.ddp, gradients=memory.gradients) if memory else recorded.ddp,
+        update_bytes=memory.update_bytes * recorded.shards if memory else 0,
     )
 
 
@@ -186,16 +226,23 @@ def _module_times(recorded: Recorded, steps: Sequence[RecordedStep], forward_s: 
     return {name: seconds * forward_s / total for name, seconds in times.items()}
 
 
-def _layers(recorded: Recorded, groups: Sequence[_Group], module_s: Mapping[str, float]) -> tuple[Layer, ...]:
+def _layers(
+    recorded: Recorded, groups: Sequence[_Group], module_s: Mapping[str, float], local_batch: int
+) -> tuple[Layer, ...]:
     """The layers in forward order: the reverse of the order in which DDP sends their gradients."""
     layer_of = {index: number for number, (members, _) in enumerate(groups) for index in members}
-    forward = [0.0] * len(groups)
-    for module, seconds in module_s.items():
-        forward[layer_of[recorded.first_parameter[module]]] += seconds
+
+    def of_layers(of_modules: Mapping[str, float]) -> list[float]:
+        values = [0.0] * len(groups)
+        for module, value in of_modules.items():
+            values[layer_of[recorded.first_parameter[module]]] += value
+        return values
+
+    forward, activation_bytes = of_layers(module_s), of_layers(_activation_bytes(recorded))
     names = _names([recorded.parameters[members[0]].module for members, _ in groups])
     layers = []
     before_s = 0.0
-    for (members, ready_s), name, seconds in zip(groups, names, forward, strict=True):
+    for (members, ready_s), name, seconds, kept_bytes in zip(groups, names, forward, activation_bytes, strict=True):
         parameters = [recorded.parameters[index] for index in members]
         layers.append(
             Layer(
@@ -205,10 +252,20 @@ def _layers(recorded: Recorded, groups: Sequence[_Group], module_s: Mapping[str,
                 backward_s=(ready_s - before_s,),
                 tensors=tuple(Tensor(name=p.name, shape=p.shape, dtype=p.dtype) for p in reversed(parameters)),
                 batch_norm_channels=parameters[0].batch_norm_channels if name == parameters[0].module else 0,
+                activation_bytes_per_sample=kept_bytes / local_batch,
             )
         )
         before_s = ready_s
     return tuple(reversed(layers))
+
+
+def _activation_bytes(recorded: Recorded) -> dict[str, float]:
+    """The bytes at the peak of a micro-batch, of each module in proportion to what is saved of it until backward."""
+    if recorded.memory is None:
+        return {}
+    saved = recorded.memory.saved_bytes if any(recorded.memory.saved_bytes.values()) else {}
+    shares = saved or {next(iter(recorded.first_parameter)): 1}
+    return {module: recorded.memory.activation_bytes * share / sum(shares.values()) for module, share in shares.items()}
 
 
 def _names(modules: Sequence[str]) -> list[str]:
@@ -238,6 +295,9 @@ def joined(workloads: Sequence[Workload]) -> Workload:
             layer,
             forward_s=tuple(workload.layers[number].forward_s[0] for workload in ordered),
             backward_s=tuple(workload.layers[number].backward_s[0] for workload in ordered),
+            activation_bytes_per_sample=max(
+                workload.layers[number].activation_bytes_per_sample for workload in ordered
+            ),
         )
         for number, layer in enumerate(first.layers)
     )
@@ -248,6 +308,7 @@ def joined(workloads: Sequence[Workload]) -> Workload:
         local_batches=tuple(batches),
         layers=layers,
         update_s=statistics.median(workload.update_s for workload in ordered),
+        update_bytes=max(workload.update_bytes for workload in ordered),
         overhead_s=overhead_s,
         overhead_per_sample_s=per_sample_s,
         loss_s=tuple(workload.loss_s[0] for workload in ordered) if all(each.loss_s for each in ordered) else (),

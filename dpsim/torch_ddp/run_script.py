@@ -37,6 +37,7 @@ from dpsim.torch_ddp.record import Recorder
 from dpsim.torch_ddp.recorded import MODES, workload_of
 from dpsim.torch_ddp.request import ScriptOutcome, ScriptRequest
 from dpsim.torch_ddp.script_error import calls_to, place_in, remedy_of, what_happened
+from dpsim.torch_ddp.step_memory import WeighingRecorder
 from dpsim.user_code import text_of
 from dpsim.workload import Workload
 
@@ -70,7 +71,7 @@ def run(request: ScriptRequest, outcome_path: Path) -> Workload:
     act_as_rank(0, request.devices)
     process_group.answer_for(request.devices)
     take_over_spawn(0, request.devices)
-    recorder = Recorder(request.steps)
+    recorder = WeighingRecorder(request.steps)
     install(recorder, instead_of_ddp=request.fully_shard)
     if request.accumulates:
         accumulate(1)

@@ -27,6 +27,7 @@ _OVERLAPPING = 0.9
 """The share of the steps of two ranks of one job that overlap in time, at least: all end with a common allreduce."""
 _MOST_DIGITS = 18
 _DURATIONS = ("forward_s", "backward_s", "update_s", "input_s")
+_DELAYS = ("delayed_s", "computing_delayed_s", "input_delayed_s")
 
 
 def read(paths: Iterable[Path]) -> tuple[list[WatchedRank], list[str]]:
@@ -83,7 +84,7 @@ def _wrong_times(record: WatchedRank) -> str:
     moments = [moment for step in record.steps for moment in (step.began_s, step.computed_s, step.ended_s)]
     if any(later < before for before, later in itertools.pairwise(moments)):
         return "its clock has jumped back"
-    if any(getattr(step, name) < 0 for step in record.steps for name in (*_DURATIONS, "delayed_s")):
+    if any((getattr(step, name) or 0.0) < 0 for step in record.steps for name in (*_DURATIONS, *_DELAYS)):
         return "a time in it is below 0"
     if any(step.ended_s <= step.began_s for step in record.steps):
         return "a step in it takes no time"

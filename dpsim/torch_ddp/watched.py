@@ -157,7 +157,7 @@ def _whole(step: ObservedStep, last_backward_s: float, rank: WatchedRank) -> Rec
         last_backward_s=last_backward_s,
         micro_batches=rank.accumulate,
         local_batch=rank.local_batch,
-        **{name: getattr(step, name) for name in ("forward_s", "backward_s", "update_s", "input_s")},
+        **{name: getattr(step, name) for name in ("forward_s", "backward_s", "update_s", "input_s", "delayed_s")},
     )
 
 

@@ -170,7 +170,14 @@ def random_workload(draw: random.Random) -> Workload:
         layers=tuple(layers),
         update_s=draw.uniform(0, 1e-3),
         overhead_s=draw.uniform(0, 1e-3),
-        ddp=draw.choice([None, None, DdpSettings(torch="", devices=2, own_allreduce_bytes=(4, 2**20))]),
+        ddp=draw.choice(
+            [
+                None,
+                DdpSettings(torch="", devices=2, gradients=("kept", "released", "buckets")[len(layers) % 3]),
+                DdpSettings(torch="", devices=2, own_allreduce_bytes=(4, 2**20)),
+            ]
+        ),
+        update_bytes=1_000 * len(layers),
         overhead_per_sample_s=draw.choice([0.0, 1e-6]),
         loss_s=draw.choice([(), seconds(1e-3)]),
         step_spread=draw.choice([(), (0.9, 1.0, 1.3)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,3 +40,15 @@ def test_a_run_that_succeeds_shows_nothing_again(tmp_path: Path, capsys: pytest.
     with shown_once() as output, written(tmp_path, output) as file:
         file.write(b"step 1\nstep 2\n")
     assert capsys.readouterr().err == "script: step 1\n"
+
+
+def test_lines_are_shown_while_the_script_runs(tmp_path: Path) -> None:
+    shown: queue.Queue[str] = queue.Queue()
+    output = ScriptOutput()
+    output.add = shown.put  # type: ignore[method-assign]
+    with written(tmp_path, output) as file:
+        file.write(b"step 1\nste")
+        file.flush()
+        assert shown.get(timeout=60) == "step 1"
+        file.write(b"p 2\nend")
+    assert [shown.get(timeout=60) for _ in range(2)] == ["step 2", "end"] and shown.empty()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import msgspec
 import pytest
 
 from dpsim.errors import ConfigError
@@ -86,6 +88,60 @@ def test_time_without_a_core_is_contention_and_no_computation() -> None:
     assert [part.kind for part in found.causes] == ["contention"]
     assert seconds(found)["computation"] == pytest.approx(0.1)
     assert seconds(found)["contention"] == pytest.approx(0.08)
+
+
+def with_steps(of: Observed, **fields: Any) -> Observed:
+    """The same ranks; a field of step i is what its function gives for i and the step."""
+    ranks = [
+        msgspec.structs.replace(
+            rank,
+            steps=tuple(
+                msgspec.structs.replace(step, **{name: value(i, step) for name, value in fields.items()})
+                for i, step in enumerate(rank.steps)
+            ),
+        )
+        for rank in of.ranks
+    ]
+    return msgspec.structs.replace(of, ranks=tuple(ranks))
+
+
+def test_a_wait_for_a_core_while_loading_takes_nothing_from_the_computation() -> None:
+    of = observed(0.1, 0.1, input_s=0.05, delayed_s=0.04)
+    of = with_steps(
+        of,
+        forward_s=lambda _, step: step.forward_s - 0.03,
+        input_s=lambda _, step: step.input_s + 0.03,
+        computing_delayed_s=lambda *_: 0.01,
+        input_delayed_s=lambda *_: 0.03,
+    )
+    found = explained(of)
+    assert seconds(found)["computation"] == pytest.approx(0.1)
+    assert seconds(found)["input"] == pytest.approx(0.05)
+    assert seconds(found)["contention"] == pytest.approx(0.04)
+    assert seconds(found)["unexplained"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_computation_is_that_of_clean_steps_and_what_others_take_longer_is_contention() -> None:
+    """Every other step waits 10 ms for a core, and computes 20 ms longer beside that, as with cold caches."""
+    of = with_steps(
+        observed(0.15, 0.15, exposed_s=0.05),
+        forward_s=lambda i, step: step.forward_s - 0.03 * (i % 2 == 0),
+        computed_s=lambda i, step: step.computed_s - 0.03 * (i % 2 == 0),
+        ended_s=lambda i, step: step.ended_s - 0.03 * (i % 2 == 0),
+        delayed_s=lambda i, _: 0.01 * (i % 2),
+        computing_delayed_s=lambda i, _: 0.01 * (i % 2),
+        input_delayed_s=lambda *_: 0.0,
+    )
+    steps = Steps(of)
+    parts = seconds(explained(of))
+    assert parts["computation"] == pytest.approx(0.12)
+    assert parts["contention"] == pytest.approx(0.005 + 0.01)
+    assert parts["unexplained"] == pytest.approx(0.0, abs=1e-12)
+    assert steps.clean_share == ", 50% of them undisturbed by other threads"
+
+
+def test_without_any_wait_for_a_core_it_is_not_known_which_steps_are_clean() -> None:
+    assert (Steps(observed(0.1, 0.1)).clean, Steps(observed(0.1, 0.1)).clean_share) == (None, "")
 
 
 def test_what_backward_does_not_hide_is_communication_by_bucket() -> None:

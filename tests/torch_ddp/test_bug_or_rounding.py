@@ -12,8 +12,9 @@ import pytest
 from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, Case
 from dpsim.harness.reproduce import script
 from dpsim.harness.reproduce.script import Verdict
-from dpsim.torch_ddp.reproduce import causes
-from dpsim.torch_ddp.reproduce.causes import Finding, first_finding
+from dpsim.torch_ddp.reproduce import causes, differences
+from dpsim.torch_ddp.reproduce.causes import first_finding
+from dpsim.torch_ddp.reproduce.differences import Finding
 from dpsim.torch_ddp.reproduce.observation import (
     Loader,
     MicroBatch,
@@ -94,11 +95,11 @@ def test_the_mean_of_halves_differs_by_rounding(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shares", "reduced", "kind"),
     [
-        (((0, 1, 2, 3), (0, 1, 2, 3)), None, causes.REPEATED),
-        (((0, 1, 2, 3), (2, 5, 6, 7)), None, causes.SEEDS),
-        (((0, 1, 2, 3, 4), (5, 6, 7)), None, causes.SHARES),
-        (HALVES, 2 * mean(*HALVES), causes.SCALE),
-        (HALVES, mean(*HALVES) + np.eye(50)[7], causes.OVERWRITTEN),
+        (((0, 1, 2, 3), (0, 1, 2, 3)), None, differences.REPEATED),
+        (((0, 1, 2, 3), (2, 5, 6, 7)), None, differences.SEEDS),
+        (((0, 1, 2, 3, 4), (5, 6, 7)), None, differences.SHARES),
+        (HALVES, 2 * mean(*HALVES), differences.SCALE),
+        (HALVES, mean(*HALVES) + np.eye(50)[7], differences.OVERWRITTEN),
     ],
 )
 def test_the_class_of_a_mistake_is_named(
@@ -118,7 +119,7 @@ def test_the_largest_difference_is_at_least_that_of_what_is_not_rounding(tmp_pat
 @pytest.mark.parametrize(
     ("shards", "kind"),
     [
-        ((range(0, 30), range(20, 50)), causes.SEEDS),
+        ((range(0, 30), range(20, 50)), differences.SEEDS),
         ((range(0, 25), range(25, 50)), None),
         (([*range(25), 3], range(25, 50)), None),
         (([each // 3 for each in range(45)], range(45)), None),
@@ -148,10 +149,10 @@ def by_value(samples: tuple[int, ...], rows: tuple[int, ...], reduced: np.ndarra
 @pytest.mark.parametrize(
     ("rows", "kind"),
     [
-        (((1, 1, 1, 1), (1, 1, 1, 1)), causes.OTHER_SAMPLES),
-        (((1, 1, 1, 1), (2, 2, 2, 2)), causes.OTHER_SAMPLES),
-        (((1, 2, 3, 4), (3, 4, 5, 6)), causes.OTHER_SAMPLES),
-        (((1, 2, 3, 4), (1, 2, 3, 4)), causes.REPEATED),
+        (((1, 1, 1, 1), (1, 1, 1, 1)), differences.OTHER_SAMPLES),
+        (((1, 1, 1, 1), (2, 2, 2, 2)), differences.OTHER_SAMPLES),
+        (((1, 2, 3, 4), (3, 4, 5, 6)), differences.OTHER_SAMPLES),
+        (((1, 2, 3, 4), (1, 2, 3, 4)), differences.REPEATED),
     ],
 )
 def test_what_equals_in_value_alone_is_not_the_same_sample(
@@ -166,13 +167,13 @@ def test_what_equals_in_value_alone_is_not_the_same_sample(
 def test_a_loss_that_is_not_a_number_is_a_mistake_on_several_devices_alone(tmp_path: Path, both: bool) -> None:
     ranks = [replace(rank(half, mean(*HALVES)), loss=float("nan")) for half in HALVES]
     found = finding(tmp_path, *ranks, one=replace(rank(ORDER), loss=float("nan" if both else 1.0)))
-    assert found is None if both else found is not None and found.kind == causes.NOT_A_NUMBER
+    assert found is None if both else found is not None and found.kind == differences.NOT_A_NUMBER
 
 
 def test_a_wrapper_that_is_bypassed_leaves_a_gradient_missing(tmp_path: Path) -> None:
     steps = [replace(rank(half), bypassed=True, micro_batches=[]) for half in (ORDER, *HALVES)]
     found = finding(tmp_path, *steps[1:], one=steps[0])
-    assert found is not None and found.kind == causes.MISSING and "not by what DDP returned" in found.because
+    assert found is not None and found.kind == differences.MISSING and "not by what DDP returned" in found.because
 
 
 @pytest.mark.parametrize("weights", [[0.508, 0.488], [0.2, 0.3, 0.5], [0.3337, 0.3331, 0.3332]])
@@ -184,13 +185,13 @@ def test_weights_of_a_mean_are_printed_so_that_they_add_to_1(weights: list[float
 
 def test_a_gradient_that_is_not_reduced_is_missing(tmp_path: Path) -> None:
     found = finding(tmp_path, *map(rank, HALVES))
-    assert found is not None and (found.kind, found.tensor) == (causes.MISSING, WEIGHT)
+    assert found is not None and (found.kind, found.tensor) == (differences.MISSING, WEIGHT)
 
 
 def test_ranks_that_begin_apart_have_seeds_of_their_own(tmp_path: Path) -> None:
     ranks = [rank(half, mean(*HALVES)) for half in HALVES]
     found = finding(tmp_path, ranks[0], replace(ranks[1], begun={WEIGHT: 2}))
-    assert found is not None and found.kind == causes.SEEDS
+    assert found is not None and found.kind == differences.SEEDS
 
 
 def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:
             values[WEIGHT] = np.ones(50, np.float32)
         step.final_hashes = {WEIGHT: 1}
     found = finding(tmp_path, *ranks)
-    assert found is not None and found.kind == causes.RANDOM and not found.is_mistake
+    assert found is not None and found.kind == differences.RANDOM and not found.is_mistake
     assert Verdict(Run(folder="", devices=1), ()).finding is None
 
 
@@ -364,7 +365,7 @@ def test_shards_that_are_scaled_by_different_numbers_have_norms_of_their_own(tmp
     for step in ranks:
         step.final, step.final_hashes = {WEIGHT: scaled}, {WEIGHT: 3}
     found = finding(tmp_path, *ranks)
-    assert found is not None and found.kind == causes.OWN_NORM and "0.25 and 0.5" in found.because
+    assert found is not None and found.kind == differences.OWN_NORM and "0.25 and 0.5" in found.because
 
 
 @pytest.mark.parametrize("wrapper", ["DDP", "FSDP"])

@@ -57,6 +57,20 @@ def test_times_with_hooks_are_scaled_to_those_without_and_all_parts_add_up_to_th
     assert layers_s + workload.update_s + workload.overhead_s + workload.input_s(32) == pytest.approx(10.0)
 
 
+def test_times_are_those_of_clean_steps_where_a_mode_has_enough_of_them() -> None:
+    """Of five whole steps three waited for a core; of those with hooks all did."""
+    hooked = (
+        step("forward", module_s={"a": 1.0, "b": 3.0}, delayed_s=1.0),
+        step("gradients", ready_s={2: 2.0, 1: 5.0, 0: 6.0}, delayed_s=1.0),
+    )
+    disturbed = (step("whole", forward_s=9.0, delayed_s=0.2),) * 3
+    workload = workload_of(recorded(steps=(*disturbed, step("whole"), step("whole", delayed_s=0.05), *hooked)))
+    assert sum(layer.forward_s[0] for layer in workload.layers) == pytest.approx(2.0)
+    assert [layer.backward_s[0] for layer in workload.layers[::-1]] == pytest.approx([1.0, 1.5, 0.5])
+    workload = workload_of(recorded(steps=(*disturbed, step("whole"), *hooked)))
+    assert sum(layer.forward_s[0] for layer in workload.layers) == pytest.approx(9.0), "one clean step is not enough"
+
+
 def test_a_gradient_that_is_ready_before_one_that_goes_first_waits_for_it() -> None:
     steps = (step("whole"), step("forward"), step("gradients", ready_s={2: 5.0, 1: 2.0, 0: 6.0}))
     workload = workload_of(recorded(steps=steps))

@@ -67,6 +67,7 @@ STEP = a_rank(0).steps[0]
         ({"own_s": 1e304}, "no number of seconds"),
         ({"steps": (msgspec.structs.replace(STEP, ended_s=0.0), *a_rank(0).steps[1:])}, "clock has jumped"),
         ({"steps": tuple(msgspec.structs.replace(step, input_s=5.0) for step in a_rank(0).steps)}, "longer than"),
+        ({"steps": tuple(msgspec.structs.replace(step, input_delayed_s=-1.0) for step in a_rank(0).steps)}, "below 0"),
         ({"steps": tuple(msgspec.structs.replace(step, delayed_s=5.0) for step in a_rank(0).steps)}, "longer than"),
         ({"steps": (msgspec.structs.replace(STEP, update_s=-1.0), *a_rank(0).steps[1:])}, "below 0"),
     ],

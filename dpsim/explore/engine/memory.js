@@ -27,13 +27,16 @@ function memoryOfClass({workload}, plan, schedule, own) {
   let buffers = plan.data_devices > 1 && whole ? largest : 0;
   if (buffers && plan.rule.while_running) {
     buffers = Math.max(buffers, Math.floor(Math.min(plan.threshold_bytes, whole)));
+  } else if (buffers && byDdp(workload, schedule)) {
+    buffers = workload.gradient_memory === "buckets" ? 0 : whole;
   }
   const partialSums = knowsRuntime(workload) ? Math.ceil(Math.log2(plan.accumulate)) : 0;
+  const gradients = inSlots(schedule.gradient_slots) + partialSums * whole;
   return {
     parameters: inSlots(schedule.parameter_slots) + workload.state_bytes,
-    gradients: inSlots(schedule.gradient_slots) + partialSums * whole,
+    gradients,
     optimizer_state: workload.optimizer_slots * (schedule.sharded ? shards : whole),
-    activations: activations(workload, plan, schedule, own),
+    activations: activations(workload, plan, schedule, own, gradients + buffers),
     communication_buffers: buffers,
   };
 }
@@ -41,8 +44,32 @@ function memoryOfClass({workload}, plan, schedule, own) {
 /** Whether a workload knows what dpsim's own runtime allocates for its layers. */
 const knowsRuntime = ({layers}) => layers.some((layer) => layer.work_bytes_per_sample);
 
-/** What the micro-batches in flight take, with what is received for them. */
-function activations(workload, plan, {operations, stashes = [1]}, own) {
+/** Whether DDP trains a script whose steps were weighed. */
+const byDdp = ({gradient_memory}, {stashes = [1], sharded}) => gradient_memory && stashes.length === 1 && !sharded;
+
+/** What layers keep until backward, and what a script's step works in beside its gradients. */
+function keptOf(workload, plan, schedule, layers, samples, backwardBytes) {
+  const kept = layers.map((layer) => samples * layer.activation_bytes_per_sample);
+  if (schedule.sharded && (schedule.stashes ?? [1]).length === 1 && plan.accumulate === 1) {
+    return Math.max(sum(kept) - (workload.gradient_memory === "released" ? backwardBytes : 0), 0);
+  }
+  if (!byDdp(workload, schedule)) return sum(kept);
+  if (plan.accumulate > 1) return sum(kept) + Math.max(0, ...workload.ready_order.map(({size_bytes}) => size_bytes));
+  const gradients = layers.map(() => 0);
+  for (const {layer, size_bytes} of workload.gradient_memory === "released" ? workload.ready_order : []) {
+    gradients[layer] += size_bytes;
+  }
+  let [most, beside] = [0, 0];
+  kept.forEach((bytes, number) => {
+    beside += bytes - gradients[number];
+    most = Math.max(most, beside);
+  });
+  return most;
+}
+
+/** What the micro-batches in flight take, with what is received for them; or an update, where that is more. */
+function activations(workload, plan, schedule, own, backwardBytes) {
+  const {operations, stashes = [1]} = schedule;
   const ofClass = operations.filter(({rank_class = 0}) => rank_class === own);
   const forwards = unique(ofClass.filter(({kind}) => kind === "forward").map(({layer}) => layer));
   const layers = forwards.sort((a, b) => a - b).map((layer) => workload.layers[layer]);
@@ -51,7 +78,7 @@ function activations(workload, plan, {operations, stashes = [1]}, own) {
   if (knowsRuntime(workload)) {
     taken = sum(layers.map((layer) => layer.work_bytes + samples * layer.work_bytes_per_sample));
   } else if (workload.layers.some((layer) => layer.activation_bytes_per_sample)) {
-    taken = samples * sum(layers.map((layer) => layer.activation_bytes_per_sample));
+    taken = keptOf(workload, plan, schedule, layers, samples, backwardBytes);
   } else return null;
   const received = new Map(); // the largest message of each class
   for (const {kind, peer, size_bytes} of ofClass) {
@@ -61,7 +88,8 @@ function activations(workload, plan, {operations, stashes = [1]}, own) {
   }
   const from = (earlier) => sum([...received].filter(([sender]) => sender < own === earlier).map(([, size]) => size));
   const messages = stash * from(true) + from(false);
-  if (!ofClass.some(({kind}) => kind === "recompute")) return Math.ceil(stash * taken) + messages;
+  const updating = stashes.length === 1 ? Math.floor(workload.update_bytes / (schedule.sharded ? plan.data_devices : 1)) : 0;
+  if (!ofClass.some(({kind}) => kind === "recompute")) return Math.max(Math.ceil(stash * taken) + messages, updating);
   const kept = from(true) + samples * layers.at(-1).output_bytes_per_sample;
   return Math.ceil(taken + stash * kept) + messages;
 }

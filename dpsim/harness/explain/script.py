@@ -88,7 +88,7 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         f"{of.devices} ranks",
         float(steps.step_s.mean()),
         parts,
-        f"{len(steps.step_s)} steps of real ranks" + ("" if of.network == "node" else f" over {of.network}"),
+        f"{len(steps.step_s)} steps of real ranks{f' over {of.network}' * (of.network != 'node')}{steps.clean_share}",
         remedies=(*without_parts(parts), *found),
         notes=tuple(notes),
     )

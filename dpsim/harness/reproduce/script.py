@@ -22,7 +22,8 @@ from dpsim.launch.script_output import shown_once, written
 from dpsim.launch.user_script import check_program
 from dpsim.progress import Progress
 from dpsim.torch_ddp.profile_script import check_torch, script_environment
-from dpsim.torch_ddp.reproduce.causes import OTHER_SAMPLES, REPEATED, Finding, first_finding, is_no_number
+from dpsim.torch_ddp.reproduce.causes import first_finding, is_no_number
+from dpsim.torch_ddp.reproduce.differences import OTHER_SAMPLES, REPEATED, Finding
 from dpsim.torch_ddp.reproduce.observation import REQUEST, Observed, Run, RunsRequest, read_reports
 from dpsim.torch_ddp.reproduce.rounding import EPSILON, Rounding, mean_loss, quantities, rounding_of, sent_epsilon, size
 from dpsim.torch_ddp.reproduce.samples import Samples, padding, told_by_index

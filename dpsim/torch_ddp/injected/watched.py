@@ -122,16 +122,16 @@ class Watcher(Script):
 
     # What is noted.
 
-    def _mark(self) -> Any:
-        """The moment in the work of the device: seconds of the host, or an event, which ``_seconds_of`` makes some."""
+    def _mark(self) -> tuple[Any, float]:
+        """The moment in the work of the device, seconds or an event, and the seconds of this thread without a core."""
+        without_core_s = self._core.waited_s()
         if not self._on_gpu:
-            return now()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+            return now(), without_core_s
+        (event := torch.cuda.Event(enable_timing=True)).record()
+        return event, without_core_s
 
     def _clear(self, ended_s: float, without_core_s: float) -> None:
-        self._began_s, self._input_s = ended_s, 0.0
+        self._began_s, self._input_s, self._input_delayed_s = ended_s, 0.0, 0.0
         self._seconds: dict[str, list[tuple[Any, Any]]] = {name: [] for name in _DURATIONS[:3]}
         self._without_core_s = without_core_s
 
@@ -161,7 +161,7 @@ class Watcher(Script):
         ended_s = now()
         without_core_s = self._core.waited_s()
         if self.synchronised > SETTLED_STEPS:
-            self._note_step(ended_s, without_core_s - self._without_core_s)
+            self._note_step(ended_s)
         self._clear(ended_s, without_core_s)
         late = now() - (self._first_s or 0.0) > LONGEST_S and len(self.steps) >= LEAST_STEPS
         if len(self.steps) >= self._wanted or late:
@@ -173,19 +173,25 @@ class Watcher(Script):
     def update_ends(self, optimizer: Any) -> None:
         self._seconds["update_s"].append((self._update_began, self._mark()))
 
+    def load(self, original: Callable[..., Any], iterator: Any) -> Any:
+        without_core_s = self._core.waited_s()
+        batch = super().load(original, iterator)
+        self._input_delayed_s += self._core.waited_s() - without_core_s
+        return batch
+
     @_guarded
     def loaded(self, iterator: Any, seconds: float) -> None:
         self.loader = iterator
         self._input_s += seconds
 
-    def _note_step(self, ended_s: float, delayed_s: float) -> None:
+    def _note_step(self, ended_s: float) -> None:
         """Note a step. DDP counts from the end of forward until each gradient was ready, and until all were.
 
-        The time without a core is read at the end of the step: as much of it as of the step counts until then.
+        The time without a core is read at the end of backward: as much of it as of backward counts until then.
         """
 
-        def moment_s(mark: Any) -> float:
-            return float(ended_s - mark.elapsed_time(self._ended) * 1e-3 if self._on_gpu else mark)
+        def moment_s(mark: tuple[Any, float]) -> float:
+            return float(ended_s - mark[0].elapsed_time(self._ended[0]) * 1e-3 if self._on_gpu else mark[0])
 
         ready_ns = self.ddp.reducer.get_backward_stats()
         began_s, counted_from_s = moment_s(self._began), moment_s(self._counted_from)
@@ -194,6 +200,9 @@ class Watcher(Script):
             name: sum(moment_s(end) - moment_s(begin) for begin, end in spans) for name, spans in self._seconds.items()
         }
         seconds["backward_s"] += computed_s - began_s
+        delayed_s = self._ended[1] - self._began[1]
+        delayed_s *= (computed_s - began_s) / max(moment_s(self._ended) - began_s, computed_s - began_s, _NANOSECOND_S)
+        computing_s = sum(end[1] - begin[1] for spans in self._seconds.values() for begin, end in spans)
         self.accumulate = self.micro_batches
         self.last_backward_s.append(computed_s - began_s)
         self.loss_s.append(began_s - counted_from_s)
@@ -201,7 +210,8 @@ class Watcher(Script):
         self.steps.append(
             seconds
             | {"input_s": self._input_s, "began_s": self._began_s, "computed_s": computed_s, "ended_s": ended_s}
-            | {"delayed_s": delayed_s * (computed_s - self._began_s) / (ended_s - self._began_s)}
+            | {"delayed_s": self._began[1] - self._without_core_s + delayed_s}
+            | {"computing_delayed_s": computing_s + delayed_s, "input_delayed_s": self._input_delayed_s}
         )
 
     def _all_ready_ns(self, ready_ns: list[int]) -> int:

@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dpsim.errors import ConfigError
 from dpsim.torch_ddp.endings import Refused
-from dpsim.torch_ddp.fsdp import ShardedModel, give_up
+from dpsim.torch_ddp.fsdp import ShardedModel, check_optimizer, give_up
 from dpsim.torch_ddp.process_group import replace_everywhere
 
 Tensor = Any
@@ -155,6 +155,20 @@ def _check_same_parameters(names: list[str], mesh_info: Any) -> None:
                     remedy="use the parameter on all ranks, or call set_reduce_scatter_unused_params(True)",
                 )
             )
+
+
+def check_reduced(optimizer: Any, *, any_reduced: bool) -> None:
+    """Raises ``Refused`` for an optimizer that gets no gradient of FSDP, on any number of ranks."""
+    if not any(each.grad is not None for group in optimizer.param_groups for each in group["params"]):
+        check_optimizer(optimizer)
+    if not any_reduced:
+        raise Refused(
+            ConfigError(
+                "an optimizer steps where FSDP has reduced no gradient since its last step (a missing gradient)",
+                allowed="a last backward of each step that reduces the gradients",
+                remedy="call set_requires_gradient_sync(True) before the last micro-batch",
+            )
+        )
 
 
 class Given:

@@ -16,17 +16,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.launch.user_script import run_as_main
 from dpsim.torch_ddp import timed
 from dpsim.torch_ddp.endings import Ending, EnoughSteps, Refused
+from dpsim.torch_ddp.fsdp import watch
 from dpsim.torch_ddp.reproduce import loaders as data_loaders
-from dpsim.torch_ddp.reproduce import observer as step_observer
+from dpsim.torch_ddp.reproduce import streams as sample_streams
 from dpsim.torch_ddp.reproduce.loaders import Loaders
 from dpsim.torch_ddp.reproduce.observation import REQUEST, RankReport, Run, RunsRequest, write_report
 from dpsim.torch_ddp.reproduce.observer import Observer
+from dpsim.torch_ddp.reproduce.values import seed_untouched
 from dpsim.torch_ddp.run_script import act_as_rank, take_over_spawn
 from dpsim.torch_ddp.script_error import calls_to, remedy_of, what_happened
 
@@ -83,13 +87,13 @@ def _become_rank(request: RunsRequest, run: Run, folder: Path, rank: int) -> NoR
         take_over_spawn(rank, run.devices)
         torch.set_num_threads(1)
         timed.connect(str(own / "ranks"), rank, run.devices)
-        step_observer.seed_untouched(rank)
+        seed_untouched(rank)
         if run.own_seeds and rank:
             torch.manual_seed(rank)
         loaders = Loaders(run, first, own, folder / first.folder, rank)
         data_loaders.install(loaders)
         observer = Observer(run, rank, request.steps, own, folder / first.folder, loaders)
-        step_observer.install(observer, run.bucket_cap_bytes)
+        install(observer, run.bucket_cap_bytes)
         report = _ran(request, rank, observer, own)
         write_report(own, rank, report)
         code = 1 if report.error else 0
@@ -100,6 +104,18 @@ def _become_rank(request: RunsRequest, run: Run, folder: Path, rank: int) -> NoR
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
+    """Put ``observer`` around DDP, FSDP, backward and every optimizer of this process."""
+    observer.listen_to_construction(bucket_cap_bytes)
+    observer.wrap(torch.autograd, "backward", observer.backward)
+    observer.wrap(Optimizer, "__init__", observer.constructed)
+    watch(observer.sharded, instead_of_ddp=False, done="compared")
+    observer.given.install()
+    register_optimizer_step_pre_hook(observer.optimizer_begins)
+    register_optimizer_step_post_hook(observer.optimizer_ends)
+    sample_streams.install(observer.streams)
 
 
 def _ran(request: RunsRequest, rank: int, observer: Observer, folder: Path) -> RankReport:

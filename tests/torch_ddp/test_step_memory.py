@@ -1,0 +1,82 @@
+"""What a profile of a script says of its memory, against the peak of its live tensors in PyTorch's own profile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dpsim import codec
+from dpsim.machine import Link, Machine
+from dpsim.model.memory import Memory, memory
+from dpsim.plan import Plan
+from dpsim.workload import Workload
+
+SCRIPTS = Path(__file__).parents[1] / "support" / "script_memories.py"
+KINDS = ("mlp", "cnn with batch norm", "transformer", "accumulation", "fsdp", "checkpointing")
+
+Cases = dict[str, list[tuple[Workload, int]]]
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def cases() -> Cases:
+    """Of each kind of script two profiles, at a batch each, and the largest sum of its live tensor bytes."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    quiet = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    ran = subprocess.run(
+        [sys.executable, SCRIPTS], env=os.environ | quiet, stdout=subprocess.PIPE, text=True, check=True, timeout=1100
+    )
+    results: dict[str, list[Any]] = json.loads(ran.stdout)
+    return {
+        kind: [(codec.decode(workload, Workload, "workload"), peak) for workload, peak in each]
+        for kind, each in results.items()
+    }
+
+
+def needed(workload: Workload, local_batch: int, *, memory_bytes: float = 2**34) -> Memory:
+    """What the script itself is predicted to need at a batch."""
+    ddp = workload.ddp
+    assert ddp is not None
+    plan = Plan(
+        devices=ddp.devices,
+        global_batch=ddp.devices * local_batch * ddp.accumulate,
+        accumulate=ddp.accumulate,
+        fusion_rule=ddp.fusion_rule,
+        strategy="zero3" if ddp.units else "data-parallel",
+    )
+    return memory(
+        workload,
+        plan,
+        Machine(name="a machine", link=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9), memory_bytes=memory_bytes),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_memory_of_a_profiled_script_is_its_peak_at_its_batch_and_at_the_other(cases: Cases, kind: str) -> None:
+    batches = [workload.local_batches[0] for workload, _ in cases[kind]]
+    for workload, _ in cases[kind]:
+        for batch, (_, peak) in zip(batches, cases[kind], strict=True):
+            assert needed(workload, batch).total == pytest.approx(peak, rel=0.1), (workload.local_batches, batch)
+
+
+def test_whether_a_profiled_script_fits_is_known(cases: Cases) -> None:
+    workload, peak = cases["transformer"][-1]
+    batch = workload.local_batches[0]
+    assert needed(workload, batch, memory_bytes=1.1 * peak).fits is True
+    assert needed(workload, batch, memory_bytes=0.9 * peak).fits is False
+
+
+def test_gradients_that_are_views_of_buckets_are_there_once(cases: Cases) -> None:
+    workload, _ = cases["mlp"][0]
+    assert workload.ddp is not None
+    views = msgspec.structs.replace(workload, ddp=msgspec.structs.replace(workload.ddp, gradients="buckets"))
+    parts = needed(views, 32)
+    assert (parts.gradients, parts.communication_buffers) == (workload.gradient_bytes, 0)
