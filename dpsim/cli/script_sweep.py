@@ -13,21 +13,23 @@ if TYPE_CHECKING:
     from dpsim.cli.sweep_flags import SweepFlags
     from dpsim.records.sweep import Predictions
 
-_SHARED = "devices local_batch fusion_threshold_bytes algorithm network seed budget wait_until_quiet output json"
+_SHARED = (
+    "devices local_batch fusion_threshold_bytes algorithm network seed runtime budget wait_until_quiet output json"
+)
 """The flags of sweeps of built-in models that a script has too."""
 
 
-class ScriptFlags(flags.Flags, of="torch_script torch_module accumulate...", group="Your own PyTorch script"):
+class ScriptFlags(flags.Flags, of="torch_script accumulate...", group="Your own PyTorch script"):
     """The flags of a script that is measured."""
 
     torch_script: str | None = flags.flag(
-        "Your own PyTorch script, which trains with DistributedDataParallel or fully_shard. --fusion-threshold are "
+        "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel or "
+        "fully_shard. --fusion-threshold are "
         "sizes for DDP's bucket_cap_mb (up to seven that matter), --local-batch batch sizes for its data loaders, "
         "--devices ranks on this machine (2); --algorithm is how DDP reduces: gloo (on node alone), mpi (a hook, over "
         "dpsim's transports), or both (default); gloo,hook: also what dpsim.torch.allreduce_hook() gains over gloo; or "
         "nccl (a GPU a rank)."
     )
-    torch_module: flags.TorchModule = None
     accumulate: str | None = flags.flag(
         "List of micro-batches a step that the script is made to have: 1,2,4 (its own). Each is one pass of its loop."
     )
@@ -36,25 +38,20 @@ class ScriptFlags(flags.Flags, of="torch_script torch_module accumulate...", gro
     strategy: str | None = flags.flag(
         "data-parallel (what the script does), or zero3: the model that it wraps in DDP is sharded by FSDP instead."
     )
-    runtime: str | None = flags.flag(
-        "torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."
-    )
     predict_only: bool = flags.flag("Print and write the predictions, and measure later.", default=False)
     script_may_write: flags.ScriptMayWrite = None
 
     def is_named(self) -> bool:
         """Return whether there is a script. Raises ``ConfigError`` for its flags without one."""
-        if self.torch_script is not None or self.torch_module is not None:
+        if self.torch_script is not None:
             return True
         if given := ", ".join(map(flags.flag_of, self.given())):
             raise ConfigError(f"{given} without --torch-script", remedy="name the script, or leave it out")
         return False
 
 
-def measure(
-    question: str | None, given: SweepFlags, of: ScriptFlags, others: list[str], arguments: tuple[str, ...]
-) -> None:
-    """Predict and measure a script; ``others`` are flags that only built-in models have. Raises ``ConfigError``.
+def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments: tuple[str, ...]) -> None:
+    """Predict and measure a script. Raises ``ConfigError``, also for flags that only built-in models have.
 
     Every setting is predicted from one-process profiles and a calibration of the collectives alone. Then PyTorch trains
     on local ranks, all settings in turns with more of both, from which it is predicted once more, blind.
@@ -63,16 +60,17 @@ def measure(
     from dpsim import workload as workloads
     from dpsim.harness.torch_ddp import measure as harness
     from dpsim.harness.torch_ddp.experiment import script_experiment
-    from dpsim.launch.user_script import is_module
+    from dpsim.launch.user_script import check_program, is_module
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.saved import points, summary
 
-    script = flags.program(of.torch_script, of.torch_module)
+    script = of.torch_script or ""
+    check_program(script)
     shared = _SHARED.split()
-    if unused := [name for name in (*given.given(), *others) if name not in shared]:
+    if unused := [name for name in given.given() if name not in shared]:
         raise ConfigError(
-            f"{', '.join(map(flags.flag_of, unused))} with a script, which brings its own training",
-            allowed=", ".join(map(flags.flag_of, (*shared, *vars(of)))),
+            f"{given.spelled(*unused)} with a script, which brings its own training",
+            allowed=f"{given.spelled(*shared)}, {of.spelled(*vars(of))}",
             remedy="leave it out, or give the script its arguments after --",
         )
     values = given.values() | of.values()
@@ -87,7 +85,7 @@ def measure(
             accumulates=values.get("accumulate"),
             communication=values.get("algorithm"),
             networks=values.get("network"),
-            runtimes=flags.listed("--runtime", of.runtime, str),
+            runtimes=values.get("runtime"),
             strategy=of.strategy,
             seed=values.get("seed"),
             budget_s=flags.budget(given.budget),

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
@@ -35,22 +34,23 @@ Examples:
   dpsim tune --workload w.json --machine m.json --devices 2,4,8,16
     --framework horovod{flags.WORDS}"""
 SHOWN = (
-    "--torch-script --workload --machine --devices --framework --local-batch --global-batch --strategy "
+    "--torch-script --workload --machine --devices --framework --local-batch --global-batch --set "
     "--measure --budget --network --output --json"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
-class SourceFlags(flags.Flags, of="torch_script torch_module workload machine"):
+class SourceFlags(flags.Flags, of="torch_script workload machine"):
     """The flags of what is tuned, and where."""
 
-    torch_script: str | None = flags.flag("Your own PyTorch script, which trains with DistributedDataParallel.")
-    torch_module: flags.TorchModule = None
+    torch_script: str | None = flags.flag(
+        "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel."
+    )
     workload: Path | None = flags.flag("In place of a script: a workload file from dpsim profile.")
     machine: Path | None = flags.flag("A machine file (with a script: calibrated here if left out).")
 
 
-class SettingFlags(flags.Flags, of="local_batch... global_batch algorithm overlap strategy"):
+class SettingFlags(flags.Flags, of="local_batch... global_batch", by_set="algorithm overlap strategy dataset seed"):
     """The flags of the plans that are compared."""
 
     framework: str = flags.flag(f"Whose buckets and default: {listed(FRAMEWORKS)}.", default="ddp")
@@ -58,10 +58,17 @@ class SettingFlags(flags.Flags, of="local_batch... global_batch algorithm overla
         "Local batches to compare, of a workload yours first (of a script: also twice and four times its own)."
     )
     global_batch: int | None = flags.flag("Samples per step over all devices, in place of local batches.")
-    algorithm: str | None = flags.flag(f"One of {listed(ALGORITHMS)}.")
+
+    def of_plans(self) -> dict[str, Any]:
+        """Return the fields of the plans; those that are left are of the measurement. Raises ``ConfigError``."""
+        from dpsim.plan import Plan
+
+        return {
+            name: value for name, value in self.values().items() if name in ("local_batch", *Plan.__struct_fields__)
+        }
 
 
-class MeasureFlags(flags.Flags, of="measure budget model dataset network script_may_write seed"):
+class MeasureFlags(flags.Flags, of="measure budget model network script_may_write"):
     """The flags of measuring what is advised."""
 
     measure: bool = flags.flag("Also measure the best four and the default, in turns on this machine.", default=False)
@@ -91,7 +98,7 @@ def tune(
 
     framework, counts = FRAMEWORKS.find(given.framework), flags.counts_or_layouts(devices)
     flags.writable(measured.output, folders=("sweep",))
-    scripted = source.torch_script is not None or source.torch_module is not None
+    scripted = source.torch_script is not None
     here = scripted and source.machine is None
     _check(source, given, measured, arguments, here=here, json=json)
     with show.measuring(measured.wait_until_quiet) if scripted else show.progress() as progress:
@@ -122,7 +129,7 @@ def tune(
     if measured.measure:
         from dpsim.harness.tuned import MEASURED, measured_regret
 
-        samples = math.inf if job else _samples(measured)
+        samples = math.inf if job else _samples(given)
         accumulation = job is None or not job.profiled.cannot_accumulate
         options = tuned.to_measure(MEASURED, accumulation=accumulation, most_samples=samples)
         plans = [plan, *(option.plan for option in options)]
@@ -130,7 +137,7 @@ def tune(
             raise ConfigError(
                 "nothing to measure: no other cap or batch than the default's", remedy="leave --measure out"
             )
-        comparison = job.measured(plans) if job else _measured_model(plans, machine, measured)
+        comparison = job.measured(plans) if job else _measured_model(plans, machine, given, measured)
         rows = report.measured_records(comparison, tuned)
         show.table(report.measured_columns(), rows, title="Measured in turns")
         if report.measured_point(comparison, tuned.advised.plan) is None:
@@ -154,8 +161,8 @@ def _check(
 ) -> None:
     """Raise ``ConfigError`` for flags that do not go together; ``here``: a script is calibrated on this machine."""
     files = source.workload is not None and source.machine is not None
-    scripted = source.torch_script is not None or source.torch_module is not None
-    unused = [flags.flag_of(name) for name in given.values() if name != "local_batch"]
+    scripted = source.torch_script is not None
+    unused = [given.spelled(name) for name in given.of_plans() if name != "local_batch"]
     wrong = None
     if scripted and source.workload is not None:
         wrong = "--workload and a script", "one of the two", ""
@@ -206,7 +213,7 @@ class _Job:
         from dpsim.launch.user_script import is_module
         from dpsim.machine import NODE, Network
 
-        script = flags.program(source.torch_script, source.torch_module)
+        script = source.torch_script or ""
         network = measured.network or NODE
         declared = script_experiment(
             script,
@@ -214,7 +221,7 @@ class _Job:
             devices=[parse_devices(count)[0] for count in counts],
             networks=(network,),
             communication=("mpi" if Network.parse(network).emulated else "gloo",),
-            **{name: value for name, value in measured.values().items() if name == "seed"},
+            **{name: value for name, value in given.values().items() if name == "seed"},
             **flags.provided(budget_s=flags.budget(measured.budget)),
         )
         folder = measured.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
@@ -257,7 +264,7 @@ def _of_files(
     machine = for_prediction(
         workload, machines.read(source.machine or ""), [parse_devices(count)[0] for count in counts]
     )
-    grid = Grid.of(devices=counts, **given.values())
+    grid = Grid.of(devices=counts, **given.of_plans())
     if batches and not grid.values("global_batch"):
         grid = grid.changed(local_batch=tuple(batches))
     if workload.ddp is None or framework.name != "ddp":
@@ -268,7 +275,7 @@ def _of_files(
     return tune(workload, machine, grid), machine
 
 
-def _samples(given: MeasureFlags) -> int:
+def _samples(given: SettingFlags) -> int:
     """The samples of the data set on which a model is measured."""
     from dpsim.data import load_dataset
     from dpsim.records.sweep import Experiment
@@ -277,16 +284,17 @@ def _samples(given: MeasureFlags) -> int:
     return len(load_dataset(values.get("dataset", Experiment().dataset), 0).train_y)
 
 
-def _measured_model(plans: Sequence[Plan], machine: Machine, given: MeasureFlags) -> Comparison:
+def _measured_model(plans: Sequence[Plan], machine: Machine, given: SettingFlags, measured: MeasureFlags) -> Comparison:
     """Measure plans of a model of dpsim's own in turns."""
     from dpsim.cli.sweep import run
     from dpsim.harness.sweep.experiment import experiment_of_plans
 
     waits = machine.emulated_network and plans[0].devices > (machine.cores or math.inf)
-    base = {name: value for name, value in given.values().items() if name in ("model", "dataset")}
+    values = given.values() | measured.values()
+    base = {name: value for name, value in values.items() if name in ("model", "dataset")}
     base |= {"network": machine.network} | ({"compute": "emulated"} if waits else {})
     experiment = experiment_of_plans("tuned", plans, **base)
-    return run(experiment, given.output, command="tune", wait=given.wait_until_quiet)
+    return run(experiment, measured.output, command="tune", wait=measured.wait_until_quiet)
 
 
 def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | None) -> list[str]:

@@ -81,8 +81,7 @@ def fastest(points: Sequence[MeasuredPoint | PredictedPoint], conditions: Mappin
         "no setting of this sweep has timelines"
         + "".join(f" and {name} = {value}" for name, value in conditions.items()),
         allowed="; ".join(f"{name} {', '.join(values)}" for name, values in present.items()),
-        remedy="choose one of these with --network, --devices, --local-batch, --batch-norm, --fusion-threshold and "
-        "--overlap",
+        remedy="choose one of these, like --set devices=2",
     )
 
 
