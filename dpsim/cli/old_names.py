@@ -41,7 +41,7 @@ NEW_FLAGS: dict[str, dict[str, str]] = {
         "--collective-overhead": "--assume collective_overhead_s=",
     },
     "train": {"--nesterov": "--set nesterov=yes"},
-    **dict.fromkeys(("explain", "profile", "reproduce", "sweep", "tune"), {"--torch-module": "--torch-script"}),
+    **{name: {"--torch-module": "--torch-script"} for name in ("explain", "profile", "reproduce", "sweep", "tune")},
 }
 """By a command, old or of today, the new spelling of its flags that are gone; others are passed on as they were typed.
 

@@ -17,6 +17,7 @@ OTHERS = frozenset(
         "--batch-size",
         "--bind-to",
         "--by",
+        "--compute-dtype",
         "--help",
         "--help-all",
         "--host",
@@ -69,4 +70,4 @@ def test_every_flag_that_is_named_exists() -> None:
     unknown = {(str(path.relative_to(ROOT)), flag) for path in pages for flag in _named(path) - known}
     others = ("dpsim/experiments", "dpsim/kernels", "dpsim/cli/old_names.py", "dpsim/cli/mistakes.py")
     assert not {each for each in unknown if not each[0].startswith(others)}
-    assert "--wire-dtype" in known and "--compression-dtype" not in known
+    assert "--fusion-threshold" in known and "--wire-dtype" not in known

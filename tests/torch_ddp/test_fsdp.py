@@ -138,7 +138,7 @@ def test_fsdp_is_measured_by_gloo_on_the_node_and_its_collectives_calibrated_at_
         ({"caps_bytes": (0.0, math.inf)}, "--fusion-threshold where FSDP trains"),
         ({"communication": ("mpi",)}, "communication other than gloo"),
         ({"communication": ("nccl",)}, "communication other than gloo"),
-        ({"runtimes": ("torch-ddp", "dpsim"), "networks": ("node", "paced:1ms,1gbit")}, "--runtime dpsim"),
+        ({"runtimes": ("torch-ddp", "dpsim"), "networks": ("node", "paced:1ms,1gbit")}, "--set runtime=dpsim"),
     ],
 )
 def test_what_fsdp_by_gloo_does_not_have_is_refused(changes: dict[str, Any], given: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ _HOOK = "hook"
 COMMUNICATIONS = ("gloo", "mpi", "nccl", _HOOK)
 ON_PROCESSORS = ("gloo", "mpi")
 _DDP = "torch-ddp"
-"""What --runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
+"""What --set runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
 _RUNTIMES = (_DDP, OWN_RUNTIME)
 _OWN_DATA = "its own data"
 _CAP, _BATCH = "fusion_threshold_bytes", "local_batch"
@@ -139,14 +139,14 @@ def _check_runtimes(runtimes: Sequence[str], communication: Sequence[str], netwo
     """Raises ``ConfigError`` unless DDP is measured, and dpsim's runtime can do the same somewhere."""
     if _DDP not in runtimes:
         raise ConfigError(
-            f"--runtime {','.join(runtimes)}, without DDP itself",
+            f"--set runtime={','.join(runtimes)}, without DDP itself",
             allowed="torch-ddp, or torch-ddp,dpsim",
             remedy="dpsim sweep measures dpsim's own runtime alone",
         )
     emulated = any(Network.parse(network).emulated for network in networks)
     if OWN_RUNTIME in runtimes and not ("mpi" in communication and emulated):
         raise ConfigError(
-            f"--runtime dpsim with {' and '.join(communication)} on {', '.join(networks)}",
+            f"--set runtime=dpsim with {' and '.join(communication)} on {', '.join(networks)}",
             allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
             "cores would be free on which DDP computes, and gloo is not one of dpsim's transports",
             remedy="add a link such as --network paced:200us,1gbit",
@@ -238,8 +238,8 @@ def _sharded(experiment: Experiment) -> Experiment:
     elif experiment.values(_CAP):
         given, allowed = "--fusion-threshold", "no cap: the modules that fully_shard is given are the buckets"
     elif experiment.other_runtimes:
-        flag = "--algorithm hook" if HOOK in experiment.other_runtimes else "--runtime dpsim"
-        given, allowed = flag, "PyTorch alone: --runtime torch-ddp --algorithm gloo"
+        flag = "--algorithm hook" if HOOK in experiment.other_runtimes else "--set runtime=dpsim"
+        given, allowed = flag, "PyTorch alone: --set runtime=torch-ddp --algorithm gloo"
     elif not {"torch-ddp-gloo", FSDP} & {*experiment.values("runtime")}:
         given, allowed = "communication other than gloo on node", "--algorithm gloo and --network node"
     if given:

@@ -50,7 +50,7 @@ def check_emulation(workload: Workload) -> None:
         raise ConfigError(
             "dpsim's own runtime with a script whose data loader has worker processes",
             allowed="a script that loads its data in the training process: loading beside training is not emulated",
-            remedy="measure this script with --runtime torch-ddp alone, or with num_workers=0",
+            remedy="measure this script with --set runtime=torch-ddp alone, or with num_workers=0",
         )
 
 

@@ -92,7 +92,7 @@ class Command:
 
 
 def _training(flags: str = "", kinds: tuple[str, ...] = _RANKS) -> Command:
-    line = "dpsim train --model mlp:6 --steps 1000 --devices 2 --leaves 8 --checkpoint run --checkpoint-every 100"
+    line = "dpsim train --model mlp:6 --steps 1000 --devices 2 --set leaves=8 --checkpoint run --checkpoint-every 100"
     return Command(f"{line} {flags}", 8, kinds, trains=True, elastic=flags == "--elastic")
 
 
