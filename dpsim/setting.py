@@ -82,6 +82,7 @@ class Setting(Noun, frozen=True):
     runtime: Annotated[
         Runtime,
         Decides.NETWORK_TIME,
+        "Who trains a script: torch-ddp, or torch-ddp,dpsim: dpsim's runtime beside DDP, with emulated computation.",
         Column(
             "name",
             "Who trained: `dpsim`, or PyTorch's DDP by gloo (`torch-ddp-gloo`), by a hook over MPI (`torch-ddp-mpi`),"

@@ -14,6 +14,7 @@ from small_step import workload
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.fields import assigned
 from dpsim.harness.sweep.questions import compared, completed, group_name
 from dpsim.machine import Link, Machine
 from dpsim.model.points import plan_one

@@ -81,7 +81,8 @@ class Flags:
             for name, several in named.items()
         }
         if without_flag:
-            text = f"Fields that few change, as NAME=VALUE,NAME=VALUE; may be repeated: {', '.join(without_flag)}."
+            names = ", ".join(without_flag)
+            text = f"Fields that few change, as NAME=VALUE,NAME=VALUE; may be repeated (docs/grid.md): {names}."
             own["set"] = Annotated[list[str] | None, Parameter(name=SET, negative="", help=text)]
             cls.by_set = tuple(without_flag)
             setattr(cls, "set", None)  # noqa: B010
@@ -166,7 +167,7 @@ def by_set(function: Callable[..., Any] | None) -> tuple[str, ...]:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a field, whose unit is part of its value: ``--cycle`` of ``cycle_s``."""
+    """Return the flag of a field without its unit: ``--fusion-threshold`` of ``fusion_threshold_bytes``."""
     plain = next((name.removesuffix(unit) for unit in _UNITS if name.endswith(unit)), name)
     return f"--{plain.replace('_', '-')}"
 

@@ -65,7 +65,6 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     from dpsim.report.sweep.saved import points, summary
 
     script = of.torch_script or ""
-    check_program(script)
     shared = _SHARED.split()
     if unused := [name for name in given.given() if name not in shared]:
         raise ConfigError(
@@ -75,6 +74,7 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
         )
     values = given.values() | of.values()
     question = _question(question, values)
+    check_program(script)
     experiment = script_experiment(
         script,
         arguments=arguments,

@@ -88,7 +88,7 @@ def test_refusals_and_unknown_memory_are_told(dpsim: Dpsim) -> None:
         ("--devices 8 --set optimizer=adam", "unknown optimizer 'adam'"),
         ("--devices 8 --algorithm rings", "unknown algorithm 'rings'"),
         ("--devices 8 --fusion-rule ddpp", "unknown fusion rule 'ddpp'"),
-        ("--devices 8 --strategy zero1", "--strategy with --rank strategy"),
+        ("--devices 8 --strategy zero1 --algorithm ring", "--strategy with --rank strategy"),
         ("--devices 8 --fusion-threshold 0", "--fusion-threshold with --rank strategy"),
         ("--devices 8 --global-batch 64,128", "--global-batch 64,128 with --rank strategy"),
         ("--devices 8 --find bucket", "--rank and --find"),

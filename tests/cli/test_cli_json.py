@@ -124,7 +124,7 @@ def test_a_trace_of_a_sweep_that_is_not_measured_yet_has_the_prediction(dpsim: D
 
 
 def test_trace_of_a_setting_that_is_not_there_lists_those_that_are(dpsim: Dpsim, folder: Path) -> None:
-    code, _, err = dpsim("report", folder, "--trace", "--devices", "77", "--output", folder / "trace.json")
+    code, _, err = dpsim("report", folder, "--trace", "--set", "devices=77", "--output", folder / "trace.json")
     assert code == 2
     assert "devices = 77" in err
     assert "network node" in err and "devices 2" in err

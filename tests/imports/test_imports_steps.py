@@ -78,7 +78,7 @@ def test_what_is_no_row_is_refused(text: str) -> None:
 
 
 def test_an_unknown_field_of_a_row_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="unknown field in --row 'overlp'(?s:.)*did you mean 'overlap'"):
+    with pytest.raises(ConfigError, match=r"unknown field in --row 'overlp'(?s:.)*did you mean 'overlap'"):
         assigned(["devices=2,overlp=off"], "--row", FIELDS)
 
 
