@@ -95,9 +95,6 @@ def explain(
     as it would without dpsim. Its exit code is that of the command. What is
     said goes to stderr.
     """
-    from dpsim import codec
-    from dpsim.report import explain as report
-
     sources = flags.provided(torch_script=script.torch_script, trace=script.trace, measured=of.measured)
     if not sources and arguments:
         _refuse((script, of), ("steps", "json_line"), "a command and no script")
@@ -116,10 +113,18 @@ def explain(
         explained = _traces(script.trace)
     else:
         explained = _script(script, arguments)
-    if of.json:
+    _print(explained, json=of.json)
+    return 0
+
+
+def _print(explained: Explanation, *, json: bool) -> None:
+    from dpsim import codec
+    from dpsim.report import explain as report
+
+    if json:
         points = [codec.to_builtins(part) for part in explained.parts]
         show.print_json("explain", points, codec.to_builtins(report.summary(explained)))
-        return 0
+        return
     print(report.cause(explained))
     title = f"{explained.name} on {explained.devices}, by {explained.method}"
     show.table(report.columns(explained), explained.parts, title=title)
@@ -127,7 +132,6 @@ def explain(
         print(line)
     for note in explained.notes:
         print(f"Note: {note}.")
-    return 0
 
 
 def _refuse(given: Sequence[flags.Flags], used: tuple[str, ...], source: str) -> None:

@@ -12,6 +12,7 @@ from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.harness.reproduce.script import Verdict
+    from dpsim.records.reproduce import Reproduction
 
 EXAMPLES = """\
 Examples:
@@ -84,29 +85,22 @@ def reproduce(
             allowed="these with --torch-script",
             remedy="name the script, or leave them out",
         )
+    return _training(given)
+
+
+def _training(given: ReproduceFlags) -> int:
+    """Compare trainings of a model of dpsim's; 1 if bits differ that should be identical."""
     from dpsim import codec
-    from dpsim.algorithms import RUNNABLE, algorithms_in
     from dpsim.folder_lock import locked
     from dpsim.harness.load import KINDS
     from dpsim.harness.reproduce.against import check_comparable, compare_with_saved
     from dpsim.harness.reproduce.measure import measure
-    from dpsim.optimizer import Sgd, changed
-    from dpsim.plan import OVERLAPS
-    from dpsim.records.reproduce import PREDICTIONS, RECORD, Reproduction
+    from dpsim.records.reproduce import PREDICTIONS, RECORD
     from dpsim.report.saved import SavedResult
-    from dpsim.strategy import SYNCHRONOUS
 
     against, output = given.against, given.output
     flags.writable(output, folders=("reproduce",), inputs=(against,))
-    fields = given.values()
-    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": SYNCHRONOUS}
-    fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}
-    if fields.get("leaves") == 0:
-        fields.setdefault("batch_norm", ("local",))
-    optimizer = changed(Reproduction().optimizer, fields.pop("optimizer", None), flags.taken(fields, Sgd))
-    known = Reproduction.__struct_fields__
-    fields = {name if name in known else _PLURAL.get(name, f"{name}s"): value for name, value in fields.items()}
-    reproduction = Reproduction(**fields, optimizer=optimizer)
+    reproduction = _reproduction(given)
     saved = None
     if against is not None:
         saved = check_comparable(against, reproduction, across_machines=given.across_machines)
@@ -119,6 +113,25 @@ def reproduce(
             codec.write_record(output / RECORD, record)
         show.result(SavedResult(KINDS["reproduce"], record), output, json=given.json, command="reproduce")
     return 0 if record.kept_promises else 1
+
+
+def _reproduction(given: ReproduceFlags) -> Reproduction:
+    """Return what is compared. Raises ``ConfigError``."""
+    from dpsim.algorithms import RUNNABLE, algorithms_in
+    from dpsim.optimizer import Sgd, changed
+    from dpsim.plan import OVERLAPS
+    from dpsim.records.reproduce import Reproduction
+    from dpsim.strategy import SYNCHRONOUS
+
+    fields = given.values()
+    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": SYNCHRONOUS}
+    fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}
+    if fields.get("leaves") == 0:
+        fields.setdefault("batch_norm", ("local",))
+    optimizer = changed(Reproduction().optimizer, fields.pop("optimizer", None), flags.taken(fields, Sgd))
+    known = Reproduction.__struct_fields__
+    fields = {name if name in known else _PLURAL.get(name, f"{name}s"): value for name, value in fields.items()}
+    return Reproduction(**fields, optimizer=optimizer)
 
 
 _OF_SCRIPTS = ["torch_script", "fusion_threshold_bytes", "script_may_write", "devices", "steps", "json"]

@@ -11,7 +11,8 @@ from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.cli.sweep_flags import SweepFlags
-    from dpsim.records.sweep import Predictions
+    from dpsim.records.comparison import SweepData
+    from dpsim.records.sweep import Experiment, PredictedPoint, Predictions
 
 _SHARED = (
     "devices local_batch fusion_threshold_bytes algorithm network seed runtime budget wait_until_quiet output json"
@@ -59,12 +60,35 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.harness.torch_ddp import measure as harness
-    from dpsim.harness.torch_ddp.experiment import script_experiment
-    from dpsim.launch.user_script import check_program, is_module
-    from dpsim.report.sweep.content import for_terminal
-    from dpsim.report.sweep.saved import points, summary
+    from dpsim.launch.user_script import is_module
 
-    script = of.torch_script or ""
+    question, experiment = _experiment(question, given, of, arguments)
+    script = experiment.script
+    folder = given.output or Path("reports") / f"{question}-{script if is_module(script) else Path(script).stem}"
+    flags.writable(folder, folders=("sweep",), inputs=(Path(script), of.workload, of.machine))
+    known = harness.Known(
+        workload=None if of.workload is None else workloads.read(of.workload),
+        machine=None if of.machine is None else machines.read(of.machine),
+        script_may_write=bool(of.script_may_write),
+    )
+    with show.measuring(given.wait_until_quiet) as progress:
+        if of.predict_only:
+            predictions = harness.predict(experiment, known, folder, progress)
+        else:
+            swept, ready_errors = harness.measure(experiment, known, folder, progress)
+    if of.predict_only:
+        _print_predictions(predictions, folder, json=given.json)
+    else:
+        _print_measured(swept, ready_errors, folder, json=given.json)
+
+
+def _experiment(
+    question: str | None, given: SweepFlags, of: ScriptFlags, arguments: tuple[str, ...]
+) -> tuple[str, Experiment]:
+    """Return what is asked of the script, and what to measure. Raises ``ConfigError``."""
+    from dpsim.harness.torch_ddp.experiment import script_experiment
+    from dpsim.launch.user_script import check_program
+
     shared = _SHARED.split()
     if unused := [name for name in given.given() if name not in shared]:
         raise ConfigError(
@@ -73,9 +97,9 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
             remedy="leave it out, or give the script its arguments after --",
         )
     values = given.values() | of.values()
-    question = _question(question, values)
+    question, script = _question(question, values), of.torch_script or ""
     check_program(script)
-    experiment = script_experiment(
+    return question, script_experiment(
         script,
         arguments=arguments,
         **flags.provided(
@@ -91,24 +115,16 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
             budget_s=flags.budget(given.budget),
         ),
     )
-    folder = given.output or Path("reports") / f"{question}-{script if is_module(script) else Path(script).stem}"
-    flags.writable(folder, folders=("sweep",), inputs=(Path(script), of.workload, of.machine))
-    known = harness.Known(
-        workload=None if of.workload is None else workloads.read(of.workload),
-        machine=None if of.machine is None else machines.read(of.machine),
-        script_may_write=bool(of.script_may_write),
-    )
-    with show.measuring(given.wait_until_quiet) as progress:
-        if of.predict_only:
-            predictions = harness.predict(experiment, known, folder, progress)
-        else:
-            swept, ready_errors = harness.measure(experiment, known, folder, progress)
-    if of.predict_only:
-        _print_predictions(predictions, folder, json=given.json)
-        return
+
+
+def _print_measured(swept: SweepData, ready_errors: list[float], folder: Path, *, json: bool) -> None:
+    """Print what was measured, and how well it was known when buckets are ready."""
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.saved import points, summary
+
     errors = list(map(abs, ready_errors))
     ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
-    if given.json:
+    if json:
         show.print_json("measure", points(swept), summary(swept) | ready)
         return
     show.rich(for_terminal(swept.comparison))
@@ -142,32 +158,15 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     from dpsim.model.cautions import cautions
     from dpsim.model.points import rows_of_plans
     from dpsim.model.rows import best_of
-    from dpsim.report.prediction import band, best_sentence, declared, faster_with_fewer, verdicts
-    from dpsim.report.table import Column
-    from dpsim.report.words import interval_name, interval_sentence
-    from dpsim.units import format_size
+    from dpsim.report.prediction import best_sentence, faster_with_fewer, verdicts
+    from dpsim.report.words import interval_sentence
 
     predicted = [point for point in predictions.points if point.setting.repeat == 0]
     studies = min(point.interval_studies for point in predicted)
     level = predicted[0].interval_level if studies else None
-    rows: list[dict[str, Any]] = []
+    rows = [_row(point) for point in predicted]
     best: dict[str, list[dict[str, Any]]] = {}
     assumed: dict[str, None] = {}
-    for point in predicted:
-        plan = point.setting.plan
-        names = ("step_s", "low_s", "high_s", "exposed_communication_s")
-        rows.append(
-            {"devices": plan.devices, "network": point.setting.network, "runtime": point.setting.runtime}
-            | {
-                "local_batch": plan.local_batch,
-                "accumulate": plan.accumulate,
-                "buckets": point.buckets,
-                "extrapolated": point.extrapolated,
-            }
-            | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
-            | {"predicted_samples_per_s": plan.global_batch / point.step_s}
-            | {f"predicted_{name}": getattr(point, name) for name in names}
-        )
     for where in dict.fromkeys(point.setting.where for point in predicted):
         points = [point for point in predicted if point.setting.where == where]
         workload, machine = predictions.workloads[points[0].workload], predictions.machines[points[0].machine]
@@ -180,6 +179,40 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         summary["best"] = [each | {"where": where} for where, of_place in best.items() for each in of_place]
         show.print_json("measure", rows, summary)
         return
+    _table(rows, level)
+    for where, of_place in best.items():
+        for each in of_place:
+            faster = faster_with_fewer(each, of_place, "local_batch")
+            print(f"{where}: {best_sentence(each, faster, weak=True, cap='bucket cap')}")
+        for sentence in verdicts({"best": of_place}, weak=True):
+            print(f"{where}: {sentence}")
+    if HOOK in predictions.experiment.other_runtimes:
+        assumed["dpsim.torch.allreduce_hook() is measured, and not predicted"] = None
+    for sentence in (interval_sentence(level, studies), *assumed):
+        print(f"Note: {sentence}.")
+    print(f"predictions: {folder / 'predictions.json'}; the same command without --predict-only measures them")
+
+
+def _row(point: PredictedPoint) -> dict[str, Any]:
+    """Return the flat record of a predicted setting."""
+    plan = point.setting.plan
+    names = ("step_s", "low_s", "high_s", "exposed_communication_s")
+    return (
+        {"devices": plan.devices, "network": point.setting.network, "runtime": point.setting.runtime}
+        | {"local_batch": plan.local_batch, "accumulate": plan.accumulate, "buckets": point.buckets}
+        | {"extrapolated": point.extrapolated}
+        | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
+        | {"predicted_samples_per_s": plan.global_batch / point.step_s}
+        | {f"predicted_{name}": getattr(point, name) for name in names}
+    )
+
+
+def _table(rows: list[dict[str, Any]], level: float | None) -> None:
+    from dpsim.report.prediction import band, declared
+    from dpsim.report.table import Column
+    from dpsim.report.words import interval_name
+    from dpsim.units import format_size
+
     accumulates = len({row["accumulate"] for row in rows}) > 1
     show.table(
         (
@@ -201,14 +234,3 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         ),
         rows,
     )
-    for where, of_place in best.items():
-        for each in of_place:
-            faster = faster_with_fewer(each, of_place, "local_batch")
-            print(f"{where}: {best_sentence(each, faster, weak=True, cap='bucket cap')}")
-        for sentence in verdicts({"best": of_place}, weak=True):
-            print(f"{where}: {sentence}")
-    if HOOK in predictions.experiment.other_runtimes:
-        assumed["dpsim.torch.allreduce_hook() is measured, and not predicted"] = None
-    for sentence in (interval_sentence(level, studies), *assumed):
-        print(f"Note: {sentence}.")
-    print(f"predictions: {folder / 'predictions.json'}; the same command without --predict-only measures them")

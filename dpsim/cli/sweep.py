@@ -82,9 +82,6 @@ def sweep(
     With --torch-script your own PyTorch script trains under DDP or FSDP,
     unchanged, on ranks of this machine.
     """
-    from dpsim.harness.sweep.sweep import declared
-    from dpsim.records.sweep import read_experiment
-
     question, arguments = _split(words, with_script=script.is_named())
     if script.is_named():
         script_sweep.measure(question, given, script, arguments)
@@ -94,6 +91,15 @@ def sweep(
 
         build()["sweep"].help_print([])
         return 0
+    comparison = _swept(question, given)
+    return 1 if comparison.identical is False else 0
+
+
+def _swept(question: str, given: SweepFlags) -> Comparison:
+    """Sweep what a question or a file asks for. Raises ``ConfigError``."""
+    from dpsim.harness.sweep.sweep import declared
+    from dpsim.records.sweep import read_experiment
+
     file = None if question in QUESTIONS else Path(question)
     if file is not None and not file.suffix and not file.exists():
         raise unknown("question", question, QUESTIONS, remedy="or give a file that declares a sweep")
@@ -101,7 +107,7 @@ def sweep(
     base = declared(question.replace("-", "_")) if file is None else read_experiment(file)
     experiment = _changed(base, given)
     command = "sweep" if file is not None else f"sweep {question}"
-    comparison = run(
+    return run(
         experiment,
         given.output,
         json=given.json,
@@ -109,7 +115,6 @@ def sweep(
         command=command,
         wait=given.wait_until_quiet,
     )
-    return 1 if comparison.identical is False else 0
 
 
 def _split(words: tuple[str, ...], *, with_script: bool) -> tuple[str | None, tuple[str, ...]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dpsim.frameworks import Framework
     from dpsim.harness.torch_ddp.tune import Profiled
     from dpsim.machine import Machine
-    from dpsim.model.ranking import Tuning
+    from dpsim.model.ranking import Tuned, Tuning
     from dpsim.plan import Plan
     from dpsim.progress import Progress
     from dpsim.records.comparison import Comparison
@@ -112,42 +112,58 @@ def tune(
     if json:
         show.print_json("tune", report.records(tuning), report.summary(tuning, framework, workload))
         return
-    tuned = tuning.advised
-    plan = tuned.default.plan
-    for each in dict.fromkeys((tuned, tuning.tuned[-1])):
-        of = each.default.plan
-        rows = report.shown(each)
-        title = f"{workload.name}, {framework.title} on {of.layout or of.devices} devices"
-        show.table(report.columns(rows), rows, title=title)
-    show.table(report.growth_columns(), report.growth_records(tuning))
-    decide = "the same command with --measure" * (here and not measured.measure)
-    for sentence in report.sentences(tuning, decide=decide):
-        print(sentence)
+    _print_tuning(tuning, workload, framework, decide=here and not measured.measure)
     for sentence in _notes(tuning, workload, machine, job):
         print(f"Note: {sentence}.")
-    sentence, line = report.answer(tuned, framework, workload)
+    answer = report.answer(tuning.advised, framework, workload)
     if measured.measure:
-        from dpsim.harness.tuned import MEASURED, measured_regret
+        comparison = _compared(tuning.advised, machine, job, given, measured)
+        answer = _print_measured(comparison, tuning.advised, workload, framework)
+    print("\n".join(filter(None, answer)))
 
-        samples = math.inf if job else _samples(given)
-        accumulation = job is None or not job.profiled.cannot_accumulate
-        options = tuned.to_measure(MEASURED, accumulation=accumulation, most_samples=samples)
-        plans = [plan, *(option.plan for option in options)]
-        if len(plans) == 1:
-            raise ConfigError(
-                "nothing to measure: no other cap or batch than the default's", remedy="leave --measure out"
-            )
-        comparison = job.measured(plans) if job else _measured_model(plans, machine, given, measured)
-        rows = report.measured_records(comparison, tuned)
-        show.table(report.measured_columns(), rows, title="Measured in turns")
-        if report.measured_point(comparison, tuned.advised.plan) is None:
-            print("What is advised was left out of the measurement: raise the budget to measure it.")
-        else:
-            print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
-        for sentence in report.measured_batches(rows):
-            print(sentence)
-        sentence, line = report.measured_answer(rows, framework, workload)
-    print("\n".join(filter(None, (sentence, line))))
+
+def _print_tuning(tuning: Tuning, workload: Workload, framework: Framework, *, decide: bool) -> None:
+    """Print the tables and sentences of a tuning, with ``decide`` the command that would decide between equals."""
+    from dpsim.report import tuning as report
+
+    for tuned in dict.fromkeys((tuning.advised, tuning.tuned[-1])):
+        plan, rows = tuned.default.plan, report.shown(tuned)
+        title = f"{workload.name}, {framework.title} on {plan.layout or plan.devices} devices"
+        show.table(report.columns(rows), rows, title=title)
+    show.table(report.growth_columns(), report.growth_records(tuning))
+    for sentence in report.sentences(tuning, decide="the same command with --measure" * decide):
+        print(sentence)
+
+
+def _compared(
+    tuned: Tuned, machine: Machine, job: _Job | None, given: SettingFlags, measured: MeasureFlags
+) -> Comparison:
+    """Measure the best options and the default in turns. Raises ``ConfigError`` where there is no other option."""
+    from dpsim.harness.tuned import MEASURED
+
+    samples = math.inf if job else _samples(given)
+    accumulation = job is None or not job.profiled.cannot_accumulate
+    options = tuned.to_measure(MEASURED, accumulation=accumulation, most_samples=samples)
+    plans = [tuned.default.plan, *(option.plan for option in options)]
+    if len(plans) == 1:
+        raise ConfigError("nothing to measure: no other cap or batch than the default's", remedy="leave --measure out")
+    return job.measured(plans) if job else _measured_model(plans, machine, given, measured)
+
+
+def _print_measured(comparison: Comparison, tuned: Tuned, workload: Workload, framework: Framework) -> tuple[str, str]:
+    """Print what was measured, and return the answer and the line to paste."""
+    from dpsim.harness.tuned import measured_regret
+    from dpsim.report import tuning as report
+
+    rows = report.measured_records(comparison, tuned)
+    show.table(report.measured_columns(), rows, title="Measured in turns")
+    if report.measured_point(comparison, tuned.advised.plan) is None:
+        print("What is advised was left out of the measurement: raise the budget to measure it.")
+    else:
+        print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
+    for sentence in report.measured_batches(rows):
+        print(sentence)
+    return report.measured_answer(rows, framework, workload)
 
 
 def _check(
