@@ -25,10 +25,11 @@ marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
 PROCESSOR_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_schedule.py,$(wildcard tests/kernels/test_*.py)) \
 	tests/nn tests/runtime tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
 
-.PHONY: help sweep accuracy neighbours validate test test-avx2 test-slow attacks test-torch test-cupy check gpu-check format clean
+.PHONY: help sweep dist accuracy neighbours validate test test-avx2 test-slow attacks test-torch test-cupy check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
+	@echo "make dist    build a wheel into dist/, and print the line that installs it into another environment"
 	@echo "make accuracy   how right are the predictions? many sweeps, at most an hour; continues where it was interrupted"
 	@echo "make neighbours   what do sweeps say beside other processes? eight sweeps, under 20 minutes; continues where it was interrupted"
 	@echo "make validate   predict what other people measured and published: reports/validation, README (under a minute)"
@@ -67,9 +68,9 @@ test-avx2: $(VENV)/.ready-dev
 test-slow: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(call marked,slow)
 
-# More than an hour: kills of all commands, damaged inputs and odd command lines. It continues where it was interrupted.
+# More than an hour: kills of all commands, damaged inputs and odd command lines. The kills continue where they were interrupted.
 attacks: $(VENV)/.ready-torch
-	$(BIN)/python -m dpsim.experiments.stress.hostile --parts readers,commands,kills --output $(ATTACKS)
+	$(BIN)/python -m dpsim.experiments.stress.kills --parts readers,commands,kills --output $(ATTACKS)
 
 test-torch: $(VENV)/.ready-torch
 	$(BIN)/python -m pytest -m torch -n 2 --dist load $(call marked,torch)
@@ -94,6 +95,10 @@ gpu-check:
 	@extra=$$($(PYTHON) -I dpsim/comm/cuda/driver.py) && $(MAKE) --no-print-directory $(VENV)/.ready-$$extra
 	$(BIN)/python -m dpsim.experiments.gpu_check $(if $(GPU_OUTPUT),--output "$(GPU_OUTPUT)")
 endif
+
+dist: $(VENV)/.ready
+	$(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps --wheel-dir dist .
+	@echo "to install it into another environment, with an MPI library: pip install '$$(ls -t $(abspath dist)/*.whl | head -1)[mpich]'"
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .

@@ -3,10 +3,11 @@
 ``import dpsim`` alone loads next to nothing: a name in ``__all__`` is loaded when it is first used.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dpsim.installation import VERSION
+from dpsim.installation import VERSION, other_program, without_other_program
 
 if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a test holds the two lists together
     from dpsim.api import fit as fit
@@ -44,6 +45,8 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot read _HOMES; a 
     from dpsim.workload import Tensor as Tensor
 
 __version__ = VERSION
+if _OTHER := other_program():
+    warnings.warn(f"{_OTHER} is another program, in the same folder; to do: {without_other_program()}", stacklevel=2)
 
 _HOMES = {
     "dpsim.api": ("fit",),

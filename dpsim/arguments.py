@@ -35,7 +35,7 @@ class TrainingSettings(_Settings, total=False):
 
 
 class PredictionSettings(_Settings, total=False):
-    """What ``dpsim.predict`` takes beside ``devices`` and ``threshold``: a global batch or a local one, and how."""
+    """Arguments of ``dpsim.predict`` besides ``devices`` and ``threshold``: a global batch or a local one, and how."""
 
     global_batch: int
     local_batch: int
@@ -54,8 +54,8 @@ def shows(settings: type) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         plain = inspect.signature(function)
-        kept = [each for each in plain.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        function.__signature__ = plain.replace(parameters=[*kept, *named])  # type: ignore[attr-defined]
+        positional = [each for each in plain.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        function.__signature__ = plain.replace(parameters=[*positional, *named])  # type: ignore[attr-defined]
         return function
 
     return decorate

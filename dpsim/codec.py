@@ -26,6 +26,7 @@ from dpsim.packing import Unpacking, columns_text
 from dpsim.units import parse_bandwidth, parse_duration
 
 T = TypeVar("T", bound="Noun")
+Kind = TypeVar("Kind")
 PARTIAL = ".partial"
 SIGNIFICANT_DIGITS = 9
 """Digits of the numbers that the digest of predictions is of."""
@@ -70,7 +71,7 @@ def _with_inf(value: Any) -> Any:
 
 
 def _with_units(value: Any, key: str = "") -> Any:
-    """Numbers for the texts that people write as durations and bandwidths in a TOML file. Raises ``ConfigError``."""
+    """Replace durations and bandwidths written as text in a TOML file by numbers. Raises ``ConfigError``."""
     if isinstance(value, dict):
         return {name: _with_units(each, name) for name, each in value.items()}
     if isinstance(value, list):
@@ -80,18 +81,35 @@ def _with_units(value: Any, key: str = "") -> Any:
     return parse_bandwidth(value) if key.endswith("bytes_per_s") else parse_duration(value)
 
 
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return str(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+def _of_text(kind: type[Any], value: Any) -> Any:
+    if isinstance(value, str):
+        return kind(value)
+    raise TypeError(f"Expected `str`, got `{type(value).__name__}`")
+
+
 def to_builtins(value: Any) -> Any:
-    """Plain dicts, lists, strings and finite numbers of any noun (infinity becomes ``"inf"``)."""
-    return _no_inf(msgspec.to_builtins(value))
+    """Return plain dicts, lists, strings and finite numbers of any noun (infinity becomes ``"inf"``)."""
+    return _no_inf(msgspec.to_builtins(value, enc_hook=_as_text))
+
+
+def convert(raw: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
+    """Return the noun of plain values; a kind of text, such as a layout, is made of its text."""
+    return msgspec.convert(raw, kind, strict=strict, dec_hook=_of_text)
 
 
 def to_json(value: Any, *, indent: int | None = 1) -> str:
-    """JSON text of a noun or of plain values; always valid JSON (no NaN, no Infinity)."""
+    """Return JSON text of a noun or of plain values; always valid JSON (no NaN, no Infinity)."""
     return json.dumps(to_builtins(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of a value, without the fields of nouns that have their default value.
+    """Return the SHA-256 of a value's canonical JSON, without the fields of nouns that have their default value.
 
     So the digest of a record stays the same when a later version of dpsim adds a field with a default. A record that
     states a ``model_version`` is hashed of numbers with ``SIGNIFICANT_DIGITS``, so that processors and libraries whose
@@ -199,7 +217,7 @@ def record_text(value: Any) -> str:
 
 
 def read_raw(path: Path, what: str) -> Any:
-    """The plain content of a ``.json`` or ``.toml`` file. Raises ``FileFormatError``."""
+    """Return the plain content of a ``.json`` or ``.toml`` file. Raises ``FileFormatError``."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -222,7 +240,7 @@ def read_raw(path: Path, what: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The plain values of a JSON text. Raises ``ValueError`` for NaN, infinity, deep nesting, lone surrogates."""
+    """Return the values of a JSON text. Raises ``ValueError`` for NaN, infinity, deep nesting, lone surrogates."""
     try:
         raw = json.loads(text, parse_constant=_refuse_constant, object_hook=Unpacking(text))
     except RecursionError as error:
@@ -251,9 +269,9 @@ def _refuse_constant(name: str) -> Any:
 
 
 def decode(raw: Any, kind: type[T], what: str) -> T:
-    """The noun of plain values. Raises ``FileFormatError``, which names the field, for what is not exactly a noun."""
+    """Decode a noun from plain values, strictly. Raises ``FileFormatError``, which names the field."""
     try:
-        return msgspec.convert(_with_inf(raw), kind)
+        return convert(_with_inf(raw), kind)
     except UnicodeEncodeError as error:
         raise FileFormatError(f"bad {what}: a text that is not Unicode: {error}") from error
     except msgspec.ValidationError as error:
@@ -263,9 +281,9 @@ def decode(raw: Any, kind: type[T], what: str) -> T:
         match = re.search(r"unknown field `([^`]*)`", text)
         hint = f"see the format of {_a(what)} in the documentation"
         if match:
-            known = sorted(_known_keys(kind, set()))
-            with_unit = [key for key in known if key.startswith(f"{match.group(1)}_")]
-            near = with_unit[:1] or difflib.get_close_matches(match.group(1), known, n=1)
+            keys = sorted(_known_keys(kind, set()))
+            with_unit = [key for key in keys if key.startswith(f"{match.group(1)}_")]
+            near = with_unit[:1] or difflib.get_close_matches(match.group(1), keys, n=1)
             if near:
                 hint = f"did you mean {near[0]!r}?"
         word = re.search(r"Invalid enum value .*\.(\w+)`$", text)

@@ -99,9 +99,9 @@ class Column(Generic[R, T]):
     def __set_name__(self, owner: type[Any], name: str) -> None:
         if self.unit not in get_args(Unit):
             raise ConfigError(f"column {name} in {self.unit!r}", allowed=", ".join(UNITS))
-        stated = next((unit for suffix, unit in _SUFFIXES if name.removesuffix(_ANY).endswith(suffix)), self.unit)
-        if stated != self.unit:
-            raise ConfigError(f"column {name} in {self.unit}", allowed=f"{stated}, as its name says")
+        unit = next((unit for suffix, unit in _SUFFIXES if name.removesuffix(_ANY).endswith(suffix)), self.unit)
+        if unit != self.unit:
+            raise ConfigError(f"column {name} in {self.unit}", allowed=f"{unit}, as its name says")
         self.attribute, self.name = name, name + _ANY * self._each
 
     def named(self, name: str) -> Self:
@@ -144,11 +144,11 @@ class Row:
     A column may be given that could be computed; others are then computed from the value that was given.
     """
 
-    def __init__(self, **given: Any) -> None:
-        if unknown := given.keys() - type(self).__annotations__.keys() - columns_of(type(self)).keys():
+    def __init__(self, **values: Any) -> None:
+        if unknown := values.keys() - type(self).__annotations__.keys() - columns_of(type(self)).keys():
             raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
-        self._given = given
-        vars(self).update(given)
+        self._given = values
+        vars(self).update(values)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self.values() == other.values()

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args
 
 from dpsim.algorithms import ALGORITHMS, BACKENDS, CUDA_VERSIONS, NCCL, RUNNABLE, SIXTEEN_BIT_VERSION, algorithms_in
-from dpsim.collective import node_counts
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES, threshold_rules
@@ -57,7 +56,7 @@ def _computing(plan: Any) -> int:
 
 
 def _divides_nodes_unevenly(plan: Any) -> bool:
-    parts, of_a_node = _strategy(plan).parts, node_counts(plan.layout, 1)[1]
+    parts, of_a_node = _strategy(plan).parts, plan.layout.of_a_node
     groups = {parts, parts * _computing(plan)}
     return any(group % of_a_node and of_a_node % group for group in groups)
 
@@ -370,7 +369,7 @@ def _ddp_strategies(run: Any) -> tuple[object, ...]:
 
 
 RUNTIME_CONSTRAINTS = (
-    _by_ddp("fusion_rule", lambda run: ("per-tensor" if run.runtime == FSDP else "ddp",)),
+    _by_ddp("fusion_rule", lambda run: ("fsdp", "per-tensor") if run.runtime == FSDP else ("ddp",)),
     _by_ddp("overlap", lambda run: (*DDP_OVERLAPS[run.runtime], *["off"] * (run.devices == 1)), "devices"),
     _by_ddp("strategy", _ddp_strategies, "devices"),
     _by_ddp("leaves", lambda run: (0,)),

@@ -85,7 +85,7 @@ class DdpSettings(Noun, frozen=True):
     @property
     def fusion_rule(self) -> str:
         """The rule that makes DDP's buckets of the workload's tensors, or the tensors that zero3 makes units of."""
-        return "per-tensor" if self.whole_buckets or self.units else self.bucket_rule
+        return "fsdp" if self.units else "per-tensor" if self.whole_buckets else self.bucket_rule
 
     @property
     def own_allreduces(self) -> str:

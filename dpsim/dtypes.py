@@ -16,5 +16,5 @@ are added in float32. Parameters, gradients, activations between layers and opti
 
 
 def in_dtype(dtype: ComputeDtype) -> str:
-    """What the name of a training ends with: nothing in float32, which is how models are trained by default."""
+    """Return what the name of a training ends with: nothing in float32, which is how models are trained by default."""
     return "" if dtype == "float32" else f", products in {dtype}"

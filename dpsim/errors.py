@@ -59,7 +59,7 @@ class AllreduceError(CommunicationError):
     """An algorithm gave a wrong sum, or messages that do not fit."""
 
     def of_bucket(self, bucket: int) -> AllreduceError:
-        """The same, with the bucket that was reduced if it is known, and not -1."""
+        """Return the same, with the bucket that was reduced if it is known, and not -1."""
         given = self.given if bucket < 0 else f"bucket {bucket}: {self.given}"
         return AllreduceError(given, allowed=self.allowed, remedy=self.remedy)
 
@@ -69,7 +69,7 @@ class NotFiniteError(DpsimError):
 
 
 def unknown(what: str, given: object, allowed: Iterable[str], *, remedy: str = "") -> ConfigError:
-    """The error for a word that is not in a fixed list; it suggests a similar word, if there is one."""
+    """Return the error for a word that is not in a fixed list; it suggests a similar word, if there is one."""
     words = list(allowed)
     near = difflib.get_close_matches(str(given), words, n=1)
     hint = f"did you mean {near[0]!r}?" if near else remedy

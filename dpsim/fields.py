@@ -49,7 +49,7 @@ class Field:
     """A declaration: what the field decides, and the help of its flag, with one value and with ``several``.
 
     ``kind`` is the field's type. The flag of a field of ``Literal`` type refuses other words by itself, unless
-    ``MORE_WORDS`` says that commands take some beside the values.
+    ``MORE_WORDS`` says that commands take some besides the values.
     """
 
     decides: Decides
@@ -65,18 +65,18 @@ def fields(kind: type[msgspec.Struct], *others: type[msgspec.Struct]) -> dict[st
 
     Raises ``TypeError`` for a field that nobody declares.
     """
-    known = {name: field for other in others for name, field in fields(other).items()}
+    fallback = {name: field for other in others for name, field in fields(other).items()}
     plain, declarations = get_type_hints(kind), dict[str, Field]()
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name not in kind.__struct_fields__:
             continue
         said = getattr(hint, "__metadata__", ())
         decides = [each for each in said if isinstance(each, Decides)]
-        if not decides and name not in known:
+        if not decides and name not in fallback:
             raise TypeError(f"{kind.__name__}.{name} does not declare what it decides (dpsim.fields.Decides)")
         text, several, *_ = [*(each for each in said if isinstance(each, str)), "", ""]
         own = decides and Field(decides[0], text, several, MORE_WORDS in said, plain[name])
-        declarations[name] = own or known[name]
+        declarations[name] = own or fallback[name]
     return declarations
 
 

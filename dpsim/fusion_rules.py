@@ -59,6 +59,7 @@ for _name, _summary, _threshold_bytes, _module in (
     ("capped", "a bucket closes before it would exceed the threshold", 25 * _MIB, "fusion"),
     ("capped-forward", "as capped, filled from the first layer on", 25 * _MIB, "fusion"),
     ("per-tensor", "one bucket per tensor", None, "fusion"),
+    ("fsdp", "one bucket per unit of a script's fully_shard; else as per-tensor", None, "fusion"),
     ("one", "one bucket per step", None, "fusion"),
     ("mg-wfbp", "merges where that hides more communication", None, "fusion"),
 ):

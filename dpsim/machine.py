@@ -14,7 +14,14 @@ import msgspec
 from dpsim import codec, machine_library
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, CollectiveKind, check_layout, node_counts
+from dpsim.collective import Collective
+from dpsim.cost_tables import FASTEST_MEMORY_BYTES_PER_S as FASTEST_MEMORY_BYTES_PER_S
+from dpsim.cost_tables import LEAST_SLOWDOWN as LEAST_SLOWDOWN
+from dpsim.cost_tables import AllreduceCost as AllreduceCost
+from dpsim.cost_tables import ComputeSlowdown as ComputeSlowdown
+from dpsim.cost_tables import FusionCosts as FusionCosts
+from dpsim.cost_tables import OverlapCost as OverlapCost
+from dpsim.cost_tables import Selection as Selection
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
 from dpsim.memo import remember
@@ -23,16 +30,10 @@ from dpsim.units import parse_bandwidth, parse_duration
 
 SCHEMA = "dpsim.machine/1"
 NODE = "node"
-_MOST_BYTES = 2**60
-_MOST_DEVICES = 10**12
-LEAST_SLOWDOWN = 0.5
-"""The least factor of a compute slowdown: below it several devices would each compute twice as fast as one."""
-FASTEST_MEMORY_BYTES_PER_S = 1e14
-"""No device reads and writes its memory as fast: the fastest announced until 2026 (HBM4) does so at 2.2e13."""
 
 
 class Network(Noun, frozen=True):
-    """What connects the devices: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
+    """The devices' connection: ``node`` (this machine as it is) or an emulated link ``paced:LATENCY,BANDWIDTH``."""
 
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float = math.inf
@@ -48,14 +49,14 @@ class Network(Noun, frozen=True):
         return self.latency_s if self.emulated else None
 
     def default_algorithm(self, wire_dtype: str | None = None) -> str:
-        """The algorithm when none is named: the fastest by size; on a link ``ring``, or one that can send 16 bits."""
+        """Return the algorithm if none is named: the fastest by size; on a link ``ring``, or one that sends 16 bits."""
         if not self.emulated:
             return "auto"
         return "direct" if wire_dtype in SIXTEEN_BITS else "ring"
 
     @staticmethod
     def parse(token: str) -> Network:
-        """``node`` or ``paced:50us,1gbit``. Raises ``ConfigError``."""
+        """Parse ``node`` or ``paced:50us,1gbit``. Raises ``ConfigError``."""
         if token == NODE:
             return Network()
         kind, _, rest = token.partition(":")
@@ -103,227 +104,12 @@ class Link(Noun, frozen=True):
                 raise ConfigError(f"{key} of a link is {getattr(self, key)}", allowed="finite, >= 0")
 
 
-def _check_devices(what: str, devices: int) -> None:
-    if not 1 <= devices <= _MOST_DEVICES:
-        raise ConfigError(f"{what} for {devices} devices", allowed=f"1 to {_MOST_DEVICES:.0e} devices")
-
-
-def _check_table(what: str, sizes: tuple[int, ...], *columns: tuple[float, ...]) -> None:
-    if not sizes or any(a >= b for a, b in itertools.pairwise((-1, *sizes, _MOST_BYTES + 1))):
-        raise ConfigError(
-            f"{what} has sizes_bytes {list(sizes)}", allowed="one or more sizes from 0 to 2^60, ascending"
-        )
-    for column in columns:
-        if len(column) != len(sizes):
-            raise ConfigError(f"{what} has {len(column)} times for {len(sizes)} sizes", allowed="one a size")
-        if any(not math.isfinite(t) or t < 0 for t in column):
-            raise ConfigError(f"{what} has times {list(column)}", allowed="finite seconds >= 0")
-
-
-def _check_memory(what: str, table: AllreduceCost) -> None:
-    """Refuse times in which no memory could read what a device puts in and write what it gets out.
-
-    An allreduce reads and writes the whole array, each half of one does so with one of the two. A time of 0 was too
-    short for a clock (``dpsim.model.cautions``).
-    """
-    moved = (2 if table.kind == "allreduce" else 1) * (0.5 if table.wire_dtype in SIXTEEN_BITS else 1.0)
-    for size, time_s in zip(table.sizes_bytes, table.time_s, strict=True):
-        if 0 < time_s < moved * size / FASTEST_MEMORY_BYTES_PER_S:
-            raise ConfigError(
-                f"{what} has {size} bytes in {time_s:.3g} s, which is faster than any memory",
-                allowed=f"at least {moved * size / FASTEST_MEMORY_BYTES_PER_S:.3g} s: what reading and writing them"
-                f" takes at {FASTEST_MEMORY_BYTES_PER_S / 1e12:.0f} TB/s",
-                remedy="times are in seconds, sizes in bytes: correct the unit of one of them",
-            )
-
-
-def _check_factor(what: str, name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{what} has {name} {value}", allowed="a finite number > 0")
-
-
-class AllreduceCost(Noun, frozen=True):
-    """Seconds of one allreduce against its size, with nothing else running: measured, or published.
-
-    ``kind`` says where it is not an allreduce, but one of the two halves of one, of as many bytes in all, an
-    ordered sum, a message from one device to another, or a copy inside each device. ``layout`` is as in a ``Plan``.
-    ``relative_uncertainty`` is one standard error of the times over them (``dpsim.uncertainty``; ``None``: not
-    known). ``time_s`` are medians; ``p10_s`` and ``p90_s`` the 10 % and 90 % quantiles of the same times (empty:
-    not known).
-    """
-
-    algorithm: str
-    devices: int
-    sizes_bytes: tuple[int, ...]
-    time_s: tuple[float, ...]
-    wire_dtype: str = "float32"
-    layout: str = ""
-    kind: CollectiveKind = "allreduce"
-    relative_uncertainty: float | None = None
-    p10_s: tuple[float, ...] = ()
-    p90_s: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        ALGORITHMS.find(self.algorithm)
-        _check_devices(f"an allreduce table {self.algorithm!r}", self.devices)
-        check_layout(self.layout, self.devices)
-        columns = [self.time_s, *(column for column in (self.p10_s, self.p90_s) if column)]
-        _check_table(f"allreduce table {self.algorithm!r} at {self.devices} devices", self.sizes_bytes, *columns)
-        check_uncertainty(f"allreduce table {self.algorithm!r}", relative_uncertainty=self.relative_uncertainty)
-        _check_memory(f"{self.kind} table {self.algorithm!r} at {self.layout or self.devices} devices", self)
-
-        if self.kind == "send" and self.devices != 2:
-            raise ConfigError(
-                f"a send table at {self.devices} devices", allowed="2 devices: the one that sends and the other one"
-            )
-
-    @property
-    def collective(self) -> Collective:
-        """The collective that was measured."""
-        return _collective(self)
-
-
-class FusionCosts(Noun, frozen=True):
-    """By what a fusion rule that needs costs makes the buckets of a training: decided once, so that the same buckets
-    are trained and priced, whatever is measured later.
-
-    ``ready_s`` are the times at which backward makes each tensor final, in ready order; an allreduce of m bytes takes
-    ``alpha_s + beta_s_per_byte * m``.
-    """
-
-    collective: Collective
-    local_batch: float
-    ready_s: tuple[float, ...]
-    alpha_s: float
-    beta_s_per_byte: float
-
-
-class Selection(Noun, frozen=True):
-    """Which allreduce in shared memory is the fastest by size on ``devices``: what ``auto`` runs.
-
-    ``algorithms[i]`` for messages below ``below_bytes[i]``, the last one for all others.
-    """
-
-    devices: int
-    algorithms: tuple[str, ...] = ("one-shot", "two-shot")
-    below_bytes: tuple[int, ...] = (4097,)
-
-    def __post_init__(self) -> None:
-        _check_devices("a selection", self.devices)
-        if len(self.algorithms) != len(self.below_bytes) + 1 or not set(self.algorithms) <= {"one-shot", "two-shot"}:
-            raise ConfigError(
-                f"selection of {list(self.algorithms)} below {list(self.below_bytes)} bytes",
-                allowed="one-shot and two-shot, one more than sizes",
-            )
-        if any(a >= b for a, b in itertools.pairwise((0, *self.below_bytes))):
-            raise ConfigError(
-                f"a selection's below_bytes is {list(self.below_bytes)}", allowed="ascending sizes above 0"
-            )
-
-    def algorithm(self, size_bytes: int) -> str:
-        """The algorithm for a message of that size."""
-        return self.algorithms[sum(size_bytes >= bound for bound in self.below_bytes)]
-
-    @staticmethod
-    def usual(devices: int) -> Selection:
-        """The selection where nothing was measured. Two ranks never gain from reading everything twice."""
-        return (
-            Selection(devices=2, algorithms=("two-shot",), below_bytes=())
-            if devices == 2
-            else Selection(devices=devices)
-        )
-
-
-class OverlapCost(Noun, frozen=True):
-    """One allreduce during a running backward: its time, and the compute time it takes away, against its size.
-
-    With ``kind`` it is a reduce-scatter or an all-gather.
-
-    ``poll_s`` is the compute time of one poll (mechanism ``poll``). Calibration leaves it 0, because the compute time
-    that it measures contains the polls. ``relative_uncertainty`` is one standard error of ``time_s`` over it, and
-    ``loss_relative_uncertainty`` that of ``compute_loss_s`` (``None``: not known). ``p10_s`` and ``p90_s`` are
-    quantiles of the times whose median is ``time_s`` (empty: not known).
-    """
-
-    algorithm: str
-    devices: int
-    overlap: Literal["poll", "thread"]
-    sizes_bytes: tuple[int, ...]
-    time_s: tuple[float, ...]
-    compute_loss_s: tuple[float, ...]
-    poll_s: float = 0.0
-    wire_dtype: str = "float32"
-    layout: str = ""
-    kind: CollectiveKind = "allreduce"
-    relative_uncertainty: float | None = None
-    loss_relative_uncertainty: float | None = None
-    p10_s: tuple[float, ...] = ()
-    p90_s: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        what = f"overlap table {self.algorithm!r}/{self.overlap!r} at {self.devices} devices"
-        _check_devices(f"an overlap table {self.algorithm!r}/{self.overlap!r}", self.devices)
-        check_layout(self.layout, self.devices)
-        quantiles = [column for column in (self.p10_s, self.p90_s) if column]
-        _check_table(what, self.sizes_bytes, self.time_s, self.compute_loss_s, *quantiles)
-        if not (math.isfinite(self.poll_s) and self.poll_s >= 0):
-            raise ConfigError(f"{what} has poll_s {self.poll_s}", allowed="finite seconds >= 0")
-        check_uncertainty(
-            what,
-            relative_uncertainty=self.relative_uncertainty,
-            loss_relative_uncertainty=self.loss_relative_uncertainty,
-        )
-
-    @property
-    def collective(self) -> Collective:
-        """The allreduce that was measured."""
-        return _collective(self)
-
-
-def _collective(table: AllreduceCost | OverlapCost) -> Collective:
-    return Collective(
-        algorithm=table.algorithm,
-        devices=table.devices,
-        layout=table.layout,
-        wire_dtype=table.wire_dtype,
-        kind=table.kind,
-    )
-
-
-class ComputeSlowdown(Noun, frozen=True):
-    """How much longer computation takes when this many devices of a node compute at once (1 = no longer).
-
-    A step's computation takes ``factor`` times as long as on one device, and ``added_s`` more whatever the batch: what
-    communication leaves cold in the caches, and what the devices wait for the slowest. ``half_width`` is half of the
-    factor's 95 % interval over the factor; 0 where it is not known.
-    """
-
-    devices: int
-    factor: float
-    half_width: float = 0.0
-    added_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        what = f"a compute slowdown at {self.devices} devices"
-        _check_devices("a compute slowdown", self.devices)
-        _check_factor(what, "factor", self.factor)
-        if self.factor < LEAST_SLOWDOWN:
-            raise ConfigError(
-                f"{what} has factor {self.factor}: computation would be {1 / self.factor:.3g} times as fast",
-                allowed=f"{LEAST_SLOWDOWN} or more; 1 is no slower than one device alone",
-            )
-        if not (math.isfinite(self.half_width) and self.half_width >= 0):
-            raise ConfigError(f"{what} has half_width {self.half_width}", allowed="a finite number >= 0")
-        if not (math.isfinite(self.added_s) and self.added_s >= 0):
-            raise ConfigError(f"{what} has added_s {self.added_s}", allowed="finite seconds >= 0")
-
-
 Wiring = Literal["switch", "mesh"]
 """How the devices of a node are joined: each to a switch, or each to every other one by links of their own."""
 
 
 class Machine(Noun, frozen=True, dict=True):
-    """What a run runs on: tables of costs, and a link whose formula prices what no table covers.
+    """The hardware of a run: tables of costs, and a link whose formula prices what no table covers.
 
     ``link`` connects all devices. In a layout of several nodes it connects the nodes, and the devices of a node share
     it; ``link_in_node``, if there is one, connects the devices of a node. ``date`` is when ``source`` published its
@@ -334,8 +120,8 @@ class Machine(Noun, frozen=True, dict=True):
     one device to another; ``overlap`` may have some of reduce-scatters and all-gathers. ``relative_uncertainty`` is one
     standard error of the mean of its times over a later stretch as long as the calibration, relative (``None``: not
     known). ``contention`` is how many times as long as
-    alone a collective takes beside a running backward where no overlap table says it (``None``: not known), with one
-    relative standard error; ``collective_overhead_s`` is what the host adds to each collective of a step, beside what
+    alone a collective takes during backward where no overlap table says it (``None``: not known), with one
+    relative standard error; ``collective_overhead_s`` is what the host adds to each collective of a step, besides what
     tables and link say (``None``: not known), likewise. ``fixed_share`` is the share of a workload's layer
     times at its only known local batch that a step takes whatever the batch (``None``: not known, they are in
     proportion). ``assumed`` names the fields that nobody stated
@@ -406,16 +192,7 @@ class Machine(Noun, frozen=True, dict=True):
                 allowed="for each slow device a finite factor of 1 or more on its computing time",
                 remedy="let the workload's layer times be those of the fast devices, as [2.0] for one half as fast",
             )
-        count, beyond = self.nodes_per_rack, self.link_between_racks
-        neither = count is None and beyond is None
-        if not neither and (count is None or count < 1 or beyond is None or self.link is None):
-            raise ConfigError(
-                f"machine {self.name!r} has {'no' if count is None else count} nodes_per_rack, "
-                f"{'no' if beyond is None else 'a'} [link_between_racks] and "
-                f"{'no' if self.link is None else 'a'} [link]",
-                allowed="nodes_per_rack of 1 or more with [link_between_racks] and [link]; or neither of the first two",
-                remedy="complete them, or leave nodes_per_rack and [link_between_racks] out: [link] joins all nodes",
-            )
+        self._check_racks()
         if self.network_adapters is not None and self.network_adapters < 1:
             raise ConfigError(
                 f"network_adapters is {self.network_adapters}", allowed="1 or more, or left out: not known"
@@ -431,6 +208,18 @@ class Machine(Noun, frozen=True, dict=True):
             raise ConfigError(
                 f"contention is {self.contention}",
                 allowed="a finite number of 1 or more: beside backward no collective is faster than alone",
+            )
+
+    def _check_racks(self) -> None:
+        count, beyond = self.nodes_per_rack, self.link_between_racks
+        neither = count is None and beyond is None
+        if not neither and (count is None or count < 1 or beyond is None or self.link is None):
+            raise ConfigError(
+                f"machine {self.name!r} has {'no' if count is None else count} nodes_per_rack, "
+                f"{'no' if beyond is None else 'a'} [link_between_racks] and "
+                f"{'no' if self.link is None else 'a'} [link]",
+                allowed="nodes_per_rack of 1 or more with [link_between_racks] and [link]; or neither of the first two",
+                remedy="complete them, or leave nodes_per_rack and [link_between_racks] out: [link] joins all nodes",
             )
 
     def _check_each_once(self) -> None:
@@ -457,7 +246,7 @@ class Machine(Noun, frozen=True, dict=True):
 
     @remember
     def priced(self, collective: Collective) -> Collective:
-        """The allreduce whose cost stands for this one's: itself where it has a table.
+        """Return the allreduce whose cost stands for this one's: itself where it has a table.
 
         Without a table, ``mpi`` stands for ``auto`` where the machine has tables of ``mpi`` but none of ``auto``, and
         for whatever works in shared memory in a layout of several nodes, which share none.
@@ -466,9 +255,9 @@ class Machine(Noun, frozen=True, dict=True):
         measured = {table.algorithm for table in self.allreduce if (table.devices, table.layout) == (devices, layout)}
         if algorithm in measured or ALGORITHMS.find(algorithm).place != "shared memory":
             return collective
-        known = measured or {table.algorithm for table in self.allreduce}
-        library = algorithm == "auto" and "auto" not in known and "mpi" in known
-        if library or node_counts(layout, 1)[0] > 1:
+        algorithms = measured or {table.algorithm for table in self.allreduce}
+        library = algorithm == "auto" and "auto" not in algorithms and "mpi" in algorithms
+        if library or layout.nodes > 1:
             return msgspec.structs.replace(collective, algorithm="mpi")
         return collective
 
@@ -482,7 +271,7 @@ class Machine(Noun, frozen=True, dict=True):
         if self.emulated_network or self.link is None or not self.link.fitted_to:
             return False
         tables = [table for table in self.allreduce if table.devices > 1]
-        return all(node_counts(t.layout, 1)[0] == 1 and (t.layout or self.cores) for t in tables)
+        return all(t.layout.nodes == 1 and (t.layout or self.cores) for t in tables)
 
     @property
     def of_several_nodes(self) -> bool:
@@ -490,7 +279,7 @@ class Machine(Noun, frozen=True, dict=True):
         if self.emulated_network or self.link_in_node is not None:
             return False
         layouts = [table.layout for table in (*self.allreduce, *self.halves) if table.devices > 1]
-        return bool(layouts) and all(layout and node_counts(layout, 1)[0] > 1 for layout in layouts)
+        return bool(layouts) and all(layout and layout.nodes > 1 for layout in layouts)
 
     @property
     def largest_node(self) -> int | None:
@@ -498,16 +287,14 @@ class Machine(Noun, frozen=True, dict=True):
         if self.emulated_network or (self.link is not None and not self.link.fitted_to):
             return None
         tables = [table for table in (*self.allreduce, *self.halves) if table.devices > 1]
-        inside = all(table.layout and node_counts(table.layout, 1)[0] == 1 for table in tables)
+        inside = all(table.layout and table.layout.nodes == 1 for table in tables)
         return max((table.devices for table in tables), default=None) if inside else None
 
     @property
     def devices_a_node(self) -> int:
         """The most devices that a node has in the tables of several nodes; 1 where there is no such table."""
         layouts = [table.layout for table in (*self.allreduce, *self.halves)]
-        return max(
-            (of_a_node for nodes, of_a_node in (node_counts(each, 1) for each in layouts) if nodes > 1), default=1
-        )
+        return max((layout.of_a_node for layout in layouts if layout.nodes > 1), default=1)
 
     def link_between(self, nodes: int) -> Link | None:
         """Return the link that paces messages between so many nodes: in each field the slower of those that they cross.
@@ -527,7 +314,7 @@ class Machine(Noun, frozen=True, dict=True):
         )
 
     def selected(self, devices: int) -> Selection | None:
-        """The measured selection of ``auto`` on ``devices``; ``None`` where nothing was measured."""
+        """Return the measured selection of ``auto`` on ``devices``; ``None`` where nothing was measured."""
         return next((selection for selection in self.selection if selection.devices == devices), None)
 
     @functools.cached_property

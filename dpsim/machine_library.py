@@ -21,13 +21,13 @@ def files_of(path: Path | str) -> list[Path]:
 
     What has a suffix, a folder or is there is a file. Raises ``ConfigError`` for other names than those of the library.
     """
-    path, known = Path(path), library()
+    path, machines = Path(path), library()
     if path.suffix or len(path.parts) != 1 or path.exists():
         return [path]
     names = path.name.split("+")
     for name in names:
-        if name not in known:
-            raise unknown("machine", name, known, remedy="give one of these, or a machine file that exists")
+        if name not in machines:
+            raise unknown("machine", name, machines, remedy="give one of these, or a machine file that exists")
     if len(names) > 2:
         raise ConfigError(f"machines {path.name}", allowed="one, or the one inside nodes and the one between them: a+b")
-    return [known[name] for name in names]
+    return [machines[name] for name in names]

@@ -91,7 +91,7 @@ Optimizer = Sgd | AdamW | Lars
 
 
 def changed(base: Optimizer, name: str | None, settings: dict[str, Any]) -> Optimizer:
-    """``base`` with some settings replaced; its own defaults instead where ``name`` is that of another optimizer.
+    """Return ``base`` with some settings replaced; another optimizer's own defaults if ``name`` names another.
 
     Raises ``ConfigError`` for an unknown name, and for a setting that the optimizer does not have.
     """
@@ -99,7 +99,7 @@ def changed(base: Optimizer, name: str | None, settings: dict[str, Any]) -> Opti
     if name is not None and name not in kinds:
         raise unknown("optimizer", name, kinds)
     kind = type(base) if name is None else kinds[name]
-    kept = msgspec.structs.asdict(base) if isinstance(base, kind) else {}
+    base_settings = msgspec.structs.asdict(base) if isinstance(base, kind) else {}
     for key in settings:
         if key not in kind.__struct_fields__:
             raise ConfigError(
@@ -107,7 +107,7 @@ def changed(base: Optimizer, name: str | None, settings: dict[str, Any]) -> Opti
                 allowed=", ".join(kind.__struct_fields__),
                 remedy=f"leave {key} out, or choose another optimizer",
             )
-    return kind(**(kept | settings))
+    return kind(**(base_settings | settings))
 
 
 def _check_not_negative(optimizer: Noun, *keys: str) -> None:

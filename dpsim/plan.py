@@ -10,7 +10,7 @@ import msgspec
 
 from dpsim.algorithms import ALGORITHMS, RUNNABLE, algorithms_in
 from dpsim.codec import Noun
-from dpsim.collective import Collective, check_layout, group_layout, node_counts, spread_layout
+from dpsim.collective import FLAT, Collective, Layout, checked_layout
 from dpsim.columns import Column
 from dpsim.constraints import check_plan
 from dpsim.dtypes import ComputeDtype, WireDtype
@@ -119,10 +119,10 @@ class Plan(Noun, frozen=True):
         Column("name", "The strategy: how the devices share samples, layers, gradients and parameters."),
     ] = "data-parallel"
     layout: Annotated[
-        str,
+        Layout,
         Decides.ORDER | Decides.STEP_TIME,
         Column("name", "The devices as a layout such as `2x4`; empty on one node."),
-    ] = ""
+    ] = FLAT
     leaves: Annotated[
         int,
         Decides.BITS | Decides.COMPUTE_TIME,
@@ -143,7 +143,7 @@ class Plan(Noun, frozen=True):
         check_words({name: getattr(self, name) for name in _WORDS})
         if self.devices < 1:
             raise ConfigError(f"devices is {self.devices}", allowed="1 or more")
-        check_layout(self.layout, self.devices)
+        msgspec.structs.force_setattr(self, "layout", checked_layout(self.layout, self.devices))
         msgspec.structs.force_setattr(self, "strategy", parse_strategy(self.strategy).text)
         if self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate}", allowed="1 or more")
@@ -191,7 +191,7 @@ class Plan(Noun, frozen=True):
 
     def on_one_device(self, **changed: Any) -> Plan:
         """The same plan on one device, with these fields changed; there is nothing to share then."""
-        alone: dict[str, Any] = {"devices": 1, "layout": "", "strategy": DataParallel.name}
+        alone: dict[str, Any] = {"devices": 1, "layout": FLAT, "strategy": DataParallel.name}
         return msgspec.structs.replace(self, **alone | changed)
 
     @property
@@ -206,7 +206,7 @@ class Plan(Noun, frozen=True):
         return Collective(
             algorithm=self.algorithm,
             devices=self.data_devices,
-            layout=spread_layout(group_layout(self.layout, self.data_devices * parts), parts),
+            layout=self.layout.group(self.data_devices * parts).spread(parts),
             wire_dtype=self.priced_wire_dtype,
             kind=self.parallelism.gradient_collective,
         )
@@ -220,15 +220,14 @@ class Plan(Noun, frozen=True):
         parts = self.parallelism.parts
         by_messages = ALGORITHMS.find(self.algorithm).place in ("messages", "library")
         algorithm = "direct" if by_messages and parts > 2 else self.algorithm
-        layout = group_layout(self.layout, parts)
         return msgspec.structs.replace(
-            self.collective, algorithm=algorithm, devices=parts, layout=layout, kind="allreduce"
+            self.collective, algorithm=algorithm, devices=parts, layout=self.layout.group(parts), kind="allreduce"
         )
 
     @property
     def devices_a_node(self) -> int:
         """Devices of one node of the layout; 1 in a flat one."""
-        return node_counts(self.layout, self.devices)[1]
+        return self.layout.of_a_node
 
     @property
     def threshold_bytes(self) -> float:

@@ -75,13 +75,13 @@ def features() -> dict[str, bool]:
 
 @functools.cache
 def model() -> str:
-    """The processor's own name, such as ``AMD EPYC 9554``, and the limit of dpsim's code if there is one."""
+    """Return the processor's own name, such as ``AMD EPYC 9554``, and the limit of dpsim's code if there is one."""
     return f"{_name()}, limited to AVX2" if limited() else _name()
 
 
 @functools.cache
 def family() -> str:
-    """Vendor and widest vector instructions, such as ``GenuineIntel avx512``; elsewhere the machine, as ``aarch64``."""
+    """Return vendor and widest vectors, such as ``GenuineIntel avx512``; elsewhere the machine, as ``aarch64``."""
     vendor, flags = _cpuinfo("vendor_id"), _cpuinfo("flags").split()
     if not vendor:
         return platform.machine()
@@ -92,13 +92,13 @@ def family() -> str:
 
 @functools.cache
 def blas() -> str:
-    """Library, version and architecture of the BLAS that NumPy computes with, such as ``openblas 0.3.31 SkylakeX``."""
+    """Return library, version and architecture of NumPy's BLAS, such as ``openblas 0.3.31 SkylakeX``."""
     import numpy  # noqa: F401  (loads its BLAS)
 
-    given = "KMP_DUPLICATE_LIB_OK" in os.environ
+    was_set = "KMP_DUPLICATE_LIB_OK" in os.environ
     import threadpoolctl
 
-    if not given:  # threadpoolctl sets it when it is loaded
+    if not was_set:  # threadpoolctl sets it when it is loaded
         os.environ.pop("KMP_DUPLICATE_LIB_OK", None)
     libraries = [library for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
     if not libraries:
@@ -109,7 +109,7 @@ def blas() -> str:
 
 
 def rounding() -> str:
-    """How this thread rounds: ``to nearest``, ``up``, ``down`` or ``to zero``, and whether subnormal numbers count.
+    """Return this thread's rounding: ``to nearest``, ``up``, ``down`` or ``to zero``, and if subnormal numbers count.
 
     Libraries may change this for all code of a thread, for instance those that GCC links with ``-ffast-math``.
     """
@@ -127,7 +127,7 @@ def rounding() -> str:
 
 
 def blas_architecture() -> str:
-    """The processor type that the BLAS takes this one for, such as ``SkylakeX``; ``unknown`` if it does not say."""
+    """Return the processor type that the BLAS runs as, such as ``SkylakeX``; ``unknown`` if it does not say."""
     parts = blas().split(" ")
     return parts[2] if len(parts) > 2 else "unknown"
 
@@ -137,7 +137,7 @@ def _name() -> str:
 
 
 def _cpuinfo(key: str) -> str:
-    """The first value of a key in Linux's list of processors; empty where there is none."""
+    """Return the first value of a key in Linux's list of processors; empty where there is none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -9,4 +9,4 @@ Progress = Callable[[str], None]
 
 
 def no_progress(_: str) -> None:
-    """A ``Progress`` that drops every line."""
+    """Drop every line: a ``Progress``."""

@@ -65,8 +65,8 @@ class Registry(Mapping[str, T]):
         if name not in self._items:
             points = self._plug_ins()
             if name not in points:
-                known = [*self._items, *(other for other in points if other not in self._items)]
-                raise unknown(self._what, name, known, remedy=self._remedy(name))
+                names = [*self._items, *(other for other in points if other not in self._items)]
+                raise unknown(self._what, name, names, remedy=self._remedy(name))
             self._items[name] = self._loaded(points[name])
         return self._items[name]
 
@@ -128,7 +128,7 @@ def _package(point: EntryPoint) -> str:
 
 @functools.cache
 def load(function: Callable[..., Any] | str) -> Callable[..., Any]:
-    """The function itself, or the function that ``module:name`` names, which is imported now."""
+    """Return the function itself, or the function that ``module:name`` names, which is imported now."""
     if callable(function):
         return function
     module, _, name = function.partition(":")
@@ -137,6 +137,6 @@ def load(function: Callable[..., Any] | str) -> Callable[..., Any]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names as a help text lists them: ``ring, direct or hierarchical``."""
+    """Return names as a help text lists them: ``ring, direct or hierarchical``."""
     *others, last = names
     return f"{', '.join(others)} or {last}"

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
+from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.collective import parse_devices
 from dpsim.columns import Column
@@ -251,7 +252,7 @@ def _plan_fields(row: Row, default_algorithm: Callable[[WireDtype | None], str])
 
 def _converted(plain: dict[str, Any], kind: type[T], what: str) -> T:
     try:
-        return msgspec.convert(plain, kind)
+        return codec.convert(plain, kind)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):
             raise error.__cause__ from error

@@ -25,7 +25,7 @@ class Strategy(Noun, frozen=True):
     """What every strategy says of itself.
 
     ``shards_gradients``: gradients are reduce-scattered, and a device updates its shard of them alone. ``gathers``:
-    parameters are brought together beside the computation. ``keeps_shards``: a device's shards have memory of their
+    parameters are brought together during the computation. ``keeps_shards``: a device's shards have memory of their
     own, and are copied from or to that of the buckets. ``whole_micro_batches``: every device computes exactly the
     micro-batches that the plan names, each in one pass.
     ``asynchronous``: devices make no step together.
@@ -238,7 +238,7 @@ class Asynchronous(Strategy, frozen=True):
         return ()
 
     def copies(self, workers: int) -> int:
-        """How many copies of the parameters there are: one, whose shards are the cells, or a cell for each worker."""
+        """Return how many copies of the parameters exist: one, whose shards are the cells, or a cell a worker."""
         return 1
 
     def groups(self, worker: int, workers: int, made: int, gone: Collection[int] = ()) -> list[tuple[int, ...]]:
@@ -280,18 +280,18 @@ class Gossip(Asynchronous, frozen=True):
 
 
 def _powers(devices: int, blocks: int) -> list[int]:
-    """The powers of 2 that divide the devices and are at most the column blocks, from 1 on."""
+    """Return the powers of 2 that divide the devices and are at most the column blocks, from 1 on."""
     powers = (1 << power for power in range(devices.bit_length()))
     return [number for number in powers if devices % number == 0 and number <= blocks]
 
 
 def _may_shard(shard: bool, classes: int, devices: int) -> bool:
-    """Whether there is something to shard: one device of each rank class has nobody to share with."""
+    """Return whether there is something to shard: one device of each rank class has nobody to share with."""
     return not shard or classes < devices
 
 
 def own_blocks(blocks: int, part: int, parts: int) -> range:
-    """The column blocks that one of ``parts`` devices owns: neighbours, as equal in number as can be."""
+    """Return the column blocks that one of ``parts`` devices owns: neighbours, as equal in number as can be."""
     return range(blocks * part // parts, blocks * (part + 1) // parts)
 
 
@@ -317,8 +317,8 @@ def parse_strategy(text: str) -> Strategy:
     for part in settings.split(",") if settings else ():
         key, equals, value = part.partition("=")
         if key not in kind.__struct_fields__:
-            known = ", ".join(kind.__struct_fields__) or "no settings"
-            raise ConfigError(f"strategy {name} with the setting {key!r}", allowed=known, remedy=f"--strategy {name}")
+            names = ", ".join(kind.__struct_fields__) or "no settings"
+            raise ConfigError(f"strategy {name} with the setting {key!r}", allowed=names, remedy=f"--strategy {name}")
         if key in values:
             raise ConfigError(f"strategy {text!r} sets {key} twice", allowed="each setting once")
         values[key] = _read(kind, key, value if equals else "")
@@ -367,4 +367,4 @@ def _at_least(strategy: Strategy, key: str, least: int) -> None:
 
 
 FULLY_SHARD = Zero3(prefetch=0)
-"""What PyTorch's ``fully_shard`` does on processors: nothing runs beside a gather; on GPUs it gathers one ahead."""
+"""What PyTorch's ``fully_shard`` does on processors: nothing runs during a gather; on GPUs it gathers one ahead."""

@@ -99,6 +99,13 @@ def format_size(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def format_rounded_size(size_bytes: float) -> str:
+    """``10.3 MiB`` style text with three significant digits, always in binary units: for sizes side by side."""
+    scale = next((each for each in (2**30, 2**20, 2**10) if size_bytes >= each), 1)
+    unit = {1: "B", 2**10: "KiB", 2**20: "MiB", 2**30: "GiB"}[scale]
+    return f"{float(f'{size_bytes / scale:.3g}'):.4g} {unit}" if size_bytes else "0"
+
+
 def _round_decimal(size_bytes: float, scale: int) -> str:
     """``25 MB`` for a size that is whole in decimal units and not in the binary one; else nothing."""
     if size_bytes % scale == 0:

@@ -26,7 +26,7 @@ _IGNORED = (str(Path(__file__).parent), "<frozen", importlib.__path__[0], contex
 
 
 def place_of(error: BaseException, *others: str) -> str:
-    """``own.py, line 3``: the innermost place outside of dpsim, the import system, and the folders ``others``.
+    """Return ``own.py, line 3``: the innermost line outside dpsim, the import system, and the folders ``others``.
 
     Empty if there is none.
     """
@@ -38,7 +38,7 @@ def place_of(error: BaseException, *others: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, on a single line of at most 1000 characters that a terminal shows as they are."""
+    """Return what an exception says, on a single line of at most 1000 characters that a terminal shows as they are."""
     try:
         said = str(error)
     except Exception:  # the user's own __str__
@@ -58,23 +58,23 @@ class Expected:
 
 
 def is_function(token: str) -> bool:
-    """Whether a token is ``FILE.py:FUNCTION`` or ``python:PACKAGE.MODULE:FUNCTION``."""
+    """Return whether a token is ``FILE.py:FUNCTION`` or ``python:PACKAGE.MODULE:FUNCTION``."""
     return token.startswith(_PYTHON) or token.partition(":")[0].endswith(".py")
 
 
 def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
-    """The module of a user's function, the function's name in it, and the first 16 digits of its file's SHA-256.
+    """Return the module of a user's function, the function's name in it, and the first 16 digits of its file's SHA-256.
 
     Raises ``ConfigError`` for a file or module that cannot be used.
     """
-    place, _, function = token.removeprefix(_PYTHON).partition(":")
+    source, _, function = token.removeprefix(_PYTHON).partition(":")
     function = function or expected.default
     if token.startswith(_PYTHON):
-        module = _module(token, place, function, expected)
+        module = _module(token, source, function, expected)
         file = inspect.getsourcefile(module)
         digest = _digest(Path(file)) if file is not None else ""
     else:
-        path = Path(place)
+        path = Path(source)
         if not path.is_file():
             raise ConfigError(
                 f"{expected.noun} {token!r}: there is no such file",
@@ -86,7 +86,7 @@ def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
             module = _module_of_file(str(path.resolve()), digest)
     if not callable(getattr(module, function, None)):
         raise ConfigError(
-            f"{expected.noun} {token!r}: {place} has no function {function!r}",
+            f"{expected.noun} {token!r}: {source} has no function {function!r}",
             allowed=f"a function: {expected.signature.format(function)}",
             remedy=f"write it, or name another function: {token.removesuffix(':' + function)}:FUNCTION",
         )
@@ -94,7 +94,7 @@ def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
 
 
 def is_missing(module: str, error: ModuleNotFoundError) -> bool:
-    """Whether what was not found is ``module`` or a package around it, and nothing that it imports."""
+    """Return whether what was not found is ``module`` or a package around it, and nothing that it imports."""
     return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
@@ -104,8 +104,8 @@ def explained(token: str, function: str, expected: Expected) -> Iterator[None]:
     try:
         yield
     except DpsimError as error:
-        given = f"{expected.noun} {token!r}{_place(error)}: {error.given}"
-        raise ConfigError(given, allowed=error.allowed, remedy=error.remedy) from error
+        message = f"{expected.noun} {token!r}{_place(error)}: {error.given}"
+        raise ConfigError(message, allowed=error.allowed, remedy=error.remedy) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{expected.noun} {token!r}{_place(error)}: {type(error).__name__}: {error}",
@@ -115,7 +115,7 @@ def explained(token: str, function: str, expected: Expected) -> Iterator[None]:
 
 
 def _module(token: str, name: str, function: str, expected: Expected) -> ModuleType:
-    """An installed module, or one in the current folder."""
+    """Return an installed module, or one in the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     importlib.invalidate_caches()
@@ -134,7 +134,7 @@ def _module(token: str, name: str, function: str, expected: Expected) -> ModuleT
 
 @functools.cache
 def _module_of_file(path: str, digest: str) -> ModuleType:
-    """The module of a file, imported once for each content of it."""
+    """Return the module of a file, imported once for each content of it."""
     name = f"dpsim_user_{Path(path).stem}_{digest}"
     if (folder := str(Path(path).parent)) not in sys.path:
         sys.path.append(folder)
@@ -150,8 +150,8 @@ def _module_of_file(path: str, digest: str) -> ModuleType:
 
 
 def _place(error: BaseException) -> str:
-    place = place_of(error)
-    return f", {place}" if place else ""
+    location = place_of(error)
+    return f", {location}" if location else ""
 
 
 def _digest(file: Path) -> str:

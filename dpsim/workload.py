@@ -94,7 +94,7 @@ class Layer(Noun, frozen=True):
 
 
 class Workload(Noun, frozen=True, dict=True):
-    """What is trained: layers in forward order, and where the numbers come from.
+    """A description of what is trained: layers in forward order, and where the numbers come from.
 
     ``local_batches`` (ascending) are the batch sizes at which times were taken; between them times are
     interpolated, outside them extrapolated along the nearest segment (in proportion if there is only one size).
@@ -112,7 +112,7 @@ class Workload(Noun, frozen=True, dict=True):
     changes of the machine add is stated by the machine.
 
     ``input_s_per_sample`` is what one process takes to load and prepare a sample; a step needs ``input_s``. With
-    ``input_prefetch`` that goes on beside the step before, by ``input_workers`` processes at once; without, the step
+    ``input_prefetch`` that goes on during the step before, by ``input_workers`` processes at once; without, the step
     waits for it. ``ddp`` is what a PyTorch script was set to, where the workload was recorded from one.
     """
 
@@ -152,9 +152,9 @@ class Workload(Noun, frozen=True, dict=True):
             if len(set(words)) != len(words):
                 repeated = next(word for word, count in Counter(words).items() if count > 1)
                 raise ConfigError(f"two {what}s are named {repeated!r}", allowed="unique names")
-        known = set(names)
+        tensor_names = set(names)
         for layer in self.layers:
-            self._check_layer(layer, known)
+            self._check_layer(layer, tensor_names)
         for key in ("update_s", "overhead_s", "overhead_per_sample_s", "input_s_per_sample"):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):
@@ -201,7 +201,7 @@ class Workload(Noun, frozen=True, dict=True):
             )
 
     def input_s(self, samples: float) -> float:
-        """Seconds that preparing the input of a step takes: samples input_s_per_sample / input_workers."""
+        """Return seconds that preparing the input of a step takes: samples input_s_per_sample / input_workers."""
         return samples * self.input_s_per_sample / self.input_workers
 
     def _check_layer(self, layer: Layer, names: set[str]) -> None:
@@ -265,7 +265,7 @@ class Workload(Noun, frozen=True, dict=True):
 
     @remember
     def times(self, local_batch: float) -> LayerTimes:
-        """Seconds of each layer at a local batch, which may be fractional: the mean of unequal shares."""
+        """Return seconds of each layer at a local batch, which may be fractional: the mean of unequal shares."""
         if not local_batch > 0:
             raise ConfigError(f"local batch {local_batch}", allowed="more than 0")
         x = np.array(self.local_batches, float)
@@ -284,7 +284,7 @@ class Workload(Noun, frozen=True, dict=True):
         )
 
     def slowed(self, factor: float) -> Workload:
-        """The workload where all computing takes ``factor`` times as long; loading of input and launches stay."""
+        """Return the workload if all computing takes ``factor`` times as long; input loading and launches stay."""
 
         def times(seconds: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(factor * value for value in seconds)
@@ -308,14 +308,14 @@ class Workload(Noun, frozen=True, dict=True):
         )
 
     def spread_at(self, share: float) -> float:
-        """The ratio to its median below which a step's computing time is for this share of steps; 1: not known."""
+        """Return the quantile of a step's computing time for this share of steps, over its median; 1: not known."""
         if not self.step_spread:
             return 1.0
         places = (np.arange(len(self.step_spread)) + 0.5) / len(self.step_spread)
         return float(np.interp(share, places, self.step_spread))
 
     def extrapolated(self, local_batch: float) -> bool:
-        """Whether times at this local batch lie outside what was measured."""
+        """Return whether times at this local batch lie outside what was measured."""
         return not self.local_batches[0] <= local_batch <= self.local_batches[-1]
 
 
@@ -335,7 +335,7 @@ class ReadyOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTimes:
-    """Seconds at one local batch: of each layer, in forward order, of the loss, and of a step beside those."""
+    """Seconds at one local batch: of each layer, in forward order, of the loss, and of a step besides those."""
 
     forward_s: NDArray[np.float64]
     backward_s: NDArray[np.float64]
@@ -345,7 +345,7 @@ class LayerTimes:
 
 
 def _interpolate(x: NDArray[np.float64], y: NDArray[np.float64], at: float) -> NDArray[np.float64]:
-    """Piecewise linear rows of ``y`` (rows, points) at one ``at``; beyond the ends along the nearest segment."""
+    """Return piecewise linear rows of ``y`` (rows, points) at one ``at``; beyond the ends along the nearest segment."""
     if len(x) == 1:
         scaled: NDArray[np.float64] = y[:, 0] * (at / x[0])
         return scaled
@@ -356,7 +356,7 @@ def _interpolate(x: NDArray[np.float64], y: NDArray[np.float64], at: float) -> N
 
 
 def overhead_line(local_batches: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """(``overhead_s``, ``overhead_per_sample_s``): the line nearest to the overhead at each batch; none is negative.
+    """Return (``overhead_s``, ``overhead_per_sample_s``): the line nearest to the overhead at each batch, both >= 0.
 
     An overhead that was measured as a difference of two times, and came out below 0, counts as none.
     """

@@ -21,7 +21,6 @@ from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
 from dpsim.experiments.cases import Measured, Record, Study
-from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.plan import Overlap, Plan
 from dpsim.progress import Progress
@@ -30,6 +29,7 @@ from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.recorder import exposed_s
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
+from dpsim.study import models
 from dpsim.study.loop import StopRule, in_turns
 from dpsim.study.runners.profile import computing_times
 from dpsim.study.steps import WARM_UP_STEPS, step_times_s

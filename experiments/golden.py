@@ -27,10 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpsim.errors import DpsimError
 from dpsim.experiments import command
@@ -53,54 +55,8 @@ _MEASURED = re.compile(r'"(?:images_per_s|step_s|exposed_communication_s)": [^,\
 _RECORDS = ("results.json", "allreduce.json", "reproduce.json", "quality.json")
 """The records of which ``dpsim report`` draws a report."""
 
-_K80 = "--workload experiments/machines/googlenet_k80.toml --machine experiments/machines/k80_10gbe.toml"
-_ETHERNET = "--workload experiments/machines/googlenet_k80.toml --machine experiments/machines/ethernet_10gbit.toml"
-_RULES = "--fusion-rule tarantella,ddp,horovod,mg-wfbp,per-tensor,one --fusion-threshold 0,32KiB,1MiB,inf"
-_PREDICTIONS = (
-    f"predict {_K80} {_RULES} --devices 1,2,4,8 --algorithm mpi,ring --overlap thread",
-    f"predict {_K80} {_RULES} --devices 2x4 --algorithm hierarchical,mpi --overlap off",
-    f"predict {_K80} --devices 1,2,4 --algorithm ring --overlap inline --accumulate 2 --local-batch 8,20,64",
-    f"predict {_K80} --devices 2,4,8 --algorithm ring,mpi --overlap poll --wire-dtype bfloat16 --cycle 5ms",
-    f"predict {_ETHERNET} --devices 1,8,2x4,16x8 --batch-norm local,global --overlap thread",
-    f"predict {_ETHERNET} {_RULES} --devices 64 --algorithm ring --overlap inline,off",
-)
-_REFUSALS = (
-    "nonsense",
-    *(
-        f"predict {_K80} --devices 2 --{flag} nonsense"
-        for flag in ("overlap", "algorithm", "fusion-rule", "wire-dtype", "global-batch", "batch-norm", "nonsense")
-    ),
-    *(
-        f"train --{flag} nonsense"
-        for flag in ("model", "dataset", "network", "optimizer", "schedule", "batch-norm", "strategy", "nonsense")
-    ),
-    f"predict {_K80} --devices 2 --fusion-rule mg-wfbp --fusion-threshold 0",
-    "train --leaves 3 --devices 4",
-    "train --strategy zero1 --devices 2 --algorithm direct",
-    "sweep fusion-threshold --strategy zero1 --fusion-rule horovod",
-    "reproduce --devices 2 --compute-dtype float8",
-    "report nowhere",
-    "calibrate --show experiments/machines/googlenet_k80.toml",
-    "bench allreduce --peers nonsense",
-)
-_TRAININGS = (
-    "--model mlp:32 --devices 2 --overlap poll --fusion-threshold 0",
-    "--model mlp:32,dropout=0.2 --devices 2 --overlap thread --network paced:50us,1gbit --label-smoothing 0.1",
-    "--model mlp:32 --devices 2 --compute-dtype bfloat16 --wire-dtype bfloat16",
-    "--model cnn:8 --devices 2 --accumulate 2 --fusion-rule ddp",
-    "--model cnn:8,flip=0.5 --devices 1 --optimizer adamw --accumulate 2 --batch-norm leaf",
-    "--model resnet20:norm=group --devices 2 --global-batch 16 --optimizer adamw --schedule cosine --warmup-epochs 1",
-    "--model resnet20 --devices 1 --global-batch 16 --batch-norm global --nesterov",
-)
-"""Flags of reproducible trainings, whose weights must be equal."""
-_RESUMED = "train --model cnn:8 --devices 2 --global-batch 32 --reproducible --optimizer adamw"
-_SPEEDS = {
-    "training mlp:64x20 on 2 devices": "-m dpsim train --model mlp:64x20 --devices 2 --steps 300 --json",
-    "training resnet20 on 1 device": "-m dpsim train --model resnet20 --devices 1 --global-batch 16 --steps 100 --json",
-    "dpsim --help": "-m dpsim --help",
-    "import dpsim": "-c import dpsim",
-    "predictions": "-m dpsim.experiments.bench_predict",
-}
+_COMPARED: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""The commands that are run in both trees."""
 
 
 @dataclass(frozen=True)
@@ -218,9 +174,10 @@ def outputs(tree: Tree) -> dict[str, str]:
         tables = pages(Path(scratch), figures=False)
         texts |= {f"{name} of dpsim report": text for name, text in tables.items() if name.endswith(".csv")}
     with ThreadPoolExecutor(4) as pool:
-        lines = [*_PREDICTIONS, *(f"{line} --json" for line in _PREDICTIONS), *_REFUSALS]
+        predictions: list[str] = _COMPARED["predictions"]
+        lines = [*predictions, *(f"{line} --json" for line in predictions), *_COMPARED["refusals"]]
         texts |= zip(lines, pool.map(tree.shown, lines), strict=True)
-    for flags in _TRAININGS:
+    for flags in _COMPARED["trainings"]:
         line = f"train {flags} --steps 3 --reproducible --json"
         texts[line] = _MEASURED.sub("", tree.shown(line))
     return texts
@@ -228,10 +185,11 @@ def outputs(tree: Tree) -> dict[str, str]:
 
 def resumed(old: Tree, new: Tree) -> dict[str, tuple[str, str]]:
     """Return what a training ends with, uninterrupted in the old tree, and begun there and continued in the new."""
+    line = _COMPARED["resumed"]
     with tempfile.TemporaryDirectory(prefix="dpsim-golden-") as scratch:
-        old.shown(f"{_RESUMED} --steps 3 --checkpoint {scratch}/run")
+        old.shown(f"{line} --steps 3 --checkpoint {scratch}/run")
         continued = new.shown(f"train --resume {scratch}/run --steps 6 --json")
-    return {"train --resume": (_ended(old.shown(f"{_RESUMED} --steps 6 --json")), _ended(continued))}
+    return {"train --resume": (_ended(old.shown(f"{line} --steps 6 --json")), _ended(continued))}
 
 
 def _ended(text: str) -> str:
@@ -256,7 +214,7 @@ def checked_out(revision: str, folder: Path) -> Iterator[None]:
 
 def speeds(old: Tree, new: Tree) -> Iterator[str]:
     """Yield the ratio of the median times, new over old, for each timed command, with its 95 % interval."""
-    for name, line in _SPEEDS.items():
+    for name, line in _COMPARED["speeds"].items():
 
         def visit(tree: Tree, line: str = line) -> float:
             begin_s = time.perf_counter()

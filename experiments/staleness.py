@@ -22,8 +22,8 @@ from dpsim.model.asynchronous import AccessTimes, distance, mean, simulate
 from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.progress import Progress
-from dpsim.runtime import asynchronous
-from dpsim.runtime.shared_updates import SharedUpdates
+from dpsim.runtime.asynchronous import training
+from dpsim.runtime.asynchronous.shared_updates import SharedUpdates
 
 WORKERS, LOCAL_BATCH, STEPS, PROFILED = 2, 64, 500, 200
 STRATEGIES = ("parameter-server:staleness=1000000", "parameter-server", "gossip:staleness=1000000")
@@ -42,7 +42,7 @@ def train_on_ranks(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) 
     data = load_dataset("synthetic:16x16x3,classes=10,train=2048,test=8")
     plan: Any = Plan(devices=WORKERS, global_batch=WORKERS * LOCAL_BATCH, strategy=case["strategy"])
     replica: Any = build_model("mlp:256x4", data.input_shape, data.classes)
-    worker, compute = asynchronous.Worker(replica, data, plan, WORKERS, 0, comm), replica.forward_backward
+    worker, compute = training.Worker(replica, data, plan, WORKERS, 0, comm), replica.forward_backward
 
     def slower(*batch: Any) -> Any:
         begin_s, sums = now(), compute(*batch).fetch()
@@ -63,7 +63,7 @@ def train_on_ranks(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) 
     computing = [iter(np.random.default_rng(0).choice(of_rank, 10**5)) for of_rank in comm.allgather(compute_s)]
     each_s = np.median(np.concatenate(comm.allgather(access_s)), axis=0) / len(plan.parallelism.groups(0, WORKERS, 0))
     run = simulate(computing, AccessTimes(*each_s.tolist()), plan.parallelism, STEPS * WORKERS)
-    trained, order = comm.bcast(asynchronous.train(comm, worker, plan, STEPS, lambda step: 1e-3))
+    trained, order = comm.bcast(training.train(comm, worker, plan, STEPS, lambda step: 1e-3))
     over = STEPS * plan.global_batch / run.seconds / trained.images_per_s
     speeds = f"{trained.images_per_s:,.0f} images/s, predicted {over - 1:+.1%}"
     ages = f"staleness {mean(order.staleness):.2f}, predicted {mean(run.staleness):.2f}"

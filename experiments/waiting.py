@@ -23,7 +23,6 @@ from dpsim.codec import Noun
 from dpsim.comm.group import quiet_barrier
 from dpsim.data import load_dataset
 from dpsim.experiments.cases import Measured, Record, Study
-from dpsim.harness import models
 from dpsim.machine import Link, Machine, Network
 from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
@@ -31,6 +30,7 @@ from dpsim.progress import Progress
 from dpsim.runtime.describe import describe
 from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.trainer import Trainer
+from dpsim.study import models
 from dpsim.study.loop import StopRule, in_turns
 from dpsim.study.steps import WARM_UP_STEPS, step_times_s
 from dpsim.workload import Workload

@@ -47,13 +47,13 @@ def channel_normalise_backward(grad: Array, x: Array, mean_GC: Array, a_GC: Arra
 
 
 def _rows_and_groups(x: Array, mean_GC: Array) -> tuple[int, int]:
-    """(rows of a group, groups)."""
+    """Return (rows of a group, groups)."""
     groups = mean_GC.size // x.shape[-1]
     return x.size // mean_GC.size, groups
 
 
 def _for_groups(k: Kernel, channels: int, body: Callable[[_Parts, Value], None]) -> None:
-    """``body(parts, group)`` for each group; parts are some vectors of channels, as (first channel, lanes in use)."""
+    """Call ``body(parts, group)`` for each group; parts are vectors of channels, as (first channel, lanes in use)."""
     with k.loop(0, k["groups"]) as group:
 
         def part(first: Value, count: int) -> None:
@@ -62,18 +62,18 @@ def _for_groups(k: Kernel, channels: int, body: Callable[[_Parts, Value], None])
         k.in_parts(channels, _VECTORS * k.lanes, part)
 
 
-def _for_rows(k: Kernel, first: Value, end: Value, several: int, body: Callable[[Value, int], None]) -> None:
-    """``body(row, place)`` for all rows; ``several`` at once, each with sums of its own (by place)."""
-    whole = first + (end - first) // several * several
-    with k.loop(first, whole, several) as row:
-        for place in range(several):
-            body(row + place, place)
-    with k.loop(whole, end) as row:
+def _for_rows(k: Kernel, first: Value, end: Value, at_once: int, body: Callable[[Value, int], None]) -> None:
+    """Call ``body(row, number)`` for all rows; ``at_once`` together, each with sums of its own, by their number."""
+    full_end = first + (end - first) // at_once * at_once
+    with k.loop(first, full_end, at_once) as row:
+        for number in range(at_once):
+            body(row + number, number)
+    with k.loop(full_end, end) as row:
         body(row, 0)
 
 
 def _total(sums: list[Variable]) -> Value:
-    """The total of 1, 2 or 4 sums, added pair by pair."""
+    """Return the total of 1, 2 or 4 sums, added pair by pair."""
     values = [variable.get() for variable in sums]
     while len(values) > 1:
         values = [values[i] + values[i + 1] for i in range(0, len(values), 2)]
@@ -86,29 +86,29 @@ def _moments(dtype: str, channels: int) -> Kernel:
     rows = k["rows"]
 
     def body(parts: _Parts, group: Value) -> None:
-        several = 4 if len(parts) == 1 else 2
+        at_once = 4 if len(parts) == 1 else 2
         first_row, own = group * rows, group * channels
         means, squares = ([k.variable() for _ in parts] for _ in range(2))
         with k.loop(0, rows, _BLOCK) as start:
             end = (start + _BLOCK).at_most(rows)
             count, before, after = (end - start).as_number(), start.as_number(), end.as_number()
             share, weight = k.vector(count / after), k.vector(before * count / after)
-            sums = [[k.variable() for _ in range(several)] for _ in parts]
+            sums = [[k.variable() for _ in range(at_once)] for _ in parts]
 
-            def add(row: Value, place: int) -> None:
+            def add(row: Value, number: int) -> None:
                 for (at, n), total in zip(parts, sums, strict=True):
-                    total[place].add(k.load(k["x"], (first_row + row) * channels + at, n))
+                    total[number].add(k.load(k["x"], (first_row + row) * channels + at, n))
 
-            _for_rows(k, start, end, several, add)
+            _for_rows(k, start, end, at_once, add)
             centres = [_total(total) / k.vector(count) for total in sums]
-            distances = [[k.variable() for _ in range(several)] for _ in parts]
+            distances = [[k.variable() for _ in range(at_once)] for _ in parts]
 
-            def add_square(row: Value, place: int) -> None:
+            def add_square(row: Value, number: int) -> None:
                 for (at, n), centre, total in zip(parts, centres, distances, strict=True):
                     distance = k.load(k["x"], (first_row + row) * channels + at, n) - centre
-                    total[place].add_product(distance, distance)
+                    total[number].add_product(distance, distance)
 
-            _for_rows(k, start, end, several, add_square)
+            _for_rows(k, start, end, at_once, add_square)
             for mean, square, centre, total in zip(means, squares, centres, distances, strict=True):
                 gap = centre - mean.get()
                 square.set(square.get() + (_total(total) + gap * gap * weight))
@@ -138,8 +138,8 @@ def _each_element(
         values = [constants(first, channel, count) for channel, count in parts]
         with k.loop(first_row, first_row + k["rows"]) as row:
             for (channel, count), own in zip(parts, values, strict=True):
-                place = row * channels + channel
-                k.store(k[out], place, result(place, count, *own), count)
+                offset = row * channels + channel
+                k.store(k[out], offset, result(offset, count, *own), count)
 
     _for_groups(k, channels, body)
 
@@ -152,8 +152,8 @@ def _normalise(dtype: str, channels: int) -> Kernel:
         own = [k.load(k[name], first + channel, count) for name in ("mean", "scale")]
         return [*own, k.load(k["shift"], channel, count)]
 
-    def result(place: Value, count: int, mean: Value, scale: Value, shift: Value) -> Value:
-        return k.fma(k.load(k["x"], place, count) - mean, scale, shift)
+    def result(offset: Value, count: int, mean: Value, scale: Value, shift: Value) -> Value:
+        return k.fma(k.load(k["x"], offset, count) - mean, scale, shift)
 
     _each_element(k, channels, "out", constants, result)
     return k
@@ -165,21 +165,21 @@ def _sums(dtype: str, channels: int) -> Kernel:
     rows = k["rows"]
 
     def body(parts: _Parts, group: Value) -> None:
-        several = 4 if len(parts) == 1 else 2 if len(parts) == 2 else 1
+        at_once = 4 if len(parts) == 1 else 2 if len(parts) == 2 else 1
         first_row, own = group * rows, group * channels
         means = [k.load(k["mean"], own + at, n) for at, n in parts]
         dots, totals = ([k.variable() for _ in parts] for _ in range(2))
         with k.loop(0, rows, _BLOCK) as start:
-            block_dots, block_totals = ([[k.variable() for _ in range(several)] for _ in parts] for _ in range(2))
+            block_dots, block_totals = ([[k.variable() for _ in range(at_once)] for _ in parts] for _ in range(2))
 
-            def add(row: Value, place: int) -> None:
+            def add(row: Value, number: int) -> None:
                 for (at, n), mean, dot, total in zip(parts, means, block_dots, block_totals, strict=True):
                     at_row = (first_row + row) * channels + at
                     grad = k.load(k["grad"], at_row, n)
-                    dot[place].add_product(grad, k.load(k["x"], at_row, n) - mean)
-                    total[place].add(grad)
+                    dot[number].add_product(grad, k.load(k["x"], at_row, n) - mean)
+                    total[number].add(grad)
 
-            _for_rows(k, start, (start + _BLOCK).at_most(rows), several, add)
+            _for_rows(k, start, (start + _BLOCK).at_most(rows), at_once, add)
             for all_of, block in zip(dots + totals, block_dots + block_totals, strict=True):
                 all_of.add(_total(block))
         for (at, n), dot, total in zip(parts, dots, totals, strict=True):
@@ -197,9 +197,9 @@ def _backward(dtype: str, channels: int) -> Kernel:
     def constants(first: Value, channel: Value, count: int) -> list[Value]:
         return [k.load(k[name], first + channel, count) for name in ("mean", "a", "b", "c")]
 
-    def result(place: Value, count: int, mean: Value, a: Value, b: Value, c: Value) -> Value:
-        centred = k.load(k["x"], place, count) - mean
-        return k.fma(a, k.load(k["grad"], place, count), k.fma(b, centred, c))
+    def result(offset: Value, count: int, mean: Value, a: Value, b: Value, c: Value) -> Value:
+        centred = k.load(k["x"], offset, count) - mean
+        return k.fma(a, k.load(k["grad"], offset, count), k.fma(b, centred, c))
 
     _each_element(k, channels, "grad", constants, result)
     return k

@@ -26,12 +26,12 @@ _SHARED = 2 * THREADS
 
 
 def blocks_of(rows: int, vectors: int) -> int:
-    """Blocks that add up a group of rows of so many vectors of channels."""
+    """Return blocks that add up a group of rows of so many vectors of channels."""
     return min(max(1, -(-rows // (rows_at_once(vectors) * _ROWS_A_THREAD))), _MOST_BLOCKS)
 
 
 def rows_at_once(vectors: int) -> int:
-    """Rows that a block works on at once."""
+    """Return rows that a block works on at once."""
     return THREADS // min(vectors, THREADS)
 
 
@@ -105,8 +105,8 @@ def sums_of_blocks(backward: bool, rectified: bool, lanes: int) -> Any:
             cuda.syncthreads()
             half = (left + 1) // 2
             if own + half < left:
-                for place in range(thread, shared, THREADS):
-                    sums[place] += sums[place + half * wide]
+                for index in range(thread, shared, THREADS):
+                    sums[index] += sums[index + half * wide]
             left = half
         if working and own == 0:
             to = writes[0] + 8 * ((group * blocks + cuda.blockIdx.x) * 2 * channels + vector * lanes)
@@ -117,7 +117,7 @@ def sums_of_blocks(backward: bool, rectified: bool, lanes: int) -> Any:
     return kernel
 
 
-def _of_channels(work: Any) -> Any:
+def _channel_kernel(work: Any) -> Any:
     """kernel(reads, writes, (rows, channels, blocks, ...)): ``work`` for each channel; the grid is (columns, G).
 
     ``work(reads, writes, numbers, at, total, product)``: ``at`` is the place of the channel's numbers in arrays [G, C],
@@ -150,7 +150,7 @@ def moments() -> Any:
         store(writes[0] + at, narrow(mean))
         store(writes[1] + at, narrow((max(minus(product, multiply(mean, total))[0], 0.0),)))
 
-    return _of_channels(work)
+    return _channel_kernel(work)
 
 
 @functools.cache
@@ -181,7 +181,7 @@ def local_moments() -> Any:
         move(writes[3] + at, mean, momentum, rest)
         move(writes[4] + at, narrow((squares / max(rows - 1, 1),)), momentum, rest)
 
-    return _of_channels(work)
+    return _channel_kernel(work)
 
 
 @functools.cache
@@ -195,7 +195,7 @@ def gradient_sums() -> Any:
         store(writes[0] + at, narrow(minus(product, multiply(widen(load(reads[1] + at)), total))))
         store(writes[1] + at, narrow(total))
 
-    return _of_channels(work)
+    return _channel_kernel(work)
 
 
 @functools.cache
@@ -218,10 +218,10 @@ def local_gradients() -> Any:
         store(writes[2] + at, multiply(multiply(per_row, inverse), d_gamma))
         store(writes[3] + at, multiply(per_row, d_beta))
 
-    return _of_channels(work)
+    return _channel_kernel(work)
 
 
-def _of_rows(work: Any, lanes: int) -> Any:
+def _row_kernel(work: Any, lanes: int) -> Any:
     """kernel(reads, writes, (rows, channels)): ``work`` for each ``lanes`` channels of a row; the grid is (blocks, G).
 
     ``work(reads, writes, at, own, shift)``: the places, in bytes, of the numbers themselves in [G, rows, C], of their
@@ -232,11 +232,11 @@ def _of_rows(work: Any, lanes: int) -> Any:
     def kernel(reads, writes, numbers):  # type: ignore[no-untyped-def]
         rows, channels = numbers
         group, vectors = cuda.blockIdx.y, channels // lanes
-        place = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
-        while place < rows * vectors:
-            shift = 4 * (place % vectors * lanes)
-            work(reads, writes, 4 * (group * rows * channels + place * lanes), 4 * group * channels + shift, shift)
-            place += cuda.gridDim.x * THREADS
+        pack = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+        while pack < rows * vectors:
+            shift = 4 * (pack % vectors * lanes)
+            work(reads, writes, 4 * (group * rows * channels + pack * lanes), 4 * group * channels + shift, shift)
+            pack += cuda.gridDim.x * THREADS
 
     return kernel
 
@@ -256,7 +256,7 @@ def normalise(rectified: bool, lanes: int) -> Any:
         result = add(scaled, load_each(reads[3] + shift))
         store(writes[0] + at, rectify(result) if rectified else result)
 
-    return _of_rows(work, lanes)
+    return _row_kernel(work, lanes)
 
 
 @functools.cache
@@ -284,4 +284,4 @@ def backward(rectified: bool, lanes: int) -> Any:
         moved = add(multiply(centred, load(reads[4] + own)), load(reads[5] + own))
         store(writes[0] + at, add(multiply(gradient(reads, at, centred, a, shift), a), moved))
 
-    return _of_rows(work, lanes)
+    return _row_kernel(work, lanes)

@@ -37,15 +37,15 @@ def kernel() -> Any:
 
 
 def arguments(numbers: int, codes: int, length: int) -> tuple[Any, ...]:
-    """The arguments of the kernel, from the addresses of ``length`` numbers and of their codes."""
+    """Return the arguments of the kernel, from the addresses of ``length`` numbers and of their codes."""
     return arguments_on_all((numbers, codes), length, _LANES)
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def encoding(numbers: int, codes: int, length: int) -> Callable[[Any], None]:
-    """A function that writes the codes in the stream that it is called with, one of numba's.
+    """Return a function that writes the codes in the stream that it is called with, one of numba's.
 
     The arrays of a training lie where they are from step to step, so each launch is bound once.
     """
-    given = arguments(numbers, codes, length)
-    return stage(kernel(), (blocks_for(max(given[4]), _MOST_BLOCKS), 1), given)
+    launched = arguments(numbers, codes, length)
+    return stage(kernel(), (blocks_for(max(launched[4]), _MOST_BLOCKS), 1), launched)

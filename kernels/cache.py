@@ -49,7 +49,7 @@ _one_at_a_time = threading.Lock()  # LLVM's compiler and loader are not for seve
 
 
 def folder() -> Path | None:
-    """Where machine code is kept: ``$DPSIM_CACHE_DIR``, else ``dpsim`` in the user's cache folder; None without one."""
+    """Return the folder of machine code: ``$DPSIM_CACHE_DIR``, else ``dpsim`` in the user's cache folder, or None."""
     if own := os.environ.get("DPSIM_CACHE_DIR"):
         return Path(own) / "kernels"
     if own := os.environ.get("XDG_CACHE_HOME"):
@@ -61,7 +61,7 @@ def folder() -> Path | None:
 
 
 def compiled(write: Callable[P, Kernel]) -> Callable[P, Function]:
-    """Makes a function that writes a kernel into one that returns it compiled.
+    """Turn a function that writes a kernel into one that returns it compiled.
 
     The compiled kernel takes C-contiguous arrays of its dtype (one that returns an index: addresses, as numbers), then
     indices, then numbers. It runs without Python's
@@ -83,8 +83,8 @@ def compiled(write: Callable[P, Kernel]) -> Callable[P, Function]:
 def _find(write: Callable[P, Kernel], *args: P.args, **kwargs: P.kwargs) -> Function:
     key = _key(write.__module__, write.__name__, args, kwargs)
     symbol = f"kernel_{key}"
-    place = folder()
-    path = None if place is None else place / f"{write.__name__.strip('_')}-{key}.o"
+    cache_folder = folder()
+    path = None if cache_folder is None else cache_folder / f"{write.__name__.strip('_')}-{key}.o"
     code = None if path is None else _read(path)
     if code is None:
         code = _compile(write(*args, **kwargs), symbol)
@@ -98,7 +98,7 @@ def _find(write: Callable[P, Kernel], *args: P.args, **kwargs: P.kwargs) -> Func
 
 @functools.cache
 def circumstances() -> bytes:
-    """What every kernel's machine code depends on."""
+    """Return what every kernel's machine code depends on."""
     sources = sorted(Path(__file__).parent.rglob("*.py"))
     target = (*processor.target(), llvm.get_default_triple(), llvmlite.__version__)
     return b"\0".join([*(file.read_bytes() for file in sources), *map(str.encode, target)])
@@ -128,7 +128,7 @@ def _compiler() -> Any:
 
 
 def _compile(kernel: Kernel, symbol: str) -> bytes:
-    """A line with the types of the arguments, and an object file."""
+    """Return a line with the types of the arguments, and an object file."""
     module = llvm.parse_assembly(kernel.text(symbol))
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
@@ -140,7 +140,7 @@ def _compile(kernel: Kernel, symbol: str) -> bytes:
 
 
 def _callable(symbol: str, code: bytes) -> Function:
-    """The function in an object file.
+    """Return the function in an object file.
 
     Each has an engine of its own, for ever. With several files in one, LLVM finds the constants of a later one through
     the address table of the first (RuntimeDyldELF, R_X86_64_GOTOFF64): wrong numbers, once a file calls the C library.
@@ -175,7 +175,7 @@ def _pointer(array: Any) -> Any:
 
 
 def _read(path: Path) -> bytes | None:
-    """The code kept in a file; None where there is none, it is not what was written, or others could have written it.
+    """Read the code in a file; None if there is none, it has changed, or others could have written it.
 
     It is run as it is: the file must be this user's or root's, and no one else may write to it.
     """

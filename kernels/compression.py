@@ -38,7 +38,7 @@ def encode_float16(values: Any, coded: Any, scale: Any) -> None:
 
 @jit
 def _float16(code: Any) -> Any:
-    """The float32 with the value of a float16 code."""
+    """Return the float32 with the value of a float16 code."""
     size = np.uint32(code & np.uint32(0x7FFF))
     bits = np.uint32((size << np.uint32(13)) + np.uint32(0x38000000))
     bits = np.uint32(bits + np.uint32(0x38000000)) if size >= np.uint32(0x7C00) else bits

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from dpsim.kernels.allreduce.tree import leaf_program
 from dpsim.kernels.cache import compiled
-from dpsim.kernels.leaves import leaf_program
 from dpsim.kernels.vector import ACCUMULATORS, WIDE, Element, Kernel, Value, Variable, balanced, even_parts
 
 Array = NDArray[Any]
@@ -50,7 +50,7 @@ def conv2d(x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array) -> N
 
 
 def conv2d_input_gradient(grad_bhwo: Array, weight_KKoi: Array, stride: int, out_bHWi: Array) -> None:
-    """The gradient of x, from the kernel with its channels exchanged."""
+    """Compute the gradient of x, from the kernel with its channels exchanged."""
     kernel, _, outputs, inputs = weight_KKoi.shape
     shapes = _shapes(out_bHWi, (kernel, kernel, inputs, outputs), stride)
     _input_gradient(shapes)(grad_bhwo, weight_KKoi, out_bHWi, len(grad_bhwo))
@@ -59,7 +59,7 @@ def conv2d_input_gradient(grad_bhwo: Array, weight_KKoi: Array, stride: int, out
 def conv2d_weight_gradient(
     x_bHWi: Array, grad_bhwo: Array, leaves: tuple[int, ...], stride: int, out_KKio: Array, waiting_DKKio: Array
 ) -> None:
-    """The gradient of the weights: a sum over each leaf's samples in their order, and over leaves along their tree.
+    """Compute the weights' gradient: a sum over each leaf's samples in order, and over leaves along their tree.
 
     ``waiting`` is for the sums that wait for their pair, ``waiting_sums(leaves)`` of them.
     """
@@ -69,12 +69,12 @@ def conv2d_weight_gradient(
 
 
 def waiting_sums(leaves: tuple[int, ...]) -> int:
-    """Sums over leaves that wait for their pair at once, besides the first."""
+    """Return how many sums over leaves wait for their pair at once, besides the first."""
     return (len(leaves) - 2).bit_length()
 
 
 class _Reach(NamedTuple):
-    """Which source pixels an output pixel is made of.
+    """The source pixels that an output pixel is made of.
 
     ``rows(h)`` gives the kernel rows i that output row h needs (first, end, step) and the source row of each;
     ``column(w, j)`` the source column of output column w under kernel column j, None outside the picture.
@@ -109,7 +109,7 @@ def _forward(s: _Shapes) -> Kernel:
 
 @compiled
 def _input_gradient(s: _Shapes) -> Kernel:
-    """The transposed convolution: of each kernel row and column only those pixels that the stride met."""
+    """Return the transposed convolution: of each kernel row and column only those pixels that the stride met."""
     pad = s.kernel // 2
     height, width = s.out
 
@@ -129,7 +129,7 @@ def _input_gradient(s: _Shapes) -> Kernel:
 
 
 def _write_product(k: Kernel, reach: _Reach, inputs: int, outputs: int, size: int) -> None:
-    """Neighbouring pixels of a row by some vectors of output channels in registers, for every row of every sample."""
+    """Multiply neighbouring pixels of a row by some vectors of output channels in registers, for all samples' rows."""
     height, width = reach.out
     vectors = balanced(-(-outputs // k.lanes), _MOST_VECTORS)
     most = max(ACCUMULATORS // vectors, reach.unit)
@@ -147,9 +147,9 @@ def _write_product(k: Kernel, reach: _Reach, inputs: int, outputs: int, size: in
                         for j, taps in enumerate(run.taps):
                             _add_taps(k, corner, (i * size + j) * inputs, taps, sums, o, parts, (inputs, outputs))
                     for p in range(run.pixels):
-                        place = ((b * height + h) * width + w + p) * outputs + o
+                        offset = ((b * height + h) * width + w + p) * outputs + o
                         for (v, n), total in zip(parts, sums[p], strict=True):
-                            k.store(k["out"], place + v, total.get(), n)
+                            k.store(k["out"], offset + v, total.get(), n)
 
         k.in_parts(outputs, vectors * k.lanes, channels)
 
@@ -210,7 +210,7 @@ def _runs(reach: _Reach, size: int, most: int) -> list[_Run]:
 
 @compiled
 def _weight_gradient(s: _Shapes) -> Kernel:
-    """Some input channels by some vectors of output channels in registers, over a few rows of one picture at a time.
+    """Multiply some input channels by some vectors of output channels in registers, a few rows of a picture at a time.
 
     A leaf's sum is added up in ``out``, or in ``waiting`` where sums before it wait for their pair.
     """
@@ -266,9 +266,9 @@ def _add_samples(k: Kernel, s: _Shapes, start: Value, stop: Value) -> None:
                             for total, grad in zip(sums[one], grads, strict=True):
                                 total.add_product(value, grad)
                     for one in range(inputs):
-                        place = ((i * s.kernel + j) * s.inputs + c + one) * s.outputs + o
+                        offset = ((i * s.kernel + j) * s.inputs + c + one) * s.outputs + o
                         for (v, n), total in zip(parts, sums[one], strict=True):
-                            k.store(k["sum"], place + v, k.load(k["sum"], place + v, n) + total.get(), n)
+                            k.store(k["sum"], offset + v, k.load(k["sum"], offset + v, n) + total.get(), n)
 
                 k.in_parts(s.outputs, vectors * k.lanes, part)
 

@@ -26,12 +26,12 @@ _ELEMENTS = 1 << (6 if SIMULATED else 20)
 
 
 def lanes_of(count: int, aligned: bool, most: int = _AT_ONCE) -> int:
-    """Channels at once, of ``count``: 1, or a power of two from 4 to ``most`` that divides them."""
+    """Return the channels at once, of ``count``: 1, or a power of two from 4 to ``most`` that divides them."""
     return next((lanes for lanes in (8, 4) if aligned and lanes <= most and count % lanes == 0), 1)
 
 
 def parts_of(samples: int, elements: int) -> int:
-    """Parts of a leaf's samples whose weight gradients, of so many elements, are added afterwards."""
+    """Return parts of a leaf's samples whose weight gradients, of so many elements, are added afterwards."""
     return max(1, min(samples, _ELEMENTS // elements))
 
 
@@ -78,10 +78,10 @@ def convolution(size: int, spread: int, lanes: int, outputs: int) -> Any:
                     inside = inside and y % spread == 0 and z % spread == 0
                     at = (int(sample[pixel]) * height + y // spread) * width + z // spread
                     window[pixel] = x + 4 * at * inputs if inside else 0
-                places = (window[0], window[1], window[2], window[3])
+                addresses = (window[0], window[1], window[2], window[3])
                 own = weight + 4 * (tap * inputs * channels + channel)
                 for c in range(0, inputs, lanes):
-                    sums = add(sums, places, 4 * c, own, 4 * channels)
+                    sums = add(sums, addresses, 4 * c, own, 4 * channels)
                     own += 4 * lanes * channels
             to = writes[0] + 4 * (begin * channels + channel)
             store(to, first(sums))
@@ -97,9 +97,9 @@ def convolution(size: int, spread: int, lanes: int, outputs: int) -> Any:
 
 
 def _added(lanes: int, outputs: int) -> Any:
-    """add(sums, places, offset, weight, pitch): the products of ``lanes`` channels added, one after another.
+    """add(sums, addresses, offset, weight, pitch): the products of ``lanes`` channels added, one after another.
 
-    Those of a pixel lie at its place + ``offset``, zeros where the place is 0; the weights of each at ``weight`` and
+    Those of a pixel lie at its address + ``offset``, zeros where that is 0; the weights of each at ``weight`` and
     multiples of ``pitch`` from there.
     """
     load, load_weights = memory.load("float32", lanes), memory.load("float32", outputs)
@@ -107,29 +107,30 @@ def _added(lanes: int, outputs: int) -> Any:
     outside = (np.float32(0),) * lanes
 
     @threadless
-    def read(place, offset):  # type: ignore[no-untyped-def]
+    def read(address, offset):  # type: ignore[no-untyped-def]
         values = outside
-        if place != 0:
-            values = load(place + offset)
+        if address != 0:
+            values = load(address + offset)
         return values
 
     @threadless
-    def window(places, offset):  # type: ignore[no-untyped-def]
-        return read(places[0], offset) + read(places[1], offset) + read(places[2], offset) + read(places[3], offset)
+    def window(addresses, offset):  # type: ignore[no-untyped-def]
+        first, second, third, fourth = addresses
+        return read(first, offset) + read(second, offset) + read(third, offset) + read(fourth, offset)
 
     if lanes == 1:
         (only,) = products
 
         @threadless
-        def add(sums, places, offset, weight, pitch):  # type: ignore[no-untyped-def]
-            return only(sums, window(places, offset), load_weights(weight))
+        def add(sums, addresses, offset, weight, pitch):  # type: ignore[no-untyped-def]
+            return only(sums, window(addresses, offset), load_weights(weight))
 
         return add
     one, two, three, four = products
 
     @threadless
-    def add_four(sums, places, offset, weight, pitch):  # type: ignore[no-untyped-def]
-        values = window(places, offset)
+    def add_four(sums, addresses, offset, weight, pitch):  # type: ignore[no-untyped-def]
+        values = window(addresses, offset)
         sums = one(sums, values, load_weights(weight))
         sums = two(sums, values, load_weights(weight + pitch))
         sums = three(sums, values, load_weights(weight + 2 * pitch))

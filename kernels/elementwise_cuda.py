@@ -80,9 +80,9 @@ def _of(lanes: int) -> tuple[Any, Any, Any, Any]:
 def elementwise(work: Any, lanes: int) -> Any:
     @kernel_of()
     def kernel(reads, writes, numbers):  # type: ignore[no-untyped-def]
-        place = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
-        while place < numbers[0] // lanes:
-            work(reads, writes, 4 * place * lanes)
-            place += cuda.gridDim.x * THREADS
+        pack = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+        while pack < numbers[0] // lanes:
+            work(reads, writes, 4 * pack * lanes)
+            pack += cuda.gridDim.x * THREADS
 
     return kernel

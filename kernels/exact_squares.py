@@ -31,12 +31,12 @@ _RANGES = {"float32": (22, 22), "float64": (0, 68)}
 
 
 def digits(dtype: str) -> int:
-    """The digits of a sum of squares of a dtype's elements."""
+    """Return the digits of a sum of squares of a dtype's elements."""
     return _RANGES[dtype][1]
 
 
 def first_digit(dtype: str) -> int:
-    """The first digit that they have, counted from that of ``2**-1074``."""
+    """Return the first digit that they have, counted from that of ``2**-1074``."""
     return _RANGES[dtype][0]
 
 
@@ -49,7 +49,7 @@ def sums_of_squares(x: Array, starts: NDArray[np.int64], stops: NDArray[np.int64
 
 
 def roots(sums: Array, dtype: str) -> NDArray[np.float64]:
-    """The square root of each row of digits; infinite where the last digit is not 0."""
+    """Return the square root of each row of digits; infinite where the last digit is not 0."""
     return np.asarray(_roots(sums, _RANGES[dtype][0]))
 
 
@@ -58,9 +58,9 @@ def _sums(x: Array, starts: Array, stops: Array, first: int, out: Array) -> None
     high, low = np.empty(_EXPONENTS, np.int64), np.empty(_EXPONENTS, np.int64)  # halves of fractions, by exponent
     squares = np.empty(_CHUNK, np.float64)
     bits = squares.view(np.int64)
-    whole = np.empty(out.shape[1], np.int64)
+    total = np.empty(out.shape[1], np.int64)
     for row in range(len(starts)):
-        high[:], low[:], whole[:] = 0, 0, 0
+        high[:], low[:], total[:] = 0, 0, 0
         for begin in range(starts[row], stops[row], _CHUNK):
             count = min(_CHUNK, stops[row] - begin)
             for i in range(count):
@@ -73,43 +73,43 @@ def _sums(x: Array, starts: Array, stops: Array, first: int, out: Array) -> None
                 high[exponent] += fraction >> _HALF
                 low[exponent] += fraction & _HALF_MASK
         for exponent in range(_EXPONENTS - 1):
-            place = max(exponent, 1) - 1 - first * _BITS
-            _add(whole, low[exponent], place)
-            _add(whole, high[exponent], place + _HALF)
-        _carry(whole)
-        whole[-1] = high[_EXPONENTS - 1] > 0
-        out[row] = whole
+            power = max(exponent, 1) - 1 - first * _BITS
+            _add(total, low[exponent], power)
+            _add(total, high[exponent], power + _HALF)
+        _carry(total)
+        total[-1] = high[_EXPONENTS - 1] > 0
+        out[row] = total
 
 
 @jit
-def _add(whole: Array, number: int, place: int) -> None:
+def _add(total: Array, number: int, power: int) -> None:
     """Add ``number`` times 2**place, a number of 63 bits, to digits."""
     if number == 0:
         return
-    digit, shift = place // _BITS, place % _BITS
+    digit, shift = power // _BITS, power % _BITS
     low, high = (number & _MASK) << shift, (number >> _BITS) << shift
-    whole[digit] += low & _MASK
-    whole[digit + 1] += (low >> _BITS) + (high & _MASK)
+    total[digit] += low & _MASK
+    total[digit + 1] += (low >> _BITS) + (high & _MASK)
     if high >> _BITS:
-        whole[digit + 2] += high >> _BITS
+        total[digit + 2] += high >> _BITS
 
 
 @jit
-def _carry(whole: Array) -> None:
-    for digit in range(len(whole) - 1):
-        whole[digit + 1] += whole[digit] >> _BITS
-        whole[digit] &= _MASK
+def _carry(total: Array) -> None:
+    for digit in range(len(total) - 1):
+        total[digit + 1] += total[digit] >> _BITS
+        total[digit] &= _MASK
 
 
 @jit
 def _roots(sums: Array, first: int) -> NDArray[np.float64]:
     results = np.empty(len(sums), np.float64)
     for row in range(len(sums)):
-        whole = sums[row].astype(np.int64)
-        finite = whole[-1] == 0
-        _carry(whole)
+        row_digits = sums[row].astype(np.int64)
+        finite = row_digits[-1] == 0
+        _carry(row_digits)
         total = 0.0
-        for digit in range(len(whole) - 1):
-            total += math.ldexp(float(whole[digit]), (digit + first) * _BITS + _LOWEST)
+        for digit in range(len(row_digits) - 1):
+            total += math.ldexp(float(row_digits[digit]), (digit + first) * _BITS + _LOWEST)
         results[row] = math.sqrt(total) if finite else math.inf
     return results

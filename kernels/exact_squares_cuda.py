@@ -29,14 +29,14 @@ _MASK, _FRACTION, _ONE = (1 << 32) - 1, (1 << 52) - 1, 1 << 52
 
 
 @inline
-def _carry(whole, count):  # type: ignore[no-untyped-def]
+def _carry(sums, count):  # type: ignore[no-untyped-def]
     for digit in range(count - 1):
-        whole[digit + 1] += whole[digit] >> 32
-        whole[digit] &= _MASK
+        sums[digit + 1] += sums[digit] >> 32
+        sums[digit] &= _MASK
 
 
 @functools.cache
-def of_blocks(dtype: str) -> Any:
+def block_digits(dtype: str) -> Any:
     """kernel(table, rows, out): digits of a row's part that a block adds, float64 [2 rows, blocks, digits].
 
     ``table``: the addresses of two arrays, then the first element of each row, then where each ends. The grid is
@@ -52,53 +52,53 @@ def of_blocks(dtype: str) -> Any:
         x = word(table + 8 * (row // rows))
         first = word(table + 8 * (2 + row % rows)) + cuda.blockIdx.x * THREADS
         at, stop = first + thread, word(table + 8 * (2 + rows + row % rows))
-        whole = cuda.local.array(count, np.int64)
+        sums = cuda.local.array(count, np.int64)
         for digit in range(count):
-            whole[digit] = 0
+            sums[digit] = 0
         while at < stop:
             bits = square(load(x + at * size)[0])
             exponent, fraction = bits >> 52, bits & _FRACTION
             if exponent == 2047:
-                whole[count - 1] = 1  # not finite
+                sums[count - 1] = 1  # not finite
             elif bits > 0:
                 if exponent > 0:
                     fraction |= _ONE
-                place = max(exponent, 1) - 1 - lowest
-                digit, shift = place // 32, place % 32
+                power = max(exponent, 1) - 1 - lowest
+                digit, shift = power // 32, power % 32
                 low, high = (fraction & _MASK) << shift, (fraction >> 32) << shift
-                whole[digit] += low & _MASK
-                whole[digit + 1] += (low >> 32) + (high & _MASK)
-                whole[digit + 2] += high >> 32
+                sums[digit] += low & _MASK
+                sums[digit + 1] += (low >> 32) + (high & _MASK)
+                sums[digit + 2] += high >> 32
             at += cuda.gridDim.x * THREADS
         of_threads = cuda.shared.array(_SHARED, np.int64)
         low = count if first >= stop else 0
         while low < count:
             width = min(_AT_ONCE, count - low)
             for digit in range(width):
-                of_threads[digit * THREADS + thread] = whole[low + digit]
+                of_threads[digit * THREADS + thread] = sums[low + digit]
             cuda.syncthreads()
-            place = thread
-            while place < width:
+            digit_index = thread
+            while digit_index < width:
                 for other in range(1, THREADS):
-                    of_threads[place * THREADS] += of_threads[place * THREADS + other]
-                place += THREADS
+                    of_threads[digit_index * THREADS] += of_threads[digit_index * THREADS + other]
+                digit_index += THREADS
             cuda.syncthreads()
             if thread == 0:
                 for digit in range(width):
-                    whole[low + digit] = of_threads[digit * THREADS]
+                    sums[low + digit] = of_threads[digit * THREADS]
             cuda.syncthreads()
             low += _AT_ONCE
         if thread == 0:
-            _carry(whole, count)
+            _carry(sums, count)
             begin = out + 8 * count * (row * cuda.gridDim.x + cuda.blockIdx.x)
             for digit in range(count):
-                store(begin + 8 * digit, (float(whole[digit]),))
+                store(begin + 8 * digit, (float(sums[digit]),))
 
     return kernel
 
 
 @functools.cache
-def of_rows(dtype: str) -> Any:
+def row_digits(dtype: str) -> Any:
     """kernel(partials, blocks, rows, out): the digits of each row, float64 [rows, digits], from those of its blocks."""
     count = digits(dtype)
     load, store = memory.load("float64", 1), memory.store("float64", 1)
@@ -107,17 +107,17 @@ def of_rows(dtype: str) -> Any:
     def kernel(partials, blocks, rows, out):  # type: ignore[no-untyped-def]
         row = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
         if row < rows:
-            whole = cuda.local.array(count, np.int64)
+            sums = cuda.local.array(count, np.int64)
             for digit in range(count):
-                whole[digit] = 0
+                sums[digit] = 0
             for block in range(blocks):
                 begin = partials + 8 * count * (row * blocks + block)
                 for digit in range(count):
-                    whole[digit] += int(load(begin + 8 * digit)[0])
-            _carry(whole, count)
-            whole[count - 1] = min(whole[count - 1], 1)
+                    sums[digit] += int(load(begin + 8 * digit)[0])
+            _carry(sums, count)
+            sums[count - 1] = min(sums[count - 1], 1)
             for digit in range(count):
-                store(out + 8 * (row * count + digit), (float(whole[digit]),))
+                store(out + 8 * (row * count + digit), (float(sums[digit]),))
 
     return kernel
 
@@ -132,7 +132,7 @@ class SumsOfSquares:
         self, arrays: Sequence[Any], starts: Sequence[int], stops: Sequence[int], out: Any, zeros: Any, stream: Any
     ) -> None:
         dtype = arrays[0].dtype.name
-        self._of_blocks, self._of_rows, self._stream = of_blocks(dtype), of_rows(dtype), stream
+        self._of_blocks, self._of_rows, self._stream = block_digits(dtype), row_digits(dtype), stream
         longest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
         self._blocks = min(max(1, -(-longest // (THREADS * _ELEMENTS))), _MOST_BLOCKS)
         self._rows = len(starts)

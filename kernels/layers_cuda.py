@@ -88,7 +88,7 @@ class LayerKernels:
     def normalise(self, x: Any, mean_GC: Any, scale_GC: Any, shift_C: Any, out: Any, rectified: bool) -> None:
         lanes = self._channel_lanes(x, mean_GC, scale_GC, out)
         groups, kernel = mean_GC.size // x.shape[-1], batch_norm_cuda.normalise(rectified, lanes)
-        self._of_elements(kernel, (x, mean_GC, scale_GC, shift_C), out, groups, lanes)
+        self._elementwise(kernel, (x, mean_GC, scale_GC, shift_C), out, groups, lanes)
 
     def sums(
         self, grad: Any, x: Any, mean_GC: Any, dot_GC: Any, sum_GC: Any, rectifier: tuple[Any, Any] | None
@@ -105,8 +105,8 @@ class LayerKernels:
         results_C: tuple[Any, Any, Any, Any],
     ) -> None:
         sums, numbers, grid = self._gradient_sums(grad, x, statistics_1C[0], rectifier)
-        given = (*numbers, np.float32(1 / numbers[0]))
-        self.launch(batch_norm_cuda.local_gradients(), grid, (sums, *statistics_1C), results_C, given)
+        local_numbers = (*numbers, np.float32(1 / numbers[0]))
+        self.launch(batch_norm_cuda.local_gradients(), grid, (sums, *statistics_1C), results_C, local_numbers)
 
     def normalise_backward(
         self, grad: Any, x: Any, mean_GC: Any, a_GC: Any, b_GC: Any, c_GC: Any, shift_C: Any | None
@@ -114,7 +114,7 @@ class LayerKernels:
         values = (mean_GC, a_GC, b_GC, c_GC) if shift_C is None else (mean_GC, a_GC, b_GC, c_GC, shift_C)
         lanes = self._channel_lanes(grad, x, *values[:4])
         groups, kernel = mean_GC.size // x.shape[-1], batch_norm_cuda.backward(shift_C is not None, lanes)
-        self._of_elements(kernel, (grad, x, *values), grad, groups, lanes)
+        self._elementwise(kernel, (grad, x, *values), grad, groups, lanes)
 
     def rectified_sum(self, a: Any, b: Any, out: Any) -> None:
         lanes = lanes_of(out.size, self._aligned(a, b, out))
@@ -140,15 +140,15 @@ class LayerKernels:
         numbers: tuple[Any, ...],
     ) -> None:
         """Ask the device for one kernel on arrays, each contiguous."""
-        given = (tuple(map(_address, reads)), tuple(map(_address, writes)), numbers)
-        _bound(kernel, grid, given)(self._stream)
+        arguments = (tuple(map(_address, reads)), tuple(map(_address, writes)), numbers)
+        _bound(kernel, grid, arguments)(self._stream)
 
     def _gradient_sums(self, grad: Any, x: Any, mean_GC: Any, rectifier: tuple[Any, Any] | None) -> Any:
-        given = (grad, x) if rectifier is None else (grad, x, mean_GC, *rectifier)
-        return self._sums(given, mean_GC.shape)
+        arrays = (grad, x) if rectifier is None else (grad, x, mean_GC, *rectifier)
+        return self._sums(arrays, mean_GC.shape)
 
     def _sums(self, reads: tuple[Any, ...], shape: tuple[int, int]) -> tuple[Any, tuple[int, int, int], Any]:
-        """The sums of blocks over rows of the arrays; what the kernel that adds these takes, and its grid."""
+        """Return the sums of blocks over rows of the arrays; what the kernel that adds these takes, and its grid."""
         (groups, channels), size = shape, reads[0].size
         rows, lanes = size // (groups * channels), self._channel_lanes(*reads[:4])
         vectors = channels // lanes
@@ -158,7 +158,7 @@ class LayerKernels:
         self.launch(kernel, (blocks, groups * -(-vectors // THREADS)), reads, (sums,), numbers)
         return sums, numbers, (-(-channels // COLUMNS), groups)
 
-    def _of_elements(self, kernel: Any, reads: tuple[Any, ...], out: Any, groups: int, lanes: int) -> None:
+    def _elementwise(self, kernel: Any, reads: tuple[Any, ...], out: Any, groups: int, lanes: int) -> None:
         channels = out.shape[-1]
         rows = out.size // (groups * channels)
         self.launch(kernel, (_blocks(rows * channels // lanes), groups), reads, (out,), (rows, channels))
@@ -170,7 +170,7 @@ class LayerKernels:
         return all(_address(array) % 16 == 0 for array in arrays)
 
     def _take(self, count: int, dtype: Any) -> Any:
-        """Numbers of memory that the next kernels write and read, in the order of the stream."""
+        """Return numbers of memory that the next kernels write and read, in the order of the stream."""
         size_bytes = count * np.dtype(dtype).itemsize
         if self._scratch.nbytes < size_bytes:
             self._scratch = self._zeros(size_bytes)

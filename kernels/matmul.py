@@ -69,7 +69,7 @@ def packed_with_transposed(g_MN: Array, w_KN: Array, out_MK: Array) -> None:
 
 
 def _packed(x_MK: Array) -> tuple[Array, Array]:
-    """Memory for a panel's inputs of every row of x, and for a panel of weights."""
+    """Return memory for a panel's inputs of every row of x, and for a panel of weights."""
     (m, k), dtype = x_MK.shape, x_MK.dtype
     panel = scratch("panel", _PANEL_INPUTS * BLOCK[1] * lanes(dtype), dtype)
     return scratch("rows", m * min(k, _PANEL_INPUTS), dtype), panel
@@ -160,8 +160,8 @@ def _add_inputs(
         sums.add(lambda i, j=j: kernel.load_number(x, (row + i) * k + j), weights)  # type: ignore[misc]
 
 
-def _by_panels(dtype: str, tail: int, multiply: Callable[[_Panel, Value], None]) -> Kernel:
-    """A product by packed panels of the weights: ``multiply(panel, inputs)`` for each panel of ``inputs`` inputs."""
+def _panel_product(dtype: str, tail: int, multiply: Callable[[_Panel, Value], None]) -> Kernel:
+    """Multiply by packed panels of the weights: ``multiply(panel, inputs)`` for each panel of ``inputs`` inputs."""
     kernel = Kernel(dtype, ("x", "w", "out", "rows", "panel"), ("m", "k", "n"))
     with kernel.loop(0, kernel["k"], _PANEL_INPUTS) as start:
         inputs = (kernel["k"] - start).at_most(_PANEL_INPUTS)
@@ -191,18 +191,18 @@ def _packed_product(dtype: str, tail: int) -> Kernel:
 
         kernel.in_tiles(left, (BLOCK[0], 1), rows)
 
-    return _by_panels(dtype, tail, multiply)
+    return _panel_product(dtype, tail, multiply)
 
 
 @compiled
 def _packed_with_transposed(dtype: str, tail: int, input_tail: int) -> Kernel:
-    """``x`` is the gradient; its inputs are the columns of w, and the rows of w are the columns of ``out``."""
+    """Multiply ``x``, the gradient: its inputs are w's columns, and the rows of w are the columns of ``out``."""
 
     def multiply(panel: _Panel, inputs: Value) -> None:
         panel.copy_transposed(input_tail)
         panel.kernel.in_tiles(panel.kernel["m"], (BLOCK[0], 1), panel.add_rows)
 
-    return _by_panels(dtype, tail, multiply)
+    return _panel_product(dtype, tail, multiply)
 
 
 def _pack_rows(kernel: Kernel, start: Value, inputs: Value) -> None:
@@ -222,46 +222,46 @@ class _Panel:
 
     def __init__(self, kernel: Kernel, start: Value, inputs: Value, first: Value, counts: list[int]) -> None:
         self.kernel, self._start, self._inputs, self._first, self._counts = kernel, start, inputs, first, counts
-        self._places = [v * kernel.lanes for v in range(len(counts))]
+        self._offsets = [v * kernel.lanes for v in range(len(counts))]
         self._width = len(counts) * kernel.lanes
 
     def prefetch_next(self, first: Value, stop: Value) -> None:
         """Prefetch the weights of inputs ``first`` to ``stop - 1`` of the next panel."""
         kernel = self.kernel
         with kernel.loop(first, stop) as j:
-            for place in self._places:
-                kernel.prefetch(kernel["w"], (self._start + j) * kernel["n"] + self._first + self._width + place)
+            for offset in self._offsets:
+                kernel.prefetch(kernel["w"], (self._start + j) * kernel["n"] + self._first + self._width + offset)
 
     def copy_transposed(self, input_tail: int) -> None:
         """Copy the panel from w transposed: squares of as many rows and columns as a vector has lanes."""
         kernel, lane = self.kernel, self.kernel.lanes
-        for place, count in zip(self._places, self._counts, strict=True):
+        for offset, count in zip(self._offsets, self._counts, strict=True):
 
-            def square(at: Value, width: int, place: int = place, count: int = count) -> None:
-                row = self._first + place
+            def square(at: Value, width: int, offset: int = offset, count: int = count) -> None:
+                row = self._first + offset
                 rows = [
                     kernel.load(kernel["w"], (row + i) * kernel["k"] + self._start + at, width) for i in range(count)
                 ]
                 rows += [kernel.vector(0.0)] * (lane - count)
                 for i, column in enumerate(kernel.transposed(rows)[:width]):
-                    kernel.store(kernel["panel"], (at + i) * self._width + place, column)
+                    kernel.store(kernel["panel"], (at + i) * self._width + offset, column)
 
-            whole = self._inputs // lane * lane
-            with kernel.loop(0, whole, lane) as at:
+            full = self._inputs // lane * lane
+            with kernel.loop(0, full, lane) as at:
                 square(at, lane)
             if input_tail:
-                with kernel.when(whole < self._inputs):
-                    square(whole, input_tail)
+                with kernel.when(full < self._inputs):
+                    square(full, input_tail)
 
     def _weights(self, j: Value, copying: bool) -> list[Value]:
         kernel = self.kernel
         if not copying:
-            return [kernel.load(kernel["panel"], j * self._width + place) for place in self._places]
+            return [kernel.load(kernel["panel"], j * self._width + offset) for offset in self._offsets]
         row = (self._start + j) * kernel["n"] + self._first
-        pairs = zip(self._places, self._counts, strict=True)
-        weights = [kernel.load(kernel["w"], row + place, count) for place, count in pairs]
-        for place, weight in zip(self._places, weights, strict=True):
-            kernel.store(kernel["panel"], j * self._width + place, weight)
+        pairs = zip(self._offsets, self._counts, strict=True)
+        weights = [kernel.load(kernel["w"], row + offset, count) for offset, count in pairs]
+        for offset, weight in zip(self._offsets, weights, strict=True):
+            kernel.store(kernel["panel"], j * self._width + offset, weight)
         return weights
 
     def add_rows(self, row: Value, size: int, *, copying: bool = False) -> None:

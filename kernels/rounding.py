@@ -52,37 +52,35 @@ def _round_sum(dtype: str) -> Kernel:
 
 
 def rounded(value: Value, compression: str) -> Value:
-    """float32 numbers rounded to float16 or bfloat16, ties to even; as ``kernels.compression`` encodes and decodes
-    them.
-    """
+    """Round float32 numbers to float16 or bfloat16, ties to even, as ``kernels.compression`` encodes and decodes."""
     kernel, build = value.kernel, value.kernel.builder
     vector = isinstance(value.ir.type, ir.VectorType)
     kind = ir.VectorType(_INT, value.ir.type.count) if vector else _INT
 
-    def whole(number: int) -> Any:
+    def constant(number: int) -> Any:
         return ir.Constant(kind, [ir.Constant(_INT, number)] * kind.count) if vector else ir.Constant(kind, number)
 
     def cut(bits: Any, places: int) -> Any:
         """Round away the last ``places`` bits."""
-        odd = build.and_(build.lshr(bits, whole(places)), whole(1))
-        nearest = build.add(build.add(bits, whole((1 << (places - 1)) - 1)), odd)
-        return build.and_(nearest, whole(-(1 << places) & 0xFFFF_FFFF))
+        odd = build.and_(build.lshr(bits, constant(places)), constant(1))
+        nearest = build.add(build.add(bits, constant((1 << (places - 1)) - 1)), odd)
+        return build.and_(nearest, constant(-(1 << places) & 0xFFFF_FFFF))
 
     bits = build.bitcast(value.ir, kind)
-    size = build.and_(bits, whole(0x7FFF_FFFF))
-    sign = build.and_(bits, whole(0x8000_0000))
-    nan = build.icmp_unsigned(">", size, whole(0x7F80_0000))
+    size = build.and_(bits, constant(0x7FFF_FFFF))
+    sign = build.and_(bits, constant(0x8000_0000))
+    nan = build.icmp_unsigned(">", size, constant(0x7F80_0000))
     if compression == "bfloat16":
-        quiet = build.and_(build.or_(bits, whole(0x0040_0000)), whole(0xFFFF_0000))
+        quiet = build.and_(build.or_(bits, constant(0x0040_0000)), constant(0xFFFF_0000))
         result = build.select(nan, quiet, cut(bits, 16))
     else:
         large = cut(size, 13)
-        infinite = build.icmp_unsigned(">=", large, whole(0x4780_0000))  # 65536: what rounds to it or more
-        large = build.select(infinite, whole(0x7F80_0000), large)
+        infinite = build.icmp_unsigned(">=", large, constant(0x4780_0000))  # 65536: what rounds to it or more
+        large = build.select(infinite, constant(0x7F80_0000), large)
         positive = Value(kernel, build.bitcast(size, value.ir.type))
         # adding 0.5, whose last place is 2^-24, rounds a small number to a multiple of that
         small = build.bitcast(((positive + 0.5) - 0.5).ir, kind)
-        least_normal = build.icmp_unsigned("<", size, whole(0x3880_0000))
+        least_normal = build.icmp_unsigned("<", size, constant(0x3880_0000))
         result = build.select(least_normal, small, large)
-        result = build.or_(build.select(nan, whole(0x7FC0_0000), result), sign)
+        result = build.or_(build.select(nan, constant(0x7FC0_0000), result), sign)
     return Value(kernel, build.bitcast(result, value.ir.type))

@@ -20,14 +20,14 @@ _scratch = _Scratch()
 
 
 def aligned(size_bytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory that begins at a cache line, so that no vector lies across two."""
+    """Return zeroed memory that begins at a cache line, so that no vector lies across two."""
     memory = np.zeros(size_bytes + LINE_BYTES, np.uint8)
     first = -memory.ctypes.data % LINE_BYTES
     return memory[first : first + size_bytes]
 
 
 def scratch(name: str, elements: int, dtype: DTypeLike) -> NDArray[Any]:
-    """[elements] of this thread's memory of that name; what lies in it is whatever the last call left there."""
+    """Return [elements] of this thread's memory of that name; what lies in it is whatever the last call left there."""
     size_bytes = elements * np.dtype(dtype).itemsize
     part = _scratch.parts.get(name)
     if part is None or len(part) < size_bytes:

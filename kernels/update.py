@@ -38,7 +38,7 @@ def adamw(
     correction1: float,
     correction2: float,
 ) -> None:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), in PyTorch's form.
+    """Do Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), in PyTorch's form.
 
     d = scale g; m = beta1 m + (1 - beta1) d; v = beta2 v + (1 - beta2) d d;
     w = (1 - rate decay) w - rate / correction1 * m / (sqrt(v) / sqrt(correction2) + epsilon), where

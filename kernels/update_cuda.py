@@ -83,11 +83,11 @@ class Lars:
         self._grid = (blocks_for(longest, _MOST_BLOCKS), len(parts))
 
     def __call__(self, rates: Any, scale: float, momentum: float) -> None:
-        """``rates``: the rate and the weight decay of each part, on the device, in the dtype of the arrays."""
+        """Launch. ``rates``: the rate and the weight decay of each part, on the device, in the arrays' dtype."""
         numbers = map(self._dtype.type, (scale, momentum, -1.0))
-        given = (address_of(self._table), address_of(rates), self._addresses, tuple(numbers))
+        arguments = (address_of(self._table), address_of(rates), self._addresses, tuple(numbers))
         if self._grid[1]:
-            lars_parts(self._dtype.name)[self._grid, THREADS, self._stream](*given)
+            lars_parts(self._dtype.name)[self._grid, THREADS, self._stream](*arguments)
 
 
 @functools.cache
@@ -119,15 +119,15 @@ def lars_parts(dtype: str) -> Any:
 
 
 def arguments(arrays: Sequence[Any], numbers: Sequence[float]) -> tuple[Any, ...]:
-    """The arguments of a kernel of this file: the addresses, and the numbers in the arrays' dtype."""
+    """Return the arguments of a kernel of this file: the addresses, and the numbers in the arrays' dtype."""
     dtype, length = arrays[0].dtype, int(arrays[0].shape[0])
     addresses = tuple(map(address_of, arrays))
     return arguments_on_all(addresses, length, lanes_of(dtype.name), tuple(map(dtype.type, numbers)))
 
 
 def _launch(kernel: Any, arrays: Sequence[Any], numbers: Sequence[float], stream: Any) -> None:
-    given = arguments(arrays, numbers)
-    kernel[(blocks_for(max(given[4]), _MOST_BLOCKS), 1), THREADS, stream](*given)
+    launched = arguments(arrays, numbers)
+    kernel[(blocks_for(max(launched[4]), _MOST_BLOCKS), 1), THREADS, stream](*launched)
 
 
 @functools.cache

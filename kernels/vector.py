@@ -32,18 +32,18 @@ WIDE = _VECTOR_BYTES == 64
 
 
 def lanes(dtype: DTypeLike) -> int:
-    """Numbers in a vector register."""
+    """Return numbers in a vector register."""
     return _VECTOR_BYTES // np.dtype(dtype).itemsize
 
 
 def balanced(total: int, most: int) -> int:
-    """The size of equal parts of ``total``, as few as parts of at most ``most`` allow; 5 in parts of up to 4: 3."""
+    """Return the size of the fewest equal parts of ``total`` of at most ``most``; 5 in parts of up to 4: 3."""
     parts = -(-total // most)
     return -(-total // parts)
 
 
 def even_parts(total: int, most: int) -> list[tuple[int, int, int]]:
-    """(start, end, size) of runs of equal parts of ``total``: as few as possible, of sizes that differ by 1 at most.
+    """Return (start, end, size) of runs of parts of ``total``: as few as possible, sizes differing by 1 at most.
 
     32 in parts of up to 6 are two of 6 and four of 5: (0, 12, 6) and (12, 32, 5).
     """
@@ -101,24 +101,24 @@ class Value:
         return self._compare("<=", other)
 
     def choose(self, yes: Value | float, no: Value | float) -> Value:
-        """``yes`` where this mask is set, else ``no``; one of them is a ``Value``."""
+        """Return ``yes`` where this mask is set, else ``no``; one of them is a ``Value``."""
         kind = yes.ir.type if isinstance(yes, Value) else no.ir.type  # type: ignore[union-attr]
         yes, no = self.kernel.constant(yes, kind), self.kernel.constant(no, kind)
         return Value(self.kernel, self.kernel.builder.select(self.ir, yes, no))
 
     def at_least(self, other: Value | int) -> Value:
-        """The larger of two indices."""
+        """Return the larger of two indices."""
         return (self < other).choose(other, self)
 
     def at_most(self, other: Value | int) -> Value:
-        """The smaller of two indices."""
+        """Return the smaller of two indices."""
         return (self > other).choose(other, self)
 
     def sqrt(self) -> Value:
         return self.kernel.square_root(self)
 
     def as_number(self) -> Value:
-        """An index as a floating-point number."""
+        """Return an index as a floating-point number."""
         return Value(self.kernel, self.kernel.builder.sitofp(self.ir, self.kernel.number))
 
 
@@ -175,7 +175,7 @@ class Kernel:
         self._arguments = {n: Value(self, argument) for n, argument in zip(names, function.args, strict=True)}
 
     def text(self, symbol: str) -> str:
-        """The finished kernel as LLVM assembly, a function of that name. Write nothing more to it."""
+        """Return the finished kernel as LLVM assembly, a function of that name. Write nothing more to it."""
         if self._result != _INDEX:
             self.builder.ret_void()
         return str(self.module).replace(f'@"{_NAME}"', f'@"{symbol}"')
@@ -188,7 +188,7 @@ class Kernel:
         self._arguments[argument] = value
 
     def constant(self, value: Value | float, kind: Any) -> Any:
-        """``value`` as an LLVM value of a type; a number fills all lanes of a vector."""
+        """Return ``value`` as an LLVM value of a type; a number fills all lanes of a vector."""
         if isinstance(value, Value):
             return value.ir
         if isinstance(kind, ir.VectorType):
@@ -196,7 +196,7 @@ class Kernel:
         return ir.Constant(kind, value)
 
     def vector(self, value: Value | float) -> Value:
-        """A vector with ``value`` in every lane."""
+        """Return a vector with ``value`` in every lane."""
         if not isinstance(value, Value):
             return Value(self, self.constant(value, self._vector))
         lane, nothing = ir.IntType(32), ir.Constant(self._vector, ir.Undefined)
@@ -205,33 +205,33 @@ class Kernel:
         return Value(self, self.builder.shuffle_vector(first, nothing, every))
 
     def variable(self, first: Value | float = 0.0) -> Variable:
-        """A variable; a Python number makes it a vector."""
+        """Return a variable; a Python number makes it a vector."""
         return Variable(self, first if isinstance(first, Value) else self.vector(first))
 
     def load(self, array: Value, at: Value | int, count: int | None = None) -> Value:
-        """The vector ``array[at : at + lanes]``; of a smaller ``count`` only so many are read, the others are zero."""
+        """Load ``array[at : at + lanes]`` as a vector; of a smaller ``count`` only so many, the others are zero."""
         return Value(self, self._load(self._vector, array, at, count))
 
     def load_number(self, array: Value, at: Value | int) -> Value:
         return Value(self, self._load(self.number, array, at, None))
 
     def scratch(self, elements: int) -> Value:
-        """An array of the call's own, not zeroed."""
+        """Return an array of the call's own, not zeroed."""
         with self.builder.goto_entry_block():
-            place = self.builder.alloca(ir.ArrayType(self.number, elements))
-            place.align = _VECTOR_BYTES
-        return Value(self, self.builder.inttoptr(self.builder.ptrtoint(place, _INDEX), ir.PointerType()))
+            allocated = self.builder.alloca(ir.ArrayType(self.number, elements))
+            allocated.align = _VECTOR_BYTES
+        return Value(self, self.builder.inttoptr(self.builder.ptrtoint(allocated, _INDEX), ir.PointerType()))
 
     def index(self, value: int) -> Value:
         return Value(self, ir.Constant(_INDEX, value))
 
     def load_index(self, array: Value, at: Value | int) -> Value:
-        """From an array of int64."""
+        """Load from an array of int64."""
         address = self.builder.gep(array.ir, [self.constant(at, _INDEX)], inbounds=True, source_etype=_INDEX)
         return Value(self, self.builder.load(address, typ=_INDEX, align=8))
 
     def part(self, array: Value, at: Value | int) -> Value:
-        """``array[at:]``."""
+        """Return ``array[at:]``."""
         return Value(self, self._address(array, at))
 
     def _load(self, kind: Any, array: Value, at: Value | int, count: int | None) -> Any:
@@ -259,7 +259,7 @@ class Kernel:
             self._call("masked.store", ir.VoidType(), [value.ir, address, self._first(count)], ".p0")
 
     def fence(self) -> None:
-        """What was written is there for other cores before anything that is written after this."""
+        """Order writes: what was written is seen by other cores before anything that is written after this."""
         self.builder.fence("seq_cst")
 
     def prefetch(self, array: Value, at: Value | int) -> None:
@@ -271,7 +271,7 @@ class Kernel:
         self.builder.call(prefetch, [self._address(array, at), *constants])
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """a * b + c, rounded once where the processor has such an instruction (all of them or none)."""
+        """Return a * b + c, rounded once where the processor has such an instruction (all of them or none)."""
         if _VECTOR_BYTES == 16 and not _FEATURES.get("fma") and not _FEATURES.get("neon"):
             return a * b + c
         return Value(self, self._call("fma", a.ir.type, [a.ir, b.ir, c.ir]))
@@ -280,7 +280,7 @@ class Kernel:
         return Value(self, self._call("sqrt", x.ir.type, [x.ir]))
 
     def sum_of_lanes(self, vector: Value) -> Value:
-        """The lanes' sum as a number: the upper half is added to the lower, again and again."""
+        """Return the lanes' sum as a number: the upper half is added to the lower, again and again."""
         build, lane, total = self.builder, ir.IntType(32), vector.ir
         while (half := total.type.count // 2) >= 1:
             parts = [
@@ -295,7 +295,7 @@ class Kernel:
         return Value(self, build.extract_element(total, ir.Constant(lane, 0)))
 
     def transposed(self, rows: list[Value]) -> list[Value]:
-        """The columns of a square of as many vectors as a vector has lanes.
+        """Return the columns of a square of as many vectors as a vector has lanes.
 
         In each step halves of ever smaller blocks change places between two vectors: log2(lanes) steps.
         """
@@ -336,7 +336,7 @@ class Kernel:
 
     @contextlib.contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
-        """``for i in range(start, stop, step)``."""
+        """Write ``for i in range(start, stop, step)``."""
         build, before = self.builder, self.builder.block
         head, body, after = (build.append_basic_block(part) for part in ("head", "body", "after"))
         build.branch(head)
@@ -352,21 +352,21 @@ class Kernel:
 
     @contextlib.contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """``if condition:``."""
+        """Write ``if condition:``."""
         with self.builder.if_then(condition.ir):
             yield
 
     def in_parts(self, total: int, size: int, body: Callable[[Value, int], None]) -> None:
-        """``body(start, count)`` for parts of ``size`` in a loop, and once more for what is left of ``total``."""
-        whole = total // size * size
-        if whole:
-            with self.loop(0, whole, size) as start:
+        """Call ``body(start, count)`` for parts of ``size`` in a loop, and once more for what is left of ``total``."""
+        full = total // size * size
+        if full:
+            with self.loop(0, full, size) as start:
                 body(start, size)
-        if total > whole:
-            body(Value(self, ir.Constant(_INDEX, whole)), total - whole)
+        if total > full:
+            body(Value(self, ir.Constant(_INDEX, full)), total - full)
 
     def in_tiles(self, total: Value, sizes: tuple[int, ...], body: Callable[[Value, int], None]) -> None:
-        """``body(start, size)`` for tiles of the first size while they fit, then of the next; the last one divides."""
+        """Call ``body(start, size)`` for tiles of the first size while they fit, then the next; the last divides."""
         start = Value(self, ir.Constant(_INDEX, 0))
         for size in sizes:
             end = start + (total - start) // size * size
@@ -375,11 +375,11 @@ class Kernel:
             start = end
 
     def elementwise(self, n: Value, body: Callable[[Element], None]) -> None:
-        """``body`` for each of ``n`` elements of flat arrays: vector by vector, then number by number, all alike."""
-        whole = n // self.lanes * self.lanes
-        with self.loop(0, whole, self.lanes) as i:
+        """Call ``body`` for each of ``n`` elements of flat arrays: vector by vector, then number by number, alike."""
+        full = n // self.lanes * self.lanes
+        with self.loop(0, full, self.lanes) as i:
             body(Element(self, i, vector=True))
-        with self.loop(whole, n) as i:
+        with self.loop(full, n) as i:
             body(Element(self, i, vector=False))
 
 
@@ -402,7 +402,7 @@ class Element:
         self[array] = Value(kernel, ir.Constant(kind, None))
 
     def mask(self, array: str) -> Value:
-        """From an array with a byte an element, 0 or 1."""
+        """Load a mask from an array with a byte an element, 0 or 1."""
         build = self._kernel.builder
         kind = self._bytes()
         byte = build.load(self._byte_address(array), typ=kind, align=1)
@@ -420,6 +420,6 @@ class Element:
         return kernel.builder.gep(kernel[array].ir, [self._at.ir], inbounds=True, source_etype=_BYTE)
 
     def number(self, argument: str) -> Value:
-        """An argument that is one number, as wide as the element."""
+        """Return an argument that is one number, as wide as the element."""
         value = self._kernel[argument]
         return self._kernel.vector(value) if self._vector else value

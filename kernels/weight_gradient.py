@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from dpsim.kernels.allreduce.tree import MOST_DOUBLINGS, leaf_program
 from dpsim.kernels.cache import compiled
-from dpsim.kernels.leaves import MOST_DOUBLINGS, leaf_program
 from dpsim.kernels.matmul import BLOCK, columns
 from dpsim.kernels.scratch import LINE_BYTES, scratch
 from dpsim.kernels.vector import Kernel, Value, Variable, lanes
@@ -57,13 +57,13 @@ def transposed_products(x_MK: Array, g_MN: Array, leaves: tuple[int, ...], out_K
 
 
 def _asked(x: Array, g: Array) -> tuple[str, int, bool]:
-    """(dtype, tail, whether to copy first). With one block of columns x is read once: copying it would gain nothing."""
+    """Return (dtype, tail, whether to copy first). With one block of columns x is read once: no copy then."""
     n = g.shape[1]
     return x.dtype.char, n % lanes(x.dtype), n > BLOCK[1] * lanes(x.dtype)
 
 
 def _packed(x: Array, g: Array, rows: int) -> tuple[Array, Array]:
-    """Memory for the rows of x^T that are copied at once, and for g in whole vectors."""
+    """Return memory for the rows of x^T that are copied at once, and for g in whole vectors."""
     m, n, lane = len(x), g.shape[1], lanes(x.dtype)
     return scratch("rows", m * rows, x.dtype), scratch("gradients", m * (-(-n // lane) * lane), x.dtype)
 
@@ -76,7 +76,7 @@ def _transposed(dtype: str, tail: int, packs: bool, rows: int, past_caches: bool
         block.add_samples(kernel.index(0), kernel["m"])
         block.write(past_caches=past_caches)
 
-    _by_blocks(kernel, tail, packs, rows, sums)
+    _block_product(kernel, tail, packs, rows, sums)
     if past_caches:
         kernel.fence()
     return kernel
@@ -106,7 +106,7 @@ def _transposed_of_leaves(dtype: str, tail: int, packs: bool) -> Kernel:
             depth.set(depth.get() + 1)
         block.write()
 
-    _by_blocks(kernel, tail, packs, _ROWS[0], sums)
+    _block_product(kernel, tail, packs, _ROWS[0], sums)
     return kernel
 
 
@@ -133,9 +133,9 @@ class _Block:
     def pack_gradients(self) -> None:
         kernel = self._kernel
         with kernel.loop(0, kernel["m"]) as sample:
-            for place, count in self._vectors:
-                gradient = kernel.load(kernel["g"], sample * kernel["n"] + self._first + place, count)
-                kernel.store(kernel["gradients"], self._packed_gradients(sample) + place, gradient)
+            for offset, count in self._vectors:
+                gradient = kernel.load(kernel["g"], sample * kernel["n"] + self._first + offset, count)
+                kernel.store(kernel["gradients"], self._packed_gradients(sample) + offset, gradient)
 
     def _packed_gradients(self, sample: Value) -> Value:
         return self._first * self._kernel["m"] + sample * (len(self._vectors) * self._kernel.lanes)
@@ -144,9 +144,9 @@ class _Block:
         kernel = self._kernel
         if self._packs:
             start = self._packed_gradients(sample)
-            return [kernel.load(kernel["gradients"], start + place) for place, _ in self._vectors]
+            return [kernel.load(kernel["gradients"], start + offset) for offset, _ in self._vectors]
         start = sample * kernel["n"] + self._first
-        return [kernel.load(kernel["g"], start + place, count) for place, count in self._vectors]
+        return [kernel.load(kernel["g"], start + offset, count) for offset, count in self._vectors]
 
     def add_samples(self, start: Value, stop: Value) -> None:
         kernel = self._kernel
@@ -166,12 +166,12 @@ class _Block:
         kernel = self._kernel
         for i, of_row in enumerate(self._sums):
             start = (self._start + self._near + i) * kernel["n"] + self._first
-            for (place, count), total in zip(self._vectors, of_row, strict=True):
-                kernel.store(kernel["out"], start + place, total.get(), count, past_caches=past_caches)
+            for (offset, count), total in zip(self._vectors, of_row, strict=True):
+                kernel.store(kernel["out"], start + offset, total.get(), count, past_caches=past_caches)
 
 
-def _by_blocks(kernel: Kernel, tail: int, packs: bool, at_once: int, sums: Callable[[_Block], None]) -> None:
-    """``sums`` computes and writes each block; ``at_once`` rows read a block of columns one after the other."""
+def _block_product(kernel: Kernel, tail: int, packs: bool, at_once: int, sums: Callable[[_Block], None]) -> None:
+    """Compute by blocks: ``sums`` computes and writes each; ``at_once`` rows read a block of columns in turn."""
     m, k, n, none = (*(kernel[name] for name in ("m", "k", "n")), kernel.index(0))
     if packs:
         columns(kernel, n, tail, lambda at, counts: _Block(kernel, none, none, 0, at, counts, True).pack_gradients())

@@ -46,7 +46,7 @@ INSTALLED = {name for name in ("torch", "cupy") if find_spec(name) is not None}
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests that are marked ``torch`` or ``cupy`` run where that is installed."""
     if item.get_closest_marker("torch") and "torch" not in INSTALLED:
-        pytest.skip("PyTorch is not installed: pip install 'dpsim[torch]'")
+        pytest.skip("PyTorch is not installed: pip install -e '.[torch]'")
     if item.get_closest_marker("cupy") and "cupy" not in INSTALLED:
         pytest.skip("CuPy is not installed: make test-cupy fetches its wheel")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dpsim.collective import Layout
 from dpsim.constraints import CONSTRAINTS, check, check_backend, possible
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.questions import completed, group_name
@@ -28,7 +29,7 @@ IMPOSSIBLE: tuple[dict[str, Any], ...] = (
     {"batch_norm": "global", "fusion_rule": "horovod", "overlap": "inline"},
     {"batch_norm": "global", "accumulate": 2},
     {"strategy": "pipeline:stages=3"},
-    {"strategy": "pipeline:stages=3", "devices": 12, "layout": "2x6", "algorithm": "ring", "global_batch": 96},
+    {"strategy": "pipeline:stages=3", "devices": 12, "layout": Layout("2x6"), "algorithm": "ring", "global_batch": 96},
     {"strategy": "zero1", "algorithm": "ring", "fusion_rule": "horovod"},
     {"strategy": "zero1", "algorithm": "one-shot"},
     {"strategy": "zero1", "algorithm": "direct", "wire_dtype": "float16"},
@@ -60,7 +61,7 @@ def test_a_plan_is_refused_with_the_words_of_its_row(row: Any, given: dict[str, 
 def test_constraints_of_fields_that_are_not_given_do_not_count() -> None:
     check(algorithm="hierarchical", devices=2)
     check(strategy="zero1", wire_dtype="float32")
-    assert possible("algorithm", algorithm="hierarchical", devices=4, layout="2x2")
+    assert possible("algorithm", algorithm="hierarchical", devices=4, layout=Layout("2x2"))
     assert not possible("algorithm", algorithm="hierarchical", devices=4, layout="")
     assert possible("strategy", algorithm="hierarchical", devices=4, layout="")
 

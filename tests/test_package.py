@@ -82,7 +82,7 @@ def test_the_process_that_launches_ranks_loads_no_mpi(python: Python) -> None:
     assert "mpi4py" not in _loaded(python, *(f"dpsim.{name}" for name in modules))
 
 
-@pytest.mark.parametrize("task", ["study.on_ranks", "study.runners.calibration", "harness.train.on_ranks"])
+@pytest.mark.parametrize("task", ["harness.sweep.on_ranks", "study.runners.calibration", "harness.train.on_ranks"])
 def test_a_rank_that_measures_loads_no_scipy(task: str, python: Python) -> None:
     assert not {"scipy", "pandas", "matplotlib"} & _loaded(python, f"dpsim.{task}")
 

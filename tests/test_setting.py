@@ -19,7 +19,7 @@ from dpsim.harness.sweep.questions import compared, completed, group_name
 from dpsim.machine import Link, Machine
 from dpsim.model.points import plan_one
 from dpsim.plan import Plan
-from dpsim.records.comparison import ComparedPoint
+from dpsim.records.compared_point import ComparedPoint
 from dpsim.records.sweep import Experiment
 from dpsim.setting import FIELDS, Grid, Setting, setting_of, settings_of
 

@@ -1,10 +1,10 @@
-"""Texts of durations: three significant digits in the largest unit that they reach when rounded."""
+"""Texts of durations and sizes: three significant digits in the largest unit that they reach."""
 
 from __future__ import annotations
 
 import pytest
 
-from dpsim.units import format_duration
+from dpsim.units import format_duration, format_rounded_size
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,15 @@ from dpsim.units import format_duration
 )
 def test_a_duration_has_the_unit_that_it_reaches_when_rounded(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_sizes_that_stand_side_by_side_are_in_binary_units() -> None:
+    texts = {
+        10_485_760: "10 MiB",
+        10_003_415: "9.54 MiB",
+        64_000: "62.5 KiB",
+        1_048_000: "1020 KiB",
+        12: "12 B",
+        0: "0",
+    }
+    assert {size: format_rounded_size(size) for size in texts} == texts

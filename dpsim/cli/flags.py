@@ -21,6 +21,7 @@ from dpsim.errors import ConfigError
 if TYPE_CHECKING:
     from msgspec import Struct
 
+    from dpsim.collective import Layout
     from dpsim.fields import Field
 
 T = TypeVar("T")
@@ -404,7 +405,7 @@ def wait(text: str | None) -> float | None:
     return seconds
 
 
-def layout(text: str) -> tuple[int, str]:
+def layout(text: str) -> tuple[int, Layout]:
     """(devices, layout) of a value of ``--devices``, ``8`` or ``2x4``. Raises ``ConfigError``."""
     from dpsim.collective import parse_devices
 

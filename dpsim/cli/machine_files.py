@@ -153,9 +153,7 @@ def bus_bandwidth(table: AllreduceCost) -> float:
 
 def inside_a_node(table: AllreduceCost) -> bool:
     """Return whether a table is of the devices of one node, of which the rate of a link between nodes says nothing."""
-    from dpsim.collective import node_counts
-
-    return node_counts(table.layout, table.devices)[0] == 1
+    return table.collective.counts[0] == 1
 
 
 def print_tables(machine: Machine, line_rate: float | None = None) -> None:

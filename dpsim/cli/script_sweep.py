@@ -59,27 +59,28 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     """
     from dpsim import machine as machines
     from dpsim import workload as workloads
-    from dpsim.harness.torch_ddp import measure as harness
+    from dpsim.harness.torch_ddp.measure import ScriptStudy
     from dpsim.launch.user_script import is_module
 
     question, experiment = _experiment(question, given, of, arguments)
     script = experiment.script
     folder = given.output or Path("reports") / f"{question}-{script if is_module(script) else Path(script).stem}"
     flags.writable(folder, folders=("sweep",), inputs=(Path(script), of.workload, of.machine))
-    known = harness.Known(
+    study = ScriptStudy(
+        experiment=experiment,
         workload=None if of.workload is None else workloads.read(of.workload),
         machine=None if of.machine is None else machines.read(of.machine),
         script_may_write=bool(of.script_may_write),
     )
     with show.measuring(given.wait_until_quiet) as progress:
         if of.predict_only:
-            predictions = harness.predict(experiment, known, folder, progress)
+            predictions = study.predict(folder, progress)
         else:
-            swept, ready_errors = harness.measure(experiment, known, folder, progress)
+            swept = study.run(folder, progress)
     if of.predict_only:
         _print_predictions(predictions, folder, json=given.json)
     else:
-        _print_measured(swept, ready_errors, folder, json=given.json)
+        _print_measured(swept, folder, json=given.json)
 
 
 def _experiment(
@@ -117,12 +118,13 @@ def _experiment(
     )
 
 
-def _print_measured(swept: SweepData, ready_errors: list[float], folder: Path, *, json: bool) -> None:
+def _print_measured(swept: SweepData, folder: Path, *, json: bool) -> None:
     """Print what was measured, and how well it was known when buckets are ready."""
+    from dpsim.harness.torch_ddp.measure import ready_errors
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.saved import points, summary
 
-    errors = list(map(abs, ready_errors))
+    errors = list(map(abs, ready_errors(swept)))
     ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
     if json:
         show.print_json("measure", points(swept), summary(swept) | ready)
@@ -200,7 +202,7 @@ def _row(point: PredictedPoint) -> dict[str, Any]:
     return (
         {"devices": plan.devices, "network": point.setting.network, "runtime": point.setting.runtime}
         | {"local_batch": plan.local_batch, "accumulate": plan.accumulate, "buckets": point.buckets}
-        | {"extrapolated": point.extrapolated}
+        | {"same_buckets": ", ".join(point.names[1:]), "extrapolated": point.extrapolated}
         | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
         | {"predicted_samples_per_s": plan.global_batch / point.step_s}
         | {f"predicted_{name}": getattr(point, name) for name in names}
@@ -223,7 +225,11 @@ def _table(rows: list[dict[str, Any]], level: float | None) -> None:
             *([Column(head="micro-batches", cell=lambda row: str(row["accumulate"]))] if accumulates else []),
             Column(
                 head="bucket cap",
-                cell=lambda row: "" if (size := row["fusion_threshold_bytes"]) is None else format_size(size),
+                cell=lambda row: (
+                    ", ".join(filter(None, (format_size(size), row["same_buckets"])))
+                    if (size := row["fusion_threshold_bytes"]) is not None
+                    else ""
+                ),
             ),
             *declared("buckets"),
             Column(head="samples/s", cell=lambda row: f"{row['predicted_samples_per_s']:,.0f}"),

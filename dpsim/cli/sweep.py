@@ -212,14 +212,15 @@ def run(
     wait: str | None = None,
 ) -> Comparison:
     """Run a sweep and print its result. Without ``output`` its folder is the next that is free."""
-    from dpsim.harness.sweep.sweep import free_folder, sweep
+    from dpsim.harness.sweep.sweep import Study
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.saved import points, summary
     from dpsim.report.sweep.summary import Summary
 
-    folder = output if output is not None else free_folder(Path("reports"), experiment)
+    study = Study.of(experiment)
+    folder = output if output is not None else study.free_folder(Path("reports"))
     with show.measuring(wait) as progress:
-        swept = sweep(experiment, folder, progress)
+        swept = study.run(folder, progress)
     if json:
         show.print_json(command, points(swept), summary(swept))
     else:

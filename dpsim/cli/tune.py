@@ -17,13 +17,13 @@ from dpsim.registry import listed
 
 if TYPE_CHECKING:
     from dpsim.frameworks import Framework
+    from dpsim.harness.torch_ddp.measure import ScriptStudy
     from dpsim.harness.torch_ddp.tune import Profiled
     from dpsim.machine import Machine
     from dpsim.model.ranking import Tuned, Tuning
     from dpsim.plan import Plan
     from dpsim.progress import Progress
     from dpsim.records.comparison import Comparison
-    from dpsim.records.sweep import Experiment
     from dpsim.workload import Workload
 
 EXAMPLES = f"""\
@@ -205,12 +205,11 @@ def _check(
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """A script to tune: what is declared of it, its profile, and the folder of its records."""
+    """A script to tune: its study, its profile, and the folder of its records."""
 
-    declared: Experiment
+    study: ScriptStudy
     profiled: Profiled
     folder: Path
-    script_may_write: bool
 
     @classmethod
     def of(
@@ -225,6 +224,7 @@ class _Job:
         """Profile the script that the flags name. Raises ``ConfigError``."""
         from dpsim.collective import parse_devices
         from dpsim.harness.torch_ddp.experiment import script_experiment
+        from dpsim.harness.torch_ddp.measure import ScriptStudy
         from dpsim.harness.torch_ddp.tune import profiled
         from dpsim.launch.user_script import is_module
         from dpsim.machine import NODE, Network
@@ -242,23 +242,21 @@ class _Job:
         )
         folder = measured.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
-        may_write = bool(measured.script_may_write)
+        study = ScriptStudy(experiment=declared, script_may_write=bool(measured.script_may_write))
         batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
-        known = profiled(declared, batches, progress, may_write=may_write, accumulates=measured.measure)
-        return cls(declared=declared, profiled=known, folder=folder, script_may_write=may_write)
+        known = profiled(study, batches, progress, accumulates=measured.measure)
+        return cls(study=study, profiled=known, folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
         from dpsim.harness.torch_ddp.tune import tune_here
 
-        return tune_here(self.declared, self.profiled, self.folder, progress, may_write=self.script_may_write)
+        return tune_here(self.study, self.profiled, self.folder, progress)
 
     def measured(self, plans: Sequence[Plan]) -> Comparison:
         from dpsim.harness.torch_ddp.tune import measure_advised
 
         with show.progress() as progress:
-            return measure_advised(
-                self.declared, self.profiled, plans, self.folder, progress, may_write=self.script_may_write
-            )
+            return measure_advised(self.study, self.profiled, plans, self.folder, progress)
 
 
 def _of_files(

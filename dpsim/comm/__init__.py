@@ -1,1 +1,1 @@
-"""Communication between ranks: process groups, transports, allreduce algorithms, progress beside computation."""
+"""Communication between ranks: process groups, transports, allreduce algorithms, progress during computation."""

@@ -8,15 +8,19 @@ waits, polls during a backward pass, or has a thread for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import CollectiveKind
 from dpsim.comm.compression import Compression
 from dpsim.comm.message_steps import MessageAllreduce
-from dpsim.comm.sum_check import CheckedAllreduce
 from dpsim.comm.transport import Array, PersistentAllreduce, SteppedAllreduce, Transport
 from dpsim.comm.transport import CollectiveSteps as CollectiveSteps
 from dpsim.comm.transport import SummationOrder as SummationOrder
 from dpsim.constraints import check
+from dpsim.errors import AllreduceError
 from dpsim.registry import load
 
 
@@ -37,7 +41,7 @@ def prepare(
     With a ``compression`` float32 numbers travel as its 16-bit codes; with an ``order`` too they are rounded to it
     already, and every sum of two is, by whatever algorithm. Raises ``ConfigError`` for an unknown algorithm, or one
     that cannot do that. Groups of one and empty arrays have no rounds. The first sum of a user's own algorithm is
-    checked (``dpsim.comm.sum_check``).
+    checked (``_CheckedAllreduce``).
 
     ``kind`` reduce-scatter leaves each rank with its shard of the sum (``dpsim.kernels.allreduce.shards``), and
     all-gather brings every rank's shard to all: by ``ring``, and by the direct exchange under any other algorithm.
@@ -61,7 +65,7 @@ def prepare(
     steps = ALGORITHMS.find(algorithm).steps
     if steps is None:
         return MessageAllreduce(t, [data], algorithm, None, compression)
-    return CheckedAllreduce(t, data, algorithm, load(steps))
+    return _CheckedAllreduce(t, data, algorithm, load(steps))
 
 
 def allreduce(
@@ -89,6 +93,43 @@ class _NativeAllreduce:
 
     def start(self) -> CollectiveSteps:
         yield [self._transport.start_native_allreduce(self._data)]
+
+
+class _CheckedAllreduce(SteppedAllreduce):
+    """The allreduce ``steps(transport, data)`` of a user, whose first run is compared with dpsim's direct exchange.
+
+    That adds float64 copies. The tolerance is the rounding error of a sum of n values in any order: n eps sum(|x|).
+    A first run that is wrong raises ``AllreduceError``.
+    """
+
+    def __init__(self, t: Transport, data: Array, algorithm: str, steps: Callable[..., CollectiveSteps]) -> None:
+        super().__init__(t, self._begin)
+        self._data, self._algorithm, self._steps = data, algorithm, steps
+        self._checked = False
+
+    def _begin(self) -> CollectiveSteps:
+        if self._checked:
+            return self._steps(self._transport, self._data)
+        self._checked = True
+        return self._check()
+
+    def _check(self) -> CollectiveSteps:
+        t, data = self._transport, self._data
+        expected = np.concatenate([data, np.abs(data)]).astype(np.float64)
+        yield from MessageAllreduce(t, [expected], "direct").start()
+        yield from self._steps(t, data)
+        sums, magnitudes = np.split(expected, 2)
+        with np.errstate(invalid="ignore"):
+            near = np.abs(data - sums) <= t.size * np.finfo(data.dtype).eps * magnitudes
+        wrong = np.flatnonzero(~near & np.isfinite(magnitudes))  # others have failed where they were computed
+        if wrong.size:
+            first = wrong[0]
+            raise AllreduceError(
+                f"the allreduce {self._algorithm!r} gives a wrong sum on rank {t.rank} of {t.size}: element {first} is"
+                f" {data[first]:.9g} instead of {sums[first]:.9g} ({wrong.size} of {data.size} elements are wrong)",
+                allowed="the sum over the ranks, in place, on every rank",
+                remedy="correct the function that the algorithm gives as steps; a right one stands in docs/extend.md",
+            )
 
 
 def _nothing() -> CollectiveSteps:

@@ -85,7 +85,7 @@ class Compression:
 
 
 def compression(wire_dtype: str | None, dtype: np.dtype[Any], global_batch: int) -> Compression | None:
-    """The compression of a plan for arrays of ``dtype``; None if they are sent as they are. Raises ``ConfigError``."""
+    """Return a plan's compression for arrays of ``dtype``; None: they are sent as they are. Raises ``ConfigError``."""
     if wire_dtype is None or wire_dtype == dtype.name:
         return None
     if wire_dtype not in SIXTEEN_BITS or dtype != np.float32:

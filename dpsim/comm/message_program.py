@@ -49,7 +49,7 @@ class Operation(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a rank receives and sends at once, and then computes. The first one has no messages: it only computes."""
+    """The messages that a rank receives and sends at once, and what it then computes. The first has no messages."""
 
     receives: tuple[Message, ...]
     sends: tuple[Message, ...]
@@ -70,7 +70,7 @@ class Program(NamedTuple):
 
 
 def lower(steps: StepList, owners: tuple[int, ...], rank: int, rounding: Rounding) -> Program:
-    """The program of a rank; ``owners``: the rank of each partial sum. All ranks of the group have the same rounds."""
+    """Return a rank's program; ``owners``: the rank of each partial sum. All ranks of a group have the same rounds."""
     builder = _Builder(owners, rank, rounding, steps.units)
     for step in steps.steps:
         builder.add(step)
@@ -86,7 +86,7 @@ class _Buffer(NamedTuple):
 
 
 class _Builder:
-    """Assigns steps to rounds, and notes what one rank does in each.
+    """A builder that assigns steps to rounds, and notes what one rank does in each.
 
     For every unit of memory it notes times: a message of round k is under way at 2k, and what is computed after that
     round is done at 2k + 1.
@@ -95,7 +95,7 @@ class _Builder:
     def __init__(self, owners: tuple[int, ...], rank: int, rounding: Rounding, units: int) -> None:
         self._owners, self._rank, self._rounding, self._units = owners, rank, rounding, units
         own = [number for number, owner in enumerate(owners) if owner == rank]
-        self._arrays = {number: place for place, number in enumerate(own)}
+        self._arrays = {number: index for index, number in enumerate(own)}
         self._staging: dict[int, tuple[int, View | None]] = {}
         self._written: dict[tuple[str, int], list[int]] = defaultdict(lambda: [1] * units)
         self._used: dict[tuple[str, int], list[int]] = defaultdict(lambda: [1] * units)
@@ -106,11 +106,11 @@ class _Builder:
         self._buffers: tuple[list[_Buffer], list[_Buffer]] = ([], [])
 
     def add(self, step: Step) -> None:
-        """The messages that bring a step its sources, the step itself, and the messages that its sum goes out in."""
+        """Add the messages that bring a step its sources, the step itself, and the messages with its sum."""
         for output in step.outputs:
             if output.memory == STAGING and output.number not in self._staging:
-                kept = self._buffer((output.start, output.stop), 0, _ALWAYS) if step.rank == self._rank else None
-                self._staging[output.number] = (step.rank, kept)
+                result = self._buffer((output.start, output.stop), 0, _ALWAYS) if step.rank == self._rank else None
+                self._staging[output.number] = (step.rank, result)
         coded = self._rounding == "each" or (self._rounding == "final" and step.final)
         arrivals = {r: self._time(self._written, r) // 2 + 1 for r in step.sources if self._holder(r) != step.rank}
         if step.tree == 0 and arrivals and len(step.outputs) == 1:
@@ -131,21 +131,21 @@ class _Builder:
             self._send(source, step.rank, number, coded=coded)
         if step.rank == self._rank:
             values = [self._value(r, arrivals.get(r), level, step, coded=coded) for r in step.sources]
-            self._sum(step.tree, values, [self._place(r) for r in outputs], level, rounded=coded)
+            self._sum(step.tree, values, [self._own_view(r) for r in outputs], level, rounded=coded)
         for output in step.outputs:
             if output not in outputs:
                 number = max(level, self._time(self._used, output) // 2) + 1
                 self._write(outputs[0], output, number, coded=coded)
 
     def program(self) -> Program:
-        """What was noted, with buffers that serve one extent after another."""
+        """Return the program of what was added, with buffers that serve one extent after another."""
         numbers, codes = map(_shared, self._buffers)
 
         def view(of: View) -> View:
             return of._replace(array=-1 - (codes if of.codes else numbers)[-1 - of.array]) if of.array < 0 else of
 
         def messages(those: list[Message], distance: Callable[[int], int]) -> tuple[Message, ...]:
-            """The nearest peer first, in its direction, so that no link has several messages at once."""
+            """Return the messages, nearest peer first in its direction, so that no link has several at once."""
             ordered = sorted(those, key=lambda message: distance(message.peer) % (max(self._owners) + 1))
             return tuple(Message(view(message.view), message.peer) for message in ordered)
 
@@ -162,23 +162,23 @@ class _Builder:
         )
 
     def _write(self, source: Region, target: Region, number: int, *, coded: bool) -> None:
-        """A message of round ``number`` into another rank's memory."""
+        """Add a message of round ``number`` into another rank's memory."""
         to = self._holder(target)
         self._send(source, to, number, coded=coded)
         self._note(source, 2 * number)
         self._note(target, 2 * number, writes=True)
         if to == self._rank:
-            place = self._place(target)
-            view = self._buffer((target.start, target.stop), number, number, codes=True) if coded else place
+            target_view = self._own_view(target)
+            view = self._buffer((target.start, target.stop), number, number, codes=True) if coded else target_view
             self._receives[number].append(Message(view, self._holder(source)))
             if coded:
-                self._work[number].append(Operation(DECODE, (view, place)))
+                self._work[number].append(Operation(DECODE, (view, target_view)))
 
     def _send(self, source: Region, to: int, number: int, *, coded: bool) -> None:
-        """This rank's part in sending ``source``, if it is this rank's: its codes are made once for all peers."""
+        """Add this rank's part in sending ``source``, if it is this rank's: its codes are made once for all peers."""
         if self._holder(source) != self._rank:
             return
-        view = self._place(source)
+        view = self._own_view(source)
         if coded:
             key = (source, number)
             if key not in self._encoded:
@@ -188,7 +188,7 @@ class _Builder:
         self._sends[number].append(Message(view, to))
 
     def _value(self, source: Region, arrival: int | None, level: int, step: Step, *, coded: bool) -> View:
-        """Where this rank finds a source of a step after round ``level``; received in round ``arrival``, or its own."""
+        """Return where a step's source is after round ``level``: received in round ``arrival``, or this rank's own."""
         extent = (source.start, source.stop)
         if arrival is not None:
             view = self._buffer(extent, arrival, level, codes=coded)
@@ -196,7 +196,7 @@ class _Builder:
             if not coded:
                 return view
         else:
-            view = self._place(source)
+            view = self._own_view(source)
             if not (self._rounding == "final" and step.final):
                 return view
         result = self._buffer(extent, level, level)
@@ -204,7 +204,7 @@ class _Builder:
         return result
 
     def _sum(self, tree: Tree, values: list[View], outputs: list[View], level: int, *, rounded: bool) -> None:
-        """The operations that add ``values`` along a tree into ``outputs``, this rank's own, and round what they must.
+        """Add the operations that sum ``values`` along a tree into ``outputs``, this rank's own, and round the sums.
 
         With ``final`` rounding only the whole sum is rounded, else every one.
         """
@@ -235,12 +235,12 @@ class _Builder:
     def _holder(self, region: Region) -> int:
         return self._owners[region.number] if region.memory == SLOT else self._staging[region.number][0]
 
-    def _place(self, region: Region) -> View:
-        """The place of a region of this rank's."""
-        kept = None if region.memory == SLOT else self._staging[region.number][1]
-        if kept is None:
+    def _own_view(self, region: Region) -> View:
+        """Return the view of a region of this rank's."""
+        staging = None if region.memory == SLOT else self._staging[region.number][1]
+        if staging is None:
             return View(self._arrays[region.number], region.start, region.stop)
-        return kept._replace(start=region.start, stop=region.stop)
+        return staging._replace(start=region.start, stop=region.stop)
 
     def _time(self, times: dict[tuple[str, int], list[int]], region: Region) -> int:
         return max(times[region.memory, region.number][region.start : region.stop])
@@ -253,7 +253,7 @@ class _Builder:
 
 
 def _shared(buffers: Sequence[_Buffer]) -> list[int]:
-    """A number of a memory for each buffer: those that are in use at the same time have different ones."""
+    """Return the number of a memory for each buffer: buffers in use at the same time have different ones."""
     memories: list[list[_Buffer]] = []
     numbers = [0] * len(buffers)
     for number, buffer in sorted(enumerate(buffers), key=lambda item: item[1].first):
@@ -266,7 +266,7 @@ def _shared(buffers: Sequence[_Buffer]) -> list[int]:
 
 
 def _extents(buffers: Sequence[_Buffer], numbers: Sequence[int]) -> tuple[tuple[Extent, ...], ...]:
-    """What each memory holds, one extent after another."""
+    """Return what each memory holds, one extent after another."""
     extents: dict[int, list[Extent]] = defaultdict(list)
     for number, buffer in zip(numbers, buffers, strict=True):
         extents[number].append(buffer.extent)

@@ -129,18 +129,18 @@ def _bound(
 
 
 def chunk_bounds(elements: int, chunks: int) -> list[int]:
-    """``chunks + 1`` boundaries of contiguous chunks whose sizes differ by at most one."""
+    """Return ``chunks + 1`` boundaries of contiguous chunks whose sizes differ by at most one."""
     small, extra = divmod(elements, chunks)
     return [i * small + min(i, extra) for i in range(chunks + 1)]
 
 
 def even_bounds(elements: int, chunks: int) -> list[int]:
-    """The same with each boundary rounded down, where cutting in the middle again and again puts it."""
+    """Return ``chunk_bounds`` rounded down to where repeated cutting in the middle puts each boundary."""
     return [i * elements // chunks for i in range(chunks + 1)]
 
 
 def _laid_out(buffers: Iterable[tuple[Extent, ...]], bounds: list[int]) -> tuple[int, list[int]]:
-    """Elements of all buffers together, and where each begins."""
+    """Return the number of elements of all buffers together, and where each begins."""
     sizes = [max(bounds[stop] - bounds[start] for start, stop in extents) for extents in buffers]
     *places, total = itertools.accumulate(sizes, initial=0)
     return total, places
@@ -171,7 +171,7 @@ A ring along a tree sends to ranks that are no neighbours, and unevenly: up to t
 
 
 def _steps(algorithm: str, order: PartialSums | None, ranks: int, devices_a_node: int) -> StepList:
-    """The steps of an algorithm along the tree of an ``order``, or in an order of its own. Raises ``ConfigError``.
+    """Return an algorithm's steps along the tree of an ``order``, or in its own order. Raises ``ConfigError``.
 
     A user's own algorithm, which yields its messages itself, has no other order either.
     """
@@ -192,7 +192,7 @@ def _steps(algorithm: str, order: PartialSums | None, ranks: int, devices_a_node
 def transmission(
     algorithm: str, order: PartialSums | None, ranks: int, devices_a_node: int = 1, kind: CollectiveKind = "allreduce"
 ) -> float:
-    """How long a collective sends, in the time that one array takes over a link; latency and adding count for nothing.
+    """Return the transmission time of a collective, in times of one array over a link, without latency or adding.
 
     A rank sends its messages one after another, as it receives them, and begins a round when all of the one before have
     come. Raises ``ConfigError`` where no list of steps is known.
@@ -214,7 +214,7 @@ def transmission(
 
 
 def _shard_steps(kind: CollectiveKind, algorithm: str, order: PartialSums | None, ranks: int) -> StepList:
-    """The steps of a reduce-scatter or an all-gather: around the ring, or else directly."""
+    """Return the steps of a reduce-scatter or an all-gather: around the ring, or else directly."""
     if kind == "all-gather":
         alone = slots(range(ranks + 1))
         return algorithms.ring_all_gather(ranks) if algorithm == "ring" else algorithms.all_gather(alone)

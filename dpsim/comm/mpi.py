@@ -29,7 +29,7 @@ _PAYLOAD_TAG = 2
 
 
 def test(requests: list[MPI.Request]) -> bool:
-    """Whether all requests are done. Raises ``AllreduceError`` for a message that is longer than its receiving array.
+    """Return whether all requests are done. Raises ``AllreduceError`` for a message longer than its buffer.
 
     One at a time, for only then does MPI say what is wrong with one.
     """
@@ -63,7 +63,7 @@ class MpiRequest:
 class MpiTransport:
     """MPI's messages, and shared memory where all ranks are on one machine.
 
-    ``selection`` is what ``auto`` takes by size. ``beside``: see ``networks.transport``. Where memory cannot be shared,
+    ``selection`` is what ``auto`` takes by size. ``world``: see ``networks.transport``. Where memory cannot be shared,
     that is printed to stderr.
     """
 
@@ -72,14 +72,14 @@ class MpiTransport:
         comm: MPI.Intracomm,
         devices_a_node: int = 1,
         selection: Selection | None = None,
-        beside: Transport | None = None,
+        world: Transport | None = None,
     ) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.network = Network()
         local_ranks = _ranks_of_this_machine(comm)
-        self.oversubscribed = local_ranks > (os.cpu_count() or 1) or (beside is not None and beside.oversubscribed)
+        self.oversubscribed = local_ranks > (os.cpu_count() or 1) or (world is not None and world.oversubscribed)
         self.nap_s = 0.0
         self.memory = HOST
         self.devices_a_node = devices_a_node
@@ -90,17 +90,17 @@ class MpiTransport:
         self._selection = selection or Selection.usual(self.size)
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Memory that, on one machine, all ranks see."""
+        """Return memory that, on one machine, all ranks see."""
         extent = max(-(-size_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
-        whole = self._memory(extent * self.size, "dpsim-gradients") if self._one_node else None
-        if whole is None:
+        shared = self._memory(extent * self.size, "dpsim-gradients") if self._one_node else None
+        if shared is None:
             return aligned_bytes(size_bytes)
         if self._group is None:
             control = self._memory(SharedGroup.control_bytes(self.size), "dpsim-group")
             if control is None:
                 return aligned_bytes(size_bytes)
             self._group = SharedGroup(self.rank, self.size, control, oversubscribed=self.oversubscribed)
-        self._shared.append([whole[rank * extent : rank * extent + size_bytes] for rank in range(self.size)])
+        self._shared.append([shared[rank * extent : rank * extent + size_bytes] for rank in range(self.size)])
         return self._shared[-1][self.rank]
 
     def _memory(self, size_bytes: int, name: str) -> NDArray[np.uint8] | None:
@@ -135,10 +135,10 @@ class MpiTransport:
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
-        """The same by any version of the kernels, where plans name only those in shared memory as algorithms."""
+        """Prepare an allreduce by any version of the kernels; plans name only those in shared memory as algorithms."""
         if self._group is None:
             return None
-        arrays = [self._of_all_ranks(array) for array in (data, *(order.extra if order is not None else ()))]
+        arrays = [self._counterparts(array) for array in (data, *(order.extra if order is not None else ()))]
         shared = [array for array in arrays if array is not None]
         if len(shared) < len(arrays):
             return None
@@ -162,8 +162,8 @@ class MpiTransport:
         reduction: Reduction = version.make(self._group, operands, sums, compression=codes, each_sum=each_sum)
         return reduction
 
-    def _of_all_ranks(self, data: Array) -> list[Array] | None:
-        """The same part of every rank's allocated memory as ``data`` is of this one's; None where it is not shared."""
+    def _counterparts(self, data: Array) -> list[Array] | None:
+        """Return every rank's counterpart of ``data`` in the allocated memory; None if it is not shared."""
         address = data.ctypes.data
         for ranks in self._shared:
             first = address - ranks[self.rank].ctypes.data
@@ -191,7 +191,7 @@ class MpiTransport:
 
 
 def _ranks_of_this_machine(comm: MPI.Intracomm) -> int:
-    """How many ranks of the group run on this machine; collective."""
+    """Return how many ranks of the group run on this machine; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     ranks: int = node.size
     node.Free()

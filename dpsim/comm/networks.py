@@ -22,13 +22,13 @@ def transport(
     sleeps: bool = False,
     on_device: bool = False,
     algorithm: str = "auto",
-    beside: Transport | None = None,
+    world: Transport | None = None,
 ) -> Transport:
-    """The transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
+    """Return the transport of a network over an MPI communicator (which it duplicates, so that tags never mix).
 
     With ``sleeps`` ranks that wait for messages of an emulated link sleep. With ``on_device`` what backend cuda
     allocates is in the memory of the ranks' GPUs, for gradients that are computed there; its ``algorithm`` decides
-    whether NCCL adds them up. ``beside`` is a transport of the same rank over more ranks, all of which work at the same
+    whether NCCL adds them up. ``world`` is a transport of the same rank over more ranks, all of which work at the same
     time (as those of all stages of a pipeline do): the two share the rank's emulated link, and where not every one of
     all these ranks has a core, waiting ranks leave theirs to the others. Raises ``ConfigError`` where the ranks do not
     fill whole nodes.
@@ -40,5 +40,5 @@ def transport(
 
         return CudaTransport(comm.Dup(), devices_a_node, on_device=on_device, algorithm=algorithm)
     if network.emulated:
-        return PacedTransport(comm.Dup(), network, devices_a_node, sleeps=sleeps, beside=beside)
-    return MpiTransport(comm.Dup(), devices_a_node, selection, beside)
+        return PacedTransport(comm.Dup(), network, devices_a_node, sleeps=sleeps, world=world)
+    return MpiTransport(comm.Dup(), devices_a_node, selection, world)

@@ -15,25 +15,25 @@ from dpsim.replica import OrderedSum
 
 
 def ordered_sum(t: Transport, sums: PartialSums) -> OrderedSum:
-    """A blocking function that adds the partial sums of all ranks along their tree; the same bits on every rank.
+    """Return a blocking function that adds the partial sums of all ranks along their tree; the same bits on every rank.
 
     It is for small arrays: every rank sends its partial sums (of one dtype and shape) to every other rank in one
     message, and adds for itself: one round of n - 1 messages. On one rank nothing is sent.
     """
     numbers = {rank: sums.of(rank) for rank in range(t.size)}
     others = [rank for rank in range(t.size) if rank != t.rank]
-    kept: dict[tuple[tuple[int, ...], str], tuple[dict[int, Array], list[Array]]] = {}
+    memories: dict[tuple[tuple[int, ...], str], tuple[dict[int, Array], list[Array]]] = {}
 
     def memory(like: Array) -> tuple[dict[int, Array], list[Array]]:
-        """The arrays that each rank's partial sums lie in, and each partial sum: allocated once for a shape."""
+        """Return the arrays that each rank's partial sums lie in, and each partial sum: allocated once for a shape."""
         key = like.shape, like.dtype.str
-        if key not in kept:
+        if key not in memories:
             of_rank = {rank: np.empty((len(each), *like.shape), like.dtype) for rank, each in numbers.items()}
             held = {
                 number: data for rank, each in numbers.items() for number, data in zip(each, of_rank[rank], strict=True)
             }
-            kept[key] = of_rank, [held[number] for number in range(len(held))]
-        return kept[key]
+            memories[key] = of_rank, [held[number] for number in range(len(held))]
+        return memories[key]
 
     def add(arrays: Sequence[Array]) -> Array:
         of_rank, held = memory(arrays[0])
@@ -48,21 +48,21 @@ def ordered_sum(t: Transport, sums: PartialSums) -> OrderedSum:
 
 
 def kept_sum(t: Transport, sums: PartialSums, algorithm: str) -> OrderedSum:
-    """As ``ordered_sum``, for large arrays: an allreduce by ``algorithm``, in memory that is kept for each size.
+    """Return an ``ordered_sum`` for large arrays: an allreduce by ``algorithm``, in memory kept for each size.
 
     That memory is allocated at the first sum of a size, which is collective as every sum is.
     """
     slots = max(map(sums.owners.count, sums.owners))
-    kept: dict[tuple[int, np.dtype[Any]], tuple[list[Array], PersistentAllreduce]] = {}
+    prepared: dict[tuple[int, np.dtype[Any]], tuple[list[Array], PersistentAllreduce]] = {}
 
     def add(arrays: Sequence[Array]) -> Array:
         size = arrays[0].size, arrays[0].dtype
-        if size not in kept:
+        if size not in prepared:
             memory = [
                 t.allocate(max(arrays[0].nbytes, 1)).view(arrays[0].dtype)[: arrays[0].size] for _ in range(slots)
             ]
-            kept[size] = memory, prepare(t, memory[0], algorithm, order=SummationOrder(sums, tuple(memory[1:])))
-        memory, allreduce = kept[size]
+            prepared[size] = memory, prepare(t, memory[0], algorithm, order=SummationOrder(sums, tuple(memory[1:])))
+        memory, allreduce = prepared[size]
         for target, array in zip(memory, arrays, strict=False):
             target[...] = array.reshape(-1)
         allreduce.run()

@@ -74,7 +74,7 @@ class _Incoming:
 
 
 class _Link:
-    """When a device's link is free again in each direction. Several threads may use it."""
+    """The times when a device's link is free again, in each direction. Several threads may use it."""
 
     __slots__ = ("_incoming_free_s", "_lock", "_outgoing_free_s")
 
@@ -83,13 +83,13 @@ class _Link:
         self._outgoing_free_s = self._incoming_free_s = 0.0
 
     def leave(self, transmission_s: float) -> float:
-        """When a message that is sent now has left."""
+        """Return when a message that is sent now has left."""
         with self._lock:
             self._outgoing_free_s = max(now(), self._outgoing_free_s) + transmission_s
             return self._outgoing_free_s
 
     def take(self, due_s: float, transmission_s: float) -> float:
-        """When a message is through the receiver's own link, which it shares with what came earlier."""
+        """Return when a message is through the receiver's own link, which it shares with what came earlier."""
         with self._lock:
             self._incoming_free_s = max(due_s, self._incoming_free_s + transmission_s)
             return self._incoming_free_s
@@ -99,7 +99,7 @@ class PacedTransport(MpiTransport):
     """MPI messages between nodes held to ``network``'s latency and bandwidth. Emulated: label what it times as such.
 
     With ``sleeps`` a rank that waits sleeps, so that many ranks can share a few cores. A transport has a link of its
-    own, or shares that of the one that it works ``beside``.
+    own, or shares that of ``world``.
     """
 
     def __init__(
@@ -109,21 +109,21 @@ class PacedTransport(MpiTransport):
         devices_a_node: int = 1,
         *,
         sleeps: bool = False,
-        beside: Transport | None = None,
+        world: Transport | None = None,
     ) -> None:
-        super().__init__(comm, devices_a_node, beside=beside)
+        super().__init__(comm, devices_a_node, world=world)
         self.network = network
         if sleeps:
             self.nap_s = min(max(network.latency_s / _NAPS, _LEAST_NAP_S), _MOST_NAP_S)
         self._one_node = False  # an emulated link joins the ranks, not memory
-        self.link: _Link = beside.link if isinstance(beside, PacedTransport) else _Link()
+        self.link: _Link = world.link if isinstance(world, PacedTransport) else _Link()
 
-    def _in_own_node(self, rank: int) -> bool:
-        """Whether that rank is on this rank's node."""
+    def _on_same_node(self, rank: int) -> bool:
+        """Return whether that rank is on this rank's node."""
         return rank // self.devices_a_node == self.rank // self.devices_a_node
 
     def send(self, data: Array, to: int) -> Request:
-        if self._in_own_node(to):
+        if self._on_same_node(to):
             return super().send(data, to)
         transmission_s = data.nbytes / self.network.bandwidth_bytes_per_s
         header = np.array([self.link.leave(transmission_s) + self.network.latency_s, transmission_s])
@@ -131,7 +131,7 @@ class PacedTransport(MpiTransport):
         return _Outgoing(requests, header)
 
     def receive(self, data: Array, source: int) -> Request:
-        if self._in_own_node(source):
+        if self._on_same_node(source):
             return super().receive(data, source)
         header = np.empty(2)
         requests = [self.comm.Irecv(header, source, _HEADER_TAG), self.comm.Irecv(data, source, _PAYLOAD_TAG)]

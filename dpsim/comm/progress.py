@@ -65,7 +65,7 @@ class BucketAllreduce(NamedTuple):
 
 
 class Progress(Protocol):
-    """Takes buckets during backward and has them reduced. ``bucket`` is the one under way, or -1."""
+    """A mechanism that takes buckets during backward and has them reduced. ``bucket`` is the one under way, or -1."""
 
     @property
     def bucket(self) -> int: ...
@@ -79,7 +79,7 @@ class Progress(Protocol):
         """Hand in a bucket whose gradients are final: its allreduce may start."""
 
     def poll(self) -> None:
-        """Called by the computing thread now and then."""
+        """Make progress: called by the computing thread now and then."""
 
     def enqueue(self) -> Mark | None:
         """Return when every submitted allreduce is done, or in a device's queue: then with the mark at its end."""
@@ -192,7 +192,7 @@ class Polled(Inline):
         self._last, self._ended = None, 0
 
     def _all_enqueued(self) -> bool:
-        """Whether all that is left to do is in a device's queue."""
+        """Return whether all that is left to do is in a device's queue."""
         return self._enqueued and not self._queue and all(started.enqueued for started in self._behind)
 
     def _advance(self) -> bool:
@@ -245,9 +245,9 @@ class Polled(Inline):
         return True
 
     def _due_s(self) -> float:
-        """When the messages under way will be done, as far as that is known; 0 while nothing is known."""
-        known = [due_s for message in self._pending if (due_s := message.due_s()) is not None]
-        return max(known, default=0.0)
+        """Return when the messages under way will be done, as far as known; 0 if unknown."""
+        known_times = [due_s for message in self._pending if (due_s := message.due_s()) is not None]
+        return max(known_times, default=0.0)
 
 
 class Threaded(Polled):
@@ -322,7 +322,7 @@ class Threaded(Polled):
                 return
 
     def _waits_for_a_device(self) -> bool:
-        """Whether nothing is left to do for a thread: computation on the device itself waits for what is enqueued."""
+        """Return whether only a device is waited for: its computation follows what is in its queue."""
         return self._transport.memory.deferred and self._all_enqueued()
 
     def _drive(self) -> None:
@@ -344,7 +344,7 @@ class Threaded(Polled):
 def progress(
     transport: Transport, algorithm: str, overlap: str, finished: Finished, compression: Compression | None = None
 ) -> Progress:
-    """The mechanism of an ``overlap`` token (``off`` is ``inline``: the caller hands buckets in after backward).
+    """Return the mechanism of an ``overlap`` token (``off`` is ``inline``: the caller hands buckets in after backward).
 
     Gradients on a device are reduced ``inline`` from a queue too: the caller lets computation wait for its end.
     """

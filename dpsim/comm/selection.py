@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
-from dpsim.comm.compiled import compile_once
+from dpsim.comm.group import compile_once
 from dpsim.comm.networks import transport
 from dpsim.kernels.allreduce.cpu import STAGING_BYTES
 from dpsim.machine import Network, Selection
@@ -20,7 +20,7 @@ _SMALLEST_BYTES, _FACTOR = 1024, 4
 
 
 def select(group: MPI.Intracomm) -> Selection | None:
-    """Up to which size ``one-shot`` is faster than ``two-shot``, measured in a fraction of a second. Collective.
+    """Measure up to which size ``one-shot`` is faster than ``two-shot``, in a fraction of a second. Collective.
 
     None where the ranks share no memory.
     """
@@ -55,7 +55,7 @@ def select(group: MPI.Intracomm) -> Selection | None:
 
 
 def sizes(max_bytes: int) -> list[int]:
-    """4 B, then 1 KiB and up by a factor of 4, ending at ``max_bytes`` (rounded down to a multiple of 4)."""
+    """Return 4 B, then 1 KiB and up by a factor of 4, ending at ``max_bytes`` (rounded down to a multiple of 4)."""
     points = [4]
     size = _SMALLEST_BYTES
     while size < max_bytes:

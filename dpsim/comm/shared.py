@@ -14,14 +14,14 @@ class Node(Protocol):
     def rank(self) -> int: ...
 
     def bcast(self, value: Any, /) -> Any:
-        """The value of rank 0."""
+        """Return the value of rank 0."""
 
     def allgather(self, value: Any, /) -> list[Any]:
-        """The values of all ranks."""
+        """Return the values of all ranks."""
 
 
 def shared_memory(node: Node, size_bytes: int, name: str) -> mmap.mmap | None:
-    """Zeroed memory that all ranks of a node share; None on all of them where the system refuses it. Collective.
+    """Return zeroed memory that all ranks of a node share; None on all of them where the system refuses it. Collective.
 
     ``name`` is shown in ``/proc``.
     """
@@ -42,7 +42,7 @@ def shared_memory(node: Node, size_bytes: int, name: str) -> mmap.mmap | None:
 
 
 def _created(size_bytes: int, name: str) -> int:
-    """A descriptor of new memory; -1 where the system or a limit on files refuses it."""
+    """Return a descriptor of new memory; -1 where the system or a limit on files refuses it."""
     try:
         handle = os.memfd_create(name)
     except OSError:

@@ -26,10 +26,10 @@ class Request(Protocol):
     """A message under way."""
 
     def done(self) -> bool:
-        """Whether its buffer may be used again. Makes progress and never waits."""
+        """Return whether its buffer may be used again. Makes progress and never waits."""
 
     def due_s(self) -> float | None:
-        """When it will be done, on the shared clock, where that is known already."""
+        """Return when it will be done, on the shared clock, where that is known already."""
 
 
 CollectiveSteps = Generator[Sequence[Request], None, None]
@@ -41,7 +41,7 @@ class QueueEvent(Request, Mark, Protocol):
 
 
 class Enqueued(tuple[QueueEvent, ...]):
-    """The last step of a collective that is in a device's queue as a whole: the next one may start before it is done.
+    """The last step of a collective whose work is all in a device's queue: the next may start before it is done.
 
     The queue keeps their order, and all ranks must start them in the same order.
     """
@@ -71,7 +71,7 @@ class PersistentAllreduce(Protocol):
 
 
 def nothing() -> None:
-    """What most transports do when data is complete."""
+    """Do nothing when data is complete, as most transports."""
 
 
 class Span(NamedTuple):
@@ -83,16 +83,15 @@ class Span(NamedTuple):
 
 
 def no_span() -> Span | None:
-    """What most collectives know of a device's stream."""
+    """Return None: most collectives know nothing of a device's stream."""
     return None
 
 
 class SteppedAllreduce:
     """A ``PersistentAllreduce`` made of its steps alone: ``begin()`` starts them.
 
-    ``complete()``, where it is called before, is called by the computing thread once the data has been computed, or
-    asked for of a device: the next run is of what the data is then. ``span()``: where the last run was in a device's
-    stream, if it was in one.
+    The computing thread may call ``complete()`` before a run, once the data is computed or is in a device's queue; the
+    run reduces the data as it is then. ``span()`` is the last run's part of a device's stream, or None.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Transport(Protocol):
     memory: Memory
 
     def allocate(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Zeroed memory for gradients, ``ALIGNMENT_BYTES`` aligned; collective, of the same size on every rank."""
+        """Allocate zeroed, ``ALIGNMENT_BYTES`` aligned memory for gradients; collective, equal sizes on all ranks."""
 
     def prepare(
         self,
@@ -138,7 +137,7 @@ class Transport(Protocol):
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
-        """The collective of ``data`` that this transport has of its own; None where messages or MPI do it.
+        """Prepare this transport's own collective of ``data``, or return None if messages or MPI do it.
 
         In memory that the ranks share it is ``one-shot``, ``two-shot``, or ``auto`` for the faster one at that size;
         reduce-scatter and all-gather are the two halves of ``two-shot``.
@@ -146,7 +145,7 @@ class Transport(Protocol):
         """
 
     def sums_between_layers(self, sums: PartialSums, most_elements: Mapping[str, int]) -> OrderedSum | None:
-        """Adds arrays of ``memory`` that a step needs at once, where that is a device's; None where messages do it.
+        """Return what adds arrays of a device's ``memory`` that a step needs at once; None where messages do it.
 
         It is made ready for so many elements of each dtype. Collective.
         """
@@ -156,10 +155,10 @@ class Transport(Protocol):
     def receive(self, data: Array, source: int) -> Request: ...
 
     def native_allreduce(self, data: Array) -> None:
-        """The MPI library's own allreduce, in place, blocking. Raises ``ConfigError`` where there is none."""
+        """Run the MPI library's own allreduce, in place, blocking. Raises ``ConfigError`` where there is none."""
 
     def start_native_allreduce(self, data: Array) -> Request:
-        """The same, non-blocking."""
+        """Start the same, non-blocking."""
 
     def close(self) -> None:
         """Give back memory that other ranks may be using. Collective, as ``allocate`` is; nothing may be under way."""
@@ -178,14 +177,14 @@ def wait(t: Transport, pending: Sequence[Request]) -> None:
 
 
 def pause(t: Transport, waiting: Sequence[Request]) -> None:
-    """What a rank does between two looks at messages that are not done, all of which it waits for.
+    """Pause between two looks at messages that are not done, all of which the rank waits for.
 
     Where ranks sleep, it sleeps until shortly before the last one is due, or for a nap if that is not known of all.
     """
     if t.nap_s:
         due_s = [message.due_s() for message in waiting]
-        known = [moment_s for moment_s in due_s if moment_s is not None]
-        moment_s = max(known) - SLEEP_LEAD_S if len(known) == len(due_s) > 0 else now() + t.nap_s
+        due_times = [moment_s for moment_s in due_s if moment_s is not None]
+        moment_s = max(due_times) - SLEEP_LEAD_S if len(due_times) == len(due_s) > 0 else now() + t.nap_s
         if moment_s > now():
             sleep_until(moment_s)
     elif t.oversubscribed:
@@ -193,7 +192,7 @@ def pause(t: Transport, waiting: Sequence[Request]) -> None:
 
 
 def all_done(pending: Sequence[Request]) -> bool:
-    """Whether every message is done. Asks each of them, for progress."""
+    """Return whether every message is done. Asks each of them, for progress."""
     finished = True
     for message in pending:
         if not message.done():

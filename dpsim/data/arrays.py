@@ -40,7 +40,7 @@ _SHAPES = "[N, H, W, C], [N, H, W] or [N, features], nothing of size 0"
 
 
 def from_npz(token: str, text: str, dtype: DTypeLike) -> Dataset:
-    """The data set of the archive ``text``: x_train, y_train, x_test and y_test, or x and y, which are split 80/20.
+    """Return the data set of the archive ``text``: x_train, y_train, x_test and y_test, or x and y, split 80/20.
 
     Samples of [N, H, W] have one channel, those of [N, features] become (1, 1, features). Each channel is brought to
     mean 0 and deviation 1 over the training part (a constant one to 0): uint8 a batch at a time, floats here.
@@ -57,7 +57,7 @@ def from_npz(token: str, text: str, dtype: DTypeLike) -> Dataset:
 
 
 def from_npy(token: str, text: str, dtype: DTypeLike) -> Dataset:
-    """The data set of ``X.npy,Y.npy``, samples and labels, as ``from_npz`` makes it of x and y."""
+    """Return the data set of ``X.npy,Y.npy``, samples and labels, as ``from_npz`` makes it of x and y."""
     names = text.split(",")
     if len(names) != 2:
         raise ConfigError(
@@ -71,7 +71,7 @@ def from_npy(token: str, text: str, dtype: DTypeLike) -> Dataset:
 
 
 def _samples(array: NDArray[Any], where: str) -> NDArray[Any]:
-    """Samples [N, H, W, C] of uint8 or finite floats."""
+    """Return samples [N, H, W, C] of uint8 or finite floats."""
     if array.ndim not in (2, 3, 4) or not array.size:
         raise FileFormatError(f"{where} has the shape {array.shape}", allowed=f"samples of {_SHAPES}")
     if array.dtype != np.uint8 and array.dtype.kind != "f":
@@ -101,7 +101,7 @@ def _check_finite(array: NDArray[Any], where: str) -> None:
 
 
 def _labels(array: NDArray[Any], where: str) -> Labels:
-    """Labels [N], whole numbers of 0 or more."""
+    """Return labels [N], whole numbers of 0 or more."""
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise FileFormatError(
             f"{where} has the shape {array.shape} and the type {array.dtype}",
@@ -141,7 +141,7 @@ def _dataset(
 
 
 def _normalised(stored: Dataset, dtype: DTypeLike) -> Dataset:
-    """``stored`` with the constants that bring its channels to mean 0 and deviation 1, applied if they are floats."""
+    """Return ``stored`` with constants that give its channels mean 0 and deviation 1, applied if they are floats."""
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = channel_statistics(stored.train_x)
         if stored.train_x.dtype == np.uint8:
@@ -164,7 +164,7 @@ def _check_counts(token: str, x: NDArray[Any], y: Labels) -> None:
 
 
 def _check_gaps(token: str, y: Labels) -> None:
-    """Raises ``FileFormatError`` unless every class up to the largest has samples."""
+    """Raise ``FileFormatError`` unless every class up to the largest has samples."""
     classes = np.unique(y)
     gaps = np.flatnonzero(classes != np.arange(len(classes)))
     if len(gaps):
@@ -188,7 +188,7 @@ _ODD = (ValueError, NotImplementedError, OverflowError)  # what zipfile raises, 
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """The array of a .npy file. Raises ``FileFormatError``."""
+    """Return the array of a .npy file. Raises ``FileFormatError``."""
     check_file(path, ".npy file")
     with reading(path, ".npy file"):
         data = path.read_bytes()
@@ -196,7 +196,7 @@ def read_npy(path: Path) -> NDArray[Any]:
 
 
 def read_npz(path: Path, choices: tuple[tuple[str, ...], ...]) -> dict[str, NDArray[Any]]:
-    """The arrays of the first of ``choices`` (sets of names) that an .npz file has whole; others in it are not read.
+    """Return the arrays of the first of ``choices`` (sets of names) that an .npz file has in full, and no others.
 
     Raises ``FileFormatError``.
     """
@@ -239,7 +239,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> byte
 
 
 def _array(data: bytes, where: str) -> NDArray[Any]:
-    """The array that ``data`` holds in .npy format."""
+    """Return the array that ``data`` holds in .npy format."""
 
     def refused(what: str, allowed: str, remedy: str = "it is cut off or damaged: save it again") -> FileFormatError:
         return FileFormatError(f"{where} {what}", allowed=allowed, remedy=remedy)

@@ -29,7 +29,7 @@ _STD = (0.2470, 0.2435, 0.2616)
 
 
 def cifar10(token: str, text: str, dtype: DTypeLike) -> Dataset:
-    """CIFAR-10 in the folder ``text``, or in its ``cifar-10-batches-bin``: pictures of 32x32x3 in 10 classes.
+    """Return CIFAR-10 from folder ``text``, or from its ``cifar-10-batches-bin``: 32x32x3 pictures in 10 classes.
 
     Pixels are stored as uint8 and normalised a channel with the published mean and deviation of the training set.
     Raises ``ConfigError``, ``FileFormatError``.
@@ -42,7 +42,7 @@ def cifar10(token: str, text: str, dtype: DTypeLike) -> Dataset:
 
 
 def _read(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.uint8], Labels]:
-    """Pixels [N, 32, 32, 3] and labels [N] of all records of files."""
+    """Return pixels [N, 32, 32, 3] and labels [N] of all records of files."""
     missing = [name for name in names if find(folder, [name]) is None]
     if missing:
         python = find(folder, ["data_batch_1", "test_batch"]) is not None
@@ -64,7 +64,7 @@ def _read(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.uint8], Labels
 
 
 def _records(path: Path) -> NDArray[np.uint8]:
-    """The records of one file, [N, 3073]."""
+    """Return the records of one file, [N, 3073]."""
     with reading(path, "CIFAR-10 binary file"):
         data = np.frombuffer(path.read_bytes(), np.uint8)
     count, rest = divmod(len(data), _RECORD)

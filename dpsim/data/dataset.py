@@ -27,7 +27,7 @@ class Normalisation:
 
     @classmethod
     def of_channels(cls, mean: ArrayLike, std: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike) -> Normalisation:
-        """For samples of ``shape`` (H, W, C) with ``mean`` and ``std`` a channel, in the unit of a pixel (0..255)."""
+        """Normalise samples of shape (H, W, C) with ``mean`` and ``std`` a channel, in units of a pixel (0..255)."""
         scale = np.broadcast_to(1.0 / np.asarray(std, np.float64), shape)
         offset = np.broadcast_to(-np.asarray(mean, np.float64) / np.asarray(std, np.float64), shape)
         return cls(scale=scale.ravel().astype(dtype), offset=offset.ravel().astype(dtype))
@@ -60,7 +60,7 @@ class Dataset:
         return self.train_x.shape[1:]
 
     def train_batch(self, indices: NDArray[np.int64]) -> tuple[NDArray[Any], Labels]:
-        """The training samples at ``indices``, as a model sees them, and their labels."""
+        """Return the training samples at ``indices``, as a model sees them, and their labels."""
         return self._seen(self.train_x[indices]), self.train_y[indices]
 
     def test_batch(self, start: int, stop: int) -> tuple[NDArray[Any], Labels]:
@@ -72,7 +72,7 @@ class Dataset:
 
 
 def channel_statistics(x: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation of each channel of [N, H, W, C], in float64; a constant channel has deviation 1."""
+    """Return mean and deviation of each channel of [N, H, W, C], in float64; a constant channel has deviation 1."""
     channels = x.shape[-1]
     count = x.size // channels
 
@@ -95,7 +95,7 @@ def channel_statistics(x: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np
 def standardised(
     x: NDArray[Any], mean: NDArray[np.float64], std: NDArray[np.float64], dtype: DTypeLike
 ) -> NDArray[Any]:
-    """(x - mean) / std a channel, computed in float64."""
+    """Return (x - mean) / std a channel, computed in float64."""
     every_mean, every_std = (np.broadcast_to(value, x.shape[1:]).ravel() for value in (mean, std))
     result = np.empty(x.shape, dtype)
     for start in range(0, len(x), _AT_ONCE):
@@ -108,7 +108,7 @@ def standardised(
 
 
 def stratified(labels: Labels, fraction: float) -> NDArray[np.bool_]:
-    """A fixed mask of ``fraction`` of the samples of every class, drawn by the random stream of that class."""
+    """Return a fixed mask of ``fraction`` of the samples of every class, drawn by the random stream of that class."""
     chosen = np.zeros(len(labels), bool)
     for label in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == label)
@@ -118,7 +118,7 @@ def stratified(labels: Labels, fraction: float) -> NDArray[np.bool_]:
 
 
 def learnable(dataset: Dataset) -> Dataset:
-    """``dataset``, if one can train on it and test what was learnt. Raises ``FileFormatError``."""
+    """Return ``dataset`` if one can train on it and test what was learnt. Raises ``FileFormatError``."""
     name = dataset.name
     if len(dataset.train_y) == 0 or len(dataset.test_y) == 0:
         raise FileFormatError(
@@ -150,7 +150,7 @@ def pictures(
     std: ArrayLike,
     dtype: DTypeLike,
 ) -> Dataset:
-    """A data set of pictures [N, H, W, C] and labels [N], stored as uint8.
+    """Return a data set of pictures [N, H, W, C] and labels [N], stored as uint8.
 
     ``mean`` and ``std``, in all or by channel, are those of pixels / 255 and normalise the samples. Raises
     ``FileFormatError`` as ``learnable``.

@@ -31,7 +31,7 @@ DATASETS = tuple(_FORMS)
 
 
 def load_dataset(token: str, seed: int = 0, dtype: DTypeLike = np.float32) -> Dataset:
-    """The data set a token names, the same on every rank. ``seed`` moves synthetic data and the noise of digits only.
+    """Return the data set of a token, equal on every rank. ``seed`` changes synthetic data and digits' noise only.
 
     ``digits``: 1797 pictures of 8x8x1, one fixed stratified 80/20 split; ``digits:noise=0.35,samples=640`` adds noise
     and trains on fewer, see ``dpsim.data.digits``. ``synthetic:HxWxC,classes=K,train=N,test=M``

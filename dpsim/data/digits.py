@@ -25,7 +25,7 @@ _TEST_SHARE = 0.2
 
 
 def digits(token: str, settings: str | None, seed: int, dtype: DTypeLike) -> Dataset:
-    """1797 pictures of 8x8x1 with pixels / 16, less their mean; one fixed stratified 80/20 split.
+    """Return 1797 pictures of 8x8x1 with pixels / 16, less their mean; one fixed stratified 80/20 split.
 
     ``noise=0.35`` adds normal noise of this standard deviation to every pixel of both parts (a pixel is 0 to 1), and
     ``samples=640`` keeps so many training samples. ``seed`` draws both, and nothing else: without settings the data set
@@ -42,13 +42,13 @@ def digits(token: str, settings: str | None, seed: int, dtype: DTypeLike) -> Dat
     train_x, train_y = x[~test], y[~test]
     if samples is not None:
         _check_samples(token, samples, len(train_y))
-        kept = np.sort(rng.permutation(len(train_y), seed, 0, purpose="digits samples")[:samples])
-        train_x, train_y = train_x[kept], train_y[kept]
+        chosen = np.sort(rng.permutation(len(train_y), seed, 0, purpose="digits samples")[:samples])
+        train_x, train_y = train_x[chosen], train_y[chosen]
     return Dataset(name=token, train_x=train_x, train_y=train_y, test_x=x[test], test_y=y[test], classes=10)
 
 
 def _parse(token: str, settings: str | None) -> tuple[float, int | None]:
-    """(noise, samples) of the settings. Raises ``ConfigError``."""
+    """Return (noise, samples) of the settings. Raises ``ConfigError``."""
     noise, samples = 0.0, None
     if settings is None:
         return noise, samples

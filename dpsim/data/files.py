@@ -17,7 +17,7 @@ _BROKEN = (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile)
 
 
 def path_of(text: str) -> Path:
-    """The path a token names; ``~`` is the home folder, a relative path starts at the current folder."""
+    """Return the path a token names; ``~`` is the home folder, a relative path starts at the current folder."""
     if not text or "\0" in text:
         raise ConfigError(f"{text!r} is no path", allowed="the path of a file or folder")
     try:
@@ -28,7 +28,7 @@ def path_of(text: str) -> Path:
 
 @contextlib.contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
-    """Makes ``FileFormatError`` of a file that cannot be read or is damaged as a ``kind`` (a gzip file, ...)."""
+    """Raise ``FileFormatError`` for a file that cannot be read or is damaged as a ``kind`` (a gzip file, ...)."""
     try:
         yield
     except _BROKEN as error:
@@ -42,7 +42,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def check_file(path: Path, kind: str) -> None:
-    """Raises ``FileFormatError`` unless ``path`` is an ordinary file."""
+    """Raise ``FileFormatError`` unless ``path`` is an ordinary file."""
     with reading(path, kind):
         if path.is_file():
             return
@@ -51,7 +51,7 @@ def check_file(path: Path, kind: str) -> None:
 
 
 def check_folder(path: Path, files: str, remedy: str) -> None:
-    """Raises ``FileFormatError`` unless ``path`` is a folder."""
+    """Raise ``FileFormatError`` unless ``path`` is a folder."""
     with reading(path, "folder"):
         if path.is_dir():
             return
@@ -64,18 +64,18 @@ def check_folder(path: Path, files: str, remedy: str) -> None:
 
 
 def find(folder: Path, spellings: Sequence[str]) -> Path | None:
-    """The first of ``spellings`` that ``folder`` has."""
+    """Return the first of ``spellings`` that ``folder`` has."""
     with reading(folder, "folder"):
         return next((folder / name for name in spellings if (folder / name).exists()), None)
 
 
 def open_plain_or_gzip(path: Path) -> BinaryIO:
-    """``path`` to be read, through gzip if its name ends in .gz."""
+    """Open ``path`` to be read, through gzip if its name ends in .gz."""
     return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
 def read_at_most(file: BinaryIO, count: int) -> bytes:
-    """The next ``count`` bytes, or what is left; asks for no more memory than there is data."""
+    """Return the next ``count`` bytes, or what is left; asks for no more memory than there is data."""
     parts, missing = [], count
     while missing and (part := file.read(min(missing, _CHUNK))):
         parts.append(part)

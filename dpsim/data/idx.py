@@ -43,26 +43,26 @@ IDX_SETS = {
 
 
 def idx_set(kind: str, token: str, text: str, dtype: DTypeLike) -> Dataset:
-    """The set ``kind`` of ``IDX_SETS`` in the folder ``text``: grey pictures [N, H, W, 1] in 10 classes.
+    """Return the set ``kind`` of ``IDX_SETS`` in the folder ``text``: grey pictures [N, H, W, 1] in 10 classes.
 
     Pixels are stored as uint8 and normalised with the published mean and deviation of the training set.
     Raises ``ConfigError``, ``FileFormatError``.
     """
-    known, folder = IDX_SETS[kind], path_of(text)
-    check_folder(folder, _SPELLINGS, known.remedy)
-    train_x, train_y = _part(folder, "train", known.remedy)
-    test_x, test_y = _part(folder, "t10k", known.remedy)
+    source, folder = IDX_SETS[kind], path_of(text)
+    check_folder(folder, _SPELLINGS, source.remedy)
+    train_x, train_y = _part(folder, "train", source.remedy)
+    test_x, test_y = _part(folder, "t10k", source.remedy)
     if train_x.shape[1:] != test_x.shape[1:]:
         raise FileFormatError(
             f"{folder}: training pictures of {_by(train_x.shape[1:3])}, test pictures of {_by(test_x.shape[1:3])}",
             allowed="pictures of one size",
-            remedy=known.remedy,
+            remedy=source.remedy,
         )
-    return pictures(token, (train_x, train_y), (test_x, test_y), _CLASSES, known.mean, known.std, dtype)
+    return pictures(token, (train_x, train_y), (test_x, test_y), _CLASSES, source.mean, source.std, dtype)
 
 
 def _part(folder: Path, part: str, remedy: str) -> tuple[NDArray[np.uint8], Labels]:
-    """Pictures [N, H, W, 1] and labels [N] of one part."""
+    """Return pictures [N, H, W, 1] and labels [N] of one part."""
     images = _path(folder, f"{part}-images", 3, remedy)
     labels = _path(folder, f"{part}-labels", 1, remedy)
     x, y = _read(images, 3, remedy), _read(labels, 1, remedy)
@@ -91,7 +91,7 @@ def _path(folder: Path, name: str, dimensions: int, remedy: str) -> Path:
 
 
 def _read(path: Path, dimensions: int, remedy: str) -> NDArray[np.uint8]:
-    """The elements of one IDX file of unsigned bytes with so many dimensions, none of them 0."""
+    """Return the elements of one IDX file of unsigned bytes with so many dimensions, none of them 0."""
 
     def refused(what: str, allowed: str) -> FileFormatError:
         return FileFormatError(f"{path} {what}", allowed=allowed, remedy=f"it is damaged or of another kind; {remedy}")

@@ -46,7 +46,7 @@ def shard(batch: int, devices: int, rank: int) -> tuple[int, int]:
 
 
 def leaf_bounds(batch: int, leaves: int) -> tuple[int, ...]:
-    """(floor(i b / V)) for i = 0..V: leaf i of a batch of b samples is i to i + 1 of them, on any number of devices.
+    """Return (floor(i b / V)) for i = 0..V: leaf i of a batch of b samples is i to i + 1 of them, on any devices.
 
     Leaves differ by at most one sample; where b < V some are empty.
     """
@@ -54,7 +54,7 @@ def leaf_bounds(batch: int, leaves: int) -> tuple[int, ...]:
 
 
 def largest_share(batch: int, devices: int, leaves: int) -> int:
-    """Samples of the device that has the most of a batch: ceil(b / n), or without a remainder some of its leaves."""
+    """Return the largest local batch: ceil(b / n), or with leaves that of the device whose leaves have the most."""
     if not leaves:
         return -(-batch // devices)
     bounds, owned = leaf_bounds(batch, leaves), device_leaves(leaves, devices)
@@ -62,5 +62,5 @@ def largest_share(batch: int, devices: int, leaves: int) -> int:
 
 
 def device_leaves(leaves: int, devices: int) -> tuple[int, ...]:
-    """(floor(r V / n)) for r = 0..n: device r owns leaves r to r + 1 of them, one or more where n <= V."""
+    """Return (floor(r V / n)) for r = 0..n: device r owns leaves r to r + 1 of them, one or more where n <= V."""
     return tuple(rank * leaves // devices for rank in range(devices + 1))

@@ -42,9 +42,9 @@ DEVICES = 8
 
 
 _OF_A_STUDY = (
-    "The layers and the machine are those that the study measured, of which no command has files. The interval is that"
-    " of a prediction beforehand, and a speedup here is at the same local batch: the study's report scores a prediction"
-    " of the same minutes, with its own interval, and takes speedups as its experiment scales"
+    "The layers and the machine are those that the study measured, of which no command has files, and the interval is"
+    " that of its report. A speedup here is at the same local batch; the study's report takes speedups as its"
+    " experiment scales"
 )
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any
 
 from dpsim.errors import ConfigError
-from dpsim.explore.page import Record, page_of_plan, setting_of
-from dpsim.records.sweep import read_predictions, read_results
+from dpsim.explore.page import page_of_plan, setting_of
+from dpsim.records.sweep import clean_values, read_predictions, read_results
 
 
 def studied(folder: Path) -> str:
     """Return the page of a finished sweep, which begins with its first setting on several devices.
 
-    The layers and the machine are those of that setting's prediction; measured points are medians over the samples, of
-    the settings that were predicted from the same ones. Raises ``ConfigError`` for another folder, and
-    ``FileFormatError``.
+    The layers and the machine are those of that setting's prediction, and the measured points those that were predicted
+    from the same ones: medians over the samples of which the report's are. Raises ``ConfigError`` for another folder,
+    and ``FileFormatError``.
     """
     blind = folder / "blind.json"
     known = blind if blind.is_file() else folder / "predictions.json"
@@ -34,10 +33,8 @@ def studied(folder: Path) -> str:
         if each.workload == first.workload and (each.machine == first.machine or each.setting.plan.devices == 1)
     }
     points = (point for point in read_results(folder / "results.json").points if point.setting in alike)
-    measured = [_measured(setting_of(point.setting.plan), point.step_s) for point in points]
+    measured = [
+        setting_of(point.setting.plan) | {"step_s": statistics.median(clean_values([point]))} for point in points
+    ]
     workload, machine = predictions.workloads[first.workload], predictions.machines[first.machine]
     return page_of_plan(workload, machine, first.setting.plan, measured=measured)
-
-
-def _measured(setting: Record, step_s: tuple[float, ...]) -> dict[str, Any]:
-    return setting | {"step_s": statistics.median(step_s)}

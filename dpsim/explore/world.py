@@ -88,6 +88,8 @@ def world(
             remedy="take slow_devices out of the machine file, or ask dpsim predict",
         )
     known = for_prediction(workload, machine, [_SEVERAL])
+    if machine.interval_widths:  # a study's own, which its report has
+        known = msgspec.structs.replace(known, interval_widths=machine.interval_widths)
     most = _LARGER_BATCHES * workload.local_batches[-1]
     powers = (1 << power for power in range(most.bit_length()))
     batches = sorted({*powers, *workload.local_batches, *local_batches})
@@ -102,6 +104,7 @@ def world(
                 for field in ("summary", "default_threshold_bytes", "needs_costs", "while_running")
             }
             for name, rule in FUSION_RULES.items()
+            if name != "fsdp" or (workload.ddp is not None and workload.ddp.units)
         },
         "constants": _CONSTANTS,
     }

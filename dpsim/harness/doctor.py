@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsim import codec, processor
+from dpsim import codec, installation, processor
 from dpsim.choices import Choices
 from dpsim.errors import DpsimError
 from dpsim.harness import doctor_gpu
@@ -63,13 +63,21 @@ def add_ranks(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress)
     return {"sum": comm.allreduce(comm.rank + 1), "library": " ".join(library.split()), "hosts": len(names)}
 
 
+def _installation() -> Finding:
+    """Another program that is named dpsim, too, must not be installed beside this one."""
+    if other := installation.other_program():
+        return Finding("fail", f"{other} is another program, in the same folder", installation.without_other_program())
+    root = installation.checkout()
+    return Finding("ok", f"dpsim {installation.VERSION}, {'installed' if root is None else 'from a checkout'}")
+
+
 def _launcher() -> Finding:
     job = rank_info.job()
     if job is not None:
         return Finding("ok", f"inside a job of {job.launcher}, {job.size} ranks; {_schedulers()}")
     path = jobs.mpiexec_path()
     if path is None:
-        return Finding("fail", "no mpiexec next to this Python or on PATH", "pip install 'dpsim[mpich]'")
+        return Finding("fail", "no mpiexec next to this Python or on PATH", installation.install("mpich"))
     try:
         flavour = jobs.mpiexec_flavour(path)
         machines = hosts.selected(1)
@@ -232,6 +240,7 @@ def tune(progress: Progress) -> Choices:
 
 
 PROBES = (
+    ("installation", _installation),
     ("launcher", _launcher),
     ("MPI", _mpi),
     ("numba", _numba),

@@ -13,6 +13,7 @@ from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.available import cupy_version, gpu_count, nccl_missing, open_device, simulating, why_no_gpu
 from dpsim.errors import DpsimError
 from dpsim.harness.finding import Finding
+from dpsim.installation import install
 from dpsim.launch import jobs
 from dpsim.progress import Progress
 from dpsim.study import environment
@@ -53,9 +54,7 @@ def device() -> Finding:
         return Finding("warn", f"{text}; copies come back changed", "see nvidia-smi; the CPU is used instead")
     reason = "" if simulating() else why_no_gpu()
     if reason:
-        return Finding(
-            "warn", f"{text}; --backend cuda cannot use it: {reason}", f"pip install 'dpsim[{driver.extra}]'"
-        )
+        return Finding("warn", f"{text}; --backend cuda cannot use it: {reason}", install(driver.extra))
     return Finding("ok", f"{text}; copies come back unchanged")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpsim.harness.sweep.pairing import Pair
 from dpsim.harness.sweep.scores import regret
 from dpsim.model.rows import PredictedRow
 from dpsim.records.comparison import Comparison
@@ -21,5 +20,4 @@ def measured_regret(comparison: Comparison, options: Sequence[PredictedRow], adv
     """
     found = {option: measured_point(comparison, option.plan) for option in options}
     points = {option: point for option, point in found.items() if point is not None}
-    members = [Pair(setting=each.setting, predicted=each.predicted, runs=each.runs) for each in points.values()]
-    return regret(members, [*points].index(advised)).mean
+    return regret([*points.values()], [*points].index(advised)).mean

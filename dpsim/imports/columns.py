@@ -44,7 +44,7 @@ _NEVER = re.compile(r"(?!)")
 
 @dataclass(frozen=True, kw_only=True)
 class TableFormat:
-    """How a suite of benchmarks prints its tables.
+    """The format of the tables that a suite of benchmarks prints.
 
     ``title`` matches a benchmark's title, with its name as the group ``name``; ``allreduce`` matches the allreduce's
     name. ``header`` matches the line of column names, which ``columns`` splits (``None``: not the columns of this

@@ -9,13 +9,13 @@ from typing import Literal, TypeVar, get_args
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, parse_devices
+from dpsim.collective import FLAT, Collective, Layout, parse_devices
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, FileFormatError, unknown
 from dpsim.imports import nccl, nccl_report, nccl_text, others
 from dpsim.imports.columns import FORMATS as TABLE_FORMATS
 from dpsim.imports.lines import Source, read_source
-from dpsim.imports.tables import Contents
+from dpsim.imports.tables import Contents, Table
 from dpsim.machine import AllreduceCost, Machine, Network
 from dpsim.model.formulas import fitted_links
 
@@ -71,7 +71,7 @@ class Imported:
 
 
 def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]:
-    """The machine that the files describe, and where each of its tables comes from.
+    """Return the machine that the files describe, and where each of its tables comes from.
 
     It has their tables, and links fitted to them (``fitted_links``) that price, as an extrapolation, algorithms without
     a table. It has no overlap, no slowdown and no memory, for the files say nothing of these.
@@ -83,7 +83,7 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
     devices = _one_each(config.devices or (None,), config.files)
     algorithms = _one_each(config.algorithms or (None,), config.files)
     for file, token, algorithm in zip(config.files, devices, algorithms, strict=True):
-        devices_and_layout: tuple[int | None, str] = (None, "") if token is None else parse_devices(token)
+        devices_and_layout: tuple[int | None, Layout] = (None, FLAT) if token is None else parse_devices(token)
         contents = read(Path(file), config.format, devices_and_layout[0], config.out_of_place)
         hardware.append(contents.hardware)
         own = "nccl" if contents.benchmark.startswith("nccl-tests") else "mpi"
@@ -112,7 +112,7 @@ def import_machine(config: ImportConfig) -> tuple[Machine, tuple[Imported, ...]]
 
 
 def read(path: Path, format: Format | None, devices: int | None, out_of_place: bool) -> Contents:
-    """What a file holds, read as ``format`` or as what it looks like. Raises ``FileFormatError``."""
+    """Return what a file holds, read as ``format`` or as what it looks like. Raises ``FileFormatError``."""
     source = read_source(path)
     name = format or _format(source)
     if name in TABLE_FORMATS:
@@ -141,9 +141,9 @@ def _format(source: Source) -> str:
 
 
 def _imported(
-    file: str, contents: Contents, algorithm: str, devices: int | None, layout: str, *, keep_outliers: bool
+    file: str, contents: Contents, algorithm: str, devices: int | None, layout: Layout, *, keep_outliers: bool
 ) -> Iterator[Imported]:
-    """The tables of one file that ran on ``devices`` in ``layout``, as far as those are given.
+    """Yield the tables of one file that ran on ``devices`` in ``layout``, as far as those are given.
 
     Tables of 1 device, which has nothing to reduce, are passed over where there are others.
     """
@@ -157,20 +157,7 @@ def _imported(
             remedy="leave --devices out",
         )
     for table in chosen:
-        count = table.devices or devices
-        if count is None:
-            raise ConfigError(
-                f"{file} does not say on how many devices it was measured ({table.where})",
-                allowed="--devices N, or nodes x devices of a node like 2x4",
-                remedy="give the number of ranks it ran on with --devices",
-            )
-        if count == 1:
-            raise ConfigError(
-                f"{file} was measured on 1 device ({table.where}), which has nothing to reduce",
-                allowed="2 devices or more",
-                remedy="measure on as many devices as you want to predict for; where mpirun started several processes,"
-                " build nccl-tests with MPI=1: without it each measures alone",
-            )
+        count = _device_count(file, table, devices)
         of_nodes = layout if devices is not None else table.layout
         if layout and table.layout not in ("", layout):
             raise ConfigError(
@@ -194,8 +181,8 @@ def _imported(
                 kind=table.kind,
             )
         except ConfigError as error:
-            place = f"{file}, table of {table.where}: {error.given}"
-            raise FileFormatError(place, allowed=error.allowed, remedy=error.remedy) from error
+            message = f"{file}, table of {table.where}: {error.given}"
+            raise FileFormatError(message, allowed=error.allowed, remedy=error.remedy) from error
         done = "kept" if keep_outliers else "left out (dpsim calibrate --from with --keep-outliers keeps it)"
         yield Imported(
             file=file,
@@ -205,6 +192,25 @@ def _imported(
             doubts=tuple(f"{file}, {jump}: {done}" for jump in table.jumps.values()),
             notes=tuple(f"{file}, {table.where}: {note}" for note in table.notes),
         )
+
+
+def _device_count(file: str, table: Table, devices: int | None) -> int:
+    """Return on how many devices a table was measured. Raises ``ConfigError`` if nobody says it, and for 1."""
+    count = table.devices or devices
+    if count is None:
+        raise ConfigError(
+            f"{file} does not say on how many devices it was measured ({table.where})",
+            allowed="--devices N, or nodes x devices of a node like 2x4",
+            remedy="give the number of ranks it ran on with --devices",
+        )
+    if count == 1:
+        raise ConfigError(
+            f"{file} was measured on 1 device ({table.where}), which has nothing to reduce",
+            allowed="2 devices or more",
+            remedy="measure on as many devices as you want to predict for; where mpirun started several processes,"
+            " build nccl-tests with MPI=1: without it each measures alone",
+        )
+    return count
 
 
 def _check_each_once(tables: Sequence[Imported]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from dpsim.collective import FLAT
 from dpsim.imports.lines import Source, shown
 from dpsim.imports.nccl_rows import (
     BUFFERS,
@@ -98,7 +99,7 @@ def _table(
     if shared := [rank for rank, device in ranks.device.items() if list(ranks.device.values()).count(device) > 1]:
         notes.append(f"ranks {', '.join(map(str, shared[:8]))} shared a device")
     where, of_buffers = f"line {first}", BUFFERS[not out_of_place]
-    of_nodes = layout(list(ranks.host.values())) if all_ranks_named else ""
+    of_nodes = layout(list(ranks.host.values())) if all_ranks_named else FLAT
     return program, table(source, where, of_buffers, points, count, of_nodes, program.kind, run.elided, notes)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
 
-from dpsim.collective import CollectiveKind
+from dpsim.collective import FLAT, CollectiveKind, Layout
 from dpsim.imports.lines import Source
 from dpsim.imports.tables import MOST_BYTES, WIRE_DTYPES, Point, Rounded
 from dpsim.units import ITEM_BYTES
@@ -180,12 +180,12 @@ def ranks_of(rows: Sequence[Row], sends: int) -> int | None:
     return max(exact, key=lambda n: sum(low <= n <= high for low, high in bounds), default=None)
 
 
-def layout(hosts: Sequence[str]) -> str:
+def layout(hosts: Sequence[str]) -> Layout:
     """Return ``2x4`` of the hosts of ranks 0 to n-1, where every node has as many, one after the other."""
     nodes = list(dict.fromkeys(hosts))
     of_a_node = len(hosts) // max(len(nodes), 1)
     regular = [node for node in nodes for _ in range(of_a_node)] == list(hosts)
-    return f"{len(nodes)}x{of_a_node}" if regular and hosts else ""
+    return Layout.of(len(nodes), of_a_node) if regular and hosts else FLAT
 
 
 def counted(names: Sequence[str]) -> str:

@@ -131,7 +131,7 @@ def _holds_row(text: str) -> bool:
 
 
 def check_heads(source: Source, run: Run, first: int) -> None:
-    """Raises ``FileFormatError`` for heads above the rows that name other columns, another order or other units."""
+    """Raise ``FileFormatError`` for heads above the rows that name other columns, another order or other units."""
     names_of_row = run.rows[first].names
     each = _SPREAD if names_of_row >= 19 else []
     for line, _ in source.matches(HEADER, run.start, first).items():

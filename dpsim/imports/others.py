@@ -15,7 +15,7 @@ _COLLECTIVE = (
     + _BY_HAND
 )
 _LINK = (
-    "it is a rate from one device or host to another and no time of a collective: give it as --line-rate beside the log"
+    "it is a rate from one device or host to another and no time of a collective: give it as --line-rate with the log"
     " of a collective, or write its latency and bandwidth as [link] "
 ) + _BY_HAND
 _STEP = "it is the speed of a training: give its steps to dpsim profile --from-steps or dpsim explain"

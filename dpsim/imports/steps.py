@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dpsim import codec
 from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError, DpsimError, FileFormatError, unknown
 from dpsim.machine import Machine
@@ -28,7 +29,7 @@ Number = TypeVar("Number", int, float)
 
 
 def read_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return (its place, its fields) of each row of a file: CSV with a header, or TOML with ``[[rows]]``.
+    """Return (its location, its fields) of each row of a file: CSV with a header, or TOML with ``[[rows]]``.
 
     Raises ``FileFormatError``.
     """
@@ -71,18 +72,18 @@ def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def measured_steps(
     rows: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine, **common: Any
 ) -> list[MeasuredStep]:
-    """Return the plans and steps of rows, each with its place; ``common`` are fields of all rows that say nothing else.
+    """Return the plans and steps of rows, each with its location; ``common`` are fields of rows that say nothing else.
 
     As in a prediction the algorithm is ``default_algorithm`` and a machine without overlap tables overlaps. Raises
-    ``ConfigError`` with the place.
+    ``ConfigError`` with the location.
     """
     defaults = {"overlap": "off" if machine.overlap else "thread"} | common
     steps = []
-    for place, row in rows:
+    for location, row in rows:
         try:
             steps.append(_measured(row, defaults, machine))
         except DpsimError as error:
-            raise ConfigError(f"{place}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
+            raise ConfigError(f"{location}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
     return steps
 
 
@@ -106,7 +107,7 @@ def _measured(row: Mapping[str, Any], defaults: Mapping[str, Any], machine: Mach
         if local_batch is not None:
             samples, count = _number(BATCH, local_batch, int), _number("accumulate", fields.get("accumulate", 1), int)
             fields["global_batch"] = samples_of_step(samples, devices, count, fields.get("strategy", DataParallel.name))
-        plan = msgspec.convert(fields | {"devices": devices}, Plan, strict=False)
+        plan = codec.convert(fields | {"devices": devices}, Plan, strict=False)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, DpsimError):
             raise error.__cause__ from error

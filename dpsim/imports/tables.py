@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dpsim.collective import CollectiveKind
+from dpsim.collective import FLAT, CollectiveKind, Layout
 from dpsim.imports.lines import Source, shown
 
 MOST_BYTES = 2**60
@@ -53,7 +53,7 @@ class Table:
 
     where: str
     devices: int | None
-    layout: str = ""
+    layout: Layout = FLAT
     sizes_bytes: tuple[int, ...]
     time_s: tuple[float, ...]
     measured: str
@@ -64,7 +64,7 @@ class Table:
 
 
 class Contents(NamedTuple):
-    """What a file holds: the benchmark in its own words (name and version lines), the hardware it names, its tables."""
+    """The contents of a file: the benchmark's name and version lines, the hardware it names, its tables."""
 
     benchmark: str
     hardware: str
@@ -137,7 +137,7 @@ def table(
     measured: str,
     points: Sequence[Point],
     devices: int | None = None,
-    layout: str = "",
+    layout: Layout = FLAT,
     kind: CollectiveKind = "allreduce",
     elided: Sequence[int] = (),
     notes: Sequence[str] = (),
@@ -156,7 +156,24 @@ def table(
             allowed="one row or more",
             remedy="it may be cut off: run the benchmark again",
         )
-    for last, point in zip([0, *(point.size_bytes for point in nonempty)], nonempty, strict=False):
+    _check_points(source, nonempty)
+    return Table(
+        where=where,
+        devices=devices,
+        layout=layout,
+        sizes_bytes=tuple(point.size_bytes for point in nonempty),
+        time_s=tuple(round(point.time_us / 1e6, 15) for point in nonempty),
+        measured=measured,
+        wire_dtype=WIRE_DTYPES[nonempty[0].type],
+        jumps=_jumps(nonempty),
+        kind=kind,
+        notes=(*_left_out(points, elided), *notes),
+    )
+
+
+def _check_points(source: Source, points: Sequence[Point]) -> None:
+    """Refuse sizes that do not ascend, times of 0, and rows of different types."""
+    for last, point in zip([0, *(point.size_bytes for point in points)], points, strict=False):
         if not last < point.size_bytes <= MOST_BYTES:
             raise source.refuse(
                 point.where,
@@ -171,26 +188,14 @@ def table(
                 allowed="more than 0 us",
                 remedy="remove the row if the time was too short for the benchmark's clock",
             )
-    for point in nonempty:
-        if point.type != nonempty[0].type:
+    for point in points:
+        if point.type != points[0].type:
             raise source.refuse(
                 point.where,
-                f"type {point.type} in a table that begins with {nonempty[0].type}",
+                f"type {point.type} in a table that begins with {points[0].type}",
                 allowed="one type in a table",
                 remedy="give each type a file of its own",
             )
-    return Table(
-        where=where,
-        devices=devices,
-        layout=layout,
-        sizes_bytes=tuple(point.size_bytes for point in nonempty),
-        time_s=tuple(round(point.time_us / 1e6, 15) for point in nonempty),
-        measured=measured,
-        wire_dtype=WIRE_DTYPES[nonempty[0].type],
-        jumps=_jumps(nonempty),
-        kind=kind,
-        notes=(*_left_out(points, elided), *notes),
-    )
 
 
 def _left_out(points: Sequence[Point], elided: Sequence[int]) -> Iterator[str]:

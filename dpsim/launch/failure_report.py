@@ -167,9 +167,9 @@ def _killed(ranks: Sequence[int | None], number: int, devices: int, traceback: s
     subject = f"rank {ranks[0]} of {devices} was" if ranks[0] is not None else f"one of {devices} ranks was"
     if len(ranks) > 1:
         subject = f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} of {devices} were"
-    given, remedy = f"{subject} killed by {_name(number)}", _REMEDIES.get(number, "")
+    failure, remedy = f"{subject} killed by {_name(number)}", _REMEDIES.get(number, "")
     lost = len(ranks) if number == signal.SIGKILL else 0
-    return JobFailed(given, remedy=remedy, rank=ranks[0], traceback=traceback, lost=lost)
+    return JobFailed(failure, remedy=remedy, rank=ranks[0], traceback=traceback, lost=lost)
 
 
 def _name(number: int) -> str:
@@ -182,10 +182,10 @@ def _raised(record: dict[str, Any], devices: int) -> DpsimError:
         error_class: type[DpsimError] = getattr(errors, record["kind"], DpsimError)
         return error_class(record["given"], allowed=record["allowed"], remedy=record["remedy"])
     rank, line = record["rank"], record["line"]
-    given = f"rank {rank} of {devices} failed: {line}"
+    failure = f"rank {rank} of {devices} failed: {line}"
     if record["exit_code"] is not None:
-        return JobFailed(given, rank=rank, exit_code=record["exit_code"])
+        return JobFailed(failure, rank=rank, exit_code=record["exit_code"])
     if record["remedy"]:
-        given = f"rank {rank} of {devices}: the GPU fails: {line.partition(': ')[2]}"
-        return JobFailed(given, rank=rank, remedy=record["remedy"])
-    return JobFailed(given, rank=rank, traceback=record["traceback"])
+        failure = f"rank {rank} of {devices}: the GPU fails: {line.partition(': ')[2]}"
+        return JobFailed(failure, rank=rank, remedy=record["remedy"])
+    return JobFailed(failure, rank=rank, traceback=record["traceback"])

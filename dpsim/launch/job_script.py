@@ -94,7 +94,7 @@ def job_script(job: BatchJob) -> str:
 
 
 def submit(job: BatchJob) -> str:
-    """Submit the job; returns its id. Raises ``CommunicationError`` if there is no scheduler or it refuses the job."""
+    """Submit the job; return its id. Raises ``CommunicationError`` if there is no scheduler or it refuses the job."""
     program, *flags = _SUBMIT[job.scheduler]
     path = shutil.which(program)
     if path is None:

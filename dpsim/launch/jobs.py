@@ -26,7 +26,7 @@ from dpsim.launch.rank_info import job
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
 from dpsim.progress import Progress, no_progress
 
-_INSTALL = "install an MPI library into this Python: pip install 'dpsim[mpich]'"
+_INSTALL = f"install an MPI library into this Python: {installation.install('mpich')}"
 _ON_THE_LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
 """Keep the ranks' ports from the network where all ranks are on this machine. Only mpiexec's own port is open to it."""
 _WITHOUT_DEBUG_SIGNAL = {"UCX_DEBUG_SIGNO": "0"}
@@ -74,12 +74,8 @@ def on_ranks(
     attached = job() is not None
     machines = () if attached else hosts.selected(devices)
     remote = hosts.any_remote(machines)
-    if protection is not None and (attached or remote):
-        raise ConfigError(
-            "a script whose files are protected, on ranks of another launcher or on other hosts",
-            allowed="ranks that dpsim starts on this machine",
-            remedy="start dpsim without mpiexec, srun and hostfile, or let the script change files: --script-may-write",
-        )
+    if attached or remote:
+        _check_unprotected(protection)
     progress = progress or no_progress
     if attached:
         return rank_process.run_attached(task, argument, devices=devices, progress=progress, pin=pin)
@@ -90,23 +86,36 @@ def on_ranks(
     listener = control_channel.Listener(devices, request, state, progress, all_interfaces=remote)
     with contextlib.closing(listener), scratch.scratch("job") as folder:
         environment = _environment(env) | listener.environment | scratch.environment(folder)
-        if not remote:  # other hosts do not have the folder
-            environment = _ON_THE_LOOPBACK | environment | {"TMPDIR": str(scratch.short_path(folder, folder))}
-            if (shared := scratch.shared_folder(folder)) is not None:
-                environment["UCX_POSIX_DIR"] = str(shared)
+        if not remote:
+            environment = _local_environment(environment, folder)
         if protection is not None:
             command = protected(command, protection, folder)
         code = mpiexec.run(command, folder, listener, state, environment, timeout_s, stdout=stdout, show=show)
     if code == 0 and state.result:
         return state.result[0]
     if remote and not state.pids and code > 0:
-        names = ", ".join(host.name for host in machines)
-        raise CommunicationError(
-            f"no rank could be started on the hosts {names}: mpiexec ended with exit code {code}",
-            allowed="hosts that this one reaches by ssh without a password",
-            remedy="try ssh HOST true for each, and correct the hostfile",
-        )
+        raise _unreachable(machines, code)
     raise failure(code, state, devices)
+
+
+def _check_unprotected(protection: Protection | None) -> None:
+    """Refuse ``protection`` on ranks that this process does not start, or that are on other hosts."""
+    if protection is not None:
+        raise ConfigError(
+            "a script whose files are protected, on ranks of another launcher or on other hosts",
+            allowed="ranks that dpsim starts on this machine",
+            remedy="start dpsim without mpiexec, srun and hostfile, or let the script change files: --script-may-write",
+        )
+
+
+def _unreachable(machines: tuple[hosts.Host, ...], code: int) -> CommunicationError:
+    """Return the error of hosts on which no rank could be started."""
+    names = ", ".join(host.name for host in machines)
+    return CommunicationError(
+        f"no rank could be started on the hosts {names}: mpiexec ended with exit code {code}",
+        allowed="hosts that this one reaches by ssh without a password",
+        remedy="try ssh HOST true for each, and correct the hostfile",
+    )
 
 
 def mpiexec_path() -> str | None:
@@ -156,6 +165,14 @@ def _mpiexec(machines: tuple[hosts.Host, ...]) -> list[str]:
     ):
         flags += ["-x", variable]  # mpich passes on the whole environment; Open MPI does so only on its own machine
     return [path, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", *flags]
+
+
+def _local_environment(environment: dict[str, str], folder: Path) -> dict[str, str]:
+    """Return the environment for ranks on this machine alone; other hosts do not have the folder."""
+    local = _ON_THE_LOOPBACK | environment | {"TMPDIR": str(scratch.short_path(folder, folder))}
+    if (shared := scratch.shared_folder(folder)) is not None:
+        local["UCX_POSIX_DIR"] = str(shared)
+    return local
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:

@@ -46,7 +46,7 @@ def to_stderr(line: str) -> None:
 
 
 class OutputFilter:
-    """Passes on the lines that the ranks print, and keeps back what mpiexec says about a failure.
+    """A filter that passes on the lines that the ranks print, and keeps back what mpiexec says about a failure.
 
     Which rank and signal mpiexec reports is recorded in ``state``.
     """

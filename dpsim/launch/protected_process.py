@@ -137,12 +137,12 @@ def _check(result: int, what: str) -> int:
 
 
 def main(mode: str, folders: str, *command: str) -> None:
-    given = json.loads(folders)
+    request = json.loads(folders)
     try:
         if mode == "namespace":
-            in_namespace(given["discarded"], given["writable"], given["memory"])
+            in_namespace(request["discarded"], request["writable"], request["memory"])
         else:
-            by_landlock(given["discarded"], given["writable"])
+            by_landlock(request["discarded"], request["writable"])
     except (OSError, AttributeError) as error:  # AttributeError: the C library is not Linux's
         print(f"{mode}: {error}", file=sys.stderr)
         sys.exit(FAILED)

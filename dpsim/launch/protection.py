@@ -96,8 +96,8 @@ def _home() -> Path:
 
 def _existing_folder(path: str) -> Path:
     """Return the nearest folder at or above a path. Words that are no path give the working directory."""
-    given = Path(path).absolute()
-    return next((folder for folder in (given, *given.parents) if os.path.isdir(folder)), Path("/"))
+    absolute = Path(path).absolute()
+    return next((folder for folder in (absolute, *absolute.parents) if os.path.isdir(folder)), Path("/"))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from dpsim import installation
 from dpsim.errors import CommunicationError
 from dpsim.launch import scratch_keeper
 
@@ -62,7 +63,7 @@ def world() -> MPI.Intracomm:
     except (ImportError, RuntimeError) as error:
         raise CommunicationError(
             f"mpi4py cannot load an MPI library: {error}",
-            remedy="install one into this Python: pip install 'dpsim[mpich]'",
+            remedy=f"install one into this Python: {installation.install('mpich')}",
         ) from error
     MPI.COMM_WORLD.Barrier()
     scratch_keeper.unlink(scratch_keeper.shared_files())

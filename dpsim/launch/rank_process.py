@@ -146,7 +146,7 @@ def run_attached(task: str, argument: dict[str, Any], *, devices: int, progress:
 
 
 def serve() -> NoReturn:
-    """On ranks other than 0: run the tasks that rank 0 sends, then raise ``SystemExit(0)``."""
+    """Run the tasks that rank 0 sends, on the other ranks, then raise ``SystemExit(0)``."""
     if importlib.util.find_spec("mpi4py") is not None:
         world = rank_info.world()
         while world.rank != 0:  # MPI may number the ranks differently from the launcher, whose rank 0 reports that
@@ -160,7 +160,7 @@ def serve() -> NoReturn:
 
 @functools.cache
 def release() -> None:
-    """On rank 0, after its last task: let the other ranks end."""
+    """Let the other ranks end: called on rank 0 after its last task."""
     if importlib.util.find_spec("mpi4py") is not None:
         world = rank_info.world()
         for rank in range(1, world.size):

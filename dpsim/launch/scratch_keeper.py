@@ -46,7 +46,7 @@ def shared_folder(folder: str) -> str:
 
 
 def link(folder: str) -> str:
-    """Return the short path that a temporary folder may have beside its own."""
+    """Return the short path that a temporary folder may have besides its own."""
     return f"/tmp/{os.path.basename(folder)}.link"
 
 

@@ -56,10 +56,10 @@ def shown_once() -> Iterator[ScriptOutput]:
 
 
 def on_ranks_shown_once(
-    task: str, given: Noun, *, devices: int, progress: Progress | None, protection: Protection | None
+    task: str, request: Noun, *, devices: int, progress: Progress | None, protection: Protection | None
 ) -> Any:
     """Return what ``dpsim.launch.jobs.on_ranks`` does of a task whose ranks run the script."""
-    argument = dict(codec.to_builtins(given))
+    argument = dict(codec.to_builtins(request))
     with shown_once() as output:
         return on_ranks(task, argument, devices=devices, progress=progress, protection=protection, show=output.add)
 

@@ -40,7 +40,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def is_watched() -> bool:
-    """Whether this process is itself part of a watched job."""
+    """Return whether this process is itself part of a watched job."""
     return VARIABLE in os.environ
 
 
@@ -99,7 +99,7 @@ def exit_code(job: subprocess.Popen[bytes]) -> int:
 
 
 def _has_the_terminal() -> bool:
-    """Whether this process's group is that to which a terminal sends Ctrl-C."""
+    """Return whether this process's group is that to which a terminal sends Ctrl-C."""
     with contextlib.suppress(OSError), open("/dev/tty") as terminal:
         return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     return False

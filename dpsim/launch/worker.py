@@ -87,7 +87,7 @@ def _close_listeners() -> None:
 
 
 def _end_with_launcher(launcher: LauncherConnection, parent: str, parent_end: int) -> None:
-    """From now on, end this process when the starting process hangs up or this process's parent (a pidfd) ends.
+    """End this process, from now on, when the starting process hangs up or this one's parent (a pidfd) ends.
 
     The end of the latter is reported to the starting process, because ``mpiexec`` may not notice it.
     """

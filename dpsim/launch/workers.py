@@ -15,6 +15,8 @@ from dpsim.errors import ConfigError, DpsimError
 from dpsim.launch.child_process import end_with_parent
 
 T = TypeVar("T")
+_CLOSED = "handle is closed"
+"""What Python's pool says in place of ``BrokenProcessPool`` where a process ends while work is being handed to it."""
 
 
 @contextlib.contextmanager
@@ -31,7 +33,9 @@ def workers(count: int) -> Iterator[Executor | None]:
     try:
         with _pool(count) as executor:
             yield executor
-    except BrokenProcessPool as error:
+    except (BrokenProcessPool, OSError) as error:
+        if isinstance(error, OSError) and str(error) != _CLOSED:
+            raise
         raise DpsimError(
             f"one of {count} processes ended before its work",
             remedy="often there was too little memory: give fewer --workers",

@@ -36,7 +36,7 @@ def lower(
     alpha_s: float | None = None,
     beta_s_per_byte: float | None = None,
 ) -> Schedule:
-    """The operations of one step of a plan, by the lowering of its strategy.
+    """Return the operations of one step of a plan, by the lowering of its strategy.
 
     Fusion rules that need costs take ``alpha_s`` and ``beta_s_per_byte`` (``dpsim.model.alpha_beta``), and
     ``ready_s``: seconds from the start of the last backward until each tensor is final, in ready order, which defaults

@@ -17,7 +17,7 @@ _ALL = slice(None)
 
 
 class Costs(NamedTuple):
-    """What rules that need costs ask for, as ``dpsim.lowering.lower`` takes it."""
+    """The costs that rules ask for, as ``dpsim.lowering.lower`` takes it."""
 
     ready_s: NDArray[np.float64] | None = None
     alpha_s: float | None = None
@@ -25,7 +25,7 @@ class Costs(NamedTuple):
 
 
 def fused(workload: Workload, plan: Plan, costs: Costs, part: slice | Ints = _ALL) -> Ints:
-    """Where the buckets of a part of the ready order begin, counted in the part, and the end of the last.
+    """Return where the buckets of a part of the ready order begin, counted in the part, and the end of the last.
 
     On one device the buckets say how memory is laid out: a rule that needs costs has nothing to decide there and makes
     one. Under a rule that decides while running every tensor is a bucket of its own.

@@ -41,7 +41,7 @@ class Columns:
 
 
 class Builder:
-    """Appends operations in the order of the arrays of a Schedule; ``len`` is the number of the next one."""
+    """A builder of operations in the order of the arrays of a Schedule; ``len`` is the number of the next one."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, int, int, int, int, int]] = []
@@ -71,7 +71,7 @@ class Builder:
         return len(self._rows) - 1
 
     def meeting(self, *what: object) -> int:
-        """The number of a meeting of several classes; the same for whoever says the same."""
+        """Return the number of a meeting of several classes; the same for whoever says the same."""
         return self._meetings.setdefault(what, len(self._meetings))
 
     def receive(self, kind: int, send: int, rank_class: int) -> int:
@@ -132,7 +132,7 @@ class Builder:
         )
 
     def columns(self) -> Columns:
-        """The arrays of all operations."""
+        """Return the arrays of all operations."""
         table = np.array(self._rows, np.int64).reshape(-1, 7).T
         kind, layer, bucket, micro_batch, size_bytes, rank_class, meeting = table
         return Columns(
@@ -161,7 +161,7 @@ class Builder:
         parameter_slots: int = 0,
         tensor_order: Ints | None = None,
     ) -> Schedule:
-        """The Schedule of all operations, sharded where the strategy is.
+        """Return the Schedule of all operations, sharded where the strategy is.
 
         Without ``tensor_order`` buckets hold the tensors in the order in which backward makes them final.
         """

@@ -32,7 +32,7 @@ class Computation:
 
 @remember
 def ready_times(workload: Workload, local_batch: float) -> NDArray[np.float64]:
-    """Seconds from the start of a backward pass until each tensor is final, in ready order, at a local batch.
+    """Return seconds from the start of a backward pass until each tensor is final, in ready order, at a local batch.
 
     r = (backward time of the layers after its own) + its layer's ``gradient_ready_s``, never before the tensor before.
     """
@@ -44,10 +44,10 @@ def ready_times(workload: Workload, local_batch: float) -> NDArray[np.float64]:
 
 
 @remember
-def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, several: bool) -> Computation:
-    """The operations of all micro-batches in order, each behind those whose results it reads.
+def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, distributed: bool) -> Computation:
+    """Return the operations of all micro-batches in order, each behind those whose results it reads.
 
-    Where a step is of ``several`` devices, the allreduces that a script asks for itself follow the last loss:
+    In a ``distributed`` step, of several devices, the allreduces that a script asks for itself follow the last loss:
     computation waits for each, wherever it stands in the step.
     """
     sums = [global_statistics_bytes(layer) if batch_norm == "global" else (0, 0) for layer in workload.layers]
@@ -74,7 +74,7 @@ def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, seve
         loss = add(
             LOSS_EVENT, -1, micro_batch, [outputs[number] for number, layers in enumerate(readers) if not layers]
         )
-        for size_bytes in workload.own_allreduce_bytes if several and micro_batch == accumulate - 1 else ():
+        for size_bytes in workload.own_allreduce_bytes if distributed and micro_batch == accumulate - 1 else ():
             loss = builder.add(SYNCHRONISE_EVENT, [loss], micro_batch=micro_batch, size_bytes=size_bytes)
         gradients: dict[int, int] = {}
         for number in reversed(range(len(workload.layers))):
@@ -91,7 +91,7 @@ def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, seve
 
 @remember
 def readers_of(workload: Workload) -> list[list[int]]:
-    """The layers that read each layer; the loss reads those that no layer reads."""
+    """Return the layers that read each layer; the loss reads those that no layer reads."""
     readers: list[list[int]] = [[] for _ in workload.layers]
     for number, layers in enumerate(inputs_of(workload)):
         for layer in layers:
@@ -101,7 +101,7 @@ def readers_of(workload: Workload) -> list[list[int]]:
 
 @remember
 def inputs_of(workload: Workload) -> list[list[int]]:
-    """The layers that each layer reads: those that ``depends_on`` names, or the one before it."""
+    """Return the layers that each layer reads: those that ``depends_on`` names, or the one before it."""
     number = {layer.name: index for index, layer in enumerate(workload.layers)}
     inputs = []
     for index, layer in enumerate(workload.layers):
@@ -120,7 +120,7 @@ def inputs_of(workload: Workload) -> list[list[int]]:
 
 @remember
 def block_sums(workload: Workload) -> tuple[frozenset[int], frozenset[int]]:
-    """The layers whose forward, and those whose backward, needs a sum over the column blocks of others.
+    """Return the layers whose forward, and those whose backward, needs a sum over the column blocks of others.
 
     No sum is needed of the gradients of samples: before the first layer with tensors.
     """
@@ -140,7 +140,7 @@ def block_sums(workload: Workload) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def global_statistics_bytes(layer: Layer) -> tuple[int, int]:
-    """What a batch norm with mode ``global`` sums over the devices in forward (float64) and in backward; else 0, 0."""
+    """Return what batch norm ``global`` sums over the devices in forward (float64) and in backward; else 0, 0."""
     channels = layer.batch_norm_channels
     if not channels:
         return 0, 0
@@ -148,12 +148,12 @@ def global_statistics_bytes(layer: Layer) -> tuple[int, int]:
 
 
 def leaf_statistics_bytes(layers: Iterable[Layer]) -> int:
-    """What the batch norms with mode ``leaf`` among these layers sum over the devices at a step's end (float64)."""
+    """Return what batch norms with mode ``leaf`` in these layers sum over devices at a step's end (float64)."""
     return sum(8 * (1 + 2 * layer.batch_norm_channels) for layer in layers if layer.batch_norm_channels)
 
 
 def output_bytes(workload: Workload, plan: Plan, layer: int) -> int:
-    """What a layer hands on for a micro-batch. Raises ``ConfigError`` where the workload does not say it."""
+    """Return what a layer hands on for a micro-batch. Raises ``ConfigError`` where the workload does not say it."""
     of_layer = workload.layers[layer]
     if not of_layer.output_bytes_per_sample:
         raise ConfigError(

@@ -52,7 +52,7 @@ def lower(
     *,
     agreement_bytes: int | None = None,
 ) -> Schedule:
-    """The operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
+    """Return the operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
 
     the step's overhead; for each micro-batch all forwards, the loss, all backwards reversed, with batch norm's global
     sums among them, and behind the last loss what a script sums itself; the allreduces in bucket order, each after the
@@ -79,7 +79,7 @@ def with_buckets(
     dynamic: bool = False,
     agreement_bytes: int | None = None,
 ) -> Schedule:
-    """The schedule with these buckets. Their collectives wait for the backwards of their tensors, or ``decided_by``.
+    """Return the schedule with these buckets: collectives wait for their tensors' backwards, or ``decided_by``.
 
     ``decided_by``: one operation of each bucket. A dynamic schedule, and one of one device, has no collectives of them.
     """
@@ -88,14 +88,7 @@ def with_buckets(
     sharded = agreement_bytes is not None
     batch_norm = plan.batch_norm if plan.devices > 1 else "local"
     columns = _columns(workload, plan.accumulate, batch_norm, plan.devices > 1, sent, sharded)
-    computed, size_bytes = columns.computation, columns.size_bytes
-    if sent or sharded:
-        size_bytes = size_bytes.copy()
-        before = len(computed.columns.kind)
-        size_bytes[before : before + sent] = bucket_size_bytes
-    if agreement_bytes is not None:
-        size_bytes[len(size_bytes) - sent - 2] = agreement_bytes
-        size_bytes[len(size_bytes) - sent :] = bucket_size_bytes
+    computed = columns.computation
     edges = quickest(_dependencies, few=buckets <= _FEW_BUCKETS)
     awaited = (computed.final, bucket_start) if decided_by is None else (decided_by, np.arange(buckets + 1))
     late = int(computed.statistics > 0)
@@ -109,7 +102,7 @@ def with_buckets(
         layer=columns.layer,
         bucket=columns.bucket,
         micro_batch=columns.micro_batch,
-        size_bytes=size_bytes,
+        size_bytes=_size_bytes(columns, bucket_size_bytes, sent, agreement_bytes),
         depends_start=depends_start,
         depends_on=depends_on,
         tensor_order=tensor_order,
@@ -125,11 +118,26 @@ def with_buckets(
     )
 
 
+def _size_bytes(
+    columns: _Columns, bucket_size_bytes: Ints, sent: int, agreement_bytes: int | None
+) -> NDArray[np.int64]:
+    """Return each operation's bytes, with those of the ``sent`` collectives and of a sharded schedule's gathers."""
+    if not sent and agreement_bytes is None:
+        return columns.size_bytes
+    size_bytes = columns.size_bytes.copy()
+    before = len(columns.computation.columns.kind)
+    size_bytes[before : before + sent] = bucket_size_bytes
+    if agreement_bytes is not None:
+        size_bytes[len(size_bytes) - sent - 2] = agreement_bytes
+        size_bytes[len(size_bytes) - sent :] = bucket_size_bytes
+    return size_bytes
+
+
 @jit
 def _dependencies(computed_start, computed_on, final, bucket_start, sent, late, sharded):  # type: ignore[no-untyped-def]
-    """What each operation waits for: of computations as given; a collective of a bucket for the backwards that make its
-    tensors final (``final``); batch norm's late sum (``late``: 0 or 1) for all of these; the ranks' agreement where the
-    schedule is sharded for the same; the update for all before it; an all-gather for the update.
+    """Return what each operation waits for: computations as given; a bucket's collective for the backwards that make
+    its tensors final (``final``); batch norm's late sum (``late``: 0 or 1) for all of these; the ranks' agreement, in a
+    sharded schedule, for the same; the update for all before it; an all-gather for the update.
     """
     before = len(computed_start) - 1
     update = before + sent + late + sharded
@@ -158,8 +166,10 @@ def _dependencies(computed_start, computed_on, final, bucket_start, sent, late, 
 
 
 @remember
-def _columns(workload: Workload, accumulate: int, batch_norm: str, several: bool, sent: int, sharded: bool) -> _Columns:
-    computation = computation_of(workload, accumulate, batch_norm, several=several)
+def _columns(
+    workload: Workload, accumulate: int, batch_norm: str, distributed: bool, sent: int, sharded: bool
+) -> _Columns:
+    computation = computation_of(workload, accumulate, batch_norm, distributed=distributed)
     computed = computation.columns
     late = [SYNCHRONISE_EVENT] if computation.statistics else []
     collective, agreement, gathers = (

@@ -34,7 +34,7 @@ Buckets = tuple[tuple[int, ...], ...]
 
 
 def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """A bucket closes once its size >= threshold, as ``tarantella``; by default a dtype's first one closes at 1 MiB.
+    """Close a bucket once its size >= threshold, as ``tarantella``; by default a dtype's first one at 1 MiB.
 
     This is the list that PyTorch's DDP keeps (``final_buckets``), for tensors of one dtype, and for several where a
     bucket's tensors stand together. A threshold that is set holds for the first bucket too, as ``bucket_cap_mb`` does.
@@ -44,12 +44,12 @@ def ddp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
 
 def ddp_2_3(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """As ``ddp`` of PyTorch 1.6 to 2.3: the first bucket of a dtype closes at 1 MiB, whatever threshold is set."""
+    """Close as ``ddp`` of PyTorch 1.6 to 2.3: the first bucket of a dtype at 1 MiB, whatever threshold is set."""
     return closed_at(tensors, DDP_FIRST_BUCKET_BYTES, threshold_bytes)
 
 
 def ddp_1_5(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """As ``ddp_2_3``, filled in the order of the parameters: the bucket of 1 MiB is the first layers', sent last.
+    """Close as ``ddp_2_3``, in the parameters' order: the bucket of 1 MiB is the first layers', sent last.
 
     So up to PyTorch 1.5, which kept the list made at construction; later ones do with ``find_unused_parameters``.
     """
@@ -86,8 +86,8 @@ class DdpOptions:
 
     def __post_init__(self) -> None:
         if self.torch_version < FIRST_VERSION:
-            given = ".".join(map(str, self.torch_version))
-            raise ConfigError(f"the buckets of PyTorch {given}", allowed="PyTorch 2.0 or newer")
+            version = ".".join(map(str, self.torch_version))
+            raise ConfigError(f"the buckets of PyTorch {version}", allowed="PyTorch 2.0 or newer")
         for cap in (self.bucket_cap_bytes or 0.0, *self.bucket_caps_bytes):
             if not cap >= 0:
                 raise ConfigError(f"bucket cap is {cap}", allowed="0 or more bytes")
@@ -109,15 +109,15 @@ class DdpOptions:
 
 
 def initial_buckets(parameters: Sequence[DdpParameter], options: DdpOptions) -> Buckets:
-    """The list that DDP makes at construction, from the parameters in the order of ``module.parameters()``."""
-    whole = options.rebuilds and not options.bucket_caps_bytes
-    limits = (math.inf,) if whole else options.limits_bytes
+    """Return the list that DDP makes at construction, from the parameters in the order of ``module.parameters()``."""
+    one_limit = options.rebuilds and not options.bucket_caps_bytes
+    limits = (math.inf,) if one_limit else options.limits_bytes
     assigned = _assign(parameters, range(len(parameters)), limits)
     return tuple(sorted(assigned, key=min, reverse=True))
 
 
 def final_buckets(parameters: Sequence[DdpParameter], ready_order: Sequence[int], options: DdpOptions) -> Buckets:
-    """The list that DDP keeps, where gradients became ready in ``ready_order`` (positions in ``parameters``).
+    """Return the list that DDP keeps, where gradients became ready in ``ready_order`` (positions in ``parameters``).
 
     It is the initial list where DDP does not rebuild. Parameters that got no gradient may be left out of
     ``ready_order`` under ``static_graph``, where they come last. Raises ``ConfigError``.
@@ -137,18 +137,18 @@ def final_buckets(parameters: Sequence[DdpParameter], ready_order: Sequence[int]
 
 
 def _assign(parameters: Sequence[DdpParameter], order: Iterable[int], limits_bytes: tuple[float, ...]) -> Buckets:
-    """A bucket of one dtype and device closes once its size >= its limit; those that never do follow at the end.
+    """Return a bucket of one dtype and device closes once its size >= its limit; those that never do follow at the end.
 
     PyTorch collects the last ones from a hash map, which lists them by last first appearance of dtype and device.
     """
     ended: dict[int, tuple[int, ...]] = {}
     growing: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for place, index in enumerate(order):
+    for position, index in enumerate(order):
         parameter = parameters[index]
         if parameter.sparse:
-            ended[place] = (index,)
+            ended[position] = (index,)
         else:
-            growing.setdefault((parameter.dtype, parameter.device), []).append((place, index))
+            growing.setdefault((parameter.dtype, parameter.device), []).append((position, index))
     rests: list[tuple[int, ...]] = []
     for members in growing.values():
         sizes = np.array([parameters[index].size_bytes for _, index in members], np.int64)
@@ -159,4 +159,4 @@ def _assign(parameters: Sequence[DdpParameter], order: Iterable[int], limits_byt
                 ended[members[stop - 1][0]] = bucket
             else:
                 rests.append(bucket)
-    return (*(ended[place] for place in sorted(ended)), *reversed(rests))
+    return (*(ended[position] for position in sorted(ended)), *reversed(rests))

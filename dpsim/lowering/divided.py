@@ -48,7 +48,7 @@ class Stage(NamedTuple):
 
 
 def divided(workload: Workload, plan: Plan, costs: Costs, stages: Sequence[Stage]) -> Schedule:
-    """The schedule of some stages; part p of stage s is rank class s ``parts`` + p. In the order of the arrays:
+    """Return the schedule of some stages; part p of stage s is rank class s ``parts`` + p. In the order of the arrays:
 
     the overhead of each class; forwards and backwards of the micro-batches, each stage's in its order, a receive before
     and a send after them where stages meet, and before what needs a sum over column blocks a synchronisation of the
@@ -91,7 +91,7 @@ class _Classes:
         self._gradients: list[dict[int, int]] = [{} for _ in self._layers]
 
     def can_begin(self, stage: int, kind: int, micro_batch: int) -> bool:
-        """Whether what a stage needs for a forward or a backward has been sent."""
+        """Return whether what a stage needs for a forward or a backward has been sent."""
         first = 0 if kind == FORWARD_EVENT else len(self._stages) - 1
         return stage == first or (kind, stage * self._parts, micro_batch) in self._sent
 
@@ -131,14 +131,14 @@ class _Classes:
             begin = self._begun[own, micro_batch]
         gradients = self._gradients[own] = {}
         for layer in reversed(self._layers[own]):
-            after = self._of_readers(own, micro_batch, layer) or [begin]
+            after = self._gradient_sources(own, micro_batch, layer) or [begin]
             after += [again[layer]] if layer in again else []
             gradients[layer] = self._compute(BACKWARD_EVENT, own, micro_batch, layer, after)
         if stage:
-            self._send(BACKWARD_EVENT, stage, own, micro_batch, self._of_readers(own, micro_batch, first - 1))
+            self._send(BACKWARD_EVENT, stage, own, micro_batch, self._gradient_sources(own, micro_batch, first - 1))
 
-    def _of_readers(self, own: int, micro_batch: int, layer: int) -> list[int]:
-        """What gives the gradient of a layer's output: the backwards of what reads it in the class, or their sum."""
+    def _gradient_sources(self, own: int, micro_batch: int, layer: int) -> list[int]:
+        """Return the sources of a layer's output gradient: the class's backwards that read it, or their sum."""
         gradients = self._gradients[own]
         readers = [reader for reader in self._readers[layer] if reader in gradients]
         blocks = [reader for reader in readers if self._owner[reader] >= 0]
@@ -197,7 +197,7 @@ class _Classes:
         )
 
     def _buckets(self, costs: Costs) -> tuple[Buckets, Ints, list[int], list[int]]:
-        """Buckets, those of the last stage first; the ready order so divided; each one's first class, and how many."""
+        """Return buckets, the last stage's first; the ready order so divided; each one's first class, and how many."""
         ready, parts = self._workload.ready_order, self._parts
         order, starts, classes, copies = list[Ints](), [np.zeros(1, np.int64)], list[int](), list[int]()
         for number in reversed(range(len(self._stages))):
@@ -239,7 +239,7 @@ class _Classes:
 
 
 def _owners(workload: Workload, plan: Plan) -> Ints:
-    """The part that owns each layer, -1: each of them. Raises ``ConfigError`` for fewer blocks than parts."""
+    """Return the part that owns each layer, -1: each of them. Raises ``ConfigError`` for fewer blocks than parts."""
     parts, blocks = plan.parallelism.parts, workload.column_blocks
     if parts == 1:
         return np.full(len(workload.layers), -1)

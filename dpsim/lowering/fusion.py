@@ -52,7 +52,7 @@ class Buckets(NamedTuple):
 
     @classmethod
     def at(cls, workload: Workload, start: Ints) -> Buckets:
-        """The buckets that begin there, with their sizes."""
+        """Return the buckets that begin there, with their sizes."""
         ends = workload.ready_order.cumulative_bytes[start]
         return cls(start, ends[1:] - ends[:-1])
 
@@ -67,7 +67,7 @@ def fuse(
     beta_s_per_byte: float | None = None,
     dtype_code: Ints | None = None,
 ) -> Ints:
-    """``bucket_start`` (length buckets + 1): bucket k holds tensors ``bucket_start[k]:bucket_start[k + 1]``.
+    """Return ``bucket_start`` (length buckets + 1): bucket k holds ``bucket_start[k]:bucket_start[k + 1]``.
 
     The arguments are those of ``GradientTensors``. Without ``threshold_bytes`` the rule's default holds; the rules that
     take none ignore it. Raises ``ConfigError``.
@@ -116,7 +116,7 @@ def _checked(starts: object, rule: str, dtype_code: Ints) -> Ints:
 
 
 def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """A bucket closes once its size >= threshold (0: one per tensor, inf: one per step).
+    """Return a bucket closes once its size >= threshold (0: one per tensor, inf: one per step).
 
     Source: Tarantella ``FusedTensorInfo.cpp``.
     """
@@ -124,17 +124,22 @@ def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
 
 def per_tensor(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """One bucket per tensor."""
+    """Return one bucket per tensor."""
+    return closed_at(tensors, 0.0)
+
+
+def fsdp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
+    """Return one bucket per tensor, which of a script's ``fully_shard`` is a unit."""
     return closed_at(tensors, 0.0)
 
 
 def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """One bucket per step."""
+    """Return one bucket per step."""
     return closed_at(tensors, math.inf)
 
 
 def capped(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """A bucket closes before the tensor that would make it larger than the threshold (0: one per tensor).
+    """Return a bucket closes before the tensor that would make it larger than the threshold (0: one per tensor).
 
     A tensor larger than the threshold is a bucket of its own. PyTorch's bucket cap is no such maximum: ``ddp`` adds the
     tensor first. Trainers that fill buffers of a fixed size do this; the default is DDP's ``bucket_cap_mb``, 25 MiB.
@@ -144,7 +149,7 @@ def capped(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
 
 def capped_forward(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """As ``capped``, filled in the order of the parameters, so that what is left over is in the last layers' bucket.
+    """Close as ``capped``, in the parameters' order, so that what is left over is in the last layers' bucket.
 
     Source: PyTorch ``benchmarks/distributed/ddp/compare/python_ddp.py`` _build_buckets_for_params.
     """
@@ -152,7 +157,7 @@ def capped_forward(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
 
 def from_first_layer(rule: Callable[..., Ints], tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """The buckets that ``rule`` makes of the tensors in the order of the parameters, in the order they are ready.
+    """Return ``rule``'s buckets of the tensors in the order of the parameters, in the order they are ready.
 
     A bucket is ready when the gradient of its first parameter is, which backward makes final last.
     """
@@ -162,7 +167,7 @@ def from_first_layer(rule: Callable[..., Ints], tensors: GradientTensors, thresh
 
 
 def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """Merges a bucket into the next tensor l - 1 iff r[l-1] < tau[l] + t_c(l) and (tau[l] > r[l-1] or
+    """Merge a bucket into the next tensor l - 1 iff r[l-1] < tau[l] + t_c(l) and (tau[l] > r[l-1] or
     r[l-1] - tau[l] < alpha), with t_c = alpha_s + beta_s_per_byte * bytes, tau[l] = max(tau[l+1] + t_c(l+1), r[l]) and
     r = ``ready_s``.
 
@@ -186,7 +191,7 @@ def mg_wfbp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
 
 def _loop(compiled: Compiled, tensors: GradientTensors) -> Callable[..., Ints]:
-    """The loop, compiled unless that means loading numba for a few tensors: training fuses once, predictions often."""
+    """Return the loop, compiled unless numba would be loaded for a few tensors: training fuses once."""
     return quickest(compiled, few=len(tensors.size_bytes) <= _FEW_TENSORS)
 
 
@@ -238,7 +243,7 @@ def _close_before(size_bytes, limit, dtype_code):  # type: ignore[no-untyped-def
 
 @jit
 def _merge_mg_wfbp(size_bytes, ready_s, alpha, beta, dtype_code):  # type: ignore[no-untyped-def]
-    """The published merge in one pass: a merge at l changes tau only from l - 1 on, so nothing is computed again."""
+    """Do the published merge in one pass: a merge at l changes tau only from l - 1 on, so nothing is computed again."""
     tensors = len(size_bytes)
     starts = np.zeros(tensors + 1, np.int64)
     if tensors == 0:

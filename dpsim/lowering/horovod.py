@@ -35,11 +35,11 @@ class HorovodCycle:
             raise ConfigError(f"cycle_s is {self.cycle_s}", allowed="finite seconds > 0")
 
     def next_tick_s(self, tick_s: float, now_s: float) -> float:
-        """The earliest instant of the decision after one at ``now_s``, which was due at ``tick_s``."""
+        """Return the earliest instant of the decision after one at ``now_s``, which was due at ``tick_s``."""
         return max(tick_s + self.cycle_s, now_s)
 
     def pack(self, size_bytes: Sequence[int], dtype_code: Sequence[int] | None = None) -> tuple[tuple[int, ...], ...]:
-        """Buckets as tuples of positions in ``size_bytes``, the tensors ready since the last cycle in ready order."""
+        """Return buckets as tuples of positions in ``size_bytes``; tensors are ready since the last cycle, in order."""
         codes = [0] * len(size_bytes) if dtype_code is None else dtype_code
         padded = [-(-int(size) // HOROVOD_PADDING_BYTES) * HOROVOD_PADDING_BYTES for size in size_bytes]
         if self.threshold_bytes == 0:
@@ -65,7 +65,7 @@ class HorovodCycle:
 
 
 def horovod(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """Refuses: the buckets are decided while running, by ``HorovodCycle``."""
+    """Refuse: the buckets are decided while running, by ``HorovodCycle``."""
     static = [name for name, rule in FUSION_RULES.items() if not rule.while_running]
     raise ConfigError(
         "fusion rule 'horovod' decides its buckets while running",

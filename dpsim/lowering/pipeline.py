@@ -30,7 +30,7 @@ def lower(
     alpha_s: float | None = None,
     beta_s_per_byte: float | None = None,
 ) -> Schedule:
-    """The operations of one step (see ``dpsim.lowering.lower``): those of its stages (``divided``).
+    """Return the operations of one step (see ``dpsim.lowering.lower``): those of its stages (``divided``).
 
     With ``recompute`` all stages but the last compute a micro-batch's forward again before its backward, while the
     gradient of their output travels.
@@ -56,7 +56,7 @@ def lower(
 
 
 def stage_order(plan: Plan, stage: int) -> list[tuple[int, int]]:
-    """(``FORWARD_EVENT`` or ``BACKWARD_EVENT``, micro-batch) in the order in which a stage computes them.
+    """Return (``FORWARD_EVENT`` or ``BACKWARD_EVENT``, micro-batch) in the order in which a stage computes them.
 
     ``gpipe``: all forwards, then all backwards. ``1f1b``: as many forwards as the stage may have in flight, less one;
     then one forward and one backward in turns; then the other backwards.

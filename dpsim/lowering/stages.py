@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 @remember
 def possible_cuts(workload: Workload) -> tuple[int, ...]:
-    """The layers that a stage may begin with, ascending: all that crosses there is the output of the layer before.
+    """Return the layers that may begin a stage, ascending: only the output of the layer before crosses there.
 
     Nothing from there on reads any other layer before it. A layer that reads no layer reads the samples, which only the
     first stage has; the loss reads all layers that no layer reads. A column block hands on a part of a sum alone.
@@ -41,7 +41,7 @@ def possible_cuts(workload: Workload) -> tuple[int, ...]:
 
 @remember
 def stage_bounds(workload: Workload, plan: Plan) -> tuple[int, ...]:
-    """The layers that the stages of a pipeline begin with, and the number of layers: p + 1 numbers for p stages.
+    """Return the layers that the stages of a pipeline begin with, and the number of layers: p + 1 numbers for p stages.
 
     With ``balance`` time the largest stage has the least time of forward and backward (and of recomputation), with
     memory the least of ``stage_bytes``; so also where the workload has no times. Among several such divisions it is
@@ -73,19 +73,19 @@ def stage_bounds(workload: Workload, plan: Plan) -> tuple[int, ...]:
 
 
 def _share(workload: Workload, plan: Plan) -> Floats:
-    """The share of each layer that one part of a stage has: column blocks are divided among the parts."""
+    """Return the share of each layer that one part of a stage has: column blocks are divided among the parts."""
     cut = np.array([layer.column_block >= 0 for layer in workload.layers])
     return np.where(cut, 1 / plan.parallelism.parts, 1.0)
 
 
 def stash(plan: Plan, stage: int) -> int:
-    """How many micro-batches a stage keeps activations of at once: with 1f1b as many as stages from it to the end."""
+    """Return a stage's micro-batches with kept activations: with 1f1b the number of stages from it to the end."""
     strategy = cast(Pipeline, plan.parallelism)
     return min(plan.accumulate, strategy.stages - stage) if strategy.order == "1f1b" else plan.accumulate
 
 
 def stage_bytes(workload: Workload, plan: Plan, edges: NDArray[np.int64], stage: int) -> Floats:
-    """[i, j]: bytes of layers ``edges[i]`` to ``edges[j] - 1`` as stage ``stage`` of a pipeline, on one device.
+    """Return [i, j]: bytes of layers ``edges[i]`` to ``edges[j] - 1`` as a pipeline's stage, on one device.
 
     P (2 + slots) + stash b A; P: bytes of parameters, slots: arrays of optimizer state (a shard of each under
     ``shard``), b: samples of a micro-batch, A: activation bytes per sample. With recomputation a stage keeps the
@@ -99,27 +99,27 @@ def stage_bytes(workload: Workload, plan: Plan, edges: NDArray[np.int64], stage:
     sizes = np.array([sum(tensor.size_bytes for tensor in layer.tensors) for layer in layers], np.float64)
     parameters = _between(_until(edges, share * sizes))
     activations = _between(_until(edges, share * [layer.activation_bytes_per_sample for layer in layers]))
-    kept: Floats = stash(plan, stage) * activations
+    stashed: Floats = stash(plan, stage) * activations
     if strategy.recompute and stage + 1 < strategy.stages:
         entered = np.array([0.0, *(layers[edge - 1].output_bytes_per_sample for edge in edges[1:])])
-        kept = stash(plan, stage) * entered[:, None] + activations
-    total: Floats = parameters * (2 + slots) + samples * kept
+        stashed = stash(plan, stage) * entered[:, None] + activations
+    total: Floats = parameters * (2 + slots) + samples * stashed
     return total
 
 
 def _until(edges: NDArray[np.int64], values: object) -> Floats:
-    """The sums of the values before each edge."""
+    """Return the sums of the values before each edge."""
     sums: Floats = np.concatenate([np.zeros(1), np.cumsum(np.asarray(values, np.float64))])[edges]
     return sums
 
 
 def _between(until: Floats) -> Floats:
-    """[i, j]: what lies from edge i to edge j."""
+    """Return [i, j]: what lies from edge i to edge j."""
     return until[None, :] - until[:, None]
 
 
 def _most_even(costs: list[Floats]) -> list[int]:
-    """The edges between stages, the first and the last included, of which the largest cost is least.
+    """Return the edges between stages, the first and the last included, of which the largest cost is least.
 
     ``costs[s][i, j]`` is what stage s costs from edge i to edge j, infinite where it cannot. By dynamic programming:
     once for the least largest cost, then for the least sum of squares where none is larger.
@@ -131,7 +131,7 @@ def _most_even(costs: list[Floats]) -> list[int]:
 
 
 def _best(costs: list[Floats], join: np.ufunc) -> tuple[float, list[int]]:
-    """The least joined cost of all stages, and the edges that have it."""
+    """Return the least joined cost of all stages, and the edges that have it."""
     points = len(costs[0])
     forward = np.arange(points)[:, None] < np.arange(points)[None, :]
     best = np.where(np.arange(points) == 0, 0.0, math.inf)

@@ -24,7 +24,7 @@ def lower(
     alpha_s: float | None = None,
     beta_s_per_byte: float | None = None,
 ) -> Schedule:
-    """The operations of one step (see ``dpsim.lowering.lower``): those of one stage of all layers (``divided``).
+    """Return the operations of one step (see ``dpsim.lowering.lower``): those of one stage of all layers (``divided``).
 
     With one part it is the schedule of data parallelism, or of ``dpsim.lowering.zero1``. Raises ``ConfigError`` as
     ``divided`` does.

@@ -20,7 +20,7 @@ FINITE_BYTES = 8
 
 
 def agreement_bytes(workload: Workload, optimizer: Optimizer) -> int:
-    """What a rank sends to each other one before the update, in float64.
+    """Return what a rank sends to each other one before the update, in float64.
 
     Whether its loss and its shards are finite, and for LARS its part of the norms of parameters and gradients of each
     tensor of two dimensions or more (``dpsim.kernels.exact_squares``).
@@ -42,7 +42,7 @@ def lower(
     alpha_s: float | None = None,
     beta_s_per_byte: float | None = None,
 ) -> Schedule:
-    """The operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
+    """Return the operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
 
     those of data parallelism (``dpsim.lowering.data_parallel``) up to the update, with a reduce-scatter in place of
     each allreduce; the agreement that all gradients are finite, after all reduce-scatters; the update of the rank's

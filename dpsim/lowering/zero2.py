@@ -41,7 +41,7 @@ def lower(
     alpha_s: float | None = None,
     beta_s_per_byte: float | None = None,
 ) -> Schedule:
-    """The operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
+    """Return the operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
 
     those of ``dpsim.lowering.zero1``, but a reduce-scatter stands behind the backward that completes its bucket, and
     the first backward that writes bucket k waits until that of bucket k - ``gradient_slots`` has ended: it has the same
@@ -53,7 +53,7 @@ def lower(
     buckets = Buckets.at(workload, fused(workload, plan, Costs(ready_s, alpha_s, beta_s_per_byte)))
     slots = 0
     if plan.devices > 1 and plan.accumulate == 1:
-        final = computation_of(workload, 1, plan.batch_norm, several=True).final
+        final = computation_of(workload, 1, plan.batch_norm, distributed=True).final
         slots = _slots(cast(Zero2, plan.parallelism).buckets, final[buckets.start[:-1]], final[buckets.start[1:] - 1])
     if slots:
         return interleaved(workload, plan, buckets, gradient_slots=slots, gathers_after=True)
@@ -63,7 +63,7 @@ def lower(
 
 
 def _slots(least: int, first: NDArray[np.int32], last: NDArray[np.int32]) -> int:
-    """The fewest slots, ``least`` or more, in which no backward waits for what it writes itself; 0: as many as buckets.
+    """Return the fewest slots >= ``least`` in which no backward waits for its own writes; 0: one a bucket.
 
     ``first`` and ``last``: the backwards that begin and complete each bucket, as numbers that ascend.
     """
@@ -84,21 +84,18 @@ def interleaved(
     gathers_after: bool = False,
     agrees: bool = True,
 ) -> Schedule:
-    """The schedule of several ranks whose reduce-scatters and all-gathers stand among the computation.
+    """Return the schedule of several ranks whose reduce-scatters and all-gathers stand among the computation.
 
     ``gathers`` are in the order in which they are sent; with ``gathers_after`` parameters are gathered after the update
     too. Where ``agrees`` the ranks agree before the update that all numbers are finite.
     """
-    computation = computation_of(workload, plan.accumulate, plan.batch_norm, several=plan.devices > 1)
+    computation = computation_of(workload, plan.accumulate, plan.batch_norm, distributed=plan.devices > 1)
     columns, final = computation.columns, computation.final.tolist()
     rows = zip(columns.kind.tolist(), columns.layer.tolist(), columns.micro_batch.tolist(), strict=True)
     sizes, depends_on = columns.size_bytes.tolist(), columns.depends_on.tolist()
     depends_start = columns.depends_start.tolist()
     complete = _completed(computation, buckets)
-    written: dict[int, list[int]] = {}
-    for bucket in range(gradient_slots or len(final), len(buckets.size_bytes)):
-        written.setdefault(final[buckets.start[bucket]], []).append(bucket - gradient_slots)
-
+    freed = _freed(computation, buckets, gradient_slots)
     builder = Builder()
     number: list[int] = []
     summed: list[int] = []
@@ -110,7 +107,7 @@ def interleaved(
             waits[gather.needed_by] = builder.gather(buckets, gather.bucket, number[gather.after], micro_batch)
             queued += 1
         after = [number[earlier] for earlier in depends_on[depends_start[row] : depends_start[row + 1]]]
-        after += [summed[bucket] for bucket in written.get(row, ())]
+        after += [summed[bucket] for bucket in freed.get(row, ())]
         after += [waits[row]] if row in waits else []
         number.append(builder.add(kind, after, layer=layer, micro_batch=micro_batch, size_bytes=sizes[row]))
         for bucket in complete.get(row, ()):
@@ -127,8 +124,16 @@ def interleaved(
     return builder.schedule(workload, plan, buckets, gradient_slots=gradient_slots, parameter_slots=parameter_slots)
 
 
+def _freed(computation: Computation, buckets: Buckets, gradient_slots: int) -> dict[int, list[int]]:
+    """Return the buckets whose sums must be done before each computation row, which writes into their slots."""
+    freed: dict[int, list[int]] = {}
+    for bucket in range(gradient_slots or len(computation.final), len(buckets.size_bytes)):
+        freed.setdefault(int(computation.final[buckets.start[bucket]]), []).append(bucket - gradient_slots)
+    return freed
+
+
 def _completed(computation: Computation, buckets: Buckets) -> dict[int, list[int]]:
-    """The buckets that may be sent after each row of the computation: a global sum of batch norm stands before them."""
+    """Return the buckets that may be sent after each computation row: a batch norm's global sum goes before them."""
     kind, complete = computation.columns.kind, dict[int, list[int]]()
     for bucket, row in enumerate(computation.final[buckets.start[1:] - 1].tolist()):
         while row + 1 < len(kind) and kind[row + 1] == SYNCHRONISE_EVENT:

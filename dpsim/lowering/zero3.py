@@ -43,7 +43,7 @@ def lower(
     alpha_s: float | None = None,
     beta_s_per_byte: float | None = None,
 ) -> Schedule:
-    """The operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
+    """Return the operations of one step (see ``dpsim.lowering.lower``), in the order of the arrays:
 
     the computation of data parallelism, with all-gathers of units before it needs them and, in the last micro-batch,
     each unit's reduce-scatter behind the backward that completes it; the sum of batch norm's leaf statistics; the
@@ -51,7 +51,7 @@ def lower(
     what is left of the layer that it ends in.
 
     A gather is needed by the first computation of its unit, stands ``prefetch`` units before it, and begins when the
-    unit before these is done: the computation of ``prefetch`` units runs beside it. With ``reshard`` and more than
+    unit before these is done: the computation of ``prefetch`` units runs meanwhile. With ``reshard`` and more than
     prefetch + 1 units, these are the ``parameter_slots``: unit u is in slot u modulo that number, where it stays until
     another unit of its slot is gathered. So units at the turn from forward to backward, or to the next micro-batch,
     need no second gather. Otherwise every unit is gathered once a step. In a step of one micro-batch there are as many
@@ -82,12 +82,12 @@ def lower(
         units,
         gradient_slots=slots if plan.accumulate == 1 else 0,
         parameter_slots=parameter_slots,
-        gathers=_gathers(_in_slots(_uses(workload, plan, units), parameter_slots or count), strategy.prefetch),
+        gathers=_gathers(_slot_gathers(_uses(workload, plan, units), parameter_slots or count), strategy.prefetch),
     )
 
 
 def _whole_layers(workload: Workload, start: Ints) -> Ints:
-    """The starts of buckets, each moved to the next layer: a bucket ends with the layer that it ends in."""
+    """Return the starts of buckets, each moved to the next layer: a bucket ends with the layer that it ends in."""
     layer = workload.ready_order.layer
     codes = workload.ready_order.dtype_code
     mixed = np.flatnonzero((np.diff(layer) == 0) & (np.diff(codes) != 0))
@@ -103,12 +103,12 @@ def _whole_layers(workload: Workload, start: Ints) -> Ints:
 
 
 def _uses(workload: Workload, plan: Plan, units: Buckets, *, by_pass: bool = False) -> list[_Use]:
-    """The uses of units by all micro-batches, in order; two neighbours are of different units, or ``by_pass`` a forward
-    and a backward.
+    """Return all uses of units, in order; two neighbours are of different units, or ``by_pass`` a forward and
+    a backward.
     """
     unit_of = np.full(len(workload.layers), -1)
     unit_of[workload.ready_order.layer] = np.repeat(np.arange(len(units.size_bytes)), np.diff(units.start))
-    columns = computation_of(workload, plan.accumulate, plan.batch_norm, several=plan.devices > 1).columns
+    columns = computation_of(workload, plan.accumulate, plan.batch_norm, distributed=plan.devices > 1).columns
     rows = np.flatnonzero(np.isin(columns.kind, (FORWARD_EVENT, BACKWARD_EVENT)))
     of_row = zip(unit_of[columns.layer[rows]].tolist(), rows.tolist(), strict=True)
     with_unit = ((unit, row) for unit, row in of_row if unit >= 0)
@@ -121,8 +121,8 @@ def _uses(workload: Workload, plan: Plan, units: Buckets, *, by_pass: bool = Fal
     return uses
 
 
-def _in_slots(uses: list[_Use], slots: int) -> Iterator[tuple[_Use, bool]]:
-    """Each use, and whether its unit is not in its slot then and must be gathered."""
+def _slot_gathers(uses: list[_Use], slots: int) -> Iterator[tuple[_Use, bool]]:
+    """Yield each use, and whether its unit is not in its slot then and must be gathered."""
     resident: dict[int, int] = {}
     for use in uses:
         yield use, resident.get(use.unit % slots) != use.unit
@@ -130,14 +130,14 @@ def _in_slots(uses: list[_Use], slots: int) -> Iterator[tuple[_Use, bool]]:
 
 
 def _resharded(workload: Workload, layers: Sequence[ShardedUnit], units: Buckets, strategy: Zero3) -> list[bool]:
-    """Whether each unit is given up after forward: those of a script, or what a fusion rule joins of them."""
+    """Return whether each unit is given up after forward: those of a script, or what a fusion rule joins of them."""
     of_layer = np.array([layer.reshard and strategy.reshard for layer in layers])
     resharded: list[bool] = np.maximum.reduceat(of_layer[workload.ready_order.layer], units.start[:-1]).tolist()
     return resharded
 
 
 def _each_pass(uses: list[_Use], resharded: list[bool]) -> Iterator[tuple[_Use, bool]]:
-    """Each use, and whether it is the first of its unit in a forward, or in a backward before which it was given up."""
+    """Yield each use, and whether it is its unit's first in a forward, or in a backward after it was given up."""
     gathered: set[tuple[int, bool, int]] = set()
     for use in uses:
         of_pass = use.micro_batch, use.backward, use.unit
@@ -146,14 +146,14 @@ def _each_pass(uses: list[_Use], resharded: list[bool]) -> Iterator[tuple[_Use, 
 
 
 def _gathers(uses: Iterable[tuple[_Use, bool]], prefetch: int) -> list[Gather]:
-    """The gathers of the uses that need one, each ``prefetch`` uses before, but behind the unit's own last use."""
+    """Return the gathers of the uses that need one, ``prefetch`` uses before, but after the unit's last use."""
     gathers: list[Gather] = []
     before: list[_Use] = []
     used: dict[int, int] = {}
-    for place, (use, needed) in enumerate(uses):
+    for position, (use, needed) in enumerate(uses):
         before.append(use)
-        begin = max(place - prefetch, used.get(use.unit, -1) + 1)
-        used[use.unit] = place
+        begin = max(position - prefetch, used.get(use.unit, -1) + 1)
+        used[use.unit] = position
         after = before[begin - 1].last if begin > 0 else 0
         if needed:
             gathers.append(Gather(use.unit, before=before[max(begin, 0)].first, after=after, needed_by=use.first))

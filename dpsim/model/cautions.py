@@ -46,7 +46,7 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
         _waiting(machine, several, workload),
         _synchronised(machine, several),
         _fixed_share(machine, plans, workload),
-        _whole_buckets([p for p in several if p.fusion_rule != "per-tensor"], workload),
+        _whole_buckets([p for p in several if p.fusion_rule not in ("per-tensor", "fsdp")], workload),
         _assumed(machine, several, workload),
         _own_allreduces(machine, several, workload),
         _waited_for(several, workload),

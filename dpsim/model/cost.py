@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.collective import Collective, CollectiveKind, check_layout, node_counts
+from dpsim.collective import FLAT, Collective, CollectiveKind, Layout, checked_layout
 from dpsim.constraints import check
 from dpsim.errors import ConfigError
 from dpsim.jit import jit
@@ -98,7 +98,12 @@ def _continued(points: Floats) -> Floats:
 
 
 def collective_cost(
-    machine: Machine, algorithm: str, devices: int, size_bytes: float, wire_dtype: str = "float32", layout: str = ""
+    machine: Machine,
+    algorithm: str,
+    devices: int,
+    size_bytes: float,
+    wire_dtype: str = "float32",
+    layout: Layout = FLAT,
 ) -> tuple[float, bool]:
     """``cost`` of the ``Collective`` with these fields."""
     collective = Collective(algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire_dtype)
@@ -135,7 +140,7 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
         raise ConfigError(f"devices is {devices}", allowed="1 or more")
     if devices == 1:
         return Curve(np.array([[0.0, 1.0], [0.0, 0.0]]), 0.0, math.inf)
-    check_layout(layout, devices)
+    checked_layout(layout, devices)
     check(algorithm=algorithm, devices=devices, layout=layout)
     table = table_for(tables_of(machine, collective.kind), collective)
     if table is not None:
@@ -161,9 +166,9 @@ def idle_curve(machine: Machine, collective: Collective) -> Curve:
     return Curve(link_points(machine, machine.link, collective), *_NOTHING)
 
 
-def _refuse_unknown_nodes(machine: Machine, layout: str, what: str) -> None:
+def _refuse_unknown_nodes(machine: Machine, layout: Layout, what: str) -> None:
     """Raise ``ConfigError`` for a layout of several nodes where the link is that of the devices of one."""
-    if node_counts(layout, 1)[0] > 1 and machine.of_one_node:
+    if layout.nodes > 1 and machine.of_one_node:
         raise ConfigError(
             f"{what} devices are on several nodes, and machine {machine.name!r} was calibrated on one: nothing says"
             " what a message between nodes costs",
@@ -242,7 +247,7 @@ def copy_curve(machine: Machine, collective: Collective) -> Curve | None:
 
 
 @remember
-def send_curve(machine: Machine, layout: str = "") -> Curve:
+def send_curve(machine: Machine, layout: Layout = FLAT) -> Curve:
     """The cost curve (bytes, seconds) of one message from a device to another, nothing else running.
 
     ``layout`` says where the two are: ``1x2`` in one node, ``2x1`` in two nodes, empty in a flat layout. By the table
@@ -250,7 +255,7 @@ def send_curve(machine: Machine, layout: str = "") -> Curve:
     emulates, which is exact, or else of the machine's link at that level, as an extrapolation. Raises ``ConfigError``
     where the machine has neither.
     """
-    check_layout(layout, 2)
+    checked_layout(layout, 2)
     table = send_table(machine, layout)
     if table is not None:
         return Curve(_table_points(table, "float32"), *_known(table, "float32"))
@@ -269,14 +274,14 @@ def send_curve(machine: Machine, layout: str = "") -> Curve:
     return Curve(send_points(machine, machine.link, layout), *_NOTHING)
 
 
-def send_table(machine: Machine, layout: str) -> AllreduceCost | None:
+def send_table(machine: Machine, layout: Layout) -> AllreduceCost | None:
     """The table of messages between two devices in ``layout``, or else one of the same level (inside, across)."""
     tables = [table for table in machine.halves if table.kind == "send"]
     alike = [table for table in tables if level(machine, table.layout) == level(machine, layout)]
     return min(alike, key=lambda table: table.layout != layout, default=None)
 
 
-def emulated_link(machine: Machine, layout: str) -> Network | None:
+def emulated_link(machine: Machine, layout: Layout) -> Network | None:
     """The emulated link between two devices in ``layout``; ``None`` where no emulation joins them."""
     across = machine.emulated_network and level(machine, layout) == "across"
     network = Network.parse(machine.network) if across else Network()
@@ -316,7 +321,7 @@ def table_for(tables: Sequence[Table], collective: Collective) -> Table | None:
     alike = [table for table in tables if (table.kind, table.algorithm, table.devices) == key]
     fitting = [table for table in alike if table.layout == collective.layout]
     if not fitting and not collective.layout:
-        fitting = [table for table in alike if 1 in node_counts(table.layout, collective.devices)]
+        fitting = [table for table in alike if 1 in table.layout.counts(collective.devices)]
         fitting = fitting if len({table.layout for table in fitting}) == 1 else []
     return min(fitting, key=lambda table: table.wire_dtype != collective.wire_dtype, default=None)
 
@@ -370,7 +375,7 @@ def _ratio(overlapped_s: float, alone_s: float) -> float:
 
 
 def alpha_beta(
-    machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: str = ""
+    machine: Machine, algorithm: str, devices: int, wire_dtype: str = "float32", layout: Layout = FLAT
 ) -> tuple[float, float]:
     """``nearest_line`` of the ``Collective`` with these fields."""
     return nearest_line(machine, Collective(algorithm=algorithm, devices=devices, layout=layout, wire_dtype=wire_dtype))
@@ -415,7 +420,7 @@ def fitted_line(sizes: Floats, times: Floats) -> tuple[float, float]:
 
 
 @remember
-def compute_slowdown(machine: Machine, devices: int, layout: str = "") -> tuple[float, bool]:
+def compute_slowdown(machine: Machine, devices: int, layout: Layout = FLAT) -> tuple[float, bool]:
     """(factor on every compute time when ``devices`` compute at once, whether that is extrapolated).
 
     Linear between calibrated device counts, 1 for one device unless it is given, the largest count's beyond it; and at
@@ -440,11 +445,10 @@ def added_s(machine: Machine, devices: int) -> float:
     return float(np.interp(devices, counts, [seconds[count] for count in counts]))
 
 
-def sharing(machine: Machine, devices: int, layout: str = "") -> float:
+def sharing(machine: Machine, devices: int, layout: Layout = FLAT) -> float:
     """Devices that compute on the cores of one node, over those cores; 1 where each has one, or nothing is known.
 
     The devices of a flat layout, and those on an emulated network, are taken to be on one node.
     """
-    _, of_a_node = node_counts(layout, devices)
-    together = devices if not layout or machine.emulated_network else of_a_node
+    together = devices if not layout or machine.emulated_network else layout.of_a_node
     return max(1.0, together / machine.cores) if machine.cores else 1.0

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS, Line, half_lines
-from dpsim.collective import Collective, level, node_counts
+from dpsim.collective import Collective, Layout
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.machine import AllreduceCost, Link, Machine
 
@@ -45,7 +45,7 @@ def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
     In a layout of one node it is the link inside the node, where the machine has one; in one of several racks the
     slower of the links between nodes and between racks.
     """
-    nodes, of_a_node = node_counts(collective.layout, collective.devices)
+    nodes, of_a_node = collective.counts
     in_node = machine.link_in_node or link
     across = in_node if nodes == 1 else machine.link_between(nodes) or link
     lines = [
@@ -55,9 +55,9 @@ def link_points(machine: Machine, link: Link, collective: Collective) -> Floats:
     return _lowest(lines)
 
 
-def send_points(machine: Machine, link: Link, layout: str) -> Floats:
+def send_points(machine: Machine, link: Link, layout: Layout) -> Floats:
     """Points (bytes; seconds) of one message, alpha + M beta, by the machine's ``link`` (see ``link_points``)."""
-    across = node_counts(layout, 2)[0] > 1
+    across = layout.counts(2)[0] > 1
     of_level = (machine.link_between(2) or link) if across else (machine.link_in_node or link)
     return line_points(message_s(of_level), 1 / of_level.bandwidth_bytes_per_s)
 
@@ -100,7 +100,7 @@ def rounds(collective: Collective) -> int:
     """
     if collective.devices == 1:
         return 1
-    count = ALGORITHMS.find(collective.algorithm).rounds(*node_counts(collective.layout, collective.devices))
+    count = ALGORITHMS.find(collective.algorithm).rounds(*collective.counts)
     return count if collective.kind == "allreduce" else -(-count // 2)
 
 
@@ -112,7 +112,7 @@ def fitted_links(
     The second is ``None`` where all tables are of one level. Where the level of flat tables is unknown
     (``dpsim.collective.level``), every device counts as a node.
     """
-    inside = [t for t in tables if level(t.layout, emulated_network=emulated, cores=cores) == "inside"]
+    inside = [t for t in tables if t.layout.level(emulated_network=emulated, cores=cores) == "inside"]
     across = [t for t in tables if t not in inside]
     in_node = fitted_link(inside) if across else None
     link = fitted_link(across or inside, emulated=emulated, wire_latency_s=wire_latency_s, in_node=in_node)
@@ -135,7 +135,7 @@ def fitted_link(
     What an algorithm sends inside nodes costs what ``in_node`` says, if it is known.
     """
     points = [
-        (ALGORITHMS.find(table.algorithm).lines(*node_counts(table.layout, table.devices)), sent_bytes, time_s)
+        (ALGORITHMS.find(table.algorithm).lines(*table.collective.counts), sent_bytes, time_s)
         for table in tables
         if table.devices > 1
         for sent_bytes, time_s in zip(_sent(table), table.time_s, strict=True)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from dpsim.collective import node_counts, parse_devices
+from dpsim.collective import parse_devices
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Link, Machine
 from dpsim.model.defaults import for_prediction
@@ -136,7 +136,7 @@ def find(
     prepared = functools.partial(for_prediction, workload) if prepare is None else prepare
     devices = grid.value("devices")
     within = _range(quantity, workload, machine, grid)
-    layout = "" if devices is None else parse_devices(devices)[1]
+    layout = parse_devices(devices or 1)[1]
     link = joining_link(machine, devices)[0] if devices and quantity in ("bandwidth", "latency") else None
 
     @functools.cache
@@ -234,11 +234,7 @@ def _range(quantity: str, workload: Workload, machine: Machine, grid: Grid) -> _
         case "latency":
             return _Range(*LATENCIES)
         case "devices":
-            unit = (
-                node_counts(layout, 1)[1]
-                if layout
-                else parse_strategy(grid.value("strategy") or DataParallel.name).classes
-            )
+            unit = layout.of_a_node if layout else parse_strategy(grid.value("strategy") or DataParallel.name).classes
             inside = math.inf if layout else machine.largest_node or math.inf
             units = int(min(count, inside, *batches) // unit)
             if units * unit < 2:

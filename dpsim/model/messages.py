@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.collective import FLAT, Layout
 from dpsim.machine import Machine
 from dpsim.model.cost import at, send_curve
 from dpsim.plan import Plan
@@ -61,5 +62,5 @@ def _senders(plan: Plan, sender: int, receiver: int) -> int:
     return int(np.bincount(leaving // of_a_node).max()) if len(leaving) else 0
 
 
-def _pair_layout(plan: Plan, *, across: bool) -> str:
-    return "" if not plan.layout else "2x1" if across else "1x2"
+def _pair_layout(plan: Plan, *, across: bool) -> Layout:
+    return FLAT if not plan.layout else Layout.of(2, 1) if across else Layout.of(1, 2)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.collective import Collective, level, node_counts
+from dpsim.collective import Collective
 from dpsim.comm.message_steps import BY_DIRECT_EXCHANGE, transmission
 from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import Machine
@@ -29,7 +29,7 @@ def along_the_tree(
     What grows with the bytes takes as many times as long as the collective's messages take longer, or as it moves more
     bytes in shared memory; its latency stays.
     """
-    where = level(collective.layout, emulated_network=machine.emulated_network, cores=machine.cores)
+    where = collective.layout.level(emulated_network=machine.emulated_network, cores=machine.cores)
     factor = _factor(collective, tuple(bounds), inside=where == "inside")
     if factor == 1:
         return points
@@ -47,7 +47,7 @@ def _factor(collective: Collective, bounds: tuple[int, ...], *, inside: bool) ->
         return (sum(held) + n) / (2 * n)  # each slice of all partial sums is read once, and its sum written to all
     listed = algorithm.place == "messages" and algorithm.steps is None and algorithm.name not in BY_DIRECT_EXCHANGE
     if listed and n <= _MOST_SIMULATED:
-        group = n, node_counts(collective.layout, n)[1], collective.kind
+        group = n, collective.layout.of_a_node, collective.kind
         return transmission(algorithm.name, order, *group) / transmission(algorithm.name, None, *group)
     busiest = max(max(own * (n - 1), sum(held) - own) for own in held)
     return (busiest + n - 1) / (2 * (n - 1)) if collective.kind == "allreduce" else busiest / (n - 1)

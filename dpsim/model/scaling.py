@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.collective import Collective, Level, node_counts
-from dpsim.collective import level as layout_level
+from dpsim.collective import Collective, Layout, Level
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.model.formulas import lines_of, message_s
 from dpsim.uncertainty import ASSUMED_LINK, ASSUMED_TABLE
@@ -51,9 +50,9 @@ class Counts(NamedTuple):
     bytes: float
 
 
-def level(machine: Machine, layout: str) -> Level:
+def level(machine: Machine, layout: Layout) -> Level:
     """Say whether devices of a machine are inside one node or across several: ``dpsim.collective.level``."""
-    return layout_level(layout, emulated_network=machine.emulated_network, cores=machine.cores)
+    return layout.level(emulated_network=machine.emulated_network, cores=machine.cores)
 
 
 def level_of(machine: Machine, collective: Collective) -> Level:
@@ -82,8 +81,7 @@ def nearest_tables(machine: Machine, tables: Sequence[AllreduceCost], collective
         return None
     alike = [t for t in alike if level(machine, t.layout) == taken]
     if taken != "inside":
-        of_a_node = node_counts(collective.layout, 1)[1]
-        aways = [abs(math.log2(node_counts(t.layout, 1)[1] / of_a_node)) for t in alike]
+        aways = [abs(math.log2(t.layout.of_a_node / collective.layout.of_a_node)) for t in alike]
         alike = [t for t, away in zip(alike, aways, strict=True) if away == min(aways)]
     alike = [t for t in alike if t.wire_dtype == collective.wire_dtype] or alike
     below = max((t for t in alike if t.devices <= collective.devices), key=lambda t: t.devices, default=None)
@@ -143,7 +141,7 @@ def counts(machine: Machine, collective: Collective, *, inside: bool) -> Counts:
     A reduce-scatter and an all-gather have n - 1 rounds of a ring, and (n - 1) / n bytes. ``inside`` counts all devices
     as of one node. Both sides of a ratio must be counted alike, as rounds of one link.
     """
-    nodes, of_a_node = (1, collective.devices) if inside else node_counts(collective.layout, collective.devices)
+    nodes, of_a_node = (1, collective.devices) if inside else collective.counts
     lines = lines_of(collective, nodes, of_a_node)
     if nodes == 1:
         return Counts(
@@ -154,7 +152,7 @@ def counts(machine: Machine, collective: Collective, *, inside: bool) -> Counts:
     return Counts(min(line.alpha for line in lines), min(shared))
 
 
-def _sharing(machine: Machine, layout: str, collective: Collective) -> tuple[float, float]:
+def _sharing(machine: Machine, layout: Layout, collective: Collective) -> tuple[float, float]:
     """(factor on the bytes' time for k devices of a node in place of the table's k0, standard error of it).
 
     A library sends over as many network adapters as a node has: with a of them k devices share min(a, k). Where nothing
@@ -165,7 +163,7 @@ def _sharing(machine: Machine, layout: str, collective: Collective) -> tuple[flo
     of_a_library = ALGORITHMS.find(collective.algorithm).place in ("library", "elsewhere")
     if machine.emulated_network or not of_a_library:
         return 1.0, 0.0
-    before, after = (node_counts(each, 1)[1] for each in (layout, collective.layout))
+    before, after = layout.of_a_node, collective.layout.of_a_node
     of_level = level_of(machine, collective)
     if of_level == "inside":
         return ((before - 1) / (after - 1) if machine.wiring == "mesh" and min(before, after) > 1 else 1.0), 0.0
@@ -183,7 +181,7 @@ def _racks(machine: Machine, before: Collective, after: Collective) -> tuple[flo
 
     Where the machine has several racks, those of a table within one are slower beyond it by as much as the links.
     """
-    first, second = (machine.link_between(node_counts(each.layout, each.devices)[0]) for each in (before, after))
+    first, second = (machine.link_between(each.counts[0]) for each in (before, after))
     if first is None or second is None or first is second:
         return 1.0, 1.0
     of_message = message_s(second) / message_s(first) if message_s(first) > 0 else 1.0

@@ -48,7 +48,7 @@ def layers_of(gradient_bytes: float) -> Workload:
 def unknown_link(plan: Plan) -> Machine:
     """Return a machine whose link is to be fitted: between the nodes of the plan, or the devices of its only one."""
     link = Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=1e9)
-    in_node = None if plan.layout.startswith("1x") else _IN_A_NODE
+    in_node = None if plan.layout and plan.layout.nodes == 1 else _IN_A_NODE
     return Machine(name="a link that the steps imply", link=link, link_in_node=in_node)
 
 
@@ -146,7 +146,7 @@ def _communicated(fitted: Estimated, plan: Plan, *, implied: bool) -> str:
     (number,) = (each for each in fitted.numbers if each.name == "bandwidth")
     factor = math.exp(_DEVIATIONS * number.relative_uncertainty)
     low, value, high = (format_bandwidth(number.value * each) for each in (1 / factor, 1.0, factor))
-    between = "between the nodes" if "x" in plan.layout and not plan.layout.startswith("1x") else "between the devices"
+    between = "between the nodes" if plan.layout.nodes > 1 else "between the devices"
     return f"communication that is not hidden: as over a link of {value} {between} (90 %: {low} to {high})"
 
 

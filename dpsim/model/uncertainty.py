@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpsim.collective import Collective, neighbours
+from dpsim.collective import Collective, Layout
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, OverlapCost
 from dpsim.memo import remember
 from dpsim.model.cost import (
@@ -90,7 +90,7 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
                 overlapped, loss = map(max, (overlapped, loss), _overlap(machine, gather, plan.overlap))
     if schedule.classes > 1:
         send = Collective(algorithm=SEND_ALGORITHM, devices=2, kind="send")
-        layouts = neighbours(plan.layout, devices)
+        layouts = plan.layout.neighbours(devices)
         messages = (_network(machine, msgspec.structs.replace(send, layout=layout)) for layout in layouts)
         network = max(network, *messages)
     stated = machine.collective_overhead_uncertainty
@@ -125,7 +125,7 @@ def _compute(workload: Workload, local_batch: float) -> float:
 
 
 @remember
-def _slowdown(machine: Machine, devices: int, layout: str, *, emulated: bool) -> float:
+def _slowdown(machine: Machine, devices: int, layout: Layout, *, emulated: bool) -> float:
     """Of the compute slowdown; more for every doubling away from the nearest calibrated number of devices.
 
     That of emulated computation is exact where no half width is stated. Devices that do not share processors need no

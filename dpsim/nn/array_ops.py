@@ -36,21 +36,21 @@ def _group(positions: int, channels: int) -> int:
 
 
 def grouped(x: Array) -> tuple[Array, int]:
-    """x as rows of t * C elements, t neighbouring positions of one sample, and t: NumPy needs long inner loops."""
+    """Return x as rows of t * C elements, t neighbouring positions of a sample, and t: NumPy needs long inner loops."""
     channels = x.shape[-1]
     t = _group(math.prod(x.shape[1:-1]), channels)
     return x.reshape(-1, t * channels), t
 
 
 def _groups(rows: Sequence[Array], values_GC: Sequence[Array]) -> Iterator[tuple[Array, ...]]:
-    """For each group: its rows [., C] of every array in ``rows``, and its [C] of every array in ``values_GC``."""
+    """Yield for each group its rows [., C] of every array in ``rows``, and its [C] of every array in ``values_GC``."""
     channels = rows[0].shape[-1]
     values = [array.reshape(-1, channels) for array in values_GC]
     return zip(*(array.reshape(len(values[0]), -1, channels) for array in rows), *values, strict=True)
 
 
-def _by_sample(groups: int, *arrays_nPC: Array) -> tuple[int, int, list[Array]]:
-    """Elements of a group of channels, t of ``grouped``, and the arrays as its rows sample by sample [n, R, t C]."""
+def _sample_rows(groups: int, *arrays_nPC: Array) -> tuple[int, int, list[Array]]:
+    """Return elements of a group of channels, t of ``grouped``, and the arrays as rows by sample [n, R, t C]."""
     n, positions, channels = arrays_nPC[0].shape
     _, t = grouped(arrays_nPC[0])
     return positions * channels // groups, t, [array.reshape(n, -1, t * channels) for array in arrays_nPC]
@@ -87,7 +87,7 @@ class ArrayOps:
         return self
 
     def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
-        """Does nothing: every operation has one implementation here."""
+        """Do nothing: every operation has one implementation here."""
 
     def multiply_in(self, dtype: ComputeDtype) -> None:
         self.compute_dtype = dtype
@@ -199,7 +199,7 @@ class ArrayOps:
     def conv2d_of_samples(
         self, x_bHWi: Array, weight_KKio: Array, stride: int, out_bhwo: Array, work: Workspace
     ) -> None:
-        """``conv2d`` of one leaf."""
+        """Compute ``conv2d`` of one leaf."""
         self.conv2d(x_bHWi, weight_KKio, stride, (0, len(x_bHWi)), out_bhwo, work)
 
     def conv2d_weight_gradient(
@@ -214,7 +214,7 @@ class ArrayOps:
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
     ) -> None:
-        """The same operation on the output gradient, zero at the pixels left out, with the kernel flipped."""
+        """Convolve the output gradient, zero at the pixels left out, with the kernel flipped."""
         kernel, _, inputs, outputs = weight_KKio.shape
         flipped = weight_KKio[::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, inputs)
         right = self.operand("right", flipped)
@@ -230,7 +230,7 @@ class ArrayOps:
     def conv2d_input_gradient_of_samples(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, out_bHWi: Array, work: Workspace
     ) -> None:
-        """``conv2d_input_gradient`` of one leaf."""
+        """Compute ``conv2d_input_gradient`` of one leaf."""
         self.conv2d_input_gradient(grad_bhwo, weight_KKio, stride, (0, len(grad_bhwo)), out_bHWi, work)
 
     def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
@@ -286,7 +286,7 @@ class ArrayOps:
 
     def normalise(self, x_nPC: Array, epsilon: float, out: Array, inverse_std: Array) -> None:
         channels, groups = x_nPC.shape[2], inverse_std.shape[1]
-        count, t, (rows, centred) = _by_sample(groups, x_nPC, out)
+        count, t, (rows, centred) = _sample_rows(groups, x_nPC, out)
         mean = self._group_sums(rows, None, channels, groups) / count
         self.xp.subtract(rows, self._spread(mean, channels, t), out=centred)
         var = self._group_sums(centred, centred, channels, groups) / count
@@ -295,7 +295,7 @@ class ArrayOps:
 
     def normalise_backward(self, grad_nPC: Array, normalised: Array, inverse_std: Array) -> None:
         channels, groups = grad_nPC.shape[2], inverse_std.shape[1]
-        count, t, (rows, others) = _by_sample(groups, grad_nPC, normalised)
+        count, t, (rows, others) = _sample_rows(groups, grad_nPC, normalised)
         mean = self._group_sums(rows, None, channels, groups) / count
         slope = self._group_sums(rows, others, channels, groups) / count
         self.xp.subtract(rows, self._spread(mean, channels, t), out=rows)
@@ -318,7 +318,7 @@ class ArrayOps:
         out[...] = framed[xp.arange(samples)[:, None, None], rows_bH[:, :, None], columns_bW[:, None, :]]
 
     def _framed(self, x_bHWC: Array, most: int, work: Workspace) -> Array:
-        """The pictures with a border of ``most`` zeros on every side."""
+        """Return the pictures with a border of ``most`` zeros on every side."""
         samples, height, width, channels = x_bHWC.shape
         framed = work.take("framed", (samples, height + 2 * most, width + 2 * most, channels))
         framed[:, most : most + height, most : most + width] = x_bHWC
@@ -337,7 +337,7 @@ class ArrayOps:
         grad_bC -= smoothing / logits_bC.shape[1]
 
     def _group_sums(self, rows_nRI: Array, others_nRI: Array | None, channels: int, groups: int) -> Array:
-        """[n, G] sums of each row's elements (or products with those of the others), from rows of ``grouped``."""
+        """Return [n, G] sums of each row's elements (or products with the others' elements), from ``grouped`` rows."""
         xp, n = self.xp, len(rows_nRI)
         factors = [rows_nRI] if others_nRI is None else [rows_nRI, others_nRI]
         if groups == 1:
@@ -350,7 +350,7 @@ class ArrayOps:
         return sums
 
     def _spread(self, values_nG: Array, channels: int, t: int) -> Array:
-        """[n, 1, t C] values to combine with rows of ``grouped``: each group's for its channels."""
+        """Return [n, 1, t C] values to combine with rows of ``grouped``: each group's for its channels."""
         groups = values_nG.shape[1]
         if groups == 1:
             return values_nG[:, None]
@@ -358,7 +358,7 @@ class ArrayOps:
         return spread[:, None]
 
     def _unfold(self, name: str, x_bHWC: Array, kernel: int, stride: int, work: Workspace) -> Array:
-        """The windows of x as rows of K * K * C elements, one an output pixel (im2col), zero outside the picture."""
+        """Return the windows of x as rows of K * K * C elements, one an output pixel (im2col), zero outside."""
         samples, height, width, channels = x_bHWC.shape
         border, positions = kernel // 2, (samples, -(-height // stride), -(-width // stride))
         # Only ever written inside, so the border stays zero.
@@ -376,7 +376,7 @@ class ArrayOps:
         return columns
 
     def _view(self, x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        """A view of the same memory with another shape and other strides, which may overlap."""
+        """Return a view of the same memory with another shape and other strides, which may overlap."""
         view: Array = self.xp.lib.stride_tricks.as_strided(x, shape, strides)
         return view
 
@@ -393,7 +393,7 @@ class NumpyOps(ArrayOps):
     def move_pictures(
         self, x_bHWC: Array, most: int, places_b2: Array, flipped_b: Array, out: Array, work: Workspace
     ) -> None:
-        """Picture by picture, which copies runs of neighbouring pixels."""
+        """Move picture by picture, which copies runs of neighbouring pixels."""
         _, height, width, _ = x_bHWC.shape
         framed = self._framed(x_bHWC, most, work)
         for picture, (top, left), flipped, moved in zip(

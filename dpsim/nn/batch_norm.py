@@ -69,14 +69,14 @@ class BatchNorm(Layer):
             scale = gamma * (self.running_var + self.epsilon) ** -0.5
             self._normalise(x, self.running_mean, scale, beta, y)
             return y
-        self._x, whole = x, (0, len(x))
+        self._x, all_samples = x, (0, len(x))
         if (kernels := self._local_kernels()) is not None:
-            mean, inverse_std, scale = (self._of_channels(name) for name in ("mean", "inverse std", "scale"))
+            mean, inverse_std, scale = (self._channel_array(name) for name in ("mean", "inverse std", "scale"))
             self._local = (mean, inverse_std, scale)
             kernels.local_moments(x, gamma, self._moved(), self.momentum, self.epsilon, self._local)
             self._normalise(x, mean, scale, beta, y)
             return y
-        self._parts = list(leaf_ranges(whole if self.mode == "local" else leaves))
+        self._parts = list(leaf_ranges(all_samples if self.mode == "local" else leaves))
         self._blocks = _blocks(self._parts)
         self._mean_GC, self._var_GC, self._rows_G1 = self._moments(x)
         if self.mode == "global":
@@ -91,16 +91,16 @@ class BatchNorm(Layer):
         return y
 
     def _local_kernels(self) -> LayerKernels | None:
-        """Kernels for mode ``local``; none where gradients are rounded."""
+        """Return the kernels for mode ``local``; none where gradients are rounded."""
         return self.ops.layer_kernels(self.dtype) if self.mode == "local" and self.rounding is None else None
 
     def _moved(self) -> tuple[Array, Array]:
-        """The arrays that kernels move as running statistics."""
+        """Return the arrays that kernels move as running statistics."""
         if self.recomputing:
-            return self._of_channels("unused mean")[0], self._of_channels("unused variance")[0]
+            return self._channel_array("unused mean")[0], self._channel_array("unused variance")[0]
         return self.running_mean, self.running_var
 
-    def _of_channels(self, name: str) -> Array:
+    def _channel_array(self, name: str) -> Array:
         return self.buffers.take(name, (1, self.batch_norm_channels))
 
     def _normalise(self, x: Array, mean_GC: Array, scale_GC: Array, shift_C: Array, out: Array) -> None:
@@ -116,7 +116,7 @@ class BatchNorm(Layer):
         return self._blocks if self.mode == "leaf" else [(slice(0, 1), (0, len(self._x)))]
 
     def _moments(self, x: Array) -> tuple[Array, Array, Array]:
-        """Means and biased variances [L, C] and rows [L, 1] of each part; of an empty one 0, 0 and a sample's rows."""
+        """Return mean and biased variance [L, C] and rows [L, 1] of each part; of an empty one 0, 0 and a sample's."""
         shape = (len(self._parts), x.shape[-1])
         mean, var = self.buffers.take("mean", shape), self.buffers.take("var", shape)
         for parts, (start, stop) in self._blocks:
@@ -160,7 +160,7 @@ class BatchNorm(Layer):
             running += self.momentum * value
 
     def leaf_statistics(self) -> NDArray[np.float64]:
-        """[L, 1 + 2 C]: each leaf's samples, and its mean and unbiased variance times these."""
+        """Return [L, 1 + 2 C]: each leaf's samples, and its mean and unbiased variance times these."""
         samples, rows = self._samples_L1(), self._rows_G1.astype(np.float64)
         unbiased = self._var_GC * (rows / self.ops.xp.maximum(rows - 1, 1))
         statistics: NDArray[np.float64] = self.ops.xp.hstack([samples, samples * self._mean_GC, samples * unbiased])
@@ -174,7 +174,7 @@ class BatchNorm(Layer):
     def write_gradients(self, grad: Array, leaves: Leaves) -> None:
         # input_gradient needs these sums of this rank, and by then the bound arrays may hold those of all ranks.
         if (kernels := self._local_kernels()) is not None:
-            self._slope, self._shift = self._of_channels("slope"), self._of_channels("shift")
+            self._slope, self._shift = self._channel_array("slope"), self._channel_array("shift")
             results = (self.gradients["gamma"], self.gradients["beta"], self._slope, self._shift)
             rectifier = (self._local[2], self.parameters["beta"]) if self.rectifies else None
             kernels.local_gradients(grad, self._x, self._local, rectifier, results)
@@ -185,12 +185,12 @@ class BatchNorm(Layer):
         if self.mode == "global":
             mean, inverse_std = (self.ops.xp.repeat(of_all, len(self._parts), axis=0) for of_all in (mean, inverse_std))
         for parts, (start, stop) in self._blocks:
-            given = (grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts])
+            arguments = (grad[start:stop], self._x[start:stop], mean[parts], self._d_gamma[parts], self._d_beta[parts])
             kernels = self.ops.layer_kernels(self.dtype)
             if self.rectifies and kernels is not None:
-                kernels.sums(*given, (self.parameters["gamma"] * inverse_std[parts], self.parameters["beta"]))
+                kernels.sums(*arguments, (self.parameters["gamma"] * inverse_std[parts], self.parameters["beta"]))
             else:
-                self.ops.channel_normalise_sums(*given)
+                self.ops.channel_normalise_sums(*arguments)
         self._d_gamma *= self._inverse_std_GC
         for role, sums_L in (("gamma", self._d_gamma), ("beta", self._d_beta)):
             for gradients, slot in zip(self.slots, self._slot_parts(sums_L), strict=True):
@@ -202,7 +202,7 @@ class BatchNorm(Layer):
         return sums
 
     def _slot_parts(self, values_L: Array) -> list[Array]:
-        """The values of each slot's leaves; in mode ``local`` there is one part."""
+        """Return the values of each slot's leaves; in mode ``local`` there is one part."""
         return [values_L[:1]] if self.mode == "local" else slot_parts(values_L, self.extra_slots)
 
     def input_gradient(self, grad: Array, leaves: Leaves) -> Array:
@@ -231,7 +231,7 @@ class BatchNorm(Layer):
 
 
 def _blocks(parts: list[tuple[int, int]]) -> list[_Block]:
-    """Runs of neighbouring parts of equal size: their numbers, and their samples."""
+    """Return runs of neighbouring parts of equal size: their numbers, and their samples."""
     blocks: list[_Block] = []
     for samples, run in itertools.groupby(enumerate(parts), lambda item: item[1][1] - item[1][0]):
         (first, (start, _)), *_ = block = list(run)

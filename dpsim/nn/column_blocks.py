@@ -33,7 +33,7 @@ _CHANNELWISE = ReLU | BatchNorm | Dropout | MaxPool2D
 
 
 class Pair:
-    """What the blocks of one pair of layers share while they compute.
+    """The data that the blocks of one pair of layers share while they compute.
 
     ``hands_back``: whether a layer before the pair is trained, so that it needs the gradient of the pair's input. Of
     ``count`` blocks this rank computes those in ``own``; ``add`` adds partial sums over the ranks that have the others.
@@ -54,7 +54,7 @@ class Pair:
         self.own, self.add = own, add
 
     def summed(self, ops: Ops, of_blocks: Sequence[Array]) -> Array:
-        """The sum over all blocks, from those of this rank in their order, which are overwritten."""
+        """Return the sum over all blocks, from those of this rank in their order, which are overwritten."""
 
         def add(left: Array, right: Array) -> Array:
             ops.add(left, right, out=left)
@@ -145,12 +145,12 @@ class _Block:
     def name(self, layer: Layer) -> str:
         return f"{layer.name}.block{self.number}"
 
-    def shape(self, whole: Shape) -> Shape:
-        return (*whole[:-1], self.width)
+    def shape(self, full_shape: Shape) -> Shape:
+        return (*full_shape[:-1], self.width)
 
 
 def cut_columns(layers: Sequence[Layer], blocks: int) -> list[Layer]:
-    """The same chain with every pair of layers that can be cut computed in so many column blocks.
+    """Return the same chain with every pair of layers that can be cut computed in so many column blocks.
 
     Pairs are made from the front, of two products or of two convolutions with nothing but rectifiers, dropout, batch
     norms and maximum pools between them. The last layer with tensors stays whole, and so does a pair with blocks of
@@ -174,13 +174,13 @@ def cut_columns(layers: Sequence[Layer], blocks: int) -> list[Layer]:
 
 
 def check_column_blocks(blocks: int) -> None:
-    """Raises ``ConfigError`` unless there are 1 to ``MOST_BLOCKS`` blocks."""
+    """Raise ``ConfigError`` unless there are 1 to ``MOST_BLOCKS`` blocks."""
     if not 1 <= blocks <= MOST_BLOCKS:
         raise ConfigError(f"column_blocks is {blocks}", allowed=f"1 (whole layers) to {MOST_BLOCKS}")
 
 
 def _second(layers: Sequence[Layer], first: int, last: int) -> int | None:
-    """The second layer of the pair that a layer is the first of, or None."""
+    """Return the second layer of the pair that a layer is the first of, or None."""
     kind = next((kind for kind in (Dense, Conv2D) if isinstance(layers[first], kind)), None)
     after = itertools.dropwhile(lambda number: isinstance(layers[number], _CHANNELWISE), range(first + 1, last))
     second = next(after, None)
@@ -188,7 +188,7 @@ def _second(layers: Sequence[Layer], first: int, last: int) -> int | None:
 
 
 def _pair(layers: Sequence[Layer], pair: Pair) -> list[Layer]:
-    """The layers of a pair, block after block, and their sum."""
+    """Return the layers of a pair, block after block, and their sum."""
     first, second, count = layers[0], layers[-1], pair.count
     outputs = first.output_shape[-1]
     chain: list[Layer] = []

@@ -33,7 +33,7 @@ _Run = tuple[int, int, str]
 
 
 def _suit(first: Array, *others: Array) -> bool:
-    """Whether kernels accept these arrays: all float32 or all float64, and C-contiguous."""
+    """Return whether kernels accept these arrays: all float32 or all float64, and C-contiguous."""
     dtype = first.dtype
     return (
         dtype in (np.float32, np.float64)
@@ -53,7 +53,7 @@ class CpuOps(NumpyOps):
         self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """The array begins at a cache line, so that no vector crosses two lines."""
+        """Return the array begins at a cache line, so that no vector crosses two lines."""
         return aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
 
     def in_leaves(self) -> Ops:
@@ -75,15 +75,15 @@ class CpuOps(NumpyOps):
         return self._operands.size_bytes
 
     def operand(self, side: Side, x: Array) -> Array:
-        """x rounded before any code computes with it. Elements are rounded one by one, whatever the batch."""
+        """Round x before any code computes with it, element by element, whatever the batch."""
         if self.compute_dtype == "float32":
             return x
         operand = self._operands.take(side, x.shape)
         self.round(x, _NEAREST, operand)
         return operand
 
-    def _of_leaves(self, x: Array, grad: Array, leaves: Leaves) -> tuple[Array, Array, Leaves]:
-        """The operands of a weight gradient: the samples of these leaves alone, and the boundaries among them."""
+    def _leaf_operands(self, x: Array, grad: Array, leaves: Leaves) -> tuple[Array, Array, Leaves]:
+        """Return the operands of a weight gradient: samples of these leaves alone, and the boundaries among them."""
         if self.compute_dtype == "float32":
             return x, grad, leaves
         first, last = leaves[0], leaves[-1]
@@ -93,7 +93,7 @@ class CpuOps(NumpyOps):
     def _find_runs(
         self, operation: Operation, dtype: np.dtype[Any], leaves: Leaves, sizes: tuple[int, ...]
     ) -> list[_Run]:
-        """Each leaf with the candidate that is the fastest, if that was measured."""
+        """Return each leaf with the candidate that is the fastest, if that was measured."""
         return [
             (
                 start,
@@ -118,7 +118,7 @@ class CpuOps(NumpyOps):
             CANDIDATES["product_with_transposed"][name](grad[start:stop], weight, out[start:stop])
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
-        x, grad, leaves = self._of_leaves(x, grad, leaves)
+        x, grad, leaves = self._leaf_operands(x, grad, leaves)
         ((start, stop, name),) = self._runs("transposed_product", x.dtype, leaves, out.shape)
         CANDIDATES["transposed_product"][name](x[start:stop], grad[start:stop], out)
 
@@ -142,7 +142,7 @@ class CpuOps(NumpyOps):
     def conv2d_weight_gradient(
         self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
     ) -> None:
-        x_bHWi, grad_bhwo, leaves = self._of_leaves(x_bHWi, grad_bhwo, leaves)
+        x_bHWi, grad_bhwo, leaves = self._leaf_operands(x_bHWi, grad_bhwo, leaves)
         sizes = _conv_sizes(x_bHWi.shape, out_KKio.shape, stride)
         _, _, name = self._runs("conv2d_weight_gradient", x_bHWi.dtype, leaves, sizes)[0]
         CANDIDATES["conv2d_weight_gradient"][name](x_bHWi, grad_bhwo, leaves, stride, out_KKio, work)
@@ -191,13 +191,13 @@ class CpuOps(NumpyOps):
 
 
 def _conv_sizes(x_shape: tuple[int, ...], weight_shape: tuple[int, ...], stride: int) -> tuple[int, ...]:
-    """``Problem.sizes`` of a convolution."""
+    """Return ``Problem.sizes`` of a convolution."""
     kernel, _, inputs, outputs = weight_shape
     return (*x_shape[1:3], inputs, outputs, kernel, stride)
 
 
 class LeafOps(CpuOps):
-    """Computes each leaf with the candidate of the table for its number of samples: the bits are those it has alone.
+    """Operations that compute each leaf with the table's candidate for its samples: the bits are those it has alone.
 
     Neighbouring leaves are computed together if their candidate gives a sample the same bits in every batch.
     """
@@ -212,7 +212,7 @@ class LeafOps(CpuOps):
         return self
 
     def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
-        """Takes the table; measured choices are not used."""
+        """Take the table; measured choices are not used."""
         if table is not None:
             self._table = table
             self._runs.cache_clear()
@@ -226,7 +226,7 @@ class LeafOps(CpuOps):
     def _find_runs(
         self, operation: Operation, dtype: np.dtype[Any], leaves: Leaves, sizes: tuple[int, ...]
     ) -> list[_Run]:
-        """Neighbouring leaves that are computed together, with their candidate."""
+        """Return neighbouring leaves that are computed together, with their candidate."""
         runs: list[_Run] = []
         for start, stop, name in super()._find_runs(operation, dtype, leaves, sizes):
             if runs and runs[-1][2] == name and name in INDEPENDENT_OF_THE_BATCH:
@@ -245,7 +245,7 @@ class LeafOps(CpuOps):
 
     def transposed_product(self, x: Array, grad: Array, leaves: Leaves, out: Array) -> None:
         if self._runs("transposed_product", x.dtype, leaves, out.shape)[0][2] == "packed":
-            x, grad, leaves = self._of_leaves(x, grad, leaves)
+            x, grad, leaves = self._leaf_operands(x, grad, leaves)
             return weight_gradient.transposed_products(x, grad, leaves, out)
         super().transposed_product(x, grad, leaves, out)
 

@@ -46,7 +46,7 @@ class DeviceOps(ArrayOps):
         return self._kernels if dtype == np.float32 else None
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
-        """A device warns of nothing; NumPy in its place would."""
+        """Return a device warns of nothing; NumPy in its place would."""
         return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
     def in_leaves(self) -> Ops:
@@ -79,7 +79,7 @@ class DeviceOps(ArrayOps):
         return DeferredSums(values=values, samples=samples, memory=self.memory)
 
     def channel_dot(self, x: Array, y: Array, out: Array) -> None:
-        """CuPy's einsum would multiply many small matrices."""
+        """Reduce by a kernel: CuPy's einsum would multiply many small matrices."""
         rows, t = grouped(x)
         products = rows * y.reshape(rows.shape)
         self.xp.add.reduce(self.xp.add.reduce(products, axis=0).reshape(t, -1), axis=0, out=out)
@@ -154,9 +154,9 @@ class DeviceLeafOps(DeviceOps):
         return self
 
     def operand(self, side: Side, x: Array) -> Any:
-        """Codes are at an aligned address already."""
-        given = super().operand(side, x)
-        return self._aligned(given) if self._coded is None or self.compute_dtype == "float32" else given
+        """Return the codes: they are at an aligned address already."""
+        codes = super().operand(side, x)
+        return self._aligned(codes) if self._coded is None or self.compute_dtype == "float32" else codes
 
     def matmul(self, a: Any, b: Any, out: Array) -> None:
         target = out if self._is_aligned(out) else self.xp.empty(out.shape, out.dtype)
@@ -165,7 +165,7 @@ class DeviceLeafOps(DeviceOps):
             out[...] = target
 
     def product_with_transposed(self, grad: Array, weight: Array, leaves: Leaves, out: Array) -> None:
-        """In float32 the transpose is copied: cuBLAS takes longer for leaves of few rows where it lies otherwise."""
+        """Copy the transpose in float32: cuBLAS takes longer for leaves of few rows where it lies otherwise."""
         turned = weight.T if self._coded is not None and self.compute_dtype != "float32" else weight.T.copy()
         self.product(grad, turned, leaves, out)
 

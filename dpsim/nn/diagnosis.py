@@ -1,4 +1,4 @@
-"""What is asked of a chain of layers beside training: what each computes, where a NaN comes from, whether leaves' bits
+"""Questions to a chain of layers besides training: what each computes, where a NaN comes from, whether leaves' bits
 depend on other leaves.
 """
 
@@ -21,7 +21,7 @@ Fetch = Callable[[Sequence[Array]], list[Array]]
 
 
 class _Pass(NamedTuple):
-    """What a pass computed, as host arrays by name: rows of samples, and the gradients of parameters."""
+    """The results of a pass, as host arrays by name: rows of samples, and the gradients of parameters."""
 
     rows: dict[str, Array]
     gradients: dict[str, Array]
@@ -35,11 +35,11 @@ def leaf_difference(chain: Sequence[Layer], loss_gradient: LossGradient, batch: 
     The layers are bound to one slot of gradients. The arrays of ``batch`` are where the layers compute, and ``fetch``
     makes host arrays of those.
     """
-    whole = _passed(chain, loss_gradient, batch, fetch)
+    at_once = _passed(chain, loss_gradient, batch, fetch)
     of_leaves = []
     for start, stop in leaf_ranges(batch.leaves):
         if start == stop:
-            of_leaves.append({name: np.zeros_like(value) for name, value in whole.gradients.items()})
+            of_leaves.append({name: np.zeros_like(value) for name, value in at_once.gradients.items()})
             continue
         leaf = replace(
             batch,
@@ -50,11 +50,11 @@ def leaf_difference(chain: Sequence[Layer], loss_gradient: LossGradient, batch: 
         )
         alone = _passed(chain, loss_gradient, leaf, fetch)
         for name, rows in alone.rows.items():
-            if rows.tobytes() != whole.rows[name][start:stop].tobytes():
+            if rows.tobytes() != at_once.rows[name][start:stop].tobytes():
                 return name
         of_leaves.append(alone.gradients)
     sums = fold(leaf_tree(len(of_leaves)), of_leaves.__getitem__, _added)
-    return next((name for name, total in sums.items() if total.tobytes() != whole.gradients[name].tobytes()), None)
+    return next((name for name, total in sums.items() if total.tobytes() != at_once.gradients[name].tobytes()), None)
 
 
 def _added(left: dict[str, Array], right: dict[str, Array]) -> dict[str, Array]:
@@ -62,7 +62,7 @@ def _added(left: dict[str, Array], right: dict[str, Array]) -> dict[str, Array]:
 
 
 def _passed(chain: Sequence[Layer], loss_gradient: LossGradient, batch: Batch, fetch: Fetch) -> _Pass:
-    """One pass over a batch, forward and backward."""
+    """Return one pass over a batch, forward and backward."""
     result = _Pass({}, {})
     x = batch.x
     for layer in chain:
@@ -99,7 +99,7 @@ def nonfinite_forward(layers: Sequence[Layer], x: Array) -> tuple[str | None, Ar
 
 
 def nonfinite_gradient(layers: Sequence[Layer]) -> str | None:
-    """The first bound gradient that is not finite, from the last layer to the first; None if all are finite."""
+    """Return the first bound gradient that is not finite, from the last layer to the first; None if all are finite."""
     for layer in reversed(layers):
         for role, value in layer.gradients.items():
             if not is_finite(value):

@@ -16,7 +16,7 @@ LossAndGradients = Callable[[Mapping[str, Array], Array, NDArray[np.int64]], tup
 
 
 class FunctionReplica:
-    """Implements ``dpsim.replica.Replica`` from initial parameters and a function that computes loss and gradients.
+    """A ``dpsim.replica.Replica`` from initial parameters and a function that computes loss and gradients.
 
     ``initial`` holds the parameters by name, all of one dtype (float32 or float64); ``function`` must return sums over
     the samples, not means, and a gradient of the same shape for every parameter. All gradients become ready at once:
@@ -44,7 +44,7 @@ class FunctionReplica:
         return self._layers
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        """The parameters of the constructor, whatever the seed."""
+        """Return the parameters of the constructor, whatever the seed."""
         return dict(self._initial)
 
     def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:

@@ -108,12 +108,12 @@ _FEW_ROWS = 8
 
 
 def has_kernels(dtype: str) -> bool:
-    """Whether kernels exist for this dtype."""
+    """Return whether kernels exist for this dtype."""
     return np.dtype(dtype).char in _KERNEL_DTYPES
 
 
 def candidates(problem: Problem) -> dict[str, Candidate]:
-    """The implementations worth measuring for a problem, by name; NumPy's is the first."""
+    """Return the implementations worth measuring for a problem, by name; NumPy's is the first."""
     every = dict(CANDIDATES[problem.operation])
     first = next(iter(every))
     if not has_kernels(problem.dtype):
@@ -132,13 +132,13 @@ def candidates(problem: Problem) -> dict[str, Candidate]:
 
 
 def _too_small_for_kernels(problem: Problem) -> bool:
-    """Whether BLAS takes less time than calling a kernel. For the weight gradient of few samples it may not."""
+    """Return whether BLAS takes less time than calling a kernel. For the weight gradient of few samples it may not."""
     few = problem.operation == "transposed_product" and problem.rows < _FEW_ROWS
     return problem.operation not in CONVOLUTIONS and problem.flops < _LEAST_FLOPS and not few
 
 
 def unmeasured(problem: Problem) -> str:
-    """The candidate to use without a measurement: BLAS for products, vector code for convolutions."""
+    """Return the candidate to use without a measurement: BLAS for products, vector code for convolutions."""
     names = list(candidates(problem))
     return "vector" if "vector" in names else names[0]
 
@@ -162,8 +162,8 @@ def arguments(problem: Problem, arrays: Callable[..., Array]) -> tuple[Any, ...]
     if problem.operation == "conv2d_weight_gradient":
         x, grad = arrays("input", *pictures), arrays("input", *results)
         return x, grad, (0, rows), stride, arrays("out", *weights)
-    given, out = (pictures, results) if problem.operation == "conv2d" else (results, pictures)
-    return arrays("input", *given), arrays("weight", *weights), stride, arrays("out", *out)
+    inputs_shape, out = (pictures, results) if problem.operation == "conv2d" else (results, pictures)
+    return arrays("input", *inputs_shape), arrays("weight", *weights), stride, arrays("out", *out)
 
 
 TABLE_SCHEMA = "dpsim.kernel-table/1"
@@ -172,7 +172,7 @@ _WORTH_PROPOSING = 1.1
 
 
 def _weight_sizes(problem: Problem) -> tuple[int, int, int]:
-    """Inputs, outputs and kernel size of the weights of a problem."""
+    """Return inputs, outputs and kernel size of the weights of a problem."""
     inputs, outputs, kernel, *_ = (*problem.sizes, 1) if problem.operation not in CONVOLUTIONS else problem.sizes[2:]
     return inputs, outputs, kernel
 
@@ -204,7 +204,7 @@ class Rule(Noun, frozen=True):
             raise unknown(f"candidate for {self.operation}", self.candidate, list(CANDIDATES[self.operation]))
 
     def fits(self, problem: Problem) -> bool:
-        """Whether this rule applies to a problem, apart from processor and BLAS."""
+        """Return whether this rule applies to a problem, apart from processor and BLAS."""
         inputs, outputs, kernel = _weight_sizes(problem)
         bounds = (
             (problem.rows, self.least_rows, self.most_rows),
@@ -235,7 +235,7 @@ class KernelTable(Noun, frozen=True, dict=True):
                 raise ConfigError(f"a kernel table without a last rule for {operation}", allowed="one without bounds")
 
     def candidate(self, problem: Problem) -> str:
-        """The candidate for a problem on this processor; NumPy's if the dtype has no kernels."""
+        """Return the candidate for a problem on this processor; NumPy's if the dtype has no kernels."""
         if not has_kernels(problem.dtype):
             return next(iter(CANDIDATES[problem.operation]))
         return next(rule.candidate for rule in self._local_rules if rule.fits(problem))
@@ -254,13 +254,13 @@ class KernelTable(Noun, frozen=True, dict=True):
 
 @functools.cache
 def committed() -> KernelTable:
-    """The table that comes with this version of dpsim."""
+    """Return the table that comes with this version of dpsim."""
     with resources.as_file(resources.files("dpsim.nn") / "kernel_table.toml") as path:
         return codec.read(path, KernelTable, "kernel table", TABLE_SCHEMA)
 
 
 def proposal(table: KernelTable, measured: Choices) -> KernelTable | None:
-    """The table's next version, with a rule for each class of problems in which another candidate was much faster.
+    """Return the next kernel table, with a rule for each problem class where another candidate was much faster.
 
     None without such problems. The proposal is not used: committing it changes the bits of reproducible training.
     """
@@ -312,7 +312,7 @@ class Timing:
         self._copies = itertools.cycle(argument_sets(problem))
 
     def warm_ups(self) -> list[Callable[[], None]]:
-        """Functions that run each candidate once, so that it is compiled."""
+        """Return functions that run each candidate once, so that it is compiled."""
         arrays = next(self._copies)
         return [functools.partial(candidate, *arrays) for candidate in self.candidates.values()]
 
@@ -336,7 +336,7 @@ class Timing:
             self.round()
 
     def ratios(self) -> dict[str, float]:
-        """Each candidate's time over that of the fastest: the median over rounds in which both ran."""
+        """Return each candidate's time over that of the fastest: the median over rounds in which both ran."""
         fastest = min(self.times, key=lambda name: float(np.median(self.times[name])))
         return {
             name: float(np.median([a / b for a, b in zip(times, self.times[fastest], strict=False)]))
@@ -352,7 +352,7 @@ class Timing:
 
 
 def argument_sets(problem: Problem) -> list[tuple[Any, ...]]:
-    """Sets of a problem's arguments, one for each copy of its weights or their gradients."""
+    """Return sets of a problem's arguments, one for each copy of its weights or their gradients."""
     dtype = np.dtype(problem.dtype)
     between_layers: list[Array] = []
 
@@ -379,7 +379,7 @@ def argument_sets(problem: Problem) -> list[tuple[Any, ...]]:
 
 
 def _filled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array that begins at a cache line, with standard normal numbers."""
+    """Return an array that begins at a cache line, with standard normal numbers."""
     data = aligned(math.prod(shape) * dtype.itemsize).view(dtype)
     pattern = np.random.default_rng(0).standard_normal(4096).astype(dtype)
     for start in range(0, data.size, len(pattern)):

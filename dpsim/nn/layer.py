@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 def leaf_ranges(leaves: Leaves) -> Iterator[tuple[int, int]]:
-    """(start, stop) of each leaf."""
+    """Yield (start, stop) of each leaf."""
     return itertools.pairwise(leaves)
 
 
 def slot_parts(values_L: Array, extra_slots: Sequence[Slot]) -> list[Array]:
-    """The values of a batch's leaves [L, ...], divided into those of each slot."""
+    """Return the values of a batch's leaves [L, ...], divided into those of each slot."""
     edges = [0, *(slot.first_leaf for slot in extra_slots), len(values_L)]
     return [values_L[first:stop] for first, stop in itertools.pairwise(edges)]
 
@@ -36,7 +36,7 @@ def _itself(values: Array) -> Array:
 
 
 def tree_sum(values_L: Array | Sequence[Array], each: Callable[[Array], Array] = _itself) -> Array:
-    """The sum of the values of one leaf or more, [L, ...], along the tree: of pairs, of pairs of pairs, and so on.
+    """Return the sum of [L, ...], the values of L >= 1 leaves, along the tree: of pairs, of pairs of pairs, and so on.
 
     ``each`` is applied to the values and to every sum, many at a time.
     """
@@ -69,8 +69,8 @@ class Buffers:
         return flat[:size].reshape(shape)
 
     def lend(self, name: str, shape: Shape) -> Array:
-        """An array of any values for a result, which somebody holds while it is needed: where results share memory
-        (``Ops.results``) it serves others then; elsewhere this is ``take``."""
+        """Return an array of any values for a result. Where results share memory (``Ops.results``) it serves others
+        when nobody holds it; elsewhere this is ``take``."""
         results = self._ops.results
         return self.take(name, shape) if results is None else results.lend((id(self), name), shape, self._dtype)
 
@@ -140,7 +140,7 @@ class Layer:
         self.extra_slots = tuple(Slot(slot.first_leaf, by_role(slot.gradients)) for slot in extra_slots)
 
     def problems(self, rows: int) -> list[Problem]:
-        """The operations of this layer on ``rows`` samples that have several implementations.
+        """Return the operations of this layer on ``rows`` samples that have several implementations.
 
         Forward comes first, then the gradient of the weights, then that of the input.
         """
@@ -165,7 +165,7 @@ class Layer:
         raise NotImplementedError
 
     def leaf_sum(self, role: str, leaves: Leaves, write: Callable[[Leaves, Array], None], at_once: int = 1) -> None:
-        """Gradient of ``role`` = the sum of its leaf gradients along the tree, for each slot into its bound array.
+        """Set the gradient of ``role`` to the tree sum of its leaf gradients, for each slot into its bound array.
 
         ``write(leaves, out)`` computes one leaf's, or the sum along their tree over several neighbouring ones: at most
         ``at_once``, a power of two.
@@ -187,7 +187,7 @@ class Layer:
     def _slot_sum(
         self, role: str, leaves: Leaves, out: Array, write: Callable[[Leaves, Array], None], at_once: int
     ) -> None:
-        """The first leaf's gradient is written straight into the bound array.
+        """Sum a slot; the first leaf's gradient is written straight into the bound array.
 
         A binary counter needs log2(leaves) + 1 arrays: after leaf i, as many pairs are complete as i has trailing one
         bits. The remaining sums are added from the right, as in ``dpsim.kernels.allreduce.tree``. ``at_once`` leaves, a
@@ -224,7 +224,7 @@ class WeightPart(NamedTuple):
 
     @classmethod
     def of(cls, layer: Layer, rows: slice = slice(None), columns: slice = slice(None)) -> WeightPart:
-        """A part of the weight of a layer, which is its first tensor."""
+        """Return a part of the weight of a layer, which is its first tensor."""
         return cls(layer.tensors[0], rows, columns)
 
     def he_normal(self, seed: int) -> Array:

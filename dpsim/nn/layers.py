@@ -281,7 +281,7 @@ class Dropout(Layer):
 
 
 def check_rate(rate: float) -> None:
-    """Raises ``ConfigError`` unless 0 <= rate < 1."""
+    """Raise ``ConfigError`` unless 0 <= rate < 1."""
     if not 0 <= rate < 1:
         raise ConfigError(f"a dropout rate of {rate}", allowed="0 or more, and less than 1")
 
@@ -326,12 +326,12 @@ class Augment(Layer):
 
 
 def check_crop(crop: int) -> None:
-    """Raises ``ConfigError`` for less than 0 pixels."""
+    """Raise ``ConfigError`` for less than 0 pixels."""
     if crop < 0:
         raise ConfigError(f"crop is {crop}", allowed="0 pixels (none) or more; often 4 of 32")
 
 
 def check_flip(rate: float) -> None:
-    """Raises ``ConfigError`` for a rate outside [0, 1]."""
+    """Raise ``ConfigError`` for a rate outside [0, 1]."""
     if not 0 <= rate <= 1:
         raise ConfigError(f"flip is {rate}", allowed="0 (never) to 1 (always); usually 0.5")

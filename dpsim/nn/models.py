@@ -34,7 +34,7 @@ def build_model(
     label_smoothing: float = 0.0,
     ops: Ops | None = None,
 ) -> Network:
-    """The model a token names, for samples of ``input_shape`` (H, W, C), computed with ``ops`` (default: ``CpuOps``).
+    """Build the model of a token for samples of ``input_shape`` (H, W, C), computed with ``ops`` (or ``CpuOps``).
 
     ``mlp``: Flatten, then Dense-ReLU a width, then Dense. ``cnn``: Conv3x3-BatchNorm-ReLU a width, a maximum pool
     before a block that is wider than the last one (if the picture has 4 pixels a side) and after every block while it
@@ -104,7 +104,7 @@ def _resnet(model: ModelToken, input_shape: Shape, classes: int, dtype: DTypeLik
 def _block(
     prefix: str, norm: str, input_shape: Shape, width: int, stride: int, dtype: DTypeLike, ops: Ops
 ) -> list[Layer]:
-    """Conv-norm-ReLU-conv-norm beside a shortcut, then ReLU; the first convolution has the stride."""
+    """Return conv-norm-ReLU-conv-norm with a shortcut, then ReLU; the first convolution has the stride."""
     conv = Conv2D(f"{prefix}conv1", ops, input_shape, width, dtype, stride=stride)
     shape = conv.output_shape
     body: list[Layer] = [conv, *_norm(norm, prefix, 1, ops, shape, dtype), ReLU(f"{prefix}relu1", ops, shape, dtype)]

@@ -149,8 +149,8 @@ class Network:
 
     def problems(self, rows: int, *, training: bool) -> list[Problem]:
         """See ``TunableReplica``; an evaluation has forward passes of at most 128 samples."""
-        whole, rest = (0, rows) if training else divmod(rows, EVALUATION_SAMPLES)
-        passes = [EVALUATION_SAMPLES] * min(whole, 1) + [rest] * min(rest, 1)
+        full, rest = (0, rows) if training else divmod(rows, EVALUATION_SAMPLES)
+        passes = [EVALUATION_SAMPLES] * min(full, 1) + [rest] * min(rest, 1)
         every: list[Problem] = []
         for samples in passes:
             for number, layer in zip(self._stage.numbers, self._stage.layers, strict=True):
@@ -229,7 +229,7 @@ class Network:
 
     @contextlib.contextmanager
     def _alone_without_trace(self) -> Iterator[None]:
-        """While open, nothing needs another rank (batch norm has ``leaf`` for ``global``, sums of blocks are partial).
+        """Compute without other ranks meanwhile (batch norm has ``leaf`` for ``global``, sums of blocks are partial).
 
         At the end the state is restored.
         """
@@ -325,19 +325,19 @@ class Network:
                 f"leaves {leaves} for {1 + len(self._extra_slots)} slots", allowed="a leaf or more a slot"
             )
         held = stage.slots[slot]
-        held.given = held.keep("input", x) if stage.recompute and x is not None else x
+        held.input = held.keep("input", x) if stage.recompute and x is not None else x
         with self.ops.tolerate_overflow():
-            given = self._stage_input(slot, batch)
-            y = stage.forward(held, given, batch, events.forward_done)
-            aliased = not stage.last and self.ops.xp.may_share_memory(y, given)
+            stage_input = self._stage_input(slot, batch)
+            y = stage.forward(held, stage_input, batch, events.forward_done)
+            aliased = not stage.last and self.ops.xp.may_share_memory(y, stage_input)
             held.output = held.keep("output", y) if stage.recompute or aliased else y
         return held.output
 
     def _stage_input(self, slot: int, batch: Batch) -> Array:
-        """What the stage before handed on, or the samples of the batch."""
-        given = self._stage.slots[slot].given
-        if given is not None:
-            return given
+        """Return what the stage before handed on, or the samples of the batch."""
+        stage_input = self._stage.slots[slot].input
+        if stage_input is not None:
+            return stage_input
         return self.ops.upload("x" if self._stage.recompute or not slot else f"x {slot}", batch.x)
 
     def loss_stage(self, slot: int, batch: Batch, events: StepEvents) -> BatchSums | DeferredSums:
@@ -345,7 +345,7 @@ class Network:
         held = self._stage.slots[slot]
         sums: BatchSums | DeferredSums
         if held.output is None or not batch.leaves[-1]:
-            sums, held.logits_gradient = self._sums_of_nothing(), held.output
+            sums, held.logits_gradient = self._zero_sums(), held.output
         else:
             labels = self.ops.upload("labels", batch.labels)
             with self.ops.tolerate_overflow():
@@ -355,7 +355,7 @@ class Network:
         events.loss_done()
         return sums
 
-    def _sums_of_nothing(self) -> BatchSums:
+    def _zero_sums(self) -> BatchSums:
         return BatchSums(loss=0.0, correct=0, samples=0, slot_losses=(0.0,) * (1 + len(self._extra_slots)))
 
     def recompute_stage(self, slot: int, batch: Batch, events: StageEvents) -> None:

@@ -24,10 +24,10 @@ from dpsim.replica import Array, BatchSums, CodeTable, DeferredSums, Leaves, Rou
 
 
 class Workspace(Protocol):
-    """Lends work arrays of one dtype by name; an array keeps its content until the next request of that name."""
+    """A lender of work arrays of one dtype by name; an array keeps its content until the next request of that name."""
 
     def take(self, name: str, shape: tuple[int, ...]) -> Array:
-        """Fresh memory is zero. An element of a sample has the same address for any number of samples."""
+        """Return zeroed memory. An element of a sample has the same address for any number of samples."""
 
 
 class Ops(Protocol):
@@ -45,7 +45,7 @@ class Ops(Protocol):
         """The memory of the arrays."""
 
     def layer_kernels(self, dtype: DTypeLike) -> LayerKernels | None:
-        """Kernels that do several of these operations at once on arrays of a dtype, where there are any."""
+        """Return kernels that do several of these operations at once on arrays of a dtype, where there are any."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 
@@ -54,16 +54,16 @@ class Ops(Protocol):
         """The memory that results of layers share; None where each has its own."""
 
     def tolerate_overflow(self) -> AbstractContextManager[Any]:
-        """While it is open, infinities and NaN raise no warning (the caller checks the loss)."""
+        """Silence warnings of infinities and NaN while it is open (the caller checks the loss)."""
 
     def upload(self, name: str, host: Array) -> Array:
-        """A batch's array as these operations take it, valid until the next one of that name."""
+        """Return a batch's array as these operations take it, valid until the next one of that name."""
 
     def sums(self, slot_losses: Sequence[Array], correct: Array, samples: int) -> BatchSums | DeferredSums:
-        """The sums of a batch from numbers that operations returned. Never waits for them."""
+        """Return the sums of a batch from numbers that operations returned. Never waits for them."""
 
     def in_leaves(self) -> Ops:
-        """The same operations for training in leaves, in which a leaf must have the bits it has alone."""
+        """Return the same operations for training in leaves, in which a leaf must have the bits it has alone."""
 
     def use(self, choices: Choices | None = None, table: CodeTable | None = None) -> None:
         """Compute with these choices in plain training and with this table in leaves; None leaves them as they are."""
@@ -91,10 +91,10 @@ class Ops(Protocol):
         """out = the sum over leaves of x, along the tree."""
 
     def products_at_once(self, x: Array, grad: Array, leaves: Leaves) -> int:
-        """How many leaves ``transposed_product`` and ``leaf_sums`` take at most, a power of two."""
+        """Return how many leaves ``transposed_product`` and ``leaf_sums`` take at most, a power of two."""
 
     def conv_at_once(self, x_bHWi: Array, weight_KKio: Array, stride: int, leaves: Leaves) -> int:
-        """How many leaves ``conv2d_weight_gradient`` takes at most, a power of two."""
+        """Return how many leaves ``conv2d_weight_gradient`` takes at most, a power of two."""
 
     def add(self, a: Array, b: Array, out: Array) -> None: ...
 
@@ -151,18 +151,18 @@ class Ops(Protocol):
     def conv2d_weight_gradient(
         self, x_bHWi: Array, grad_bhwo: Array, leaves: Leaves, stride: int, out_KKio: Array, work: Workspace
     ) -> None:
-        """The gradient of the weights of ``conv2d``, a sum over the samples: of leaves, along the tree."""
+        """Compute the gradient of the weights of ``conv2d``, a sum over the samples: of leaves, along the tree."""
 
     def conv2d_input_gradient(
         self, grad_bhwo: Array, weight_KKio: Array, stride: int, leaves: Leaves, out_bHWi: Array, work: Workspace
     ) -> None:
-        """The gradient of the input of ``conv2d``; each leaf has the bits it has alone."""
+        """Compute the gradient of the input of ``conv2d``; each leaf has the bits it has alone."""
 
     def max_pool(self, x_bHWC: Array, row_max: Array, pick_left: Array, pick_upper: Array, out: Array) -> None:
-        """Maximum over windows of 2 x 2; the masks mark the larger of each pair (the first of equal ones)."""
+        """Take the maximum over windows of 2 x 2; the masks mark the larger of each pair (the first of equal ones)."""
 
     def max_pool_backward(self, grad: Array, pick_left: Array, pick_upper: Array, row_grad: Array, out: Array) -> None:
-        """Each gradient goes to the element that was the maximum; the rest of ``out`` is zero."""
+        """Give each gradient to the element that was the maximum; the rest of ``out`` is zero."""
 
     def spatial_mean(self, x_bHWC: Array, out_bC: Array) -> None: ...
 
@@ -174,13 +174,13 @@ class Ops(Protocol):
         """losses = -log softmax(logits)[label] and its gradient; returns the correct predictions, for ``sums``."""
 
     def subsample(self, x_bHWC: Array, stride: int, out: Array) -> None:
-        """Every stride-th pixel, in the middle channels of ``out`` [b, ceil(H/stride), ceil(W/stride), O].
+        """Take every stride-th pixel, in the middle channels of ``out`` [b, ceil(H/stride), ceil(W/stride), O].
 
         The other channels are zero; (O - C) // 2 of them are in front.
         """
 
     def subsample_backward(self, grad: Array, stride: int, out: Array) -> None:
-        """The gradients of the pixels that were taken; zero elsewhere."""
+        """Put the gradients at the pixels that were taken; zero elsewhere."""
 
     def normalise(self, x_nPC: Array, epsilon: float, out: Array, inverse_std: Array) -> None:
         """out = (x - mean) inverse_std, inverse_std = (var + epsilon)**-0.5, over P positions and C/G channels.
@@ -208,7 +208,7 @@ class Ops(Protocol):
     def smooth_labels(
         self, logits_bC: Array, labels_b: NDArray[np.int64], smoothing: float, losses_b: Array, grad_bC: Array
     ) -> None:
-        """From losses and gradients of the cross-entropy to those with smoothed labels, in place.
+        """Turn losses and gradients of the cross-entropy into those with smoothed labels, in place.
 
         Smoothed: (1 - smoothing) of the cross-entropy, and smoothing of the mean of -log p over the classes.
         """

@@ -39,7 +39,7 @@ def update(
     step: int,
     kernels: UpdateKernels = on_host,
 ) -> None:
-    """One step of ``optimizer`` (whose formula its docstring has) with g = scale * ``gradients``, in place.
+    """Do one step of ``optimizer`` (its docstring has the formula) with g = scale * ``gradients``, in place.
 
     All arrays are flat, of one dtype and length, which they keep; ``state`` has one for each of the optimizer's
     ``slots``, zero before the first step. ``gradients`` are sums over samples and ``scale`` = 1/B. ``learning_rate``
@@ -83,7 +83,7 @@ class Part(NamedTuple):
 
 
 class LarsUpdate:
-    """Updates parts of tensors. ``measure`` first, its sums added over all parts of every tensor, then ``apply``.
+    """An update of parts of tensors. ``measure`` first, its sums added over all parts of every tensor, then ``apply``.
 
     The sums are exact (``dpsim.kernels.exact_squares``), so how tensors are divided changes no bit of the result. A
     tensor has one part here at most; ``matrices`` is the number of tensors that have a trust of their own.
@@ -113,14 +113,14 @@ class LarsUpdate:
         )
 
     def measure(self) -> Array:
-        """The sums of the squares of the parameters and of the gradients of each matrix, as digits; a flat array.
+        """Return the sums of squares of the parameters and gradients of each matrix, as digits; a flat array.
 
         Every call writes to the same array, which is in the memory of the parameters.
         """
         return self._arrays.measure()
 
     def apply(self, sums: NDArray[np.float64], rate: float, scale: float) -> None:
-        """One step at learning rate ``rate``, with g = scale * gradients and the ``sums`` of whole tensors.
+        """Do one step at learning rate ``rate``, with g = scale * gradients and the ``sums`` of whole tensors.
 
         These are on the host, and so are the norms: their quotients have the same bits wherever the tensors are.
         """
@@ -132,7 +132,7 @@ class LarsUpdate:
         self._arrays.update(rates, scale, self._settings.momentum)
 
     def _trust(self, sums: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
-        of_w, of_g = (roots(whole, self._dtype.name) for whole in sums.reshape(self._shape))
+        of_w, of_g = (roots(squares, self._dtype.name) for squares in sums.reshape(self._shape))
         of_g = scale * of_g
         trust = np.ones(len(of_w))
         both = (of_w > 0) & (of_g > 0)

@@ -66,7 +66,7 @@ class Fork(_Marker):
 
 
 class Swap(_Marker):
-    """What waited goes on, and what came waits: the end of one branch and the beginning of the other."""
+    """An exchange: what waited goes on, and what came waits. The end of one branch and the beginning of the other."""
 
     kind = "swap"
 

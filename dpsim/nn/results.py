@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from dpsim.replica import Array
 
 
-class _Place:
+class _Allocation:
     """Bytes of memory, and the result that lay there last.
 
     An array in them refers to ``flat``, or to what that is a view of itself. ``unheld`` are the references to these
@@ -34,7 +34,7 @@ class _Place:
 
 
 class Results:
-    """Lends arrays by name. The next request of a name overwrites its array, which may be held until then.
+    """A lender of arrays by name. The next request of a name overwrites its array, which may be held until then.
 
     Memory that nobody holds any more serves other names. A name gets the same memory again where it can, so that in
     every step of a training each result lies where it lay in the step before: launches are bound to addresses.
@@ -42,26 +42,26 @@ class Results:
 
     def __init__(self, zeros: Callable[[tuple[int, ...], DTypeLike], Array]) -> None:
         self._zeros = zeros
-        self._places: list[_Place] = []
-        self._last: dict[Hashable, _Place] = {}
+        self._allocations: list[_Allocation] = []
+        self._last: dict[Hashable, _Allocation] = {}
 
     def lend(self, name: Hashable, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """An array of any values, which begins where memory of the device may begin."""
+        """Return an array of any values, which begins where memory of the device may begin."""
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-        place = self._last.get(name)
-        if place is None or not place.serves(name, size_bytes):
-            serving = (each for each in self._places if each.holder != name and each.serves(name, size_bytes))
-            place = min(serving, key=lambda each: len(each.flat), default=None) or self._new(size_bytes)
-            self._last[name] = place
-        place.holder = name
-        return place.flat[:size_bytes].view(dtype).reshape(shape)
+        allocation = self._last.get(name)
+        if allocation is None or not allocation.serves(name, size_bytes):
+            serving = (each for each in self._allocations if each.holder != name and each.serves(name, size_bytes))
+            allocation = min(serving, key=lambda each: len(each.flat), default=None) or self._new(size_bytes)
+            self._last[name] = allocation
+        allocation.holder = name
+        return allocation.flat[:size_bytes].view(dtype).reshape(shape)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all memory."""
-        return sum(len(place.flat) for place in self._places)
+        return sum(len(allocation.flat) for allocation in self._allocations)
 
-    def _new(self, size_bytes: int) -> _Place:
-        self._places.append(_Place(self._zeros((size_bytes,), np.uint8)))
-        self._places[-1].unheld = self._places[-1].references()
-        return self._places[-1]
+    def _new(self, size_bytes: int) -> _Allocation:
+        self._allocations.append(_Allocation(self._zeros((size_bytes,), np.uint8)))
+        self._allocations[-1].unheld = self._allocations[-1].references()
+        return self._allocations[-1]

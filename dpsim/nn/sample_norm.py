@@ -38,11 +38,11 @@ class GroupNorm(Layer):
         super().__init__(name, ops, shape, shape, dtype, gamma=(channels,), beta=(channels,))
         self.groups, self._row_shape = groups, (positions, channels)
         self._rows_per_sample = math.prod(shape) // (positions * channels)
-        kept = math.prod(shape) + self._rows_per_sample * groups
-        self.activation_bytes_per_sample = kept * self.dtype.itemsize
+        kept_elements = math.prod(shape) + self._rows_per_sample * groups
+        self.activation_bytes_per_sample = kept_elements * self.dtype.itemsize
 
     def _positions(self, shape: Shape) -> int:
-        """Neighbouring pixels that are normalised together."""
+        """Return how many neighbouring pixels are normalised together."""
         return math.prod(shape[:-1])
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:

@@ -42,20 +42,20 @@ def twins(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 @dataclass(kw_only=True, eq=False)
 class InFlight:
-    """The slot of a micro-batch in flight: the layers that compute it, and what it keeps beside their arrays."""
+    """The slot of a micro-batch in flight: the layers that compute it, and what it keeps besides their arrays."""
 
     layers: tuple[Layer, ...]
     buffers: Buffers
-    given: Array | None = None
+    input: Array | None = None
     """What the stage before handed on; ``None`` in the first stage."""
     output: Array | None = None
     logits_gradient: Array | None = None
 
     def keep(self, name: str, values: Array) -> Array:
         """Return a copy that stays until the slot is used again."""
-        kept = self.buffers.take(name, values.shape)
-        kept[...] = values
-        return kept
+        copied = self.buffers.take(name, values.shape)
+        copied[...] = values
+        return copied
 
 
 class Stage:
@@ -95,7 +95,7 @@ class Stage:
         self._recent = self.layers
 
     def hands_back(self, number: int, layer: Layer) -> bool:
-        """Whether a layer, or a copy of it, computes the gradient of its input."""
+        """Return whether a layer, or a copy of it, computes the gradient of its input."""
         return number >= self._first_with_input_gradient and not layer.reads_samples
 
     @property
@@ -125,7 +125,7 @@ class Stage:
         """Return the output of the last layer; ``done`` is called after every layer, with its number."""
         self._recent, leaves = slot.layers, batch.leaves
         if not leaves[-1]:
-            return self._forward_of_nothing(slot, batch, done)
+            return self._empty_forward(slot, batch, done)
         for layer in slot.layers:
             layer.begin(batch)
         for number, layer in zip(self.numbers, slot.layers, strict=True):
@@ -151,7 +151,7 @@ class Stage:
         """
         leaves = batch.leaves
         if not leaves[-1]:
-            return self._backward_of_nothing(slot, batch, events)
+            return self._empty_backward(slot, batch, events)
         for number, layer in zip(reversed(self.numbers), reversed(slot.layers), strict=True):
             if layer.tensors:
                 layer.write_gradients(grad, leaves)
@@ -161,15 +161,15 @@ class Stage:
             events.backward_done(number)
         return grad if self.first else None
 
-    def _forward_of_nothing(self, slot: InFlight, batch: Batch, done: Callable[[int], None]) -> Array:
-        """A rank without samples: batch norms over several ranks take part all the same."""
+    def _empty_forward(self, slot: InFlight, batch: Batch, done: Callable[[int], None]) -> Array:
+        """Return a rank without samples: batch norms over several ranks take part all the same."""
         for number, layer in zip(self.numbers, slot.layers, strict=True):
             if _is_collective(layer):
                 layer.forward(self._empty(layer), batch.leaves, training=True)
             done(number)
         return self._empty(self.layers[-1])
 
-    def _backward_of_nothing(self, slot: InFlight, batch: Batch, events: StepEvents) -> Array | None:
+    def _empty_backward(self, slot: InFlight, batch: Batch, events: StepEvents) -> Array | None:
         """Write zeros."""
         for number, layer in zip(reversed(self.numbers), reversed(slot.layers), strict=True):
             if layer.tensors:

@@ -49,7 +49,7 @@ class ModelToken:
 
 
 def parse_model(token: str) -> ModelToken:
-    """The parts of a token. Raises ``ConfigError`` for an unknown model, setting or value."""
+    """Return the parts of a token. Raises ``ConfigError`` for an unknown model, setting or value."""
     kind, colon, text = token.partition(":")
     if kind not in MODELS:
         forms = f"{_FORMS['mlp']}; or {_FORMS['cnn']}"
@@ -73,7 +73,7 @@ def parse_model(token: str) -> ModelToken:
 
 
 def with_norm(token: str, norm: str) -> str:
-    """The token of the same model with another of ``NORMS``: ``cnn:16,32`` and ``group`` is ``cnn:16,32,norm=group``.
+    """Return a model's token with another of ``NORMS``: ``cnn:16,32`` and ``group`` is ``cnn:16,32,norm=group``.
 
     Raises ``ConfigError`` for an unknown model or norm.
     """
@@ -81,7 +81,7 @@ def with_norm(token: str, norm: str) -> str:
 
 
 def with_setting(token: str, name: str, value: str) -> str:
-    """The token of the same model with another value of a setting. Raises ``ConfigError`` as ``parse_model``."""
+    """Return the token of the same model with another value of a setting. Raises ``ConfigError`` as ``parse_model``."""
     kind, _, text = token.partition(":")
     parts = [part for part in text.split(",") if part and not part.startswith(f"{name}=")]
     changed = f"{kind}:{','.join([*parts, f'{name}={value}'])}"
@@ -89,14 +89,14 @@ def with_setting(token: str, name: str, value: str) -> str:
 
 
 def norm_of(model: str, batch_norm: str) -> str:
-    """What a model trains with: the mode of its batch norm, or the norm of a built-in model without batch norm."""
+    """Return the norm of a model: the mode of its batch norm, or the norm of a built-in model without batch norm."""
     if model.partition(":")[0] in MODELS and (norm := parse_model(model).norm) != "batch":
         return norm
     return batch_norm
 
 
 def _with(parsed: ModelToken, token: str, name: str, value: str) -> ModelToken:
-    """With one setting. Raises ``ConfigError``."""
+    """Return the token with one setting. Raises ``ConfigError``."""
     if name == "norm":
         if value not in NORMS:
             raise unknown("norm", value, NORMS)

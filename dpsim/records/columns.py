@@ -13,7 +13,7 @@ from dpsim.columns import AnyColumn, column, columns_of, nested
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.plan import Plan
 from dpsim.records.bench_result import BenchPoint
-from dpsim.records.comparison import ComparedPoint, OfSetting
+from dpsim.records.compared_point import ComparedPoint, OfSetting
 from dpsim.records.reproduce import Difference, Reproduction
 from dpsim.records.train import RECORDED, TrainConfig, TrainResult
 from dpsim.setting import Setting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.machine import Machine
 from dpsim.rng import check_seed
-from dpsim.setting import FIELDS, Grid, Setting
+from dpsim.setting import FIELDS, Grid, Setting, settings_of
 from dpsim.timeline import TimelineRecord
 from dpsim.workload import Workload
 
@@ -27,7 +28,7 @@ LEAST_CLEAN = 6
 """A median of fewer clean samples says nothing of its setting."""
 
 
-class Experiment(Grid, frozen=True):
+class Experiment(Grid, frozen=True, dict=True):
     """A declared sweep: a grid of settings, the question that it answers, and how it is measured.
 
     Two reports are of the same experiment when their experiments are equal. ``question`` is one of those of
@@ -56,6 +57,11 @@ class Experiment(Grid, frozen=True):
     script: str = ""
     arguments: tuple[str, ...] = ()
     other_runtimes: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """The settings of the rows, in their order. Raises one ``ConfigError`` for all that are impossible."""
+        return settings_of(self.rows)
 
     @property
     def weak(self) -> bool:
@@ -144,6 +150,18 @@ class PredictedPoint(Noun, frozen=True):
     interval_studies: int = 0
     communication_cost_s: float | None = None
     same_buckets: tuple[Setting, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fusion rule and threshold, such as ``ddp at 25 MiB``, then those that make the same buckets."""
+        texts = (
+            (each.plan.fusion_rule, each.text("fusion_threshold_bytes")) for each in (self.setting, *self.same_buckets)
+        )
+        return tuple(rule if threshold == "none" else f"{rule} at {threshold}" for rule, threshold in texts)
+
+    def text(self, name: str) -> str:
+        """Return a field of the setting as tables write it, with the values of settings that make the same buckets."""
+        return ", ".join(dict.fromkeys(each.text(name) for each in (self.setting, *self.same_buckets)))
 
 
 class Predictions(Noun, frozen=True):

@@ -32,7 +32,7 @@ _PLAN = frozenset(Plan.__struct_fields__)
 class TrainConfig(Noun, frozen=True):
     """What to train and how; ``steps`` or ``epochs`` define its end (``total_steps``).
 
-    ``model`` is a token of ``dpsim.harness.models.load``. ``checkpoint`` is a folder, into which checkpoints are
+    ``model`` is a token of ``dpsim.study.models.load``. ``checkpoint`` is a folder, into which checkpoints are
     written every ``checkpoint_every`` steps (if given) and at the end. ``resume`` is the checkpoint file to resume (see
     ``dpsim.harness.train.resume.resumed``); ``epochs`` and ``steps`` count from the beginning of training even then.
 

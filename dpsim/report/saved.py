@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dpsim.codec import write_output
 from dpsim.columns import AnyColumn
 from dpsim.errors import ConfigError
+from dpsim.installation import install
 from dpsim.records.columns import FRAMES
 from dpsim.report.words import spreadsheet_text
 
@@ -131,7 +132,7 @@ def check_tables(formats: Sequence[str]) -> None:
         raise ConfigError(
             "Parquet files need pyarrow, which is not installed",
             allowed="the formats html, md and csv without it",
-            remedy="pip install 'dpsim[parquet]'",
+            remedy=install("parquet"),
         )
 
 

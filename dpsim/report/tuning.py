@@ -11,7 +11,8 @@ from dpsim.frameworks import Framework
 from dpsim.model.ranking import LEAST_SHARE, Growth, Tuned, Tuning
 from dpsim.model.rows import PredictedRow, Ratio
 from dpsim.plan import Plan
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison
 from dpsim.report.advice import MEASUREMENTS
 from dpsim.report.prediction import declared
 from dpsim.report.table import Column

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from dpsim.columns import Form
-from dpsim.units import format_duration, format_size
+from dpsim.units import format_duration, format_rounded_size, format_size
 
 SHORT = 8
 """The first digits of a digest, by which people tell it from others."""
@@ -80,7 +80,7 @@ FORMS: dict[Form, Callable[[Any], str]] = {
     "digits": functools.partial(digits, count=2),
     "four digits": functools.partial(digits, count=4),
     "duration": format_duration,
-    "size": lambda value: format_size(float(f"{value:.3g}")),
+    "size": format_rounded_size,
     "threshold": lambda value: "-" if value is None else format_size(value),
     "memory": lambda parts: format_size(parts["total"] or 0) + " +" * (parts["activations"] is None),
     "short": lambda value: value[:SHORT],

@@ -23,7 +23,7 @@ _ALIGNMENT_BYTES = 64
 
 
 def gradient_dtype(schedule: Schedule) -> np.dtype[Any]:
-    """The one dtype of all the tensors, float32 or float64. Raises ``ConfigError``."""
+    """Return the one dtype of all the tensors, float32 or float64. Raises ``ConfigError``."""
     dtypes = {tensor.dtype for tensor in schedule.workload.tensors}
     if len(dtypes) != 1 or not dtypes <= {"float32", "float64"}:
         raise ConfigError(f"tensors in {', '.join(sorted(dtypes))}", allowed="all in float32, or all in float64")
@@ -94,10 +94,10 @@ class Arena:
                 self._tensors[tensors[index].name] = (bucket, size, tensors[index].shape)
                 size += tensors[index].elements
             self._sizes.append(size)
-        self._first, self._elements = _in_slots(self._sizes, range(schedule.buckets), 0, align)
+        self._first, self._elements = _slot_starts(self._sizes, range(schedule.buckets), 0, align)
         own = schedule.buckets_of(schedule.class_of(rank))
-        self._gradient_at, gradients = _in_slots(self._sizes, own, schedule.gradient_slots, align)
-        self._parameter_at, parameters = _in_slots(self._sizes, own, schedule.parameter_slots, align)
+        self._gradient_at, gradients = _slot_starts(self._sizes, own, schedule.gradient_slots, align)
+        self._parameter_at, parameters = _slot_starts(self._sizes, own, schedule.parameter_slots, align)
         size_bytes = max(gradients, 1) * dtype.itemsize
         self.slots: tuple[Array, ...] = tuple(allocate(size_bytes).view(dtype) for _ in range(slots))
         self.gradients: Array = self.slots[0]
@@ -146,15 +146,15 @@ class Arena:
         return self._schedule.classes == 1 and not self._schedule.gathers_before_use
 
     def shards_of(self, rank: int) -> tuple[Shard, ...]:
-        """The parts that a rank updates; none of them is empty."""
+        """Return the parts that a rank updates; none of them is empty."""
         schedule, shards, offset = self._schedule, list[Shard](), 0
-        of_class, place = schedule.plan.devices // schedule.classes, schedule.plan.place_of(rank)
+        of_class, index = schedule.plan.devices // schedule.classes, schedule.plan.place_of(rank)
         buckets = schedule.buckets_of(schedule.class_of(rank))
-        at, _ = _in_slots(self._sizes, buckets, 0, self._align)
+        at, _ = _slot_starts(self._sizes, buckets, 0, self._align)
         for bucket in buckets:
             low, high = 0, self._sizes[bucket]
             if self.sharded:
-                low, high = shard_bounds(high, of_class)[place : place + 2]
+                low, high = shard_bounds(high, of_class)[index : index + 2]
             if low < high:
                 state = offset if self.sharded else at[bucket]
                 shards.append(Shard(bucket, low, high, self._first[bucket] + low, state))
@@ -162,7 +162,7 @@ class Arena:
         return tuple(shards)
 
     def updated_parts(self) -> list[tuple[Array, Array, dict[str, Array]]]:
-        """Parameters, gradients and optimizer state of what the rank updates: everything at once, or shard by shard."""
+        """Return parameters, gradients and optimizer state of what the rank updates: all at once, or shard by shard."""
         if not self.sharded:
             return [(self.parameters, self.gradients, self.optimizer_state)]
         return [
@@ -175,19 +175,19 @@ class Arena:
         ]
 
     def shard_parameters(self, shard: Shard) -> Array:
-        """The memory in which a shard's parameters are kept from step to step."""
-        return self._place(shard, self.own_parameters, self._parameter_at, self.kept_parameters)
+        """Return the memory in which a shard's parameters are kept from step to step."""
+        return self._updated_part(shard, self.own_parameters, self._parameter_at, self.kept_parameters)
 
     def shard_gradients(self, shard: Shard) -> Array:
-        """The memory in which the sum of a shard's gradients is when it is updated."""
-        return self._place(shard, self.own_gradients, self._gradient_at, self.kept_gradients)
+        """Return the memory in which the sum of a shard's gradients is when it is updated."""
+        return self._updated_part(shard, self.own_gradients, self._gradient_at, self.kept_gradients)
 
-    def _place(self, shard: Shard, own: Array | None, at: Mapping[int, int], kept: Array) -> Array:
+    def _updated_part(self, shard: Shard, own: Array | None, at: Mapping[int, int], flat: Array) -> Array:
         start = shard.state if own is not None else at[shard.bucket] + shard.low
-        return kept[start : start + shard.high - shard.low]
+        return flat[start : start + shard.high - shard.low]
 
     def tensor_parts(self) -> list[TensorPart]:
-        """The parts of tensors that the rank updates, tensor by tensor; a matrix has two dimensions or more."""
+        """Return the parts of tensors that the rank updates, tensor by tensor; a matrix has two dimensions or more."""
         parts = []
         for name, (bucket, offset, shape) in self._tensors.items():
             stop = offset + _elements(shape)
@@ -228,14 +228,14 @@ class Arena:
         if own is None or shard is None:
             return
         start, size = at[bucket] + shard.low, shard.high - shard.low
-        kept, slot = own[shard.state : shard.state + size], flat[start : start + size]
+        own_part, slot = own[shard.state : shard.state + size], flat[start : start + size]
         if out:
-            kept[...] = slot
+            own_part[...] = slot
         else:
-            slot[...] = kept
+            slot[...] = own_part
 
     def buckets(self, first: int, stop: int, slot: int = 0) -> Array:
-        """The gradients of buckets ``first`` to ``stop - 1``, 1-D: what an allreduce reduces in place.
+        """Return the gradients of buckets ``first`` to ``stop - 1``, 1-D: what an allreduce reduces in place.
 
         One bucket has no padding; several have the gaps between them, which are zero.
         """
@@ -243,32 +243,32 @@ class Arena:
         return self.slots[slot][self._gradient_at[first] : self._gradient_at[last] + self._sizes[last]]
 
     def bucket_parameters(self, bucket: int) -> Array:
-        """The parameters of a bucket, 1-D: what an all-gather brings together in place."""
+        """Return the parameters of a bucket, 1-D: what an all-gather brings together in place."""
         start = self._parameter_at[bucket]
         return self.parameters[start : start + self._sizes[bucket]]
 
     def zeros(self) -> Array:
-        """A flat array of zeros more, as long as the gradients, in the same memory."""
+        """Return another flat array of zeros, as long as the gradients, in the same memory."""
         return self._zeros(len(self.gradients))
 
     def _zeros(self, elements: int) -> Array:
         return self.memory.zeros(elements * self.parameters.itemsize).view(self.parameters.dtype)
 
     def on_host(self, flat: Array) -> dict[str, Array]:
-        """The tensors of an array of all buckets as host arrays, which share its memory if that is the host's."""
+        """Return the tensors of an array of all buckets on the host; they share its memory if that is the host's."""
         (host,) = self.memory.fetch([flat])
         return self.views(host)
 
     def views(self, flat: Array) -> dict[str, Array]:
-        """The tensors of an array of all buckets by name, sharing its memory."""
+        """Return the tensors of an array of all buckets by name, sharing its memory."""
         return self._views(flat, self._first)
 
     def parameter_views(self) -> dict[str, Array]:
-        """The parameters of the rank's class by name: where they are while they are in memory."""
+        """Return the parameters of the rank's class by name: where they are while they are in memory."""
         return self._views(self.parameters, self._parameter_at)
 
     def gradient_views(self, flat: Array) -> dict[str, Array]:
-        """The gradients of the rank's class in ``gradients``, or in an array as long as that, by name."""
+        """Return the gradients of the rank's class in ``gradients``, or in an array as long as that, by name."""
         return self._views(flat, self._gradient_at)
 
     def _views(self, flat: Array, at: Mapping[int, int]) -> dict[str, Array]:
@@ -278,44 +278,44 @@ class Arena:
             if bucket in at
         }
 
-    def packed(self, kept: Array, of_shard: Callable[[Shard], Array]) -> Array:
-        """What the rank updates of parameters or gradients, as it lies in each slot of its optimizer state.
+    def packed(self, flat: Array, of_shard: Callable[[Shard], Array]) -> Array:
+        """Return what the rank updates of parameters or gradients, laid out as its optimizer state.
 
-        ``kept`` is where it lies, which is what is returned where it lies so already.
+        ``flat`` is where it lies, which is what is returned where it lies so already.
         """
-        if not self.sharded or kept is self.own_parameters or kept is self.own_gradients:
-            return kept
-        packed = np.zeros(self._kept, kept.dtype)
+        if not self.sharded or flat is self.own_parameters or flat is self.own_gradients:
+            return flat
+        packed = np.zeros(self._kept, flat.dtype)
         for shard in self.shards:
             packed[shard.state : shard.state + shard.high - shard.low] = of_shard(shard)
         return packed
 
-    def own_part(self, whole: Array) -> Array:
-        """What the rank keeps of an array of all buckets, on the host, as it lies in a slot of its optimizer state."""
-        packed = np.zeros(self._kept, whole.dtype)
-        _copy(self.shards, whole, packed)
+    def own_part(self, flat: Array) -> Array:
+        """Return this rank's part of an array of all buckets, on the host, laid out as its optimizer state."""
+        packed = np.zeros(self._kept, flat.dtype)
+        _copy(self.shards, flat, packed)
         return packed
 
     def flat(self, tensors: Mapping[str, Array] | None) -> Array:
-        """An array of all buckets with these tensors, or with zeros, on the host."""
+        """Return an array of all buckets with these tensors, or with zeros, on the host."""
         flat = np.zeros(max(self._elements, 1), self.parameters.dtype)
         if tensors is not None:
             for name, view in self.views(flat).items():
                 view[...] = tensors[name]
         return flat
 
-    def set_parameters(self, whole: Array) -> None:
+    def set_parameters(self, flat: Array) -> None:
         """Set the parameters that the rank keeps to those of an array of all buckets, on the host."""
         if self.own_parameters is not None:
-            self.own_parameters[...] = self.own_part(whole)
+            self.own_parameters[...] = self.own_part(flat)
             return
-        values = self.views(whole)
+        values = self.views(flat)
         for name, view in self.parameter_views().items():
             self.memory.write(view, values[name])
 
 
 def gathered(arena: Arena, comm: MPI.Intracomm, own: Array, root: int | None = None) -> dict[str, Array]:
-    """The tensors of the whole model from what each rank keeps of them, as host arrays, on every rank or on ``root``.
+    """Gather the model's tensors from the ranks' parts, as host arrays, on every rank or on ``root``.
 
     ``own`` lies as the rank's optimizer state does. Elsewhere than on ``root`` the result is empty. Collective, except
     where every rank keeps everything: then it shares the arena's memory if that is the host's.
@@ -327,26 +327,26 @@ def gathered(arena: Arena, comm: MPI.Intracomm, own: Array, root: int | None = N
         return {}
     flat = arena.flat(None)
     for rank, part in enumerate(parts):
-        _copy(arena.shards_of(rank), part, flat, whole=False)
+        _copy(arena.shards_of(rank), part, flat, all_buckets=False)
     return arena.views(flat)
 
 
-def distribute(arena: Arena, comm: MPI.Intracomm, whole: Mapping[str, Mapping[str, Array]] | None) -> None:
-    """Set every rank's optimizer state to its part of rank 0's ``whole`` one (None elsewhere). Collective.
+def distribute(arena: Arena, comm: MPI.Intracomm, state: Mapping[str, Mapping[str, Array]] | None) -> None:
+    """Set every rank's optimizer state to its part of rank 0's ``state`` (None elsewhere). Collective.
 
-    Tensors of ``whole`` are by slot and name.
+    Tensors of ``state`` are by slot and name.
     """
     for slot, own in arena.optimizer_state.items():
-        flat = arena.flat(None if whole is None else whole[slot])
+        flat = arena.flat(None if state is None else state[slot])
         comm.Bcast(flat)
         arena.memory.write(own, arena.own_part(flat))
 
 
-def _copy(shards: Iterable[Shard], source: Array, target: Array, *, whole: bool = True) -> None:
-    """Copy shards from an array of all buckets (``whole``) to one of what a rank keeps, or back."""
+def _copy(shards: Iterable[Shard], source: Array, target: Array, *, all_buckets: bool = True) -> None:
+    """Copy shards from an array of all buckets (``all_buckets``) to one of what a rank keeps, or back."""
     for shard in shards:
         size = shard.high - shard.low
-        at, to = (shard.element, shard.state) if whole else (shard.state, shard.element)
+        at, to = (shard.element, shard.state) if all_buckets else (shard.state, shard.element)
         target[to : to + size] = source[at : at + size]
 
 
@@ -354,8 +354,8 @@ def _elements(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def _in_slots(sizes: Sequence[int], buckets: Sequence[int], slots: int, align: int) -> tuple[dict[int, int], int]:
-    """Where each of some buckets begins, and the elements of all: one after another, or the k-th in slot k % slots."""
+def _slot_starts(sizes: Sequence[int], buckets: Sequence[int], slots: int, align: int) -> tuple[dict[int, int], int]:
+    """Return where buckets begin, and the elements of all: one after another, or the k-th in slot k % slots."""
     slots = min(slots, len(buckets)) or len(buckets)
     starts, offset = [], 0
     for slot in range(slots):

@@ -24,13 +24,13 @@ class Message(NamedTuple):
 
 
 class BucketPolicy(Protocol):
-    """Takes what has been computed and says which messages may start. All ranks get the same order."""
+    """A rule that takes what has been computed and says which messages may start. All ranks get the same order."""
 
     def begin(self) -> None:
-        """A new step."""
+        """Begin a new step."""
 
     def ready(self, released: Sequence[int], operation: int) -> Sequence[Message]:
-        """An operation is done, or a backward's gradients are final: the messages that may start now, in order.
+        """Return the messages that may start now, in order: an operation is done, or gradients are final.
 
         ``released`` are the positions in the program's queue that wait for it.
         """
@@ -169,7 +169,7 @@ class CycleBuckets:
 
 
 def _neighbours(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending runs of consecutive positions: (1, 2, 3, 7) -> (1, 4), (7, 8)."""
+    """Return ascending runs of consecutive positions: (1, 2, 3, 7) -> (1, 4), (7, 8)."""
     runs: list[tuple[int, int]] = []
     for position in sorted(positions):
         if runs and runs[-1][1] == position:
@@ -180,5 +180,5 @@ def _neighbours(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def bucket_policy(schedule: Schedule, program: StepProgram, control: Transport) -> BucketPolicy:
-    """The policy a schedule asks for; ``control`` is a transport of its own for decisions taken while running."""
+    """Return the policy that a schedule names; ``control`` is a separate transport for decisions while running."""
     return CycleBuckets(schedule, program, control) if schedule.dynamic else ScheduledBuckets(program)

@@ -66,7 +66,7 @@ class NotWritten(DpsimError):
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """The bytes of a checkpoint file."""
+    """Return the bytes of a checkpoint file."""
     # Other than C-contiguous arrays are silently saved wrong by safetensors 0.8.
     tensors = {name: np.asarray(value, order="C") for name, value in checkpoint.tensors.items()}
     header = codec.to_json(checkpoint.header, indent=None)
@@ -75,7 +75,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def _digest(header: str, tensors: Mapping[str, Array]) -> str:
-    """SHA-256 of the header and of every tensor's name, dtype, shape and bytes, in name order (not file order)."""
+    """Return the SHA-256 of the header and of each tensor's name, dtype, shape and bytes, in name order."""
     sha = hashlib.sha256(header.encode())
     for name in sorted(tensors):
         value = tensors[name]
@@ -85,7 +85,7 @@ def _digest(header: str, tensors: Mapping[str, Array]) -> str:
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint, verified. Raises ``FileFormatError``."""
+    """Read and verify a checkpoint. Raises ``FileFormatError``."""
     if path.exists() and not path.is_file():
         raise _damaged(path, "it is no ordinary file")
     try:
@@ -122,7 +122,7 @@ def _damaged(path: Path, why: str) -> FileFormatError:
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """(step, path) of every file in ``folder`` that has a checkpoint's name, oldest first; none if it is no folder."""
+    """Return (step, path) of every checkpoint in ``folder``, oldest first; none if it is no folder."""
     if not folder.is_dir():
         return []
     named = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
@@ -130,7 +130,7 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def newest(folder: Path) -> tuple[Path, Checkpoint, tuple[FileFormatError, ...]]:
-    """The newest valid checkpoint in ``folder``, and the errors of all newer ones.
+    """Return the newest valid checkpoint in ``folder``, and the errors of all newer ones.
 
     Raises ``FileFormatError`` if none is valid.
     """
@@ -158,7 +158,7 @@ def newest(folder: Path) -> tuple[Path, Checkpoint, tuple[FileFormatError, ...]]
 
 
 def check_unused(folder: Path) -> None:
-    """Raises ``ConfigError`` if the folder has checkpoints of another run."""
+    """Raise ``ConfigError`` if the folder has checkpoints of another run."""
     existing = checkpoints(folder)
     if existing:
         raise ConfigError(

@@ -68,7 +68,7 @@ class Checkpoints(Callback):
             self._folder.close()
 
     def _save(self, trainer: Trainer) -> None:
-        """A checkpoint of the state between two steps; collective."""
+        """Save the state between two steps; collective."""
         begin_s = now()
         with trainer.waiting(rank_status.CHECKPOINT):
             trainer.log.gather()

@@ -23,7 +23,7 @@ _in_memory: dict[Path | None, Choices] = {}
 
 
 def path(blas_threads: int | None = None) -> Path | None:
-    """The file for this processor, its BLAS with so many threads (None: as it is), NumPy and the kernels' sources.
+    """Return the file for this processor, NumPy, kernel sources, and BLAS with so many threads (None: as it is).
 
     None for a user without a folder for such files.
     """
@@ -41,59 +41,59 @@ def _blas_threads() -> int:
 
 
 def load(blas_threads: int | None = None) -> Choices:
-    """What was measured here before. A file that cannot be read counts as none."""
-    kept = path(blas_threads)
-    nothing = _in_memory.get(kept, Choices(measured_on=f"{processor.model()}, {processor.blas()}"))
-    if kept is None:
+    """Load what was measured on this machine before. A file that cannot be read counts as empty."""
+    file = path(blas_threads)
+    nothing = _in_memory.get(file, Choices(measured_on=f"{processor.model()}, {processor.blas()}"))
+    if file is None:
         return nothing
     try:
-        choices = codec.read(kept, Choices, "choices", SCHEMA)
+        choices = codec.read(file, Choices, "choices", SCHEMA)
     except (DpsimError, OSError):
         return nothing
     with contextlib.suppress(OSError):
-        os.utime(kept)
+        os.utime(file)
     return choices
 
 
 def add(choices: Choices, kernels: tuple[Choice, ...], selections: tuple[Selection, ...] = ()) -> Choices:
-    """``choices``, what is in the file by now, and what was measured since; also in the file, if it can be written.
+    """Return ``choices`` with those in the file and the newly measured ones; write them if that is possible.
 
     What is in the file stays: of two processes that measure the same at the same time, one takes the other's choice.
     """
-    with _locked() as kept:
-        known = choices if kept is None else load().with_more(choices.kernels, choices.selections)
-        merged = known.with_more(kernels, selections)
-        if kept is None:
+    with _locked() as file:
+        merged_before = choices if file is None else load().with_more(choices.kernels, choices.selections)
+        merged = merged_before.with_more(kernels, selections)
+        if file is None:
             _in_memory[path()] = merged
             return merged
         with contextlib.suppress(DpsimError, OSError):
-            codec.write(kept, merged)
+            codec.write(file, merged)
     return merged
 
 
 def forget() -> None:
     """Remove the file, so that everything is measured again."""
     _in_memory.clear()
-    with _locked() as kept:
-        if kept is not None:
-            kept.unlink(missing_ok=True)
+    with _locked() as file:
+        if file is not None:
+            file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _locked() -> Iterator[Path | None]:
-    """The file, which other processes leave alone meanwhile; None where nothing can be written there."""
-    kept = path()
-    if kept is None:
+    """Open the file under a lock, or yield None where nothing can be written."""
+    file = path()
+    if file is None:
         yield None
         return
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(kept.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield None
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield kept
+        yield file
     finally:
         os.close(lock)

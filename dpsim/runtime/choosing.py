@@ -9,8 +9,7 @@ from mpi4py import MPI
 
 from dpsim import processor
 from dpsim.choices import Choice, Choices, Problem
-from dpsim.comm.compiled import compile_among
-from dpsim.comm.group import quiet_barrier
+from dpsim.comm.group import compile_among, quiet_barrier
 from dpsim.comm.selection import select
 from dpsim.errors import ConfigError
 from dpsim.replica import CodeTable, Timing, TunableReplica
@@ -21,7 +20,7 @@ BUDGET_S = 1.5
 
 
 def problems_of(replica: TunableReplica, training_rows: Iterable[int], evaluation_rows: Iterable[int]) -> list[Problem]:
-    """The problems of a run, from the numbers of samples in its batches and evaluations."""
+    """Return the problems of a run, from the numbers of samples in its batches and evaluations."""
     every = [p for rows in sorted(set(training_rows)) if rows for p in replica.problems(rows, training=True)]
     every += [p for rows in sorted(set(evaluation_rows)) if rows for p in replica.problems(rows, training=False)]
     return list(dict.fromkeys(every))
@@ -30,20 +29,20 @@ def problems_of(replica: TunableReplica, training_rows: Iterable[int], evaluatio
 def choose(
     problems: Sequence[Problem], timing: Callable[[Problem], Timing], comm: MPI.Intracomm, *, again: bool = False
 ) -> Choices:
-    """The fastest implementation of each class of problems, known or measured now by ``timing``. Collective.
+    """Return the fastest implementation of each class of problems, known or measured now. Collective.
 
     All ranks measure at the same time. Rank 0 reads the known choices from its file and adds the new ones; with
     ``again`` everything is measured anew.
     """
     if comm.rank == 0 and again:
         choice_file.forget()
-    known: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
+    choices: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
     classes = dict.fromkeys(problem.shape_class for problem in problems)
-    missing = [problem for problem in classes if known.choice(problem) is None]
+    missing = [problem for problem in classes if choices.choice(problem) is None]
     if not missing:
-        return known
+        return choices
     measured = tuple(_measure(missing, timing, comm))
-    merged = choice_file.add(known, measured) if comm.rank == 0 else None
+    merged = choice_file.add(choices, measured) if comm.rank == 0 else None
     result: Choices = comm.bcast(merged)
     return result
 
@@ -63,16 +62,16 @@ def _measure(problems: Sequence[Problem], timing: Callable[[Problem], Timing], c
 
 
 def choose_selection(comm: MPI.Intracomm) -> Choices:
-    """The choices, with the fastest allreduce of each size on the ranks of ``comm`` if these share memory.
+    """Return the choices, with the fastest allreduce of each size on the ranks of ``comm`` if these share memory.
 
     Known, or measured now. Collective.
     """
-    known: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
-    if known.selection(comm.size) is not None:
-        return known
+    choices: Choices = comm.bcast(choice_file.load() if comm.rank == 0 else None)
+    if choices.selection(comm.size) is not None:
+        return choices
     if (measured := select(comm)) is None:
-        return known
-    merged = choice_file.add(known, (), (measured,)) if comm.rank == 0 else None
+        return choices
+    merged = choice_file.add(choices, (), (measured,)) if comm.rank == 0 else None
     result: Choices = comm.bcast(merged)
     return result
 

@@ -10,7 +10,7 @@ from dpsim.workload import Layer, Workload
 
 
 def describe(replica: Replica, name: str) -> Workload:
-    """The workload of a replica without times, which is enough for fusion rules that need no ready times."""
+    """Return the workload of a replica without times, which is enough for fusion rules that need no ready times."""
     layers = tuple(
         Layer(
             name=spec.name,

@@ -61,7 +61,7 @@ def fix_libraries_on_all(comm: MPI.Intracomm) -> None:
 
 
 def described(transport: Transport, comm: MPI.Intracomm) -> tuple[str, str]:
-    """Where the ranks of backend cuda compute and reduce gradients, and what decides the bits there. Collective."""
+    """Return where ranks of backend cuda compute and reduce gradients, and what decides the bits. Collective."""
     from dpsim.comm.cuda.transport import CudaTransport  # loads CUDA
 
     assert isinstance(transport, CudaTransport)

@@ -31,7 +31,7 @@ class FetchedGradients:
         self._probe, self._finite = probe, True
 
     def ask(self) -> Any:
-        """Whether all are finite, an array without axes in the device's memory (of NumPy's arrays a scalar)."""
+        """Return whether all are finite: an array without axes in the device's memory (for NumPy a scalar)."""
         return np.isfinite(self._probe).all()
 
     def fetch(
@@ -49,21 +49,21 @@ class FetchedGradients:
 
 
 class _Asked(NamedTuple):
-    """When the host came to a point, and where that is in the device's work."""
+    """The time when the host came to a point, and where that is in the device's work."""
 
     at_s: float
     mark: Mark
 
 
 class DeviceClock:
-    """Records a step in marks; see the top of this file."""
+    """A clock that records a step in marks; see the top of this file."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self.begin(0.0)
 
     def begin(self, begin_s: float) -> None:
-        self.marks = StepMarks(begin_s, asked=AskedTimes())
+        self.marks = StepMarks(begin_s, asked_times=AskedTimes())
         self._step = _DeviceStep()
         self.marks.unread = self._step.read
 
@@ -72,8 +72,8 @@ class DeviceClock:
 
     def computed(self, operation: int, at: _Asked | None = None) -> float:
         at = self.timestamp() if at is None else at
-        assert self.marks.asked is not None
-        self.marks.asked.compute.append((operation, at.at_s))
+        assert self.marks.asked_times is not None
+        self.marks.asked_times.compute.append((operation, at.at_s))
         self._step.computed.append(at.mark)
         return at.at_s
 
@@ -94,14 +94,14 @@ class DeviceClock:
 
     def fetched(self) -> None:
         step, marks = self._step, self.marks
-        assert marks.asked is not None
+        assert marks.asked_times is not None
         step.before_anchor = len(step.computed)
         step.anchor = self._memory.mark()
         step.anchor.wait()
         step.anchor_s = now()
         for since, until in step.pauses:
             marks.pauses.append((step.earlier_s(since.mark), step.earlier_s(until.mark)))
-            marks.asked.pauses.append(since.at_s)
+            marks.asked_times.pauses.append(since.at_s)
 
 
 class _DeviceStep:
@@ -128,12 +128,12 @@ class _DeviceStep:
 
     def read(self, marks: StepMarks) -> None:
         """Put the times of everything but pauses into the marks of the step."""
-        assert marks.asked is not None
-        for number, ((operation, _), mark) in enumerate(zip(marks.asked.compute, self.computed, strict=True)):
+        assert marks.asked_times is not None
+        for number, ((operation, _), mark) in enumerate(zip(marks.asked_times.compute, self.computed, strict=True)):
             when: Callable[[Mark], float] = self.earlier_s if number < self.before_anchor else self.later_s
             marks.compute.append((operation, when(mark)))
         for layer, mark in self.ready:
             marks.ready.append((layer, self.earlier_s(mark)))
         for collective, span in self.collectives:
             marks.collectives.append((*collective, self.earlier_s(span.began), self.earlier_s(span.ended)))
-            marks.asked.collectives.append(span.asked_s)
+            marks.asked_times.collectives.append(span.asked_s)

@@ -45,14 +45,14 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """What an emulated replica reads and waits by; a test gives it one of its own."""
+    """The clock that an emulated replica reads and waits by; a test gives it one of its own."""
 
     now: Callable[[], float] = now
     sleep_until: Callable[[float], None] = sleep_until
 
 
 class EmulatedReplica:
-    """Waits for the times that ``workload`` has of ``model``'s layers; implements ``dpsim.replica.EmulatedCompute``.
+    """A ``dpsim.replica.EmulatedCompute`` that waits for the times that ``workload`` has of ``model``'s layers.
 
     All times of a step are multiplied by a factor that is drawn from the workload's ``step_spread`` for this seed, rank
     and step, to some degree alike on all ranks (``step_correlation``); 1 where the spread is not known. ``lateness_s``
@@ -98,18 +98,18 @@ class EmulatedReplica:
         ]
 
     def train_in_leaves(self, in_leaves: bool, rounding: Rounding | None) -> None:
-        """Leaves are not emulated (``Setting`` refuses them), so there is nothing to choose."""
+        """Do nothing: leaves are not emulated (``Setting`` refuses them), so there is nothing to choose."""
 
     def normalise_batches(self, mode: str, ordered_sum: OrderedSum) -> None:
         """See ``BatchNormReplica``; only ``global`` communicates."""
         self._sum = ordered_sum if mode == "global" else None
 
     def leaf_statistics(self) -> list[Array]:
-        """Nothing: without leaves there are none."""
+        """Return nothing: without leaves there are no statistics."""
         return []
 
     def update_statistics(self, total: Array) -> None:
-        """Running statistics stay as they are, for nothing is learnt."""
+        """Leave running statistics as they are, for nothing is learnt."""
 
     def state(self) -> dict[str, Array]:
         return self._model.state()
@@ -191,7 +191,7 @@ class EmulatedReplica:
         return self._staged
 
     def _times(self, batch: Batch) -> tuple[LayerTimes, float]:
-        """The times of the layers, and by how much they are multiplied: 0 without samples."""
+        """Return the times of the layers, and their factor: 0 without samples."""
         samples = len(batch.labels)
         times = self._workload.times(max(samples, 1))
         return times, self._begin(batch.step, times.overhead_s) if samples else 0.0
@@ -224,7 +224,7 @@ class EmulatedReplica:
             events.backward_done(layer)
 
     def _handed_on(self, layer: int, batch: Batch) -> Array:
-        """An array of the size of a layer's output, or of its gradient, which nobody writes."""
+        """Return an array of the size of a layer's output or gradient, which nobody writes."""
         (shape, dtype), samples = self.boundary(layer), len(batch.labels)
         if len(self._crossing.get(layer, ())) < samples:
             self._crossing[layer] = np.zeros((samples, *shape), dtype)
@@ -269,7 +269,7 @@ class EmulatedReplica:
         self._end_s = max(self._end_s, arrived_s)
 
     def _begin(self, step: int, overhead_s: float) -> float:
-        """The factor of this step; its first micro-batch begins after the update and the step's overhead.
+        """Return this step's factor, and begin its first micro-batch after the update and the step's overhead.
 
         A step that begins by more than its own length too late follows something else than the step before it.
         """
@@ -301,7 +301,7 @@ class EmulatedReplica:
 
 
 def step_factor(workload: Workload, seed: int, rank: int, step: int) -> float:
-    """How many times its median a rank's step computes, drawn from the spread; the same in every run of this seed.
+    """Draw a rank's step time as a multiple of the median; the same in every run of this seed.
 
     With the workload's ``step_correlation`` rho it is the quantile Phi(sqrt(rho) z + sqrt(1 - rho) e) of the spread,
     with a normal z that all ranks draw alike and an e of each (``dpsim.model.slowest``).
@@ -319,7 +319,7 @@ def _uniform(purpose: str, seed: int, stream: int) -> float:
 
 
 class WorkloadReplica:
-    """Has the layers of ``workload``; for an ``EmulatedReplica``, which waits for as long as they compute.
+    """A replica with the layers of ``workload``, for an ``EmulatedReplica``, which waits for as long as they compute.
 
     Raises ``ConfigError`` for tensors that are not of float32.
     """
@@ -341,12 +341,12 @@ class WorkloadReplica:
         )
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        """Parameters that are all the same: nothing is learnt from them."""
+        """Return parameters that are all the same: nothing is learnt from them."""
         tensors = [tensor for layer in self.layers for tensor in layer.tensors]
         return {tensor.name: np.full(tensor.shape, _PARAMETER, np.float32) for tensor in tensors}
 
     def bind(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
-        """Nothing reads them."""
+        """Do nothing: nothing reads the arrays."""
 
     def state(self) -> dict[str, Array]:
         return {}
@@ -359,7 +359,7 @@ class WorkloadReplica:
 
 
 def check_tensors(workload: Workload) -> None:
-    """Raises ``ConfigError`` unless all gradients are of float32, in which dpsim's runtime trains."""
+    """Raise ``ConfigError`` unless all gradients are of float32, in which dpsim's runtime trains."""
     others = sorted({tensor.dtype for layer in workload.layers for tensor in layer.tensors} - {"float32"})
     if others:
         raise ConfigError(

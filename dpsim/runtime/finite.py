@@ -65,8 +65,8 @@ class PartialGradients:
         finite = math.isfinite(loss) and all(np.isfinite(part).all() for part in self._parts)
         total = np.array([0.0 if finite else 1.0])
         if self._sum is not None and (len(sums) or self._of_all is None):
-            whole = self._sum([np.concatenate((total, sums))])
-            total, sums[:] = whole[:1].copy(), whole[1:]
+            summed = self._sum([np.concatenate((total, sums))])
+            total, sums[:] = summed[:1].copy(), summed[1:]
         if self._of_all is not None:
             total = self._of_all([total])
         return float(total[0]) == 0.0
@@ -82,6 +82,6 @@ def finite_check(arena: Arena, probe: str, transport: Transport, world: Transpor
     ``world`` is a transport of all ranks, where these are of several classes.
     """
     if not arena.sharded and world is None:
-        whole = arena.gradient_views(arena.gradients)[probe]
-        return FetchedGradients(whole) if arena.memory.deferred else WholeGradients(whole)
+        gradient = arena.gradient_views(arena.gradients)[probe]
+        return FetchedGradients(gradient) if arena.memory.deferred else WholeGradients(gradient)
     return PartialGradients(arena, probe, transport, world)

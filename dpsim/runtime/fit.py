@@ -34,16 +34,16 @@ class Callback:
     """
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Before the first step."""
+        """Observe the start, before the first step."""
 
     def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        """After each step: sums over this rank's samples."""
+        """Observe a step's end, with sums over this rank's samples."""
 
     def on_epoch_end(self, trainer: Trainer, epoch: Epoch) -> None:
-        """After each epoch, and after the last step."""
+        """Observe the end of each epoch, and the end of the last step."""
 
     def on_train_end(self, trainer: Trainer, result: TrainResult) -> None:
-        """After the test."""
+        """Observe the end, after the test."""
 
 
 class OnRank(Callback):

@@ -35,11 +35,11 @@ class TrainLog:
         self._waits: list[float] = []
 
     def resume_from(self, losses: list[float]) -> None:
-        """The losses of the steps that an earlier run did."""
+        """Begin with the losses of the steps that an earlier run did."""
         self.losses, self._before = list(losses), len(losses)
 
     def add(self, outcome: StepOutcome) -> None:
-        """One more step."""
+        """Add one more step."""
         self._own.append(outcome.sums.slot_losses)
         self._own_correct.append(outcome.sums.correct)
         self._begins.append(outcome.marks.begin_s)
@@ -57,11 +57,11 @@ class TrainLog:
         self._own, self._own_correct = [], []
 
     def batch_of(self, step: int) -> int:
-        """Samples of a step's batch (steps from 0); the last one of an epoch may be short."""
+        """Return samples of a step's batch (steps from 0); the last one of an epoch may be short."""
         return min(self._batch, self._samples - step % self._per_epoch * self._batch)
 
     def epoch(self) -> tuple[int, float, float]:
-        """Of the last gathered step: its epoch from 1, and the mean loss and the accuracy of that epoch's steps.
+        """Return the last gathered step's epoch (from 1), and the mean loss and accuracy of that epoch's steps.
 
         The accuracy is that of the steps since the run was resumed.
         """
@@ -74,7 +74,7 @@ class TrainLog:
         return last // self._per_epoch + 1, loss / sum(map(self.batch_of, range(first, last + 1))), correct / samples
 
     def times(self) -> tuple[float, float, float]:
-        """Median step, images a second at it, median exposed communication; collective, zeros without such steps.
+        """Return median step, images/s at it and median exposed communication; collective, zeros without such steps.
 
         A step lasts from the last rank's begin to the slowest rank's end. Only whole batches count, and not the first
         step. Exposed communication is that of the rank that had least: the others waited for it.
@@ -82,6 +82,6 @@ class TrainLog:
         begins = [max(column) for column in zip(*self._comm.allgather(self._begins), strict=True)]
         ends = [max(column) for column in zip(*self._comm.allgather(self._ends), strict=True)]
         waits = [min(column) for column in zip(*self._comm.allgather(self._waits), strict=True)]
-        whole = [i for i in range(1, len(ends)) if self.batch_of(self._before + i) == self._batch]
-        step_s = statistics.median([ends[i] - begins[i] for i in whole]) if whole else 0.0
+        full_batches = [i for i in range(1, len(ends)) if self.batch_of(self._before + i) == self._batch]
+        step_s = statistics.median([ends[i] - begins[i] for i in full_batches]) if full_batches else 0.0
         return step_s, self._batch / step_s if step_s else 0.0, statistics.median(waits) if waits else 0.0

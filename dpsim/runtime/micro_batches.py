@@ -36,14 +36,14 @@ class MicroBatch:
 
 
 def plan_partial_sums(plan: Plan) -> PartialSums:
-    """The slots of all devices: of their leaves, or one a device."""
+    """Return the slots of all devices: of their leaves, or one a device."""
     if plan.leaves:
         return slots(device_leaves(plan.leaves, plan.data_devices))
     return slots(range(plan.data_devices + 1))
 
 
 def own_leaves(plan: Plan, rank: int, samples: int, micro_batches: int = 1) -> tuple[int, ...]:
-    """Boundaries of device ``rank``'s leaves of some samples; without leaves, of so many micro-batches."""
+    """Return the boundaries of device ``rank``'s leaves of the samples; without leaves, of its micro-batches."""
     if plan.leaves:
         first, stop = device_leaves(plan.leaves, plan.data_devices)[rank : rank + 2]
         return leaf_bounds(samples, plan.leaves)[first : stop + 1]
@@ -52,7 +52,7 @@ def own_leaves(plan: Plan, rank: int, samples: int, micro_batches: int = 1) -> t
 
 
 def own_slots(plan: Plan, rank: int) -> list[tuple[int, int]]:
-    """The slots of device ``rank`` as ranges of its leaves, which are counted from its first; without leaves one."""
+    """Return the slots of device ``rank`` as ranges of its leaves, counted from its first; without leaves one."""
     if not plan.leaves:
         return [(0, 1)]
     first, stop = device_leaves(plan.leaves, plan.data_devices)[rank : rank + 2]
@@ -60,7 +60,7 @@ def own_slots(plan: Plan, rank: int) -> list[tuple[int, int]]:
 
 
 def plan_micro_batches(plan: Plan, rank: int, *, takes_leaves: bool) -> tuple[MicroBatch, ...]:
-    """The passes of device ``rank``, in the order of their leaves.
+    """Return the passes of device ``rank``, in the order of their leaves.
 
     Micro-batches (``plan.accumulate``) are subtrees of so few leaves that there are as many passes or more; without
     leaves they are leaves of the device's own. A replica that does not take leaves gets one a pass.
@@ -87,7 +87,7 @@ def _split(low: int, high: int, most: int, slot: int, depth: int) -> list[MicroB
 
 
 def slot_sums(micro_batches: Sequence[MicroBatch], values: Sequence[Sequence[T]], add: Callable[[T, T], T]) -> list[T]:
-    """The sum of each slot, from the values of each micro-batch (one for each slot that it has leaves of)."""
+    """Return the sum of each slot, from the values of each micro-batch (one for each slot that it has leaves of)."""
     sums: list[T] = []
     for micro_batch, parts in zip(micro_batches, values, strict=True):
         sums += parts

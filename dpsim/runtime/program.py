@@ -43,7 +43,7 @@ class QueuedCollective(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What a stage does next: neighbouring operations of one kind and micro-batch.
+    """One action of a stage: neighbouring operations of one kind and micro-batch.
 
     ``peer_class`` is the class of the other end of a message, and ``layer`` the one whose output travels, or its
     gradient; of anything else the first layer.
@@ -57,7 +57,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepProgram:
-    """What is announced, and what that releases, as numbers of the schedule's operations.
+    """The operations that are announced, and those that they release, by their numbers in the schedule.
 
     ``forward``, ``recompute``, ``loss`` and ``backward`` give the operation of a micro-batch (and a layer; -1 where the
     class does not compute it). ``queue`` are the collectives of buckets in the order in which they are sent, and
@@ -91,7 +91,7 @@ class StepProgram:
 
 
 def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
-    """The program of a rank. Raises ``ConfigError`` for operations that the runtime does not execute."""
+    """Return the program of a rank. Raises ``ConfigError`` for operations that the runtime does not execute."""
     kinds = schedule.kind.tolist()
     if others := {*kinds} & {WAIT_EVENT, OTHER_EVENT}:
         raise ConfigError(
@@ -114,20 +114,7 @@ def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
     computed = [operation for operation in own if kinds[operation] in _ANNOUNCED]
     rows, layers = _computations(schedule, computed)
     position = {operation: number for number, operation in enumerate(queued)}
-    releases: list[list[int]] = [[] for _ in kinds]
-    at_end: list[list[int]] = [[] for _ in kinds]
-    queue = []
-    for number, collective in enumerate(queued):
-        earlier = {*schedule.dependencies(collective).tolist()} - {*queued[:number]}
-        if any(kinds[operation] not in (*_ANNOUNCED, UPDATE_EVENT) for operation in earlier):
-            raise ConfigError(
-                f"{schedule.operation_name(collective)} waits for what is announced by no layer",
-                allowed="collectives that wait for computations, or for collectives before them",
-            )
-        queue.append(QueuedCollective(kinds[collective], int(schedule.bucket[collective]), len(earlier)))
-        for operation in earlier:
-            late = kinds[collective] == ALL_GATHER_EVENT and kinds[operation] == BACKWARD_EVENT
-            (at_end if late else releases)[operation].append(number)
+    queue, releases, at_end = _releases(schedule, queued)
     needs_after = [0] * len(kinds)
     for before, operation in itertools.pairwise(computed):
         awaited = [position[each] for each in schedule.dependencies(operation).tolist() if each in position]
@@ -151,8 +138,31 @@ def compiled(schedule: Schedule, rank: int = 0) -> StepProgram:
     )
 
 
+def _releases(schedule: Schedule, queued: list[int]) -> tuple[list[QueuedCollective], list[list[int]], list[list[int]]]:
+    """Return the queue, and of each operation the positions in it that it releases when it is final, and at its end.
+
+    Raises ``ConfigError`` for a collective that waits for what is announced by no layer.
+    """
+    kinds = schedule.kind.tolist()
+    releases: list[list[int]] = [[] for _ in kinds]
+    at_end: list[list[int]] = [[] for _ in kinds]
+    queue = []
+    for number, collective in enumerate(queued):
+        earlier = {*schedule.dependencies(collective).tolist()} - {*queued[:number]}
+        if any(kinds[operation] not in (*_ANNOUNCED, UPDATE_EVENT) for operation in earlier):
+            raise ConfigError(
+                f"{schedule.operation_name(collective)} waits for what is announced by no layer",
+                allowed="collectives that wait for computations, or for collectives before them",
+            )
+        queue.append(QueuedCollective(kinds[collective], int(schedule.bucket[collective]), len(earlier)))
+        for operation in earlier:
+            late = kinds[collective] == ALL_GATHER_EVENT and kinds[operation] == BACKWARD_EVENT
+            (at_end if late else releases)[operation].append(number)
+    return queue, releases, at_end
+
+
 def _computations(schedule: Schedule, computed: list[int]) -> tuple[list[list[list[int]]], tuple[int, ...]]:
-    """The operation of each kind, micro-batch and layer; the layers. Refuses what leaves one out."""
+    """Return the operation of each kind, micro-batch and layer; the layers. Refuses what leaves one out."""
     operations = np.full((len(KINDS), schedule.plan.accumulate, len(schedule.workload.layers)), -1)
     for operation in computed:
         layer = max(int(schedule.layer[operation]), 0)
@@ -161,9 +171,9 @@ def _computations(schedule: Schedule, computed: list[int]) -> tuple[list[list[li
     layers, foreign = schedule.workload.layers, {*range(own[0], own[-1] + 1)} - {*own}
     of_layers = operations[[FORWARD_EVENT, BACKWARD_EVENT]][:, :, own]
     last = own[-1] + 1 == len(layers)
-    whole = all(layers[layer].column_block >= 0 for layer in foreign)
+    in_blocks = all(layers[layer].column_block >= 0 for layer in foreign)
     lossless = last and operations[LOSS_EVENT, :, 0].min() < 0
-    if operations[OVERHEAD_EVENT, 0, 0] < 0 or of_layers.min() < 0 or lossless or not whole:
+    if operations[OVERHEAD_EVENT, 0, 0] < 0 or of_layers.min() < 0 or lossless or not in_blocks:
         raise ConfigError(
             "a schedule that leaves a computation out",
             allowed="the overhead, and in each micro-batch each layer forward and backward, and the loss",

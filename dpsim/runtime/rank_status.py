@@ -48,7 +48,7 @@ class Entry:
 
 
 class RankStatus:
-    """What one rank does, written by it alone."""
+    """The status of one rank, written by it alone."""
 
     __slots__ = ("_numbers", "_times")
 
@@ -57,7 +57,7 @@ class RankStatus:
         self._numbers, self._times = memory.cast("q"), memory.cast("d")
 
     def begin(self) -> None:
-        """The row is this process's from now on."""
+        """Take the row for this process."""
         self._numbers[_PID] = os.getpid()
         self._do(STARTING)
 
@@ -71,23 +71,23 @@ class RankStatus:
         self._do(EVALUATING)
 
     def rests(self) -> None:
-        """A step has ended and the next has not begun."""
+        """Note that a step has ended and the next has not begun."""
         self._do(BETWEEN)
 
     def waits(self, location: int = UNKNOWN) -> None:
-        """Goes on only when others have done their part."""
+        """Note that this rank goes on only when others have done their part."""
         self._numbers[_LOCATION] = location
         self._do(WAITING)
 
     @contextmanager
     def waiting(self, location: int) -> Iterator[None]:
-        """A wait between steps."""
+        """Note a wait between steps."""
         self.waits(location)
         yield
         self.rests()
 
     def note(self, *, bucket: int, last_done: int) -> None:
-        """Write down what is known beside the row: called now and then by another thread of the same process."""
+        """Write down what is known besides the row: called now and then by another thread of the same process."""
         numbers, since_s = self._numbers, self._times[_SINCE]
         numbers[_DETAIL] = bucket if numbers[_DOING] == WAITING else last_done
         self._times[_DETAIL_SINCE] = since_s
@@ -152,7 +152,7 @@ class Board:
         node.Free()
 
     def entries(self) -> list[Entry]:
-        """Every row of this node, in the order of the ranks."""
+        """Return every row of this node, in the order of the ranks."""
         return [status.read(rank) for rank, status in zip(self.ranks, self._rows, strict=True)]
 
     @property
@@ -162,7 +162,7 @@ class Board:
 
 
 def _process_state(pid: int) -> str:
-    """The kernel's letter for what a process does; empty where there is no such process."""
+    """Return the kernel's letter for a process's state; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]

@@ -18,7 +18,7 @@ from dpsim.timeline import Clock, Timeline
 
 @dataclass(slots=True)
 class AskedTimes:
-    """When the host asked a device for what ``StepMarks`` lists, in the same order; operations with their numbers."""
+    """The times when the host asked a device for what ``StepMarks`` lists, in its order; operations by number."""
 
     compute: list[tuple[int, float]] = field(default_factory=list)
     collectives: list[float] = field(default_factory=list)
@@ -34,7 +34,7 @@ class StepMarks:
     end), with bucket -1 for a sum that computation waits for. ``pauses`` are the times in which the computing thread
     did nothing but communicate or wait for communication, and ``ready`` when a layer's gradients were final.
 
-    Of a step on a device these are the device's times, converted to the machine's clock, and ``asked`` has the host's.
+    Of a step on a device these are the device's times on the machine's clock, and ``asked_times`` has the host's.
     Before ``settle`` it has ``begin_s``, ``pauses`` and ``end_s`` alone, the latter when the host had asked for all.
     """
 
@@ -44,13 +44,13 @@ class StepMarks:
     pauses: list[tuple[float, float]] = field(default_factory=list)
     ready: list[tuple[int, float]] = field(default_factory=list)
     end_s: float = 0.0
-    asked: AskedTimes | None = None
+    asked_times: AskedTimes | None = None
     unread: Callable[[StepMarks], None] | None = None
 
     @property
     def clock(self) -> Clock:
         """What read the times."""
-        return "host" if self.asked is None else "device"
+        return "host" if self.asked_times is None else "device"
 
     def settle(self) -> StepMarks:
         """Wait until a device has done all work of the step, and read when it did; the same marks. Once is enough."""
@@ -60,14 +60,14 @@ class StepMarks:
         return self
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """What is sent to another process: times, and no device's events."""
+        """Return what is sent to another process: times, and no device's events."""
         self.settle()
         return None, {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def last_operation(self) -> int | None:
         """The last operation that the computing thread has finished, or asked a device for; None before the first."""
-        done = self.compute if self.asked is None else self.asked.compute
+        done = self.compute if self.asked_times is None else self.asked_times.compute
         return done[-1][0] if done else None
 
     @property
@@ -76,12 +76,12 @@ class StepMarks:
 
 
 def exposed_s(marks: StepMarks) -> float:
-    """``Timeline.exposed_communication_s`` of a step that has not become a Timeline: the sum of its pauses."""
+    """Return ``Timeline.exposed_communication_s`` of a step that has no Timeline: the sum of its pauses."""
     return sum(end - start for start, end in marks.pauses)
 
 
 def seconds_per_event(events: int = 1000, repeats: int = 20) -> float:
-    """What recording one event costs: the call, the clock read and the list entry, the median of some measurements."""
+    """Measure the median time of recording one event: the call, the clock read and the list entry."""
     marks, samples = StepMarks(0.0), []
 
     def done() -> None:
@@ -103,9 +103,9 @@ def timeline(
     emulated_network: bool,
     emulated_compute: bool = False,
 ) -> Timeline:
-    """The events of some steps: ``steps[k][r]`` are the marks of step k on rank r. The first step starts near 0.
+    """Return the events of some steps: ``steps[k][r]`` are step k's marks on rank r. The first starts near 0.
 
-    ``names`` are the names of the schedule's operations. What a pause holds beside collectives is an event ``wait``.
+    ``names`` are the names of the schedule's operations. What a pause holds besides collectives is an event ``wait``.
     """
     origin_s = min(marks.begin_s for marks in steps[0])
     codes: dict[str, int] = {}
@@ -119,7 +119,7 @@ def timeline(
                 times_s = (start_s - origin_s, end_s - origin_s)
                 rows.append((number, rank, lane, code, *times_s, size, asked_s - origin_s))
             reached_s[rank] = marks.compute[-1][1]
-    step, rank_column, lane_column, operation_column, start, end, size_bytes, asked = zip(*rows, strict=True)
+    step, rank_column, lane_column, operation_column, start, end, size_bytes, asked_times = zip(*rows, strict=True)
     return Timeline(
         source="measured",
         operations=tuple(codes),
@@ -130,7 +130,7 @@ def timeline(
         start_s=np.array(start),
         end_s=np.array(end),
         size_bytes=np.array(size_bytes, np.int64),
-        asked_s=np.array(asked) if steps[0][0].clock == "device" else None,
+        asked_s=np.array(asked_times) if steps[0][0].clock == "device" else None,
         emulated_network=emulated_network,
         emulated_compute=emulated_compute,
     )
@@ -141,14 +141,14 @@ _Event = tuple[float, float, int, str, int, float]
 
 
 def _events(marks: StepMarks, names: Sequence[str], earliest_s: float) -> Iterator[_Event]:
-    """The events of one step on one rank. A device may still be updating in the step before, until ``earliest_s``."""
-    start_s = marks.begin_s if marks.asked is None else max(marks.begin_s, earliest_s)
+    """Yield the events of a rank's step. A device may still be in the last step's update, until ``earliest_s``."""
+    start_s = marks.begin_s if marks.asked_times is None else max(marks.begin_s, earliest_s)
     of_compute: Sequence[float] = [0.0] * len(marks.compute)
     of_collectives: Sequence[float] = [0.0] * len(marks.collectives)
     of_pauses: Sequence[float] = [0.0] * len(marks.pauses)
-    if marks.asked is not None:
-        of_compute = [asked_s for _, asked_s in marks.asked.compute]
-        of_collectives, of_pauses = marks.asked.collectives, marks.asked.pauses
+    if marks.asked_times is not None:
+        of_compute = [asked_s for _, asked_s in marks.asked_times.compute]
+        of_collectives, of_pauses = marks.asked_times.collectives, marks.asked_times.pauses
     waits = sorted(zip(marks.pauses, of_pauses, strict=True))
     pauses = [pause for pause, _ in waits]
     for (operation, end_s), asked_s in zip(marks.compute, of_compute, strict=True):
@@ -165,7 +165,7 @@ def _events(marks: StepMarks, names: Sequence[str], earliest_s: float) -> Iterat
 
 
 def _outside(start_s: float, end_s: float, intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The parts of the time from ``start_s`` to ``end_s`` outside the intervals, which stand in order of time."""
+    """Return the parts of ``start_s`` to ``end_s`` outside the intervals, which are in order of time."""
     parts = []
     for low_s, high_s in intervals:
         if high_s <= start_s or low_s >= end_s:

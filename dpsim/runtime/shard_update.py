@@ -18,16 +18,16 @@ _NOTHING = np.empty(0)
 
 
 class ShardUpdate(Protocol):
-    """Updates the shards of an arena, with optimizer state for them alone; one shard may be everything."""
+    """An update of the shards of an arena, with optimizer state for them alone; one shard may be everything."""
 
     def measure(self) -> Array:
-        """What the update needs to know of whole tensors: sums over this rank's shards, for a sum over the ranks.
+        """Return what the update needs of whole tensors: sums over this rank's shards, to be added over the ranks.
 
         In the memory of the arena: on a device they are fetched with all else that the host must know.
         """
 
     def __call__(self, sums: NDArray[np.float64], learning_rate: float, scale: float, step: int) -> None:
-        """One step of the optimizer, with what ``measure`` returned, on the host, added over the ranks with shards."""
+        """Do one step of the optimizer, with the host's sum over the ranks with shards of what ``measure`` returned."""
 
     def warm_up(self) -> None:
         """Compile the update, and change nothing."""
@@ -83,12 +83,12 @@ class TensorUpdate:
 
 
 def shard_update(arena: Arena, optimizer: Optimizer) -> ShardUpdate:
-    """The update of an arena's shards by an optimizer."""
+    """Return the update of an arena's shards by an optimizer."""
     return TensorUpdate(arena, optimizer) if isinstance(optimizer, Lars) else ElementUpdate(arena, optimizer)
 
 
 def _kernels(memory: Memory) -> UpdateKernels:
-    """The kernels for arrays of a memory; the bits are the same."""
+    """Return the kernels for arrays of a memory; the bits are the same."""
     if not memory.deferred:
         return on_host
     from dpsim.kernels.update_cuda import OnStream  # loads CUDA

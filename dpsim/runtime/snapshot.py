@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def snapshot(trainer: Trainer, losses: list[float], run: dict[str, Any]) -> Checkpoint | None:
-    """The state between two steps, on rank 0 (None elsewhere); collective. Its tensors may share the trainer's memory.
+    """Return the state between two steps on rank 0, else None. Collective; tensors may share the trainer's memory.
 
     The running statistics of every rank are kept. Sharded optimizer state is brought together, so that a checkpoint
     does not depend on the strategy.
@@ -84,7 +84,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint | None, report: Progress) -
 
 
 def _other_table(trainer: Trainer, header: Header) -> str | None:
-    """A warning if a run that would go on in the same bits is resumed with another choice of code; else None."""
+    """Return a warning if a bit-reproducible run is resumed with other choices of code, else None."""
     before, now = header.kernel_table, trainer.kernel_table
     shares = (header.plan.devices, header.plan.accumulate), (trainer.plan.devices, trainer.plan.accumulate)
     if not before or not now or before == now or (not trainer.plan.leaves and shares[0] != shares[1]):
@@ -97,14 +97,14 @@ def _other_table(trainer: Trainer, header: Header) -> str | None:
 
 
 def _state_of_rank(trainer: Trainer, checkpoint: Checkpoint, rank: int) -> dict[str, Array]:
-    """The state that a rank goes on with, of the whole model."""
+    """Return the state of the whole model that a rank resumes with."""
     plan = trainer.plan
     own = plan.place_of(rank)
     return {name: _state_of_ranks(checkpoint, name, plan.data_devices)[own] for name in trainer.model_state}
 
 
 def _state_of_ranks(checkpoint: Checkpoint, name: str, devices: int) -> Array:
-    """The state of each rank, [devices, ...]: its own, or the common one, or the mean of all."""
+    """Return the state of each rank, [devices, ...]: its own, or the common one, or the mean of all."""
     own = np.stack([checkpoint.tensors[f"state/{rank}/{name}"] for rank in range(checkpoint.header.plan.data_devices)])
     if len(own) == devices:
         return own

@@ -86,7 +86,7 @@ class StallWatch:
 
 
 def stalled(entries: Sequence[Entry], size: int, now_s: float, for_s: float, labels: Labels) -> str:
-    """The line on a stall: which ranks wait, where, and for which others. ``entries`` are the ranks of this node."""
+    """Describe a stall: which ranks wait, where, and for which others. ``entries`` are this node's ranks."""
     halted = [entry for entry in entries if entry.state in ("", "Z", "T", "t")]
     waiting = [entry for entry in entries if entry.doing == rank_status.WAITING and entry not in halted]
     behind = [entry for entry in entries if entry.doing != rank_status.WAITING or entry in halted]
@@ -108,7 +108,7 @@ def stalled(entries: Sequence[Entry], size: int, now_s: float, for_s: float, lab
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-7``."""
+    """Return ``rank 1``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-7``."""
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
     parts: list[str] = []
@@ -122,7 +122,7 @@ def ranks(numbers: Sequence[int]) -> str:
 
 
 def _waits(location: int, waiting: Sequence[Entry], labels: Labels) -> str:
-    """``ranks 0 and 2 wait in bucket 4 (dense2.weight, dense2.bias)``."""
+    """Return ``ranks 0 and 2 wait in bucket 4 (dense2.weight, dense2.bias)``."""
     own = [entry.rank for entry in waiting if entry.location == location]
     where = _LOCATIONS.get(location, "")
     if 0 <= location < len(labels.buckets):
@@ -133,7 +133,7 @@ def _waits(location: int, waiting: Sequence[Entry], labels: Labels) -> str:
 
 
 def _is(entry: Entry, now_s: float, labels: Labels) -> str:
-    """``rank 1, which is computing in step 17 since 61 s (last done: backward conv3)``."""
+    """Return ``rank 1, which is computing in step 17 since 61 s (last done: backward conv3)``."""
     since = f"since {_seconds(now_s - entry.since_s)}"
     if entry.state in ("", "Z"):
         return f"rank {entry.rank}, whose process {entry.pid} is gone"

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.collective import node_counts
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
-from dpsim.comm.ordered_sum import kept_sum, ordered_sum
+from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.transport import Array, Transport
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, NotFiniteError
-from dpsim.kernels.allreduce.tree import slots
 from dpsim.plan import Plan
-from dpsim.replica import Batch, BatchSums, Capabilities, DeferredSums, OrderedSum, Replica
+from dpsim.replica import Batch, BatchSums, Capabilities, DeferredSums, Replica
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.device_step import FetchedGradients
 from dpsim.runtime.finite import finite_check
@@ -29,12 +27,12 @@ from dpsim.runtime.program import compiled
 from dpsim.runtime.rank_status import UNKNOWN, RankStatus
 from dpsim.runtime.recorder import StepMarks
 from dpsim.runtime.shard_update import shard_update
-from dpsim.runtime.stage_step import StageStep
+from dpsim.runtime.stages.groups import StageGroups
+from dpsim.runtime.stages.stage_step import StageStep
 from dpsim.runtime.stall import Labels
 from dpsim.runtime.step_clock import step_clock
 from dpsim.runtime.step_collectives import StepCollectives
 from dpsim.schedule import Schedule
-from dpsim.strategy import own_blocks
 
 _ROOT_CAUSE_GRACE_S = 2.0
 """Seconds to wait before reporting a NaN received from another rank, so that the rank's own error is shown."""
@@ -50,16 +48,15 @@ class StepOutcome:
 
 
 class StepRunner:
-    """Executes a schedule's step again and again with one replica and one transport.
+    """A runner that executes a schedule's step again and again with one replica and one transport.
 
     It owns the run's memory (``arena``) and hands it to the replica. ``initialise`` must be called once.
     ``control`` carries the decisions of a rule that packs buckets while running (Horovod's); such a rule needs
-    one of its own, since its messages must not mix with the gradients'. ``status`` is where it says what it does.
+    one of its own, since its messages must not mix with the gradients'. ``status`` is told what the rank does.
     ``rate`` gives the learning rate of each step, counted from 0; without it the optimizer's own stays.
     ``exact`` carries the sums in the fixed order of addition (``ordered_sum``), on several ranks in a transport of its
     own: they may be asked for while gradients travel. Where the schedule has several rank classes, ``transport`` is
-    that of the rank's own class, and ``world`` one of all ranks; where stages have parts, ``parts`` is one of the
-    ranks, one of each part, that compute the same samples.
+    that of the rank's own class, and ``groups`` has the others.
     """
 
     def __init__(
@@ -71,10 +68,10 @@ class StepRunner:
         status: RankStatus | None = None,
         rate: Callable[[int], float] | None = None,
         exact: Transport | None = None,
-        world: Transport | None = None,
-        parts: Transport | None = None,
+        groups: StageGroups | None = None,
     ) -> None:
         plan, able = schedule.plan, Capabilities.of(replica)
+        world = None if groups is None else groups.world
         rank = transport.rank if world is None else world.rank
         self.program = compiled(schedule, rank)
         own_layers = [replica.layers[layer] for layer in self.program.layers]
@@ -93,11 +90,10 @@ class StepRunner:
         self._compression = compression(plan.wire_dtype, dtype, plan.global_batch)
         rounding = self._compression.rounding if self._compression is not None and plan.leaves else None
         self._may_overflow = plan.devices > 1 or rounding is not None
-        in_flight = schedule.stashes[schedule.class_of(rank)]
-        if able.staged is not None and world is not None:
-            recompute = any(operation >= 0 for row in self.program.recompute for operation in row)
-            add = None if parts is None else self._sum_of_blocks(parts)
-            able.staged.take_layers(self.program.layers, in_flight, recompute, add)
+        if able.staged is not None and groups is not None:
+            groups.give_layers(
+                able.staged, schedule, self.program, lambda add, arrays: self._collectives.paused_sum(add, arrays)
+            )
         held = len(order.of(transport.rank))
         self._leaves = LeafStep(replica, self.arena, plan, transport.rank, held, rounding, self.program)
         self._pass = self._leaves.passes[0]
@@ -124,14 +120,13 @@ class StepRunner:
         self._communicates_inside = self.program.waits_for_collectives or world is not None
         self._follows = tuple(self._communicates_inside or bool(each) for each in self.program.releases)
         self._stage: StageStep | None = None
-        if able.staged is not None and world is not None and self.program.actions:
+        if able.staged is not None and groups is not None and self.program.actions:
             self._stage = StageStep(
                 able.staged,
                 self.program,
                 self._leaves,
-                world,
-                plan,
-                in_flight,
+                groups.world,
+                schedule,
                 self._clock,
                 self.status,
                 self._emulated,
@@ -140,13 +135,6 @@ class StepRunner:
             add = self._collectives.sum_between_layers(own_layers, dtype.name, self.ordered_sum)
             self._leaves.normalise(able.batch_norm, plan.batch_norm, add)
 
-    def _sum_of_blocks(self, parts: Transport) -> OrderedSum:
-        """What adds partial sums over the column blocks of layers."""
-        blocks = self.schedule.workload.column_blocks
-        firsts = [own_blocks(blocks, part, parts.size).start for part in range(parts.size)]
-        add = kept_sum(parts, slots([*firsts, blocks]), self.plan.joining.algorithm)
-        return lambda arrays: self._collectives.paused_sum(add, arrays)
-
     def initialise(self, seed: int) -> None:
         """Set parameters to the replica's own initial values, and optimizer state to zero."""
         self.arena.set_parameters(self.arena.flat(self.replica.initial_parameters(seed)))
@@ -154,7 +142,7 @@ class StepRunner:
             slot[...] = 0
 
     def evaluate(self, x: Array, labels: NDArray[np.int64]) -> BatchSums:
-        """The sums of an evaluation of these samples: in stages those of the last one, and zeros in the others."""
+        """Return the sums of an evaluation of these samples: in stages those of the last one, zeros in the others."""
         return (self._stage or self.replica).evaluate(x, labels)
 
     def bind_again(self) -> None:
@@ -233,8 +221,8 @@ class StepRunner:
     def look(self) -> tuple[int, int]:
         """Return the bucket under way and the number of the operation finished last; for another thread to ask."""
         last = self._clock.marks.last_operation
-        known = last not in (None, self.program.overhead, self.program.update)
-        return self._collectives.bucket, UNKNOWN if last is None or not known else last
+        is_layer = last not in (None, self.program.overhead, self.program.update)
+        return self._collectives.bucket, UNKNOWN if last is None or not is_layer else last
 
     def close(self) -> None:
         """End the communication thread, if there is one."""
@@ -356,7 +344,7 @@ def _check(plan: Plan, transport: Transport, world: Transport | None, able: Capa
             allowed="strategies in which every device computes all layers",
             remedy="leave --strategy out, or write a replica as dpsim.replica.StagedReplica describes",
         )
-    _, devices_a_node = node_counts(plan.collective.layout, plan.data_devices)
+    devices_a_node = plan.collective.layout.of_a_node
     if transport.devices_a_node != devices_a_node:
         raise ConfigError(
             f"a plan for nodes of {devices_a_node} on nodes of {transport.devices_a_node} devices",

@@ -13,7 +13,7 @@ from dpsim.schedule import SYNCHRONISE_EVENT
 
 
 class StepClock(Protocol):
-    """Records one step after another into ``marks``. A timestamp is on the host its time."""
+    """A clock that records one step after another into ``marks``. A timestamp is on the host its time."""
 
     marks: StepMarks
 
@@ -40,7 +40,7 @@ class StepClock(Protocol):
 
 
 class HostClock:
-    """Records everything when the host says so."""
+    """A clock that records everything when the host says so."""
 
     def __init__(self) -> None:
         self.marks = StepMarks(0.0)

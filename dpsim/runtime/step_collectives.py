@@ -23,7 +23,7 @@ from dpsim.schedule import ALL_GATHER_EVENT, ALLREDUCE_EVENT, REDUCE_SCATTER_EVE
 
 
 class StepCollectives:
-    """Sends the buckets of an arena, of one rank; on one device there is nothing to send.
+    """The collectives of one rank's buckets in an arena; on one device there is nothing to send.
 
     ``order`` is the fixed order of addition in training with leaves. What the host or the device waits for is recorded
     by ``clock`` and ``status``.
@@ -100,7 +100,7 @@ class StepCollectives:
         return end_s
 
     def poll(self) -> None:
-        """Move on what is under way beside the computation; called when a layer is done."""
+        """Move on what is under way during the computation; called when a layer is done."""
         if self._overlapped and self._communicates:
             self._progress.poll()
 

@@ -8,20 +8,18 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim.algorithms import Backend
-from dpsim.collective import node_counts
 from dpsim.comm.allreduce import allreduce
 from dpsim.comm.broadcast import broadcast
 from dpsim.comm.clock import now
-from dpsim.comm.compiled import compile_once
 from dpsim.comm.compression import Compression
-from dpsim.comm.group import class_group
+from dpsim.comm.group import compile_once
 from dpsim.comm.networks import transport
 from dpsim.comm.transport import Transport
 from dpsim.constraints import check_backend
@@ -42,18 +40,27 @@ from dpsim.runtime.device_leaves import check_leaves, described, fix_libraries_o
 from dpsim.runtime.evaluation import digest, evaluated
 from dpsim.runtime.log import TrainLog
 from dpsim.runtime.micro_batches import own_leaves, own_slots, plan_partial_sums
+from dpsim.runtime.stages.groups import StageGroups
 from dpsim.runtime.stall import StallWatch
 from dpsim.runtime.step import StepOutcome, StepRunner
 from dpsim.schedule import Schedule
 
 
+class _Transports(NamedTuple):
+    """The transports of a rank: for gradients, for decisions of a dynamic schedule, for sums in the fixed order."""
+
+    gradients: Transport
+    decisions: Transport | None
+    exact: Transport | None
+
+
 class Trainer:
-    """Trains ``replica`` on ``dataset`` as ``plan`` says, on the ranks of ``comm`` (as many as the plan's devices).
+    """A trainer of ``replica`` on ``dataset`` as ``plan`` says, on the ranks of ``comm``, one a device of the plan.
 
     Every rank draws the same global batches and takes its own share of samples; rank 0's initial state is
     broadcast. ``schedule`` is given where a fusion rule needs measured times; else it is lowered here. ``rate``
     gives the learning rate of each step, counted from 0, and must be the same function on every rank. A rank that
-    waits for others for ``stall_after_s`` and longer has that told on stderr (0 and infinity: never). ``selection`` is
+    waits for others for ``stall_after_s`` or longer says so on stderr (0 and infinity: never). ``selection`` is
     what algorithm ``auto`` takes by size; without one it is measured, once a processor type, and so is which code
     computes the operations of a ``TunableReplica``. With leaves nothing is measured: a table decides. Where the replica
     waits instead of computing (``EmulatedCompute``), ranks that wait for each other sleep. With ``backend`` cuda a
@@ -87,55 +94,31 @@ class Trainer:
         """The digest of what decides which code computes: in leaves a table, else the choices by measurement."""
         if able.tunable is not None and device_replica is None:
             self._choose_code(able.tunable, dataset, plan, comm)
-        if (
-            selection is None
-            and plan.algorithm == "auto"
-            and not (plan.leaves or network.emulated or backend == "cuda")
-        ):
-            selection = choose_selection(comm).selection(plan.data_devices) if plan.data_devices > 1 else None
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
         sleeps, self._sized = able.emulated is not None, able.sized
         self.model_state = {name: (value.shape, value.dtype.name) for name, value in replica.state().items()}
         """Shape and dtype of the state of the whole model, of which a stage has a part."""
-        self.world: Transport | None = None
-        parts: Transport | None = None
-        group = comm
-        if self.schedule.classes > 1:
-            group = class_group(comm, self.schedule.class_of(comm.rank))
-            self.world = transport(comm, network, plan.devices_a_node, sleeps=sleeps)
-            if plan.parallelism.parts > 1:
-                neighbours = class_group(comm, comm.rank // plan.parallelism.parts)
-                of_a_node = node_counts(plan.joining.layout, neighbours.size)[1]
-                parts = transport(neighbours, network, of_a_node, sleeps=sleeps, beside=self.world)
-        self.transport: Transport = transport(
-            group,
-            network,
-            node_counts(plan.collective.layout, plan.data_devices)[1],
-            selection,
-            backend,
-            sleeps=sleeps,
-            on_device=device_replica is not None,
-            algorithm=plan.algorithm,
-            beside=self.world,
+        groups = self._groups = StageGroups.of(self.schedule, comm, network, sleeps=sleeps)
+        on_device = device_replica is not None
+        transports = _transports(
+            self.schedule, groups, comm, network, selection, backend, sleeps=sleeps, on_device=on_device
         )
+        self.transport = transports.gradients
         if backend == "cuda":
             self.computed_on, self.libraries = described(self.transport, comm)
         if device_replica is not None:
             device_replica.compute_in(self.transport.memory)
             if plan.leaves:
                 check_leaves(device_replica, dataset, plan, comm)
-        control = transport(group, network, sleeps=sleeps) if self.schedule.dynamic else None
         check_stall_after(stall_after_s)
         watched = comm.size > 1 and 0 < stall_after_s < math.inf
         mine = rank_status.Board(comm) if watched else None
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Compression(str(plan.wire_dtype)), comm)
-        sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
-        exact = transport(group, network, sleeps=sleeps, beside=self.world) if sums else None
         status = mine.status if mine else None
         self.runner = StepRunner(
-            replica, self.schedule, self.transport, control, status, rate, exact, self.world, parts
+            replica, self.schedule, self.transport, transports.decisions, status, rate, transports.exact, groups
         )
         self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
         compile_once(self.runner.warm_up, comm)
@@ -181,7 +164,7 @@ class Trainer:
         return outcome
 
     def next_share(self) -> tuple[Batch, int]:
-        """This rank's share of the next global batch, and that batch's size."""
+        """Return this rank's share of the next global batch, and that batch's size."""
         indices = next(self._batches)
         edges = own_leaves(self.plan, self.rank, len(indices), self.plan.accumulate)
         low, high = edges[0], edges[-1]
@@ -217,7 +200,7 @@ class Trainer:
         return -(-len(self.dataset.train_y) // self.plan.global_batch)
 
     def evaluate(self) -> BatchSums:
-        """Sums over the whole test set, each rank taking a share; exact at any device count.
+        """Return sums over the whole test set, each rank taking a share; exact at any device count.
 
         With the mean over the ranks of running statistics (see ``averaged_state``); nothing of training changes.
         """
@@ -234,13 +217,13 @@ class Trainer:
         ]
         with self.waiting(rank_status.EVALUATION):
             totals = self.runner.ordered_sum(slots)
-            if self.world is not None:
+            if self._groups is not None:
                 totals = self.comm.bcast(totals, self.comm.size - 1)
         return BatchSums(loss=float(totals[0]), correct=int(totals[1]), samples=int(totals[2]))
 
     @contextlib.contextmanager
     def _parameters_in_memory(self) -> Iterator[None]:
-        """Within it, the replica has all parameters of its layers. Collective where they are shards between steps."""
+        """Hold all parameters of the replica's layers meanwhile. Collective where they are shards between steps."""
         if not self.schedule.gathers_before_use:
             yield
             return
@@ -252,7 +235,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def averaged_state(self) -> Iterator[None]:
-        """Within it, running statistics, which each rank gathers from its own samples, are their mean over the ranks.
+        """Set running statistics, which each rank gathers from its samples, to their mean over the ranks meanwhile.
 
         Of whole numbers (counts of batches) it is the mean without its fraction.
         Collective. Afterwards each rank has its own again. Without batch norm's mode ``local`` all ranks have the same.
@@ -287,20 +270,20 @@ class Trainer:
         self.resume_from(0)
 
     def digest(self) -> str:
-        """SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order.
+        """Return the SHA-256 of parameters, optimizer state and replica state, tensor by tensor in name order.
 
         Collective where a rank does not have everything.
         """
         return digest((self.parameters(), *self.optimizer_state().values(), self.whole_state()))
 
     def optimizer_state(self, root: int | None = None) -> Tensors:
-        """The whole optimizer state by slot and name, on every rank or on ``root``. Collective where it is divided."""
+        """Return all optimizer state by slot and name, on every rank or on ``root``. Collective where it is divided."""
         arena = self.runner.arena
-        whole = {slot: gathered(arena, self.comm, own, root) for slot, own in arena.optimizer_state.items()}
-        return whole if root in (None, self.comm.rank) else {}
+        state = {slot: gathered(arena, self.comm, own, root) for slot, own in arena.optimizer_state.items()}
+        return state if root in (None, self.comm.rank) else {}
 
     def parameters(self, root: int | None = None) -> dict[str, NDArray[Any]]:
-        """All parameters by name, as host arrays, on every rank or on ``root``. Collective where they are divided.
+        """Return all parameters by name, as host arrays, on every rank or on ``root``. Collective where divided.
 
         They may share the memory of the arena.
         """
@@ -310,26 +293,26 @@ class Trainer:
         return gathered(arena, self.comm, arena.packed(arena.kept_parameters, arena.shard_parameters), root)
 
     def gradients(self) -> dict[str, NDArray[Any]]:
-        """The sums of the last step's gradients by name, as host arrays. Collective where they are divided."""
+        """Return the sums of the last step's gradients by name, as host arrays. Collective where they are divided."""
         arena = self.runner.arena
         return gathered(arena, self.comm, arena.packed(arena.kept_gradients, arena.shard_gradients))
 
     def whole_state(self) -> dict[str, NDArray[Any]]:
-        """The replica's state in the order of its names, of all stages; collective where there are several."""
+        """Return the replica's state in the order of its names, of all stages; collective where there are several."""
         state = self.state_on_host()
-        if self.world is None:
+        if self._groups is None:
             return state
         every = {name: value for of_rank in self.comm.allgather(state) for name, value in of_rank.items()}
         return every | state
 
     def state_on_host(self) -> dict[str, NDArray[Any]]:
-        """The replica's state in the order of its names, as host arrays."""
+        """Return the replica's state in the order of its names, as host arrays."""
         state = self.replica.state()
         names = sorted(state)
         return dict(zip(names, self.runner.arena.memory.fetch([state[name] for name in names]), strict=True))
 
     def waiting(self, location: int) -> AbstractContextManager[None]:
-        """For what the ranks do together between steps: a stall in there is reported as one at ``location``."""
+        """Mark what the ranks do together between steps: a stall in it is reported at ``location``."""
         return self.runner.status.waiting(location)
 
     def close(self) -> None:
@@ -337,11 +320,11 @@ class Trainer:
         if self._watch is not None:
             self._watch.close()
         self.transport.close()
-        if self.world is not None:
-            self.world.close()
+        if self._groups is not None:
+            self._groups.close()
 
     def _broadcast_state(self) -> None:
-        """Parameters and running statistics of rank 0, on every rank. Optimizer state is zero on all of them."""
+        """Send rank 0's parameters and running statistics to every rank. Optimizer state is zero on all of them."""
         arena = self.runner.arena
         if arena.has_all_parameters:
             self.broadcast_in(arena.parameters)
@@ -359,3 +342,37 @@ class Trainer:
         while True:
             yield from epoch_batches(len(self.dataset.train_y), self.plan.global_batch, self.seed, self.epoch)
             self.epoch += 1
+
+
+def _transports(
+    schedule: Schedule,
+    groups: StageGroups | None,
+    comm: MPI.Intracomm,
+    network: Network,
+    selection: Selection | None,
+    backend: Backend,
+    *,
+    sleeps: bool,
+    on_device: bool,
+) -> _Transports:
+    """Open a rank's transports, among the ranks of its class. A missing ``selection`` is measured. Collective."""
+    plan = schedule.plan
+    measurable = not (plan.leaves or network.emulated or backend == "cuda") and plan.data_devices > 1
+    if selection is None and plan.algorithm == "auto" and measurable:
+        selection = choose_selection(comm).selection(plan.data_devices)
+    group, world = (comm, None) if groups is None else (groups.alike, groups.world)
+    gradients = transport(
+        group,
+        network,
+        plan.collective.layout.of_a_node,
+        selection,
+        backend,
+        sleeps=sleeps,
+        on_device=on_device,
+        algorithm=plan.algorithm,
+        world=world,
+    )
+    decisions = transport(group, network, sleeps=sleeps) if schedule.dynamic else None
+    sums = group.size > 1 and (plan.leaves or plan.batch_norm == "global")
+    exact = transport(group, network, sleeps=sleeps, world=world) if sums else None
+    return _Transports(gradients, decisions, exact)

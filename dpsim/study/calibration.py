@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, neighbours, parse_devices
+from dpsim.collective import Collective, Layout, parse_devices
 from dpsim.constraints import FSDP, LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
@@ -103,11 +103,11 @@ class CalibrateConfig(Noun, frozen=True):
         if not 4 <= self.max_bytes <= 2**33:
             raise ConfigError(f"max_bytes is {self.max_bytes}", allowed="4 bytes to 8 GiB")
 
-    def layouts(self) -> list[tuple[int, str]]:
+    def layouts(self) -> list[tuple[int, Layout]]:
         """(devices, layout) of each of ``devices`` above 1, fewest devices first."""
         return _layouts(self.devices)
 
-    def all_layouts(self) -> list[tuple[int, str]]:
+    def all_layouts(self) -> list[tuple[int, Layout]]:
         """The same of ``devices`` and ``sends``."""
         return _layouts(self.devices + self.sends)
 
@@ -116,13 +116,13 @@ class CalibrateConfig(Noun, frozen=True):
         """The ranks that take part."""
         return max((devices for devices, _ in self.all_layouts()), default=1)
 
-    def neighbours(self) -> dict[str, int]:
+    def neighbours(self) -> dict[Layout, int]:
         """Return the layouts of two devices between which messages are measured, and the rank to send to from rank 0.
 
         The layout with the most devices comes last and decides on the rank.
         """
         return {
-            each: rank for devices, layout in _layouts(self.sends) for each, rank in neighbours(layout, devices).items()
+            each: rank for devices, layout in _layouts(self.sends) for each, rank in layout.neighbours(devices).items()
         }
 
     def collectives(self, number: int = 0) -> list[CalibratedCollective]:
@@ -173,7 +173,7 @@ def devices_to_calibrate(strategy: str, devices: Sequence[int | str]) -> dict[st
     return {"devices": tuple(dict.fromkeys(groups))} | ({"sends": tuple(devices)} if parsed.stages > 1 else {})
 
 
-def _layouts(tokens: Sequence[int | str]) -> list[tuple[int, str]]:
+def _layouts(tokens: Sequence[int | str]) -> list[tuple[int, Layout]]:
     return sorted({pair for pair in map(parse_devices, tokens) if pair[0] > 1})
 
 

@@ -19,7 +19,6 @@ from dpsim.data import load_dataset
 from dpsim.data.sharding import largest_share
 from dpsim.fields import Decides, deciding
 from dpsim.grouping import grouped
-from dpsim.harness import models
 from dpsim.lowering.computation import block_sums, output_bytes
 from dpsim.machine import NODE, ComputeSlowdown, Machine, Selection
 from dpsim.model.prices import local_share
@@ -31,6 +30,7 @@ from dpsim.progress import Progress
 from dpsim.records.sweep import Environment
 from dpsim.runtime.describe import describe
 from dpsim.setting import Setting
+from dpsim.study import models
 from dpsim.study.calibration import CalibrateConfig, calibrated_machine
 from dpsim.study.cases import run
 from dpsim.study.profile import (

@@ -14,11 +14,11 @@ from dpsim.codec import Noun
 from dpsim.data import load_dataset
 from dpsim.dtypes import in_dtype
 from dpsim.errors import ConfigError
-from dpsim.harness import models
 from dpsim.machine import LEAST_SLOWDOWN, NODE, ComputeSlowdown
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime.describe import describe, with_work_bytes
+from dpsim.study import models
 from dpsim.study.cases import run
 from dpsim.study.rows import ProfiledBatch, Rows, Series
 from dpsim.study.scatter import later_error, median_error

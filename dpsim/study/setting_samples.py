@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from dpsim.harness.sweep.emulation import EmulationLog
 from dpsim.records.sweep import MeasuredPoint, clean_values, enough_clean
 from dpsim.setting import Setting
 from dpsim.study.disturbance import Judge, Mark, Seen
+from dpsim.study.emulation import EmulationLog
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.rows import TICK_DIGITS
 from dpsim.study.statistics import median_interval

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpsim.errors import ConfigError
+from dpsim.installation import install
 
 try:
     import torch  # noqa: F401
@@ -12,7 +13,7 @@ except ModuleNotFoundError as error:
     raise ConfigError(
         "dpsim.torch without PyTorch, which is not installed",
         allowed="PyTorch 2.4 or newer; its CPU build is enough on processors",
-        remedy="pip install 'dpsim[torch]'",
+        remedy=install("torch"),
     ) from error
 
 from dpsim.torch.hook import allreduce_hook as allreduce_hook

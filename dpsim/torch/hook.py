@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 import queue
+import statistics
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from dpsim.comm.clock import now
 from dpsim.comm.progress import LOOK_S
 from dpsim.dtypes import SIXTEEN_BITS
 from dpsim.errors import ConfigError
-from dpsim.torch.fastest import Fastest
 from dpsim.torch.node import SUMMED, Ranks, SharedBucket, SharedNode
 
 Bucket = Any
@@ -28,6 +29,13 @@ Future = Any
 """A ``torch.futures.Future`` of the reduced bucket."""
 Overlap = Literal["auto", "inline", "thread", "gloo"]
 
+_SETTLING_STEPS = 4
+"""Steps before the first turn: in these DDP makes its buckets anew, and memory is prepared."""
+_TURNS = 3
+_STEPS_A_TURN = 3
+"""The first step of a turn is not counted: it ends what the way before has begun."""
+_GAIN = 0.98
+"""A way is taken in place of one before it in the list if its step takes at most this part of the other's."""
 _GLOO_HOOKS = {
     None: default_hooks.allreduce_hook,
     "float16": default_hooks.fp16_compress_hook,
@@ -38,14 +46,14 @@ _GLOO_HOOKS = {
 def allreduce_hook(
     *, wire_dtype: str | None = None, overlap: Overlap = "auto", process_group: Any = None
 ) -> Callable[[object, Bucket], Future]:
-    """A communication hook with which DDP takes the mean of its gradients by dpsim's kernel in shared memory.
+    """Return a communication hook with which DDP takes the mean of its gradients by dpsim's kernel in shared memory.
 
     ``ddp_model.register_comm_hook(None, dpsim.torch.allreduce_hook())``, on every rank, behind
     ``init_process_group``, whoever started the ranks. Collective over ``process_group``, which is the one that DDP was
     given (the default group if left out). Each DDP model takes a hook of its own.
 
     ``overlap``: ``inline`` reduces on the thread of backward, which waits at the last bucket alone; ``thread`` on a
-    thread beside it; ``gloo`` is PyTorch's own hook. ``auto`` tries the three in turns in the first steps (two without
+    second thread; ``gloo`` is PyTorch's own hook. ``auto`` tries the three in turns in the first steps (two without
     gloo if there is a ``wire_dtype``), and stays with the fastest. ``wire_dtype`` bfloat16 or float16 rounds every
     rank's gradients, and their sum, to 16 bits; between processors of one machine that saves no time.
 
@@ -121,7 +129,7 @@ class BucketMeans:
             future.set_result(shared.result())
 
     def _shared(self, bucket: Bucket) -> SharedBucket | None:
-        """The prepared bucket; None where gloo must reduce it. Collective where it is a new one."""
+        """Return the prepared bucket; None where gloo must reduce it. Collective where it is a new one."""
         tensor = bucket.buffer()
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in SUMMED:
             return None
@@ -130,7 +138,7 @@ class BucketMeans:
             _refuse_join()
             shared = self._node.prepare(tensor, self._wire_dtype)
             parameters = {id(parameter) for parameter in bucket.parameters()}
-            for older in [older for older, kept in self._prepared.items() if kept.parameters & parameters]:
+            for older in [older for older, prepared in self._prepared.items() if prepared.parameters & parameters]:
                 del self._prepared[older]  # DDP has made its buckets anew, and a parameter is in one of them
             key = tensor.data_ptr(), tensor.numel()
             self._prepared[key] = _Kept(tensor, shared, parameters)
@@ -156,7 +164,7 @@ def _refuse_join() -> None:
 
 
 class _ReducingThread:
-    """Reduces buckets one after another beside backward. It naps where others are awaited, for they need the cores."""
+    """A thread that reduces buckets one after another during backward. It naps while it waits, to free its core."""
 
     def __init__(self, node: SharedNode) -> None:
         self._node = node
@@ -176,3 +184,38 @@ class _ReducingThread:
                 future.set_result(shared.result())
             except Exception as error:  # handed to the thread of backward, which raises it
                 future.set_exception(error)
+
+
+class Fastest:
+    """The choice of the fastest way: ``way`` is that of the next step, on all ranks. Its last bucket ends a step."""
+
+    def __init__(self, ways: Sequence[str], ranks: Ranks) -> None:
+        self.way = ways[0]
+        self._ranks = ranks
+        self._ways = list(ways)
+        self._steps = -_SETTLING_STEPS
+        self._ended_s = 0.0
+        self._samples: dict[str, list[float]] = {way: [] for way in ways}
+
+    def step_ended(self) -> None:
+        """Take the time of the step that has ended, and say which way the next one uses. Collective at times."""
+        if len(self._ways) == 1:
+            return
+        ended_s = now()
+        if self._steps >= 0 and self._steps % _STEPS_A_TURN:
+            self._samples[self.way].append(ended_s - self._ended_s)
+        self._ended_s = ended_s
+        self._steps += 1
+        turn = max(self._steps, 0) // _STEPS_A_TURN
+        self.way = self._ways[turn % len(self._ways)]
+        if turn == _TURNS * len(self._ways):
+            self._decide()
+
+    def _decide(self) -> None:
+        of_ranks = self._ranks.allgather({way: statistics.median(times) for way, times in self._samples.items()})
+        step_s = {way: max(medians[way] for medians in of_ranks) for way in self._ways}
+        self.way = self._ways[0]
+        for way in self._ways[1:]:
+            if step_s[way] < _GAIN * step_s[self.way]:
+                self.way = way
+        self._ways = [self.way]

@@ -21,7 +21,7 @@ from dpsim.torch_replica.replica import Loss
 
 
 class ModuleTrainer:
-    """Trains ``module`` on the ranks of this MPI job, a step at a time. Collective: every rank makes one.
+    """A trainer of ``module`` on the ranks of this MPI job, a step at a time. Collective: every rank makes one.
 
     ``example`` is a batch (inputs [b, ...], labels [b, ...]) of the size that each rank will train on; it is not
     trained. ``loss`` is the sum over the samples (see ``TorchReplica``). ``plan`` takes the fields of ``dpsim.Plan``

@@ -40,13 +40,13 @@ class Ranks:
         self.size: int = distributed.get_world_size(group)
 
     def allgather(self, value: Any) -> list[Any]:
-        """The values of all ranks. Collective."""
+        """Return the values of all ranks. Collective."""
         values: list[Any] = [None] * self.size
         distributed.all_gather_object(values, value, group=self._group)
         return values
 
     def bcast(self, value: Any) -> Any:
-        """The value of rank 0. Collective."""
+        """Return the value of rank 0. Collective."""
         return self.allgather(value)[0]
 
 
@@ -68,7 +68,7 @@ class SharedBucket:
             self.shared.copy_(self.bucket)
 
     def result(self) -> torch.Tensor:
-        """The mean, in the bucket's dtype."""
+        """Return the mean, in the bucket's dtype."""
         return self.shared if self.shared.dtype == self.bucket.dtype else self.bucket.copy_(self.shared)
 
 
@@ -92,7 +92,7 @@ class SharedNode:
 
     @classmethod
     def open(cls, ranks: Ranks) -> SharedNode | None:
-        """The node of these ranks; None on all of them unless they can share memory. Collective."""
+        """Return the node of these ranks; None on all of them unless they can share memory. Collective."""
         control = shared_memory(ranks, SharedGroup.control_bytes(ranks.size), "dpsim-group")
         return None if control is None else cls(ranks, control)
 
@@ -131,24 +131,24 @@ class SharedNode:
         return SharedBucket(bucket=bucket, shared=shared, mean=mean)
 
     def _in_place(self, bucket: torch.Tensor) -> list[Any] | None:
-        """The memory of every rank's bucket, which is moved to shared memory; None on all ranks if there is no room."""
+        """Move the bucket to shared memory; return every rank's, or None on all ranks if there is no room."""
         storage = bucket.untyped_storage()
         system = os.statvfs(_TMPFS) if os.path.isdir(_TMPFS) else None
         room = system is not None and system.f_bavail * system.f_frsize > 2 * self.ranks.size * storage.nbytes()
         if not all(self.ranks.allgather(room)):
             return None
-        place = "", 0, 0
+        location = "", 0, 0
         with contextlib.suppress(RuntimeError):  # PyTorch's for every failure; all ranks learn of it
             handle, size_bytes = storage._share_fd_cpu_()
-            place = f"/proc/{os.getpid()}/fd/{handle}", size_bytes, bucket.storage_offset() * bucket.element_size()
+            location = f"/proc/{os.getpid()}/fd/{handle}", size_bytes, bucket.storage_offset() * bucket.element_size()
         arrays = []
         with contextlib.suppress(OSError):
-            for rank, each in enumerate(self.ranks.allgather(place)):
+            for rank, each in enumerate(self.ranks.allgather(location)):
                 arrays.append(bucket.numpy() if rank == self.ranks.rank else _mapped(bucket, *each))
         return arrays if all(self.ranks.allgather(len(arrays) == self.ranks.size)) else None
 
     def _copies(self, elements: int, dtype: np.dtype[Any]) -> list[Any] | None:
-        """New shared memory for a copy of every rank's bucket; None on all ranks where the system refuses it."""
+        """Return new shared memory for a copy of every rank's bucket; None on all ranks where the system refuses it."""
         extent = -(-elements * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = shared_memory(self.ranks, extent * self.ranks.size, "dpsim-gradients")
         if memory is None:
@@ -157,7 +157,7 @@ class SharedNode:
 
 
 def _mapped(like: torch.Tensor, path: str, size_bytes: int, offset_bytes: int) -> Any:
-    """Another rank's bucket, which is like this one's. Raises ``OSError``."""
+    """Return another rank's bucket, which is like this one's. Raises ``OSError``."""
     handle = os.open(path, os.O_RDWR)
     try:
         memory = mmap.mmap(handle, size_bytes)

@@ -13,6 +13,7 @@ import msgspec
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.installation import install
 from dpsim.launch import scratch
 from dpsim.launch.child_process import child
 from dpsim.launch.protection import protected, script_protection
@@ -76,7 +77,7 @@ def check_torch() -> None:
         raise ConfigError(
             "PyTorch is not installed beside dpsim",
             allowed="PyTorch 2.4 or newer, for --torch-script and --torch alone",
-            remedy="pip install 'dpsim[torch]' in the environment that the script runs in",
+            remedy=f"{install('torch')}, in the environment that the script runs in",
         )
 
 

@@ -14,7 +14,7 @@ from dpsim.torch_replica.layers import ModuleLayer, gradient_in_parts
 
 
 class Announcer:
-    """Calls the ``StepEvents`` of the step under way, between ``begin`` and ``backward_over``.
+    """A caller of the ``StepEvents`` of the step under way, between ``begin`` and ``backward_over``.
 
     Every layer is announced once in each direction, in order: those before a layer with it, if a module computes them
     later or not at all. So a layer with a parameter that gets no gradient is announced when backward is over.
@@ -33,7 +33,7 @@ class Announcer:
                 parameter.register_post_accumulate_grad_hook(hook)
 
     def begin(self, events: StepEvents, gradients: Sequence[Any]) -> None:
-        """A new pass, which must add its gradients to these tensors: one a parameter, in the order of the layers."""
+        """Begin a pass, which must add its gradients to these tensors: one a parameter, in the order of the layers."""
         self._events, self.raised = events, None
         parameters = [parameter for layer in self._layers for parameter in layer.parameters]
         self._gradients = {id(each): gradient for each, gradient in zip(parameters, gradients, strict=True)}
@@ -41,11 +41,11 @@ class Announcer:
         self._forward, self._backward = 0, len(self._layers) - 1
 
     def forward_over(self) -> None:
-        """The module has computed its output."""
+        """Note that the module has computed its output."""
         self._announce_forward(len(self._layers) - 1)
 
     def loss_over(self) -> None:
-        """The loss is computed."""
+        """Note that the loss is computed."""
         assert self._events is not None
         with self._kept():
             self._events.loss_done()
@@ -59,7 +59,7 @@ class Announcer:
         self._events = None
 
     def stop(self) -> None:
-        """The pass has failed; nothing is announced any more."""
+        """Stop: the pass has failed, and nothing is announced any more."""
         self._events = None
 
     def _accumulated(self, layer: int, name: str, parameter: Any) -> None:
@@ -98,7 +98,7 @@ class Announcer:
 
 
 def replaced(name: str) -> ConfigError:
-    """The error for a gradient that is not where the runtime reduces it."""
+    """Return the error for a gradient that is not where the runtime reduces it."""
     return ConfigError(
         f"the gradient of {name} is another tensor than the one that dpsim reduces",
         allowed="gradients that autograd adds to parameter.grad in place",

@@ -25,8 +25,8 @@ class ModuleLayer:
 
 
 def layers_of(module: Any, train: Callable[[], None]) -> tuple[ModuleLayer, ...]:
-    """The layers in forward order: the reverse of the order in which ``train``, a forward and a backward pass, gives
-    them their gradients. Those with a parameter that gets none come first.
+    """Return the layers in forward order: the reverse of the order in which ``train``, a forward and a backward pass,
+    gives them their gradients. Those with a parameter that gets none come first.
 
     A layer is a module with its own trainable parameters; a shared parameter belongs to the first module that has it.
     Raises ``ConfigError`` if a parameter gets its gradient in several parts.
@@ -67,7 +67,7 @@ def _layer(module: Any, path: str, named: list[tuple[str, Any]]) -> ModuleLayer:
 
 
 def gradient_in_parts(name: str) -> ConfigError:
-    """The error for a parameter whose gradient changes after it was announced."""
+    """Return the error for a parameter whose gradient changes after it was announced."""
     return ConfigError(
         f"the parameter {name} gets its gradient in several parts of a backward pass",
         allowed="gradients that are final when autograd has added them up once",

@@ -63,7 +63,7 @@ class TrainedParameters:
 
 
 def trained_parameters(module: Any) -> TrainedParameters:
-    """The trainable parameters of a module. Raises ``ConfigError`` for a module that cannot be trained."""
+    """Return the trainable parameters of a module. Raises ``ConfigError`` for a module that cannot be trained."""
     _check_tensors(module)
     trained = []
     for name, parameter in module.named_parameters():
@@ -100,10 +100,10 @@ def _check_tensors(module: Any) -> None:
 
 def _check_dtype(trained: list[Trained]) -> None:
     """Raise ``ConfigError`` unless there are parameters that require a gradient, all float32 or all float64."""
-    given = {str(each.parameter.dtype).removeprefix("torch.") for each in trained}
-    if len(given) != 1 or not given <= {*DTYPES.values()}:
+    dtypes = {str(each.parameter.dtype).removeprefix("torch.") for each in trained}
+    if len(dtypes) != 1 or not dtypes <= {*DTYPES.values()}:
         raise ConfigError(
-            f"parameters of dtype {', '.join(sorted(given))}" if given else "no parameter that requires a gradient",
+            f"parameters of dtype {', '.join(sorted(dtypes))}" if dtypes else "no parameter that requires a gradient",
             allowed="one or more that require a gradient, all of them float32 or all of them float64",
-            remedy="convert the module with module.float()" if given else "leave some parameters trainable",
+            remedy="convert the module with module.float()" if dtypes else "leave some parameters trainable",
         )

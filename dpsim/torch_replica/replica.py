@@ -34,7 +34,7 @@ _cross_entropy = functools.partial(torch.nn.functional.cross_entropy, reduction=
 
 
 class TorchReplica:
-    """Implements ``dpsim.replica.DeviceReplica`` from a ``torch.nn.Module``.
+    """A ``dpsim.replica.DeviceReplica`` from a ``torch.nn.Module``.
 
     ``build`` is a function that returns the module; it is called with PyTorch's random generator seeded, so that a seed
     gives the same parameters in every training and on every rank. Given a module itself, its parameters start as they
@@ -90,7 +90,7 @@ class TorchReplica:
         return self._specs
 
     def initial_parameters(self, seed: int) -> dict[str, Array]:
-        """The parameters of a module that is built with this seed; see above."""
+        """Return the parameters of a module that is built with this seed; see above."""
         module = _built(self._build, seed)
         if module is self.module:
             return {name: value.copy() for name, value in self._initial.items()}
@@ -195,7 +195,7 @@ class TorchReplica:
     def _computed(
         self, x: Array, labels: NDArray[np.int64], forward_over: Callable[[], None] = lambda: None
     ) -> tuple[Tensor, Tensor]:
-        """The loss and the number of correct predictions."""
+        """Return the loss and the number of correct predictions."""
         inputs = uploaded(self._memory, "x", x)
         if inputs.is_floating_point():
             inputs = inputs.to(self._dtype)
@@ -249,7 +249,7 @@ def _unfit(what: str, value: Any, allowed: str) -> ConfigError:
 
 
 def _seed(batch: Batch) -> int:
-    """A seed for PyTorch's random numbers that depends on the batch's samples, not on the rank."""
+    """Return a seed for PyTorch's random numbers that depends on the batch's samples, not on the rank."""
     words = f"{batch.seed} {batch.step} {batch.first_sample}".encode()
     return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
 

@@ -77,7 +77,7 @@ def move_state(module: Any, memory: Memory) -> ModuleState:
 
 @contextlib.contextmanager
 def unchanged(state: Mapping[str, Array]) -> Iterator[None]:
-    """At the end the state is what it was."""
+    """Restore the state at the end."""
     before = {name: array.copy() for name, array in state.items()}
     try:
         yield
@@ -87,7 +87,7 @@ def unchanged(state: Mapping[str, Array]) -> Iterator[None]:
 
 
 def _named(module: Any) -> dict[str, Any]:
-    """Buffers and frozen parameters by name, those that modules share by each of their names."""
+    """Return buffers and frozen parameters by name, those that modules share by each of their names."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
     parameters = module.named_parameters(remove_duplicate=False)
     return buffers | {name: parameter for name, parameter in parameters if not parameter.requires_grad}
@@ -105,12 +105,12 @@ def _value(name: str, tensor: Any) -> Array:
 
 
 def tensor_of(array: Array) -> Tensor:
-    """The tensor that shares an array's memory."""
+    """Return the tensor that shares an array's memory."""
     return torch.from_dlpack(array)
 
 
 def uploaded(memory: Memory, name: str, host: Array) -> Tensor:
-    """A copy of a host array as a tensor in a memory, valid until the next of that name.
+    """Return a copy of a host array as a tensor in a memory, valid until the next of that name.
 
     On the host it is a copy too, since a module may write to its input. It starts at a multiple of 64 bytes: elsewhere
     libraries may add in another order, and a leaf must have the same bits wherever it begins in a rank's share.
@@ -123,12 +123,12 @@ def uploaded(memory: Memory, name: str, host: Array) -> Tensor:
 
 
 def on_host(tensor: Tensor) -> Array:
-    """A copy of a tensor as NumPy's array, with an axis at least. Raises ``TypeError`` for a dtype NumPy lacks."""
+    """Copy a tensor to a NumPy array with one axis or more. Raises ``TypeError`` for a dtype that NumPy lacks."""
     return np.array(tensor.detach().cpu().contiguous().numpy(), ndmin=1)
 
 
 def computing_in(memory: Memory, device: Any) -> AbstractContextManager[Any]:
-    """While it is open, PyTorch's work on a GPU is put into the memory's stream, as all other work there."""
+    """Put PyTorch's work on a GPU into the memory's stream meanwhile, as all other work there."""
     if device.type == "cpu":  # the host, and numba's simulator
         return contextlib.nullcontext()
     memory.use()

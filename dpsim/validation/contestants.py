@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.collective import node_counts
+from dpsim.collective import Layout
 from dpsim.machine import Link, Machine
 from dpsim.model.compare import nulls
 from dpsim.model.formulas import nonnegative
@@ -86,13 +86,12 @@ def of_collective(known: Sequence[PublishedRow], row: PublishedRow, plan: Plan) 
         "between tables": between,
         "alpha-beta": float(2 * (devices - 1) * alpha_s + 2 * (devices - 1) / devices * size * beta),
         CALCULON: calculon(size, devices, float(latency_s), 1 / float(slope) if slope else math.inf),
-        INDUCTOR: inductor(size, node_counts(plan.layout, 1)[0] if plan.layout else -(-devices // 8), devices),
+        INDUCTOR: inductor(size, plan.layout.nodes if plan.layout else -(-devices // 8), devices),
     }
 
 
 def _on_one_node(row: PublishedRow) -> bool:
-    layout = row.values.get("layout", "")
-    return not layout or node_counts(str(layout), 1)[0] == 1
+    return Layout(str(row.values.get("layout", ""))).nodes == 1
 
 
 def _at(points: Sequence[tuple[float, float]], size: float) -> float:
@@ -128,7 +127,7 @@ def of_step(
         float(np.median([of_sample(each) for each in on_several_devices])) * plan.local_batch
     )
     if plan.devices > 1:
-        nodes = node_counts(plan.layout, 1)[0]
+        nodes = plan.layout.nodes
         link, size = _link(machine, nodes), float(workload.gradient_bytes)
         free_s = found["free communication"]
         found[CALCULON] = free_s + calculon(size, plan.devices, link.latency_s, link.bandwidth_bytes_per_s)

@@ -15,6 +15,7 @@ import numpy as np
 from dpsim import codec
 from dpsim import machine as machines
 from dpsim import workload as workloads
+from dpsim.collective import Layout
 from dpsim.errors import ConfigError, unknown
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import AllreduceCost, Machine
@@ -95,9 +96,9 @@ def message(size_bytes: int) -> Workload:
 
 def _machine_of_tables(case: Case, rows: Sequence[PublishedRow], name: str) -> Machine:
     """Return a machine with a table for each layout among the rows, and the links that dpsim fits to such tables."""
-    by_layout: dict[tuple[int, str], dict[int, float]] = {}
+    by_layout: dict[tuple[int, Layout], dict[int, float]] = {}
     for row in rows:
-        key = int(row.values["devices"]), str(row.values.get("layout", ""))
+        key = int(row.values["devices"]), Layout(str(row.values.get("layout", "")))
         by_layout.setdefault(key, {})[int(row.values["size_bytes"])] = row.outcome
     tables = tuple(
         AllreduceCost(

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.collective import check_layout
+from dpsim.collective import checked_layout
 from dpsim.columns import Unit
 from dpsim.errors import ConfigError, FileFormatError
 
@@ -140,7 +140,7 @@ def _row(table: Path, line: int, cells: list[str], provenance: Provenance) -> Pu
             raise FileFormatError(f"{where}: {name} is {texts[name]!r}", allowed="a whole number of 1 or more")
     if "layout" in values and "devices" in values:
         try:
-            check_layout(str(values["layout"]), values["devices"])
+            checked_layout(str(values["layout"]), values["devices"])
         except ConfigError as error:
             raise FileFormatError(f"{where}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
     return PublishedRow(line=line, values=values, outcome=outcome)

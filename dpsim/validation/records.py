@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from dpsim.collective import FLAT
 from dpsim.model.interval import predict_with_interval
 from dpsim.model.prices import FREE_NETWORK
 from dpsim.model.residuals import LEVEL
@@ -53,7 +54,7 @@ def split(row: JudgedRow) -> dict[str, Share]:
     """
     own = row.inputs
     single = msgspec.structs.replace(
-        own.plan, devices=1, layout="", global_batch=own.plan.local_batch * own.plan.accumulate
+        own.plan, devices=1, layout=FLAT, global_batch=own.plan.local_batch * own.plan.accumulate
     )
     (of_one, ends_of_one), (of_all, ends) = (
         predict_with_interval(own.workload, own.machine, plan) for plan in (single, own.plan)

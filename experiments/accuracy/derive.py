@@ -21,7 +21,7 @@ from dpsim.harness.sweep.check import check_records
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.coverage import residuals
 from dpsim.harness.sweep.experiment import needed_for, predict_again
-from dpsim.harness.sweep.sweep import blind_predictions, measure
+from dpsim.harness.sweep.sweep import Study, blind_predictions
 from dpsim.model.residuals import Residuals
 from dpsim.progress import Progress
 from dpsim.records.checked import Checked
@@ -60,7 +60,7 @@ def run_sweeps(experiments: Sequence[Experiment], folder: Path, progress: Progre
         progress(f"{number} of {len(experiments)}: {experiment.name}")
         working = folder / f"{experiment.name}.running"
         try:
-            swept = measure(experiment, working, progress)
+            swept = Study.of(experiment).run(working, progress, times_alone=True)
             inputs = codec.read(working / "inputs.json", Inputs, "inputs", SCHEMA)
         except DpsimError as error:
             progress(f"{experiment.name} is left out: {error}")

@@ -17,7 +17,8 @@ from dpsim.harness.sweep.coverage import by_other_studies, coverage_by_stratum, 
 from dpsim.harness.sweep.scores import shape_score, step_score
 from dpsim.machine import NODE
 from dpsim.nn.tokens import norm_of
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison
 from dpsim.records.coverage import CoveredPoint, StratumCoverage
 from dpsim.records.quality import QualityResults
 

@@ -12,7 +12,8 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.experiments.accuracy.lines import STEP, Line, covered, stratum
 from dpsim.machine import NODE
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison
 from dpsim.records.coverage import CoveredPoint
 from dpsim.report.charts import Chart, Lines, Series
 from dpsim.report.content import Card, Content, ReportFigure, Tile

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
 
+from dpsim import installation
 from dpsim.comm.cuda.available import cupy_version, simulating
 from dpsim.comm.cuda.driver import Driver
 from dpsim.errors import DpsimError
@@ -207,7 +208,7 @@ def remedy(name: str, driver: Driver, reason: str = "") -> str:
     """Say what to do about a library that fails for ``reason``."""
     if known := next((text for sign, text in _KNOWN.items() if sign in reason), ""):
         return known
-    install = f"pip install 'dpsim[{driver.extra}]', which fits a driver for CUDA {driver.cuda}"
+    install = f"{installation.install(driver.extra)}, which fits a driver for CUDA {driver.cuda}"
     toolkit = f"pip install '{driver.cupy_package}[ctk]', which fits a driver for CUDA {driver.cuda}"
     return {
         "numba-cuda": install,
@@ -217,7 +218,8 @@ def remedy(name: str, driver: Driver, reason: str = "") -> str:
         "CuPy": toolkit,
         "cuBLAS": toolkit,
         "NCCL": f"pip install {driver.nccl_package}; only the comparison with NCCL needs it",
-        "MPI": "pip install 'dpsim[mpich]', or add its wheels to WHEELS; only what runs between processes needs it",
+        "MPI": f"{installation.install('mpich')}, or add its wheels to WHEELS;"
+        " only what runs between processes needs it",
     }[name]
 
 

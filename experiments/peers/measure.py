@@ -17,8 +17,7 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.experiments.peers.agreement import loss_error, require_agreement
-from dpsim.experiments.peers.result import SystemResult, Tried
+from dpsim.experiments.peers.result import SystemResult, Tried, loss_error, require_agreement
 from dpsim.experiments.peers.setting import (
     OWN,
     Change,

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.data import load_dataset
-from dpsim.experiments.peers.agreement import CHECKED_STEPS, gradient_errors
+from dpsim.experiments.peers.result import CHECKED_STEPS, gradient_errors
 from dpsim.experiments.peers.setting import OWN, Change, Work
 from dpsim.machine import Network
 from dpsim.nn import build_model

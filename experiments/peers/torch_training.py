@@ -17,7 +17,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dpsim.data import epoch_batches, load_dataset, shard
-from dpsim.experiments.peers.agreement import from_torch, match, to_torch
+from dpsim.experiments.peers.result import from_torch, match, to_torch
 from dpsim.experiments.peers.setting import CLASSES, OPTIMIZER, Change, Work
 from dpsim.nn import build_model
 from dpsim.replica import Array

@@ -1,1 +1,1 @@
-"""Stress tests: killed ranks, hostile input and connections."""
+"""Stress tests: killed commands and ranks, and broken science."""

@@ -1,6 +1,6 @@
 """Breaks the science of dpsim in 40 places, one at a time, and shows that the tests notice each.
 
-``python -m dpsim.experiments.stress.mutations [--only NAME ...] [--renamed OLD=NEW ...] [--list]``. The mutations stand
+``python -m dpsim.experiments.stress.mutations [--only NAME ...] [--renamed OLD=NEW ...]``. The mutations stand
 in ``mutations.toml``. Each replaces a text that occurs exactly once in ``dpsim`` and ``kernels``, wherever that is and
 however it is wrapped, so that files may move; where an identifier got another name, ``--renamed`` says which. All this
 happens in a copy of the checkout, of which tests marked slow are left out and the first failure ends a run: first the
@@ -28,6 +28,8 @@ from dpsim.experiments.command import ROOT
 from dpsim.launch import child_process
 
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
+_LIMIT_S = 1800.0
+"""For each run of tests."""
 _NOTHING_FAILED = (0, 5)
 """Exit codes of pytest: all tests passed, or none was selected."""
 
@@ -147,25 +149,20 @@ def main() -> int:
     options.add_argument(
         "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="identifiers with another name now"
     )
-    options.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for each run of tests")
-    options.add_argument("--list", action="store_true", help="name the mutations, and run nothing")
     given = options.parse_args()
     names = dict(
         pair.split("=", 1) if "=" in pair else options.error(f"{pair}: write OLD=NEW") for pair in given.renamed
     )
     mutations = {mutation.name: mutation.renamed(names) for mutation in read_mutations()}
     if unknown := sorted({*(given.only or ())} - mutations.keys()):
-        options.error(f"no mutation is named {', '.join(unknown)}; --list names them all")
+        options.error(f"no mutation is named {', '.join(unknown)}: mutations.toml names them all")
     chosen = [mutations[name] for name in given.only or mutations]
-    if given.list:
-        print("\n".join(f"{mutation.name}: {mutation.broken}" for mutation in chosen))
-        return 0
     caught = 0
     with tempfile.TemporaryDirectory(prefix="dpsim-mutations-") as folder:
         copy_checkout(ROOT, Path(folder))
         for mutation in chosen:
             begin_s = time.monotonic()
-            outcome = try_mutation(Path(folder), mutation, given.limit)
+            outcome = try_mutation(Path(folder), mutation, _LIMIT_S)
             caught += outcome.verdict == "caught"
             took_s = time.monotonic() - begin_s
             print(f"{outcome.verdict:16}{mutation.name:36}{took_s:5.0f} s  {outcome.detail}", flush=True)

@@ -94,13 +94,6 @@ class Run:
             time.sleep(0.05)
 
 
-def is_running(process: psutil.Process) -> bool:
-    """Return whether a process exists and has not ended."""
-    with contextlib.suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
 def _shown(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+import os
+import re
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,11 +18,16 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.experiments import command
+from dpsim.experiments.command import ROOT
 from dpsim.launch.scratch import scratch
 from dpsim.study.environment import stamp
 
 SCHEMA = "dpsim.hostile/1"
-_SAVE_EVERY_S = 5.0
+CASES_VARIABLE = "DPSIM_ATTACK_CASES"
+"""The environment variable by which property tests learn how many cases to draw."""
+_STATISTICS = re.compile(r"(\d+) passing, (\d+) failing, and (\d+) invalid test cases((?:\n {4}.*)*)")
+_EVENT = re.compile(r"\* +([\d.]+)%, (.+)")
+_SHOWN = 4000
 
 
 class Outcome(Noun, frozen=True):
@@ -54,11 +62,34 @@ class Tally(Noun, frozen=True):
         return "\n".join([*lines, *(f"  {outcome.case}: {outcome.wrong}" for outcome in self.wrong)])
 
 
-class Part(NamedTuple):
-    """An attack: ``run(first, last, seed, folder)`` yields the outcomes of cases ``first`` to ``last``, in order."""
+Run = Callable[[int, int, int, Path], Iterable[Outcome]]
+"""``run(first, last, seed, folder)`` yields the outcomes of cases ``first`` to ``last``, in order."""
 
-    run: Callable[[int, int, int, Path], Iterable[Outcome]]
+
+class Part(NamedTuple):
+    """An attack, with its usual number of cases. One that ``continues`` goes on where it was interrupted."""
+
+    run: Run
     cases: int
+    continues: bool = True
+
+
+def by_hypothesis(tests: str) -> Run:
+    """Return the attack of property tests, a file of the checkout: hypothesis draws its cases, and tells of events."""
+
+    def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
+        flags = [f"--hypothesis-seed={seed}", "--hypothesis-show-statistics", "--timeout=0", "-n", "2"]
+        line = [sys.executable, "-m", "pytest", str(ROOT / tests), *flags]
+        environment = os.environ | {CASES_VARIABLE: str(last)}
+        done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        for passing, failing, invalid, events in _STATISTICS.findall(done.stdout):
+            drawn = sum(map(int, (passing, failing, invalid)))
+            for share, became in _EVENT.findall(events):
+                yield from [Outcome(case=tests, became=became)] * round(float(share) / 100 * drawn)
+        if done.returncode:
+            yield Outcome(case=tests, became="failed", wrong=(done.stdout + done.stderr)[-_SHOWN:])
+
+    return run
 
 
 def tallied(part: str, seed: int, cases: int, file: Path | None, run: Callable[[int], Iterable[Outcome]]) -> Tally:
@@ -75,32 +106,25 @@ def tallied(part: str, seed: int, cases: int, file: Path | None, run: Callable[[
                 allowed=f"part {part} with seed {seed}",
                 remedy="choose another folder with --output",
             )
-    saved_s = time.monotonic()
-    try:
-        for outcome in run(tally.cases) if tally.cases < cases else ():
-            tally = tally.add(outcome)
-            if file is not None and time.monotonic() > saved_s + _SAVE_EVERY_S:
-                codec.write(file, tally)
-                saved_s = time.monotonic()
-    finally:
+    for outcome in run(tally.cases) if tally.cases < cases else ():
+        tally = tally.add(outcome)
         if file is not None:
             codec.write(file, tally)
     return tally
 
 
-def attack(name: str, part: Part, cases: int | None, seed: int, output: Path | None) -> Tally:
-    """Run ``cases`` cases of a part (None: its default). Raises ``ConfigError`` for counts of another seed."""
-    last = part.cases if cases is None else cases
-    file = None if output is None else output / f"{name}.json"
+def attack(title: str, part: Part, cases: int, seed: int, output: Path | None) -> Tally:
+    """Run an attack. Raises ``ConfigError`` for counts of another seed."""
+    file = output / f"{title}.json" if output is not None and part.continues else None
     with scratch("attack") as folder:
-        return tallied(name, seed, last, file, lambda first: part.run(first, last, seed, folder))
+        return tallied(title, seed, cases, file, lambda first: part.run(first, cases, seed, folder))
 
 
 def main(name: str, description: str | None, parts: Mapping[str, Part]) -> int:
-    """Run the command of some attacks: print their tallies; 1 if anything went wrong."""
+    """Run the command of some attacks: print their tallies and a table of them; 1 if anything went wrong."""
     options = command.parser(f"stress.{name}", description)
-    options.add_argument("--parts", default=",".join(parts), help=argparse.SUPPRESS if len(parts) == 1 else None)
-    options.add_argument("--cases", "--rounds", type=int)
+    options.add_argument("--parts", default=",".join(parts))
+    options.add_argument("--cases", type=int)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--output", type=Path, help="folder for the counts, from which an interrupted part continues")
     given = options.parse_args()
@@ -109,15 +133,15 @@ def main(name: str, description: str | None, parts: Mapping[str, Part]) -> int:
     def run() -> int:
         rows = [f"{'attack':<12}{'cases':>8}{'wrong':>8}{'seconds':>9}"]
         wrong = 0
-        for part in given.parts.split(","):
-            if part not in parts:
-                raise unknown("part", part, parts)
-            begin_s = time.monotonic()
-            tally = attack(part, parts[part], given.cases, given.seed, given.output)
+        for title in given.parts.split(","):
+            if title not in parts:
+                raise unknown("part", title, parts)
+            part, begin_s = parts[title], time.monotonic()
+            tally = attack(title, part, given.cases or part.cases, given.seed, given.output)
             seconds = time.monotonic() - begin_s
             print(f"{tally.text()}\n  {seconds:.0f} s", flush=True)
             wrong += len(tally.wrong)
-            rows.append(f"{part:<12}{tally.cases:>8}{len(tally.wrong):>8}{seconds:>9.0f}")
+            rows.append(f"{title:<12}{tally.cases:>8}{len(tally.wrong):>8}{seconds:>9.0f}")
         print("\n".join(["", *rows]))
         return int(wrong > 0)
 

@@ -18,7 +18,7 @@ Algorithm = Callable[[PartialSums], StepList]
 
 
 def one_shot(sums: PartialSums) -> StepList:
-    """Every rank copies its partial sums to staging memory, then adds all of them for itself: one synchronisation."""
+    """Copy all partial sums to staging memory; then each rank adds all of them for itself: one synchronisation."""
     every = range(len(sums.owners))
     shown = [
         Step(sums.owners[number], 0, (Region(SLOT, number, 0, 1),), (Region(STAGING, number, 0, 1),))
@@ -58,7 +58,7 @@ def reduce_scatter(sums: PartialSums) -> StepList:
 
 
 def all_gather(sums: PartialSums) -> StepList:
-    """Every rank copies slice r from rank r, the next rank's first."""
+    """Copy slice r from rank r to every rank, the next rank's first."""
     n, firsts = sums.ranks, sums.firsts
     steps = []
     for rank, distance in itertools.product(range(n), range(1, n)):
@@ -69,13 +69,13 @@ def all_gather(sums: PartialSums) -> StepList:
 
 
 def _circuit(ranks: int) -> Iterable[tuple[int, int, int]]:
-    """(hop, chunk, rank): chunk c visits ranks c, c + 1, ..., c + n - 1 of a ring, all chunks hop by hop."""
+    """Yield (hop, chunk, rank): chunk c visits ranks c, c + 1, ..., c + n - 1 of a ring, all chunks hop by hop."""
     for hop, chunk in itertools.product(range(ranks), range(ranks)):
         yield hop, chunk, (chunk + hop) % ranks
 
 
 def _pass_on(firsts: list[int]) -> list[list[Step]]:
-    """Each chunk, complete at the last rank of its circuit, is copied from rank to rank around the ring again."""
+    """Copy each chunk, complete at the last rank of its circuit, from rank to rank around the ring again."""
     n = len(firsts)
     rounds: list[list[Step]] = [[] for _ in range(n)]
     for hop, chunk, rank in _circuit(n):
@@ -85,7 +85,7 @@ def _pass_on(firsts: list[int]) -> list[list[Step]]:
 
 
 def ring(sums: PartialSums) -> StepList:
-    """Chunk c travels from rank c around the ring to rank c - 1, then on around once more as the sum.
+    """Send chunk c from rank c around the ring to rank c - 1, then on around once more as the sum.
 
     A rank adds the subtrees that its own partial sums complete. It reads the other half where the rank that made it
     left it, so the tree's order costs no byte more than the ring's own.
@@ -94,7 +94,7 @@ def ring(sums: PartialSums) -> StepList:
 
 
 def _ring_sums(sums: PartialSums) -> list[list[Step]]:
-    """The first circuit of a ring, after which rank c - 1 has the sum of chunk c."""
+    """Return the first circuit of a ring, after which rank c - 1 has the sum of chunk c."""
     n, firsts = sums.ranks, sums.firsts
     rounds: list[list[Step]] = [[] for _ in range(n)]
     places: list[dict[Tree, int]] = [{number: number for number in range(len(sums.owners))} for _ in range(n)]
@@ -112,17 +112,17 @@ def _ring_sums(sums: PartialSums) -> list[list[Step]]:
 
 
 def plain_ring_reduce_scatter(ranks: int) -> StepList:
-    """The first circuit of ``plain_ring``, with chunks numbered by the ranks that end up with them."""
+    """Return the first circuit of ``plain_ring``, with chunks numbered by the ranks that end up with them."""
     return _numbered_by_rank(_plain_ring_sums(ranks), ranks)
 
 
 def ring_all_gather(ranks: int) -> StepList:
-    """The second circuit of a ring: chunk r travels from rank r around the ring to rank r - 1."""
+    """Return the second circuit of a ring: chunk r travels from rank r around the ring to rank r - 1."""
     return _numbered_by_rank(_pass_on(list(range(ranks))), ranks)
 
 
 def _numbered_by_rank(rounds: list[list[Step]], ranks: int) -> StepList:
-    """The rounds of a ring, where chunk c becomes chunk c - 1: that of the rank which completes it."""
+    """Return the rounds of a ring, where chunk c becomes chunk c - 1: that of the rank which completes it."""
 
     def region(of: Region) -> Region:
         chunk = (of.start - 1) % ranks
@@ -132,12 +132,12 @@ def _numbered_by_rank(rounds: list[list[Step]], ranks: int) -> StepList:
 
 
 def plain_ring(ranks: int) -> StepList:
-    """A ring in which each rank adds its own chunk to what comes, so that every chunk has an order of its own."""
+    """Send around a ring where each rank adds its own chunk to what comes: every chunk has its own order."""
     return StepList.of([*_plain_ring_sums(ranks), *_pass_on(list(range(ranks)))], ranks)
 
 
 def _plain_ring_sums(ranks: int) -> list[list[Step]]:
-    """The first circuit of a plain ring, after which rank c - 1 has the sum of chunk c."""
+    """Return the first circuit of a plain ring, after which rank c - 1 has the sum of chunk c."""
     rounds: list[list[Step]] = [[] for _ in range(ranks)]
     for hop, chunk, rank in _circuit(ranks):
         if hop:
@@ -148,7 +148,7 @@ def _plain_ring_sums(ranks: int) -> list[list[Step]]:
 
 
 def _completed(sums: PartialSums, node: Tree, rank: int, visited: set[int]) -> list[Tree]:
-    """The largest sums that a rank completes when the ranks ``visited``, itself the last, have added theirs."""
+    """Return the largest sums that a rank completes when the ranks ``visited``, itself the last, have added theirs."""
     if isinstance(node, int):
         return []
     owners = {sums.owners[number] for number in slots_below(node)}
@@ -158,7 +158,7 @@ def _completed(sums: PartialSums, node: Tree, rank: int, visited: set[int]) -> l
 
 
 def _over_parts(node: Tree, places: dict[Tree, int], sources: list[int]) -> Tree:
-    """The tree of a node over the largest parts of it that have a place; appends their places to ``sources``."""
+    """Return the tree of a node over the largest parts of it that have a place; appends their places to ``sources``."""
     if node in places:
         sources.append(places[node])
         return len(sources) - 1
@@ -168,20 +168,20 @@ def _over_parts(node: Tree, places: dict[Tree, int], sources: list[int]) -> Tree
 
 
 def hierarchical(sums: PartialSums, devices_a_node: int) -> StepList:
-    """Sums inside each node first, then a two-shot between the nodes. Rank r has place r % k on node r // k.
+    """Sum inside each node first, then two-shot between nodes. Rank r has position r % k on node r // k.
 
-    The rank at place c adds chunk c of its node's partial sums as far as they make whole subtrees; the ranks at place
+    The rank at position c adds chunk c of its node's partial sums as far as they make whole subtrees; those at position
     c of all nodes do a two-shot with these; and every rank copies the other chunks from its own node.
     """
     k, firsts = devices_a_node, sums.firsts
     m = sums.ranks // k
     steps: list[Step] = []
-    for place in range(k):
-        low, high = place * m, place * m + m
+    for position in range(k):
+        low, high = position * m, position * m + m
         parts: dict[Tree, int] = {}
         regions: list[Region] = []
         for node in range(m):
-            rank = node * k + place
+            rank = node * k + position
             for part in _inside(sums, sums.tree, range(node * k, node * k + k)):
                 parts[part] = len(parts)
                 if isinstance(part, int) and sums.owners[part] == rank:
@@ -189,39 +189,39 @@ def hierarchical(sums: PartialSums, devices_a_node: int) -> StepList:
                     continue
                 sources: list[int] = []
                 shape = _over_parts(part, {number: number for number in slots_below(part)}, sources)
-                regions.append(Region(STAGING, place * len(sums.owners) + parts[part], low, high))
+                regions.append(Region(STAGING, position * len(sums.owners) + parts[part], low, high))
                 inputs = tuple(Region(SLOT, number, low, high) for number in sources)
                 steps.append(Step(rank, shape, inputs, (regions[-1],)))
         order: list[int] = []
         shape = _over_parts(sums.tree, parts, order)
         for node in range(m):
             first = low + node
-            outputs = tuple(Region(SLOT, firsts[other * k + place], first, first + 1) for other in range(m))
+            outputs = tuple(Region(SLOT, firsts[other * k + position], first, first + 1) for other in range(m))
             inputs = tuple(regions[number]._replace(start=first, stop=first + 1) for number in order)
-            steps.append(Step(node * k + place, shape, inputs, outputs, final=True))
+            steps.append(Step(node * k + position, shape, inputs, outputs, final=True))
     for rank in range(sums.ranks):
-        for place in range(k):
-            other = rank // k * k + place
+        for position in range(k):
+            other = rank // k * k + position
             if other != rank:
-                have = Region(SLOT, firsts[other], place * m, place * m + m)
+                have = Region(SLOT, firsts[other], position * m, position * m + m)
                 steps.append(Step(rank, 0, (have,), (have._replace(number=firsts[rank]),)))
     return StepList((tuple(steps),), sums.ranks)
 
 
 def node_by_node(ranks: int, devices_a_node: int) -> PartialSums:
-    """A partial sum a rank, added along a tree in each node and then along a tree over the nodes."""
+    """Return a partial sum a rank, added along a tree in each node and then along a tree over the nodes."""
 
     def over(tree: Tree, leaf: Callable[[int], Tree]) -> Tree:
         return leaf(tree) if isinstance(tree, int) else (over(tree[0], leaf), over(tree[1], leaf))
 
     def node(number: int) -> Tree:
-        return over(leaf_tree(devices_a_node), lambda place: number * devices_a_node + place)
+        return over(leaf_tree(devices_a_node), lambda position: number * devices_a_node + position)
 
     return PartialSums(tuple(range(ranks)), over(leaf_tree(ranks // devices_a_node), node))
 
 
 def _inside(sums: PartialSums, tree: Tree, ranks: range) -> list[Tree]:
-    """The largest subtrees all of whose partial sums are of these ranks."""
+    """Return the largest subtrees all of whose partial sums are of these ranks."""
     owners = [sums.owners[number] in ranks for number in slots_below(tree)]
     if all(owners):
         return [tree]

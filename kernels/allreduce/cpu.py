@@ -61,21 +61,21 @@ class SharedGroup:
 
     @staticmethod
     def control_bytes(size: int) -> int:
-        """Bytes of ``control`` for so many ranks."""
+        """Return bytes of ``control`` for so many ranks."""
         return size * (_LINE_BYTES + 2 * STAGING_BYTES)
 
     def flag(self, rank: int) -> int:
-        """The address of a rank's flag, alone on its cache line."""
+        """Return the address of a rank's flag, alone on its cache line."""
         return self._base + rank * _LINE_BYTES
 
     def staging(self, rank: int, turn: int) -> int:
-        """The address of a rank's staging memory; ``turn`` 0 or 1 is the half."""
+        """Return the address of a rank's staging memory; ``turn`` 0 or 1 is the half."""
         return self._base + self.size * _LINE_BYTES + (2 * rank + turn) * STAGING_BYTES
 
 
 @functools.cache
 def _sched_yield() -> int:
-    """The address of the C library's function."""
+    """Return the address of the C library's function."""
     return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 
 
@@ -124,7 +124,7 @@ class Reduction:
 
 
 def _make(algorithm: Algorithm) -> Callable[..., Reduction]:
-    """The ``make`` of a version."""
+    """Return the ``make`` of a version."""
 
     def make(
         group: SharedGroup,

@@ -32,17 +32,17 @@ class _Sum(NamedTuple):
 
 
 def halving_doubling(sums: PartialSums) -> StepList:
-    """Recursive halving with the nearest partner first, then doubling back (Rabenseifner), along the tree.
+    """Halve recursively, nearest partner first, then double back (Rabenseifner), along the tree.
 
     At each node, from the lowest up, the ranks below it divide the elements anew and add the sums of its two halves,
     each over its own share; with 2^k ranks of one partial sum that is plain recursive halving. Doubling goes the same
     way back: each rank copies the results that belong to its share of the half below.
     """
-    return _in_units(_halved(sums, sums.tree))
+    return _unit_steps(_halved(sums, sums.tree))
 
 
 def plain_halving_doubling(ranks: int) -> StepList:
-    """Recursive halving with the farthest partner first, then doubling back.
+    """Halve recursively, farthest partner first, then double back.
 
     A group of any size is brought to a power of two first: of the first 2r ranks, odd ones hand their data to the rank
     below them and get the result from it at the end.
@@ -56,11 +56,11 @@ def plain_halving_doubling(ranks: int) -> StepList:
     first = [_Sum(keeper, none, all_, (keeper, giver), keeper) for keeper, giver in handed]
     last = [_Sum(giver, none, all_, (keeper,), giver) for keeper, giver in handed]
     halved = _halved(slots(range(ranks + 1)), farthest_first(members)) if len(members) > 1 else []
-    return _in_units([first, *halved, last])
+    return _unit_steps([first, *halved, last])
 
 
 def recursive_doubling(ranks: int) -> StepList:
-    """log2(n) rounds in which pairs at distance 1, 2, 4, ... exchange everything and add it.
+    """Exchange everything and add it in log2(n) rounds of pairs at distance 1, 2, 4, ...
 
     A group of any size is brought to a power of two as in ``plain_halving_doubling``. Addition commutes to the bit, so
     both partners hold the same sum.
@@ -78,13 +78,13 @@ def recursive_doubling(ranks: int) -> StepList:
 
 
 def _core(ranks: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """As many ranks as the largest power of two, and the (keeper, giver) that brings the other ranks' data to them."""
+    """Return the largest power of two of ranks, and the (keeper, giver) that bring the other ranks' data to them."""
     handed = [(rank, rank + 1) for rank in range(0, 2 * (ranks - (1 << (ranks.bit_length() - 1))), 2)]
     givers = {giver for _, giver in handed}
     return [rank for rank in range(ranks) if rank not in givers], handed
 
 
-def _in_units(rounds: list[list[_Sum]]) -> StepList:
+def _unit_steps(rounds: list[list[_Sum]]) -> StepList:
     units = math.lcm(*(bound.denominator for parts in rounds for part in parts for bound in (part.low, part.high)))
 
     def step(part: _Sum) -> Step:
@@ -97,7 +97,7 @@ def _in_units(rounds: list[list[_Sum]]) -> StepList:
 
 
 def _halved(sums: PartialSums, tree: Tree) -> list[list[_Sum]]:
-    """The rounds that bring the sum along a tree to all ranks that own a part of it."""
+    """Return the rounds that bring the sum along a tree to all ranks that own a part of it."""
     firsts = sums.firsts
     levels: list[list[Tree]] = [_nodes(tree, height) for height in range(_height(tree) + 1)]
     shares: dict[Tree, list[_Share]] = {}
@@ -115,7 +115,7 @@ def _height(tree: Tree) -> int:
 
 
 def _nodes(tree: Tree, height: int) -> list[Tree]:
-    """The nodes of a tree at a height above its lowest one."""
+    """Return the nodes of a tree at a height above its lowest one."""
     below = [] if isinstance(tree, int) else [node for half in tree for node in _nodes(half, height)]
     return [*below, tree] if _height(tree) == height else below
 
@@ -123,11 +123,11 @@ def _nodes(tree: Tree, height: int) -> list[Tree]:
 def _add_halves(
     sums: PartialSums, node: Tree, shares: dict[Tree, list[_Share]], firsts: list[int], *, final: bool
 ) -> list[_Sum]:
-    """The steps that make a node's sum of its halves' sums; notes in ``shares`` where it lies then."""
+    """Return the steps that make a node's sum of its halves' sums; notes in ``shares`` where it lies then."""
     if isinstance(node, int):
-        whole = _Share(sums.owners[node], Fraction(0), Fraction(1), node)
-        shares[node] = [whole]
-        return [_Sum(whole.rank, whole.low, whole.high, (node,), node, final)] if final else []
+        share = _Share(sums.owners[node], Fraction(0), Fraction(1), node)
+        shares[node] = [share]
+        return [_Sum(share.rank, share.low, share.high, (node,), node, final)] if final else []
     steps = []
     for rank, low, high in _divided(node, shares):
         own = next(number for number in slots_below(node) if sums.owners[number] == rank)
@@ -141,7 +141,7 @@ def _add_halves(
 
 
 def _divided(node: tuple[Tree, Tree], shares: dict[Tree, list[_Share]]) -> list[tuple[int, Fraction, Fraction]]:
-    """Equal parts of the elements for the ranks below a node, each near what the rank held of the half below."""
+    """Divide the elements equally among the ranks below a node, each near what the rank held of its child."""
     middle = {share.rank: (share.low + share.high, share.rank) for half in node for share in shares[half]}
     ranks = sorted(middle, key=middle.__getitem__)
     return [(rank, Fraction(i, len(ranks)), Fraction(i + 1, len(ranks))) for i, rank in enumerate(ranks)]
@@ -150,7 +150,7 @@ def _divided(node: tuple[Tree, Tree], shares: dict[Tree, list[_Share]]) -> list[
 def _spread(
     node: Tree, shares: dict[Tree, list[_Share]], held: dict[int, list[_Share]], firsts: list[int]
 ) -> list[_Sum]:
-    """The steps that give each rank the results of its shares of a node's halves; ``held``: those that it has."""
+    """Return the steps that give each rank the results of its shares of a node's children; ``held``: its own."""
     steps = []
     for want in (share for half in (node if isinstance(node, tuple) else ()) for share in shares[half]):
         target = firsts[want.rank]
@@ -162,7 +162,7 @@ def _spread(
 
 
 def _without(low: Fraction, high: Fraction, held: list[_Share]) -> list[tuple[Fraction, Fraction]]:
-    """The parts of ``low`` to ``high`` that are not held."""
+    """Return the parts of ``low`` to ``high`` that are not held."""
     parts = [(low, high)]
     for share in held:
         parts = [

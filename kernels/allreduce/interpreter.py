@@ -56,7 +56,7 @@ class Kind(NamedTuple):
 
 @compiled
 def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
-    """``(address of the state) -> 0 when the program has ended, 1 when a wait gave up``."""
+    """Return ``(address of the state) -> 0 when the program has ended, 1 when a wait gave up``."""
     kernel = Kernel(dtype, ("state",), returns_index=True)
     build = kernel.builder
     state, pointer = kernel["state"].ir, ir.PointerType()
@@ -71,8 +71,8 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
     def number(value: int) -> Any:
         return ir.Constant(_INDEX, value)
 
-    place = build.alloca(_INDEX)
-    build.store(word(state, PLACE), place)
+    program_position = build.alloca(_INDEX)
+    build.store(word(state, PLACE), program_position)
     counters, own = at_address(word(state, COUNTERS)), at_address(word(state, FLAG))
     program = at_address(word(state, PROGRAM))
     kernel["numbers"] = Value(kernel, at_address(word(state, NUMBERS_AT)))
@@ -83,13 +83,13 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
     head = build.append_basic_block("operation")
     build.branch(head)
     build.position_at_end(head)
-    here = build.load(place, typ=_INDEX)
+    here = build.load(program_position, typ=_INDEX)
 
     def argument(n: int) -> Any:
         return word(program, build.add(here, number(1 + n)))
 
     def go_on(words: Any) -> None:
-        build.store(build.add(here, words if isinstance(words, ir.Value) else number(words)), place)
+        build.store(build.add(here, words if isinstance(words, ir.Value) else number(words)), program_position)
         build.branch(head)
 
     blocks = {op: build.append_basic_block() for op in range(END, SUMS + len(kinds))}
@@ -131,7 +131,7 @@ def interpreter(dtype: str, kinds: tuple[Kind, ...]) -> Kernel:
 
 
 def _store_release(kernel: Kernel, value: Any, address: Any) -> None:
-    """An ``IRBuilder.store_atomic`` for opaque pointers, which llvmlite 0.50 does not know."""
+    """Build a store_atomic for opaque pointers, which llvmlite 0.50 does not know."""
     kernel.builder._insert(StoreAtomicInstr(kernel.builder.block, value, address, "release", 8))
 
 
@@ -177,7 +177,7 @@ def _pause(kernel: Kernel) -> None:
 
 
 def _sum(e: Element, kind: Kind) -> None:
-    """One element of all outputs."""
+    """Build the sum of one element of all outputs."""
 
     def narrow(value: Value) -> Value:
         return rounded(value * e.number("down"), kind.compression) * e.number("up")

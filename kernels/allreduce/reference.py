@@ -29,7 +29,7 @@ def allreduce(
     *,
     each_sum: bool = False,
 ) -> Array:
-    """``scale`` times the sum of the partial sums ``arrays`` (1-D, one dtype, one length), added in tree order.
+    """Return ``scale`` times the sum of the partial sums ``arrays`` (1-D, one dtype and length), in tree order.
 
     The scaling is one more rounding, and none at 1.
     """
@@ -44,7 +44,7 @@ def allreduce(
 
 
 def rounded(values: NDArray[np.float32], dtype: str, scale: float, xp: Any = np) -> NDArray[np.float32]:
-    """``values * scale`` to the nearest float16 or bfloat16, ties to even, and back; ``scale`` is a power of two.
+    """Round ``values * scale`` to the nearest float16 or bfloat16, ties to even; ``scale`` is a power of two.
 
     ``xp`` is the module of the arrays, NumPy or one with its functions.
     """
@@ -58,7 +58,7 @@ def rounded(values: NDArray[np.float32], dtype: str, scale: float, xp: Any = np)
 
 
 def round_to_bfloat16(values: NDArray[np.float32], xp: Any = np) -> NDArray[np.uint16]:
-    """bfloat16 codes, to nearest, ties to even; a NaN stays one."""
+    """Return bfloat16 codes, to nearest, ties to even; a NaN stays one."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     codes: NDArray[np.uint16] = xp.where(xp.isnan(values), (bits >> np.uint32(16)) | np.uint32(0x40), rounded)
@@ -66,7 +66,7 @@ def round_to_bfloat16(values: NDArray[np.float32], xp: Any = np) -> NDArray[np.u
 
 
 def from_bfloat16(codes: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The float32 numbers of bfloat16 codes."""
+    """Return the float32 numbers of bfloat16 codes."""
     return (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 

@@ -50,7 +50,7 @@ def register(version: Version) -> Version:
 
 
 def versions(backend: KernelBackend | None = None) -> list[Version]:
-    """All versions, or a backend's, in the order of the ladder: from the reference to the fastest."""
+    """Return all versions, or a backend's, in the order of the ladder: from the reference to the fastest."""
     for module in _MODULES:
         importlib.import_module(f"dpsim.kernels.allreduce.{module}")
     matching = (version for version in _VERSIONS.values() if backend in (None, version.backend))
@@ -58,10 +58,10 @@ def versions(backend: KernelBackend | None = None) -> list[Version]:
 
 
 def find(backend: KernelBackend, name: str) -> Version:
-    """The version of a name, which must be one of the backend's."""
+    """Return the version of a name, which must be one of the backend's."""
     return next(version for version in versions(backend) if version.name == name)
 
 
 def floor_bytes(ranks: int, size_bytes: int) -> int:
-    """The bound of every allreduce in one memory: each rank's array read once and written once."""
+    """Return the bound of every allreduce in one memory: each rank's array read once and written once."""
     return 2 * ranks * size_bytes

@@ -9,16 +9,16 @@ LINE = 16
 
 
 def line_bound(elements: int, units: int) -> Callable[[int], int]:
-    """Where each unit begins: whole cache lines, spread evenly over the units (``StepList.scaled``)."""
+    """Return where each unit begins: whole cache lines, spread evenly over the units (``StepList.scaled``)."""
     lines = -(-elements // LINE)
     return lambda unit: min(unit * lines // units * LINE, elements)
 
 
 def shard_bounds(elements: int, ranks: int) -> list[int]:
-    """``ranks + 1`` boundaries: shard r, elements ``[r]`` to ``[r + 1] - 1``, belongs to rank r and may be empty."""
+    """Return ``ranks + 1`` boundaries: rank r has elements ``[r]`` to ``[r + 1] - 1``, which may be none."""
     return list(map(line_bound(elements, ranks), range(ranks + 1)))
 
 
 def largest_shard(elements: int, ranks: int) -> int:
-    """The elements of memory that the largest shard takes: whole cache lines."""
+    """Return the elements of memory that the largest shard takes: whole cache lines."""
     return -(-elements // (LINE * ranks)) * LINE

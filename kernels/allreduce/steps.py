@@ -34,7 +34,7 @@ class Region(NamedTuple):
         return self.stop - self.start
 
     def overlaps(self, other: Region) -> bool:
-        """Whether they have elements in common."""
+        """Return whether they have elements in common."""
         same = (self.memory, self.number) == (other.memory, other.number)
         return same and self.start < other.stop and other.start < self.stop
 
@@ -64,7 +64,7 @@ class StepList(NamedTuple):
 
     @classmethod
     def of(cls, rounds: Iterable[Sequence[Step]], units: int) -> StepList:
-        """The list of these rounds, without empty ones."""
+        """Return the list of these rounds, without empty ones."""
         return cls(tuple(tuple(steps) for steps in rounds if steps), units)
 
     @property
@@ -72,7 +72,7 @@ class StepList(NamedTuple):
         return [step for steps in self.rounds for step in steps]
 
     def scaled(self, bound: Callable[[int], int]) -> list[Step]:
-        """The steps in elements: unit u begins at element ``bound(u)``. Steps without elements are left out."""
+        """Return the steps in elements: unit u begins at element ``bound(u)``. Steps without elements are left out."""
 
         def region(of: Region) -> Region:
             return Region(of.memory, of.number, bound(of.start), bound(of.stop))
@@ -80,7 +80,7 @@ class StepList(NamedTuple):
         return [step for step in self.renumbered(region).steps if step.sources[0].elements]
 
     def renumbered(self, region: Callable[[Region], Region]) -> StepList:
-        """The same steps on other regions."""
+        """Return the same steps on other regions."""
 
         def renamed(step: Step) -> Step:
             return step._replace(sources=tuple(map(region, step.sources)), outputs=tuple(map(region, step.outputs)))
@@ -89,13 +89,13 @@ class StepList(NamedTuple):
 
 
 class Arrive(NamedTuple):
-    """Signals to all ranks that everything before this is done, for the ``number``-th time in this allreduce."""
+    """A signal to all ranks that everything before this is done, for the ``number``-th time in this allreduce."""
 
     number: int
 
 
 class Wait(NamedTuple):
-    """Waits until that rank has arrived ``number`` times."""
+    """A wait until that rank has arrived ``number`` times."""
 
     rank: int
     number: int
@@ -103,7 +103,7 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True)
 class Programs:
-    """What each rank does, ``of[rank]`` in order.
+    """The programs of the ranks, ``of[rank]`` in order.
 
     ``arrivals``: the most of any rank; ``synchronisations``: the longest chain of waits, each for a rank that waited.
     """
@@ -127,7 +127,7 @@ class _Order:
     """
 
     def __init__(self, ranks: int) -> None:
-        self.known = [[-1] * ranks for _ in range(ranks)]
+        self.clocks = [[-1] * ranks for _ in range(ranks)]
         self.level = [0] * ranks
         self.after: list[list[tuple[list[int], int]]] = [[] for _ in range(ranks)]
         self.arrivals: list[set[int]] = [set() for _ in range(ranks)]
@@ -135,23 +135,23 @@ class _Order:
             self.done(rank)
 
     def done(self, rank: int) -> None:
-        self.known[rank][rank] += 1
-        self.after[rank].append((list(self.known[rank]), self.level[rank]))
+        self.clocks[rank][rank] += 1
+        self.after[rank].append((list(self.clocks[rank]), self.level[rank]))
 
     def wait(self, rank: int, needed: Iterable[_Access]) -> list[tuple[int, int]]:
-        """Which steps, as (rank, sequence), this rank must wait for until all that it needs is known to be done."""
+        """Return the steps (rank, sequence) that this rank must wait for until all that it needs is done."""
         latest: dict[int, int] = {}
         for access in needed:
             latest[access.rank] = max(latest.get(access.rank, -1), access.sequence)
         waits = []
         level = self.level[rank]
-        known = self.known[rank]
+        own_clock = self.clocks[rank]
         # the rank that knows most comes first: waiting for it may make other waits needless
         for other, sequence in sorted(latest.items(), key=lambda item: -sum(self.after[item[0]][item[1]][0])):
-            if known[other] >= sequence:
+            if own_clock[other] >= sequence:
                 continue
             clock, its_level = self.after[other][sequence]
-            self.known[rank] = known = [max(a, b) for a, b in zip(known, clock, strict=True)]
+            self.clocks[rank] = own_clock = [max(a, b) for a, b in zip(own_clock, clock, strict=True)]
             self.arrivals[other].add(sequence)
             waits.append((other, sequence))
             level = max(level, its_level + 1)
@@ -160,7 +160,7 @@ class _Order:
 
 
 def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
-    """Every rank's program: its steps, and before each the waits for the accesses that it would collide with.
+    """Return every rank's program: its steps, and before each the waits for the accesses that it would collide with.
 
     ``owners``: the rank of each partial sum. A rank's data is final when its program begins, and it may overwrite all
     its partial sums when the program ends. Nobody waits for staging memory at the end: the caller takes another half
@@ -180,20 +180,20 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
                 if access.rank != rank and (writes or access.writes) and access.region.overlaps(region):
                     yield access
 
-    whole = [Region(SLOT, number, 0, 1 << 62) for number in range(len(owners))]
+    slots = [Region(SLOT, number, 0, 1 << 62) for number in range(len(owners))]
     for number, owner in enumerate(owners):
-        record(owner, 0, [whole[number]], writes=True)
+        record(owner, 0, [slots[number]], writes=True)
     rough: list[list[tuple[list[tuple[int, int]], Step | None]]] = [[] for _ in range(ranks)]
     for step in steps:
         rank = step.rank
         needed = [*colliding(rank, step.sources, writes=False), *colliding(rank, step.outputs, writes=True)]
         rough[rank].append((order.wait(rank, needed), step))
         order.done(rank)
-        sequence = order.known[rank][rank]
+        sequence = order.clocks[rank][rank]
         record(rank, sequence, step.sources, writes=False)
         record(rank, sequence, step.outputs, writes=True)
     for rank in range(ranks):
-        own = [whole[number] for number, owner in enumerate(owners) if owner == rank]
+        own = [slots[number] for number, owner in enumerate(owners) if owner == rank]
         rough[rank].append((order.wait(rank, colliding(rank, own, writes=True)), None))
     counts = [{sequence: count for count, sequence in enumerate(sorted(set_), 1)} for set_ in order.arrivals]
     result = []
@@ -210,5 +210,5 @@ def programs(steps: Sequence[Step], owners: Sequence[int]) -> Programs:
 
 
 def moved_elements(steps: Iterable[Step]) -> int:
-    """How many elements the steps read and write, with no reuse by caches."""
+    """Return how many elements the steps read and write, with no reuse by caches."""
     return sum(region.elements for step in steps for region in (*step.sources, *step.outputs))

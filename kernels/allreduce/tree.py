@@ -8,13 +8,20 @@ adds the partial sums of all ranks along the rest of the tree. With one leaf a r
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 Tree = int | tuple["Tree", "Tree"]
 """The number of a partial sum, or the sum of two trees."""
 T = TypeVar("T")
+MOST_DOUBLINGS = 12
+"""Sums that wait for their pair at once: there may be 2^11 leaves or fewer."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +49,22 @@ class PartialSums:
         return [self.owners.index(rank) for rank in range(self.ranks)]
 
     def of(self, rank: int) -> tuple[int, ...]:
-        """The numbers of a rank's partial sums."""
+        """Return the numbers of a rank's partial sums."""
         return tuple(slot for slot, owner in enumerate(self.owners) if owner == rank)
 
 
 def left_part(leaves: int) -> int:
-    """Leaves in the left half of a node: the largest power of two below ``leaves``, which are 2 or more."""
+    """Return the leaves left of a node: the largest power of two below ``leaves``, which are 2 or more."""
     return 1 << ((leaves - 1).bit_length() - 1)
 
 
 def leaf_tree(leaves: int) -> Tree:
-    """The tree over ``leaves`` leaves."""
+    """Return the tree over ``leaves`` leaves."""
     return slots(range(leaves + 1)).tree
 
 
 def slots(bounds: Sequence[int]) -> PartialSums:
-    """The partial sums of ranks, where rank r holds leaves ``bounds[r]`` to ``bounds[r + 1] - 1``, one or more each."""
+    """Return the ranks' partial sums: rank r holds leaves ``bounds[r]`` to ``bounds[r + 1] - 1``, one or more."""
     owners: list[int] = []
 
     def walk(low: int, high: int) -> Tree:
@@ -74,7 +81,7 @@ def slots(bounds: Sequence[int]) -> PartialSums:
 
 
 def subtrees(leaves: int, first: int, stop: int) -> list[tuple[int, int]]:
-    """The largest subtrees of the tree over ``leaves`` that lie in ``first`` to ``stop - 1``, as ranges of leaves."""
+    """Return the largest subtrees of the tree over ``leaves`` in ``first`` to ``stop - 1``, as ranges of leaves."""
     ranges: list[tuple[int, int]] = []
 
     def walk(low: int, high: int) -> None:
@@ -90,7 +97,7 @@ def subtrees(leaves: int, first: int, stop: int) -> list[tuple[int, int]]:
 
 
 def slots_below(tree: Tree) -> tuple[int, ...]:
-    """The numbers of the partial sums in a tree, from left to right."""
+    """Return the numbers of the partial sums in a tree, from left to right."""
     return fold(tree, lambda slot: (slot,), lambda left, right: left + right)
 
 
@@ -100,3 +107,19 @@ def fold(tree: Tree, slot: Callable[[int], T], add: Callable[[T, T], T]) -> T:
         return slot(tree)
     left = fold(tree[0], slot, add)
     return add(left, fold(tree[1], slot, add))
+
+
+@functools.lru_cache(maxsize=4096)
+def leaf_program(leaves: tuple[int, ...]) -> NDArray[Any]:
+    """Return [leaves, 3] for a kernel: first sample, the one after the last, and how many sums are complete then.
+
+    A binary counter: with leaf i as many pairs are complete as i has trailing one bits, with the last all there are.
+    Adding what is complete, the sum before it plus its own, leaves the sums that still wait.
+    """
+    rows, depth = [], 0
+    for number, (start, stop) in enumerate(itertools.pairwise(leaves)):
+        ones = (~number & (number + 1)).bit_length() - 1
+        merges = ones if number < len(leaves) - 2 else depth
+        rows.append((start, stop, merges))
+        depth += 1 - merges
+    return np.array(rows, np.int64)

@@ -154,7 +154,18 @@ def test_profile_from_steps(dpsim: Dpsim, tmp_path: Path) -> None:
 def test_doctor(dpsim: Dpsim) -> None:
     shown = _object(dpsim, "doctor")
     actual = {point["name"]: point for point in shown["points"]}
-    assert set(actual) == {"launcher", "MPI", "numba", "BLAS", "shared memory", "cores", "clock", "kernels", "GPU"}
+    assert set(actual) == {
+        "installation",
+        "launcher",
+        "MPI",
+        "numba",
+        "BLAS",
+        "shared memory",
+        "cores",
+        "clock",
+        "kernels",
+        "GPU",
+    }
     assert actual["MPI"]["state"] == "ok"
     assert "2 ranks computed a sum" in actual["MPI"]["found"]
     assert all(point["remedy"] for point in shown["points"] if point["state"] != "ok")
@@ -186,7 +197,7 @@ def test_doctor_says_what_to_do_without_mpi(dpsim: Dpsim, monkeypatch: pytest.Mo
     monkeypatch.setattr("dpsim.launch.jobs.mpiexec_path", lambda: None)
     code, out, _ = dpsim("doctor")
     assert code == 1
-    assert "pip install 'dpsim[mpich]'" in out
+    assert "pip install -e '.[mpich]'" in out
     assert "not working: launcher, MPI" in out
 
 

@@ -15,7 +15,7 @@ from dpsim import codec
 from dpsim.cli.outputs import writable
 from dpsim.errors import ConfigError, FileFormatError
 from dpsim.folder_lock import locked
-from dpsim.harness.sweep.pairing import pair
+from dpsim.harness.sweep.pairing import joined
 from dpsim.harness.sweep.sweep import declared, sweep
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -148,6 +148,6 @@ def test_predictions_made_after_the_measurement_are_refused() -> None:
     late = msgspec.structs.replace(predictions, predicted_at="2025-01-01T10:00:06.000Z")
     matching = msgspec.structs.replace(results, predictions_sha256=codec.digest(late))
     with pytest.raises(FileFormatError, match="allowed: predictions that were made before"):
-        pair(late, matching)
+        joined(late, matching)
     with pytest.raises(FileFormatError, match="allowed: predictions that were made before"):
-        pair(late, msgspec.structs.replace(matching, predicted_at=late.predicted_at))
+        joined(late, msgspec.structs.replace(matching, predicted_at=late.predicted_at))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_transport import Mailbox, random_whole, run_together
 
-from dpsim.collective import Collective, node_counts, parse_devices
+from dpsim.collective import Collective, Layout, parse_devices
 from dpsim.comm.allreduce import prepare
 from dpsim.errors import ConfigError
 from dpsim.machine import Link, Machine
@@ -20,12 +20,12 @@ from dpsim.plan import Plan
 from dpsim.setting import Grid
 from dpsim.workload import Layer, Tensor, Workload
 
-LAYOUTS = ["1x1", "1x2", "2x1", "1x3", "3x1", "2x2", "1x4", "3x2", "2x3", "4x2", "2x4", "8x1"]
+LAYOUTS = [*map(Layout, ("1x1", "1x2", "2x1", "1x3", "3x1", "2x2", "1x4", "3x2", "2x3", "4x2", "2x4", "8x1"))]
 
 
-def mailbox(layout: str, *, eager: bool) -> tuple[int, Mailbox]:
+def mailbox(layout: Layout, *, eager: bool) -> tuple[int, Mailbox]:
     devices, _ = parse_devices(layout)
-    return devices, Mailbox(devices, eager=eager, devices_a_node=node_counts(layout, devices)[1])
+    return devices, Mailbox(devices, eager=eager, devices_a_node=layout.of_a_node)
 
 
 @settings(max_examples=200)
@@ -61,9 +61,9 @@ def test_every_rank_holds_the_same_bits(layout: str, elements: int, seed: int) -
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bytes_messages_and_rounds_of_each_level_are_those_of_the_models_formula(layout: str) -> None:
+def test_bytes_messages_and_rounds_of_each_level_are_those_of_the_models_formula(layout: Layout) -> None:
     size, box = mailbox(layout, eager=True)
-    nodes, of_a_node = node_counts(layout, size)
+    nodes, of_a_node = layout.counts(size)
     data = random_whole(size, 12 * size, "float32", 0)
     size_bytes = data[0].nbytes
     counts = run_together(lambda rank: prepare(box.ranks[rank], data[rank], "hierarchical").start(), size, 0)
@@ -95,16 +95,18 @@ def test_bytes_messages_and_rounds_of_each_level_are_those_of_the_models_formula
 def test_without_a_link_in_the_node_the_one_link_is_everywhere_and_sums_cost_their_gamma() -> None:
     link = Link(latency_s=1.0, bandwidth_bytes_per_s=10.0, reduce_s_per_byte=0.01)
     machine = Machine(name="m", link=link)
-    cost, _ = collective_cost(machine, "hierarchical", 8, 800, layout="2x4")
+    cost, _ = collective_cost(machine, "hierarchical", 8, 800, layout=Layout("2x4"))
     inside = 6 * 1.0 + 2 * 600 / 10 + 600 * 0.01
     across = 2 * 1.0 + 4 * 2 * 100 / 10 + 100 * 0.01
     assert cost == pytest.approx(inside + across)
     own_links = Machine(name="m", link=link, emulated_network=True)
-    assert collective_cost(own_links, "hierarchical", 8, 800, layout="2x4")[0] == pytest.approx(cost - 3 * 20)
-    assert collective_cost(machine, "hierarchical", 8, 800, layout="8x1") == collective_cost(machine, "direct", 8, 800)
+    assert collective_cost(own_links, "hierarchical", 8, 800, layout=Layout("2x4"))[0] == pytest.approx(cost - 3 * 20)
+    assert collective_cost(machine, "hierarchical", 8, 800, layout=Layout("8x1")) == collective_cost(
+        machine, "direct", 8, 800
+    )
     fast = Machine(name="m", link=link, link_in_node=Link(latency_s=0.0, bandwidth_bytes_per_s=1e3))
-    assert collective_cost(fast, "ring", 4, 800, layout="1x4")[0] == pytest.approx(2 * 0.75 * 0.8)
-    assert collective_cost(fast, "ring", 4, 800, layout="2x2") == collective_cost(fast, "ring", 4, 800)
+    assert collective_cost(fast, "ring", 4, 800, layout=Layout("1x4"))[0] == pytest.approx(2 * 0.75 * 0.8)
+    assert collective_cost(fast, "ring", 4, 800, layout=Layout("2x2")) == collective_cost(fast, "ring", 4, 800)
 
 
 def test_a_slow_link_between_nodes_makes_the_hierarchy_the_faster_one() -> None:

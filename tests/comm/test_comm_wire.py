@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memory_transport import Mailbox, run_together
 from wire_reference import direct_sum, hierarchical_sum, node_sum, rounded
 
-from dpsim.collective import Collective, node_counts, parse_devices
+from dpsim.collective import Collective, parse_devices
 from dpsim.comm.allreduce import CollectiveSteps, SummationOrder, prepare
 from dpsim.comm.compression import Compression, compression
 from dpsim.comm.transport import Array
@@ -109,8 +109,8 @@ def test_direct_rounds_as_documented_to_the_bit_on_every_rank(
 def test_hierarchical_rounds_only_what_goes_from_node_to_node(
     layout: str, elements: int, wire_dtype: str, eager: bool, seed: int
 ) -> None:
-    size, _ = parse_devices(layout)
-    of_a_node = node_counts(layout, size)[1]
+    size, nodes = parse_devices(layout)
+    of_a_node = nodes.of_a_node
     random = np.random.default_rng(seed)
     data = [awkward(random, elements) for _ in range(size)]
     expected = hierarchical_sum(data, of_a_node, wire_dtype, 2.0**-5)
@@ -178,8 +178,8 @@ def test_numbers_of_one_sign_are_off_by_two_roundings_at_most(
 @pytest.mark.parametrize("wire_dtype", SIXTEEN_BITS)
 @pytest.mark.parametrize(("algorithm", "layout"), [("direct", "4x1"), ("hierarchical", "4x1"), ("hierarchical", "2x3")])
 def test_half_the_bytes_go_from_node_to_node(algorithm: str, layout: str, wire_dtype: str) -> None:
-    size, _ = parse_devices(layout)
-    of_a_node = node_counts(layout, size)[1]
+    size, nodes = parse_devices(layout)
+    of_a_node = nodes.of_a_node
     sent = []
     for codes in (None, Compression(wire_dtype)):
         data = [np.ones(12 * size, np.float32) for _ in range(size)]

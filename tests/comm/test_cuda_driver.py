@@ -172,7 +172,7 @@ def test_a_cupy_for_a_newer_cuda_is_named_with_the_right_extra(monkeypatch: pyte
     says = "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"
     monkeypatch.setitem(sys.modules, "cupy", cupy_that_says(says))
     reason = available.why_no_gpu()
-    assert "the driver is for CUDA 12.4" in reason and "pip install 'dpsim[cuda12]'" in reason
+    assert "the driver is for CUDA 12.4" in reason and "pip install -e '.[cuda12]'" in reason
 
 
 LOADS = "raise ImportError('{}: cannot open\\n shared object file')\n"
@@ -194,4 +194,4 @@ def test_a_cupy_whose_libraries_are_missing_is_no_traceback(
 def test_a_missing_cupy_is_named_for_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "ask", lambda: Driver(cuda_version=12040))
     monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: None)
-    assert available.why_no_gpu() == "the Python package cupy-cuda12x is not installed (pip install 'dpsim[cuda12]')"
+    assert available.why_no_gpu() == "the Python package cupy-cuda12x is not installed (pip install -e '.[cuda12]')"

@@ -150,7 +150,7 @@ def test_without_a_gpu_training_with_backend_cuda_is_refused_in_words(
     assert (code, out) == (2, "")
     given, allowed, remedy = err.splitlines()[-3:]
     assert given.startswith("dpsim: backend 'cuda' finds no GPU here: ")
-    assert allowed.startswith("  allowed: ") and "pip install 'dpsim[cuda13]'" in allowed
+    assert allowed.startswith("  allowed: ") and "pip install -e '.[cuda13]'" in allowed
     assert remedy == "  to do:   use --backend cpu (the default)"
 
 

@@ -39,7 +39,7 @@ def test_the_first_that_fails_says_why_and_what_to_do_and_the_others_are_not_tri
     actual = of_program(program)
     assert actual["numba-cuda"].works and not actual["NVVM"].works
     assert actual["NVVM"].text == "OSError: no libnvvm.so"  # a folder may name a user
-    assert "CUDA_HOME" in actual["NVVM"].remedy and "dpsim[cuda12]" in actual["NVVM"].remedy
+    assert "CUDA_HOME" in actual["NVVM"].remedy and "'.[cuda12]'" in actual["NVVM"].remedy
     assert actual["launch"].text == "not tried, because NVVM fails"
     assert actual["NVVM"].line.startswith("NVVM        FAILS  OSError: no libnvvm.so; to do: set CUDA_HOME")
 

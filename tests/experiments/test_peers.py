@@ -20,7 +20,7 @@ from process_tree import command_of
 
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.errors import ConfigError, DpsimError
-from dpsim.experiments.peers import agreement, measure, result
+from dpsim.experiments.peers import measure, result
 from dpsim.experiments.peers.__main__ import main
 from dpsim.experiments.peers.result import SystemResult
 from dpsim.experiments.peers.setting import (
@@ -75,42 +75,42 @@ def test_rounds_that_cannot_be_paired_are_refused(above: list[float], below: lis
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=2) | st.lists(st.integers(1, 4), min_size=4, max_size=4))
 def test_layouts_convert_there_and_back(shape: list[int]) -> None:
     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    there = agreement.to_torch(value)
-    assert there.flags.c_contiguous and agreement.from_torch(there).flags.c_contiguous
-    assert np.array_equal(agreement.from_torch(there), value)
+    there = result.to_torch(value)
+    assert there.flags.c_contiguous and result.from_torch(there).flags.c_contiguous
+    assert np.array_equal(result.from_torch(there), value)
 
 
 def test_pytorch_has_outputs_first() -> None:
     kernel_KKio = np.arange(3 * 3 * 2 * 5).reshape(3, 3, 2, 5)
-    assert agreement.to_torch(kernel_KKio)[4, 1, 0, 2] == kernel_KKio[0, 2, 1, 4]
+    assert result.to_torch(kernel_KKio)[4, 1, 0, 2] == kernel_KKio[0, 2, 1, 4]
     dense_io = np.arange(6).reshape(2, 3)
-    assert agreement.to_torch(dense_io)[2, 1] == dense_io[1, 2]
+    assert result.to_torch(dense_io)[2, 1] == dense_io[1, 2]
 
 
 def test_tensors_are_matched_by_their_order_and_shapes() -> None:
     ours = {"conv1.weight": (3, 3, 2, 5), "dense1.weight": (5, 7), "dense1.bias": (7,)}
     theirs = {"0.weight": (5, 2, 3, 3), "2.weight": (7, 5), "2.bias": (7,)}
-    assert agreement.match(ours, theirs) == dict(zip(theirs, ours, strict=True))
+    assert result.match(ours, theirs) == dict(zip(theirs, ours, strict=True))
     with pytest.raises(DpsimError, match=r"first 2.weight \(5, 7\) and dense1.weight"):
-        agreement.match(ours, theirs | {"2.weight": (5, 7)})
+        result.match(ours, theirs | {"2.weight": (5, 7)})
     with pytest.raises(DpsimError, match="4 tensors in PyTorch's, 3 in dpsim's"):
-        agreement.match(ours, theirs | {"3.weight": (1,)})
+        result.match(ours, theirs | {"3.weight": (1,)})
 
 
 def test_other_gradients_or_losses_are_not_timed() -> None:
     reference = {"a": np.array([3.0, -4.0]), "b": np.array([0.5])}
-    errors = agreement.gradient_errors({"a": np.array([3.0, -4.5]), "b": np.array([0.5])}, reference)
+    errors = result.gradient_errors({"a": np.array([3.0, -4.5]), "b": np.array([0.5])}, reference)
     assert errors == {"a": pytest.approx(0.1), "b": 0.0}
     with pytest.raises(DpsimError, match=r"someone does not train as dpsim does: the first gradient of a differs"):
-        agreement.require_agreement("someone", "resnet20", errors, 0.0)
+        result.require_agreement("someone", "resnet20", errors, 0.0)
     with pytest.raises(DpsimError, match=r"the first gradient of a differs by 0.01 .*\n.*within 0.001"):
-        agreement.require_agreement("someone", "mlp", {"a": 0.01}, 0.0)
+        result.require_agreement("someone", "mlp", {"a": 0.01}, 0.0)
     with pytest.raises(DpsimError, match=r"the losses of 5 steps differ"):
-        agreement.require_agreement("someone", "mlp", {"a": 1e-6}, agreement.loss_error([2.0, 1.0], [2.0, 1.001]))
-    agreement.require_agreement("someone", "mlp", {"a": 1e-6}, agreement.loss_error([2.0, 1.0], [2.0, 1.0 + 1e-6]))
+        result.require_agreement("someone", "mlp", {"a": 1e-6}, result.loss_error([2.0, 1.0], [2.0, 1.001]))
+    result.require_agreement("someone", "mlp", {"a": 1e-6}, result.loss_error([2.0, 1.0], [2.0, 1.0 + 1e-6]))
     for bad in (np.nan, np.inf):
-        assert agreement.gradient_errors({"a": np.array([bad, 1.0])}, {"a": np.ones(2)}) == {"a": float("inf")}
-        assert agreement.loss_error([bad], [1.0]) == float("inf")
+        assert result.gradient_errors({"a": np.array([bad, 1.0])}, {"a": np.ones(2)}) == {"a": float("inf")}
+        assert result.loss_error([bad], [1.0]) == float("inf")
 
 
 @pytest.mark.parametrize("devices", [1, 3])
@@ -212,7 +212,7 @@ def test_a_job_obeys_until_it_is_closed_and_leaves_nothing_behind(tmp_path: Path
     build = {"do": "build", "training": 7, "setting": dict(OWN), "save": True, "reference": reference}
     first, second = job.ask(build)
     assert max(first["gradient_errors"].values()) == 0.0 and "gradient_errors" not in second
-    assert len(first["loss_sums"]) == len(second["loss_sums"]) == agreement.CHECKED_STEPS
+    assert len(first["loss_sums"]) == len(second["loss_sums"]) == result.CHECKED_STEPS
     for communicate in (True, False):
         replies = job.ask({"do": "visit", "training": 7, "steps": 3, "communicate": communicate})
         assert [len(reply["end_s"]) for reply in replies] == [3, 3]
@@ -356,14 +356,14 @@ def test_gradients_are_the_same_in_float64(model: str) -> None:
     parameters, gradients = bound(network)
     x, labels = batch_for(network, 5, classes=10)
     for name, value in module.double().named_parameters():
-        parameters[names[name]][...] = agreement.from_torch(value.detach().numpy())
+        parameters[names[name]][...] = result.from_torch(value.detach().numpy())
     sums = network.forward_backward(Batch(x=x, labels=labels, leaves=(0, 5)), Recorder())
     pictures = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
     loss = torch.nn.functional.cross_entropy(module(pictures), torch.from_numpy(labels), reduction="sum")
     loss.backward()
     assert sums.loss == pytest.approx(loss.item(), rel=1e-10)
-    actual = {names[name]: agreement.from_torch(value.grad.numpy()) for name, value in module.named_parameters()}
-    assert max(agreement.gradient_errors(actual, gradients).values()) < 1e-9
+    actual = {names[name]: result.from_torch(value.grad.numpy()) for name, value in module.named_parameters()}
+    assert max(result.gradient_errors(actual, gradients).values()) < 1e-9
 
 
 @pytest.mark.torch

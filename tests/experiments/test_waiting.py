@@ -15,8 +15,8 @@ from dpsim.data import load_dataset
 from dpsim.errors import FileFormatError
 from dpsim.experiments.accuracy.lines import waiting_line
 from dpsim.experiments.waiting import STUDY, Case, Shape, error, predicted_s, quantiles, workload_of
-from dpsim.harness import models
 from dpsim.runtime.describe import describe
+from dpsim.study import models
 
 
 @pytest.mark.parametrize("shape", ["normal", "exponential"])

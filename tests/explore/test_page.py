@@ -21,6 +21,7 @@ from dpsim.lowering import LOWERINGS
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.model import predict_points
 from dpsim.model.defaults import for_prediction
+from dpsim.records.sweep import read_predictions
 from dpsim.setting import Grid
 from dpsim.strategy import parse_strategy
 
@@ -80,10 +81,22 @@ def test_a_study_shows_what_it_measured() -> None:
     assert all(point["step_s"] > 0 for point in known["measured"]) and len(known["measured"]) > 3
 
 
+@pytest.mark.parametrize("study", ["example", "emulated-speedup"])
+def test_the_interval_on_the_page_of_a_study_is_as_wide_as_in_its_report(study: str) -> None:
+    data = re.search('<script type="application/json" id="world">(.*?)</script>', studied(ROOT / "reports" / study))
+    first = next(
+        point
+        for point in read_predictions(ROOT / "reports" / study / "blind.json").points
+        if point.setting.plan.devices > 1
+    )
+    assert data is not None
+    assert json.loads(data[1])["machine"]["interval_factor"]["several"] == first.interval_factor
+
+
 def test_the_page_of_a_study_has_no_command_for_files_that_nobody_has_and_says_what_its_numbers_are() -> None:
     of_study, of_files = studied(ROOT / "reports" / "example"), example()
     assert 'id="command"' not in of_study and 'id="command"' in of_files
-    assert "a prediction beforehand" in of_study and "a prediction beforehand" not in of_files
+    assert "the interval is that of its report" in of_study and "of its report" not in of_files
     assert "w.json" not in of_study and "speedup, weak scaling" in of_study
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpsim import codec
+from dpsim.collective import Layout
 from dpsim.errors import ConfigError
 from dpsim.machine import SCHEMA, Machine, Selection
 from dpsim.model import collective_cost
@@ -99,11 +100,11 @@ def test_a_layout_has_tables_of_its_own_and_nothing_inside_a_node_is_held_to_the
     inside, across = machine.allreduce
     assert min(across.time_s) > 300e-6
     size = inside.sizes_bytes[-1]
-    assert collective_cost(machine, "hierarchical", 2, size, layout="1x2") == (inside.time_s[-1], False)
-    assert collective_cost(machine, "hierarchical", 2, size, layout="2x1") == (across.time_s[-1], False)
+    assert collective_cost(machine, "hierarchical", 2, size, layout=Layout("1x2")) == (inside.time_s[-1], False)
+    assert collective_cost(machine, "hierarchical", 2, size, layout=Layout("2x1")) == (across.time_s[-1], False)
     links = machine.link, machine.link_in_node
     assert [link.fitted_to for link in links if link] == ["hierarchical on 2x1", "hierarchical on 1x2"]
-    assert collective_cost(machine, "ring", 2, size, layout="1x2")[1]
+    assert collective_cost(machine, "ring", 2, size, layout=Layout("1x2"))[1]
 
 
 @pytest.mark.slow

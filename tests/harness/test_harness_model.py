@@ -13,13 +13,13 @@ import pytest
 from nn_setup import Recorder, batch_for, bound
 
 from dpsim.errors import ConfigError
-from dpsim.harness import models
 from dpsim.harness.train.resume import changed_model, run_of, stored
 from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.records.train import TrainConfig
 from dpsim.replica import Batch, Capabilities
 from dpsim.runtime.checkpoint import Checkpoint, Header
+from dpsim.study import models
 from dpsim.study.profile import ProfileConfig, profile
 
 Dpsim = Callable[..., tuple[int, str, str]]

@@ -16,11 +16,11 @@ from mpi4py import MPI
 from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
-from dpsim.harness import models
 from dpsim.machine import LEAST_SLOWDOWN, ComputeSlowdown, Network
 from dpsim.optimizer import AdamW
 from dpsim.plan import Plan
 from dpsim.runtime.trainer import Trainer
+from dpsim.study import models
 from dpsim.study.disturbance import Watcher
 from dpsim.study.profile import (
     FORWARD_S,

@@ -25,7 +25,7 @@ from dpsim.harness.sweep.drift import DRIFT, DRIFT_PREDICTIONS, drift, read_drif
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.questions import completed
 from dpsim.harness.sweep.questions.devices import QUESTION, drift_sentence
-from dpsim.harness.sweep.sweep import declared, free_folder, sweep
+from dpsim.harness.sweep.sweep import Study, declared, sweep
 from dpsim.model.prices import local_share
 from dpsim.plan import Plan
 from dpsim.records.reproduce import DriftPredictions, ReproduceRecord
@@ -181,9 +181,9 @@ def test_a_sweep_without_its_drift_is_not_complete(done: Done, tmp_path: Path) -
     folder.mkdir()
     for name in ("predictions.json", "results.json"):
         (folder / name).write_bytes((done.folder / name).read_bytes())
-    assert free_folder(tmp_path, done.predictions.experiment) == folder
+    assert Study.of(done.predictions.experiment).free_folder(tmp_path) == folder
     (folder / DRIFT).write_bytes((done.folder / DRIFT).read_bytes())
-    assert free_folder(tmp_path, done.predictions.experiment) == tmp_path / "devices-2"
+    assert Study.of(done.predictions.experiment).free_folder(tmp_path) == tmp_path / "devices-2"
 
 
 def test_another_experiment_and_another_drift_are_refused(done: Done, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_reproducible_training_drifts_by_nothing(
     assert broken.identical is False and broken.points[-1].measured_drift is None
     assert "not-identical" in {warning.kind for warning in warnings(broken)}
     assert any("NOT THE SAME, as promised" in sentence for sentence in answers(broken))
-    monkeypatch.setattr("dpsim.harness.sweep.sweep.sweep", lambda *_: SimpleNamespace(comparison=broken))
+    monkeypatch.setattr("dpsim.harness.sweep.sweep.Study.run", lambda *_: SimpleNamespace(comparison=broken))
     assert dpsim("sweep", "devices", *FLAGS, "--output", tmp_path / "new")[0] == 1
 
 

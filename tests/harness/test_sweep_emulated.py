@@ -12,7 +12,6 @@ import report_factory
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.sweep.emulation import MOST_LATENESS, VISITS_AT_MOST, EmulationLog, Watched, check_emulation
 from dpsim.harness.sweep.questions import completed, group_name
 from dpsim.harness.sweep.sweep import sweep
 from dpsim.model import predict
@@ -21,6 +20,7 @@ from dpsim.report.sweep.facts import run_facts
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.words import network_name
 from dpsim.setting import setting_of
+from dpsim.study.emulation import MOST_LATENESS, VISITS_AT_MOST, EmulationLog, Watched, check_emulation
 
 LINK = "paced:2ms,100mbit"
 ROW = {"model": "mlp:8", "global_batch": 64, "devices": 4, "network": LINK, "compute": "emulated"}

@@ -18,7 +18,7 @@ from dpsim.harness.sweep import quality
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.quality import QUALITY, study_of
 from dpsim.harness.sweep.questions import completed
-from dpsim.harness.sweep.sweep import plan_text
+from dpsim.harness.sweep.sweep import Study, plan_text
 from dpsim.records.convergence import Convergence
 from dpsim.records.quality import RECORD
 from dpsim.records.sweep import Experiment
@@ -55,12 +55,16 @@ def test_a_sweep_over_the_local_batch_with_a_target_studies_the_steps_to_it() ->
 
 def test_the_trainings_are_announced_before_the_start() -> None:
     announced = "beside that 80 trainings, whose time is said before they start (--seeds 0 leaves them out)"
-    assert plan_text(experiment("batch-norm", seeds=10)).endswith(announced)
-    plain = plan_text(experiment("batch-norm"))
+    assert plan_text(Study.of(experiment("batch-norm", seeds=10))).endswith(announced)
+    plain = plan_text(Study.of(experiment("batch-norm")))
     assert " settings, some of them twice, about " in plain and "s for the report" in plain
-    assert "trainings, whose time is said before they start" in plan_text(experiment("local-batch", target_loss=0.5))
+    assert "trainings, whose time is said before they start" in plan_text(
+        Study.of(experiment("local-batch", target_loss=0.5))
+    )
     devices = completed(Experiment(question="devices", base={"global_batch": 64}, steps=50))
-    assert plan_text(devices).endswith("beside that trainings of 50 steps, whose time is said before they start")
+    assert plan_text(Study.of(devices)).endswith(
+        "beside that trainings of 50 steps, whose time is said before they start"
+    )
 
 
 def test_the_time_of_the_trainings_is_said_before_they_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,16 +74,16 @@ def test_the_time_of_the_trainings_is_said_before_they_start(tmp_path: Path, mon
     (setting,) = settings_of((declared.rows[0],))
     of_setting = SimpleNamespace(setting=setting, step_s=1e-3 * setting.plan.global_batch / setting.plan.devices)
     predictions: Any = SimpleNamespace(experiment=declared, points=[of_setting])
-    quality.measure_quality(predictions, tmp_path, said.append)
     study = study_of(declared)
     assert study is not None
+    quality.measure_quality(study, predictions, tmp_path, said.append)
     samples = sum(case.steps * case.global_batch for held in (False, True) for case in cases(study, held_out=held))
     assert said == [
         f"the quality: 80 trainings, 2 at a time, take about {format_duration(samples * 0.5e-3)} on a quiet machine"
     ]
     (tmp_path / quality.QUALITY).mkdir()
     (tmp_path / quality.QUALITY / RECORD).touch()
-    quality.measure_quality(predictions, tmp_path, said.append)
+    quality.measure_quality(study, predictions, tmp_path, said.append)
     assert len(said) == 1
 
 

@@ -13,7 +13,8 @@ from dpsim.machine import Link, Machine
 from dpsim.model.ranking import Tuned
 from dpsim.model.rows import PredictedRow, Ratio
 from dpsim.plan import Plan
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison
 from dpsim.report import tuning as report
 
 MACHINE = Machine(name="m", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))

@@ -55,8 +55,8 @@ def test_every_operation_of_lars_is_rounded_by_itself(dtype: str) -> None:
 
     number = np.dtype(dtype).type
     update = code_of(update_cuda.lars_parts(dtype), (0, 0, (0, 0, 0), (number(1), number(1), number(-1))))
-    squares = code_of(exact_squares_cuda.of_blocks(dtype), (0, 1, 0))
-    totals = code_of(exact_squares_cuda.of_rows(dtype), (0, 1, 1, 0))
+    squares = code_of(exact_squares_cuda.block_digits(dtype), (0, 1, 0))
+    totals = code_of(exact_squares_cuda.row_digits(dtype), (0, 1, 1, 0))
     assert not JOINED.findall(update + squares + totals)
     assert "mul.rn.f64" in squares and f"mul.rn.f{8 * np.dtype(dtype).itemsize}" in update
 

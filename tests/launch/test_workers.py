@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from dpsim.errors import DpsimError
+from dpsim.launch.workers import workers
+
 _COMMAND = """
 import os, sys, time
 from dpsim.launch.workers import workers
@@ -56,3 +59,11 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(("fault", "raised"), [("handle is closed", DpsimError), ("No space left", OSError)])
+def test_a_pool_that_breaks_while_it_is_handed_work_is_told_as_one_that_broke(
+    fault: str, raised: type[Exception]
+) -> None:
+    with pytest.raises(raised, match="one of 2 processes ended" if raised is DpsimError else fault), workers(2):
+        raise OSError(fault)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering_cases import finished_before
 
-from dpsim.collective import spread_layout
+from dpsim.collective import Layout
 from dpsim.errors import ConfigError
 from dpsim.lowering import lower
 from dpsim.machine import Link, Machine
@@ -196,7 +196,7 @@ def test_ranks_and_places_of_classes_are_each_other_s_inverse(stages: int, parts
     [("2x4", 2, "2x2"), ("2x4", 4, "2x1"), ("2x4", 8, "1x1"), ("", 2, ""), ("4x2", 4, "2x1")],
 )
 def test_devices_that_stand_apart_are_in_more_nodes(layout: str, apart: int, expected: str) -> None:
-    assert spread_layout(layout, apart) == expected
+    assert Layout(layout).spread(apart) == expected
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.collective import Collective, parse_devices
+from dpsim.collective import Collective, Layout, parse_devices
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import collective_cost
@@ -58,8 +58,8 @@ def without(published: dict[str, tuple[float, ...]], sizes: tuple[int, ...], *he
 def priced(machine: Machine, layout: str, size: int, algorithm: str = "nccl") -> tuple[float, float]:
     """(seconds, relative standard error)."""
     devices, of_nodes = parse_devices(layout)
-    collective = Collective(algorithm=algorithm, devices=devices, layout=of_nodes)
-    return collective_cost(machine, algorithm, devices, size, layout=of_nodes)[0], _network(machine, collective)
+    collective = Collective(algorithm=algorithm, devices=devices, layout=Layout(of_nodes))
+    return collective_cost(machine, algorithm, devices, size, layout=Layout(of_nodes))[0], _network(machine, collective)
 
 
 @pytest.mark.parametrize("held_out", [("1x3", "1x6"), ("1x3",), ("1x4",), ("1x6",), ("1x8",)])
@@ -108,7 +108,7 @@ def test_inside_a_node_is_refused_where_only_several_nodes_were_measured(devices
         with pytest.raises(ConfigError, match=r"nothing says what a message inside a node costs"):
             priced(machine, devices, MIB, algorithm)
     with pytest.raises(ConfigError, match="1x2 devices are inside one node"):
-        idle_curve(machine, Collective(algorithm="direct", devices=2, layout="1x2", kind="send"))
+        idle_curve(machine, Collective(algorithm="direct", devices=2, layout=Layout("1x2"), kind="send"))
     assert priced(machine, "2x8", MIB)[0] > 0 and priced(machine, "9", MIB)[0] > 0
     stated = msgspec.structs.replace(machine, link_in_node=Link(latency_s=1e-6, bandwidth_bytes_per_s=2e11))
     assert priced(stated, "1x8", MIB)[0] < 1e-4
@@ -135,7 +135,7 @@ def test_stated_adapters_settle_a_librarys_share_of_the_network() -> None:
     tables = {"2x1": (221.7, 872.1), "4x1": (358.7, 1351.9)}
     for adapters, factor in ((None, math.sqrt(1 / 2)), (1, 1.0), (2, 1 / 2), (8, 1 / 2)):
         machine = msgspec.structs.replace(without(tables, PERLMUTTER_SIZES), network_adapters=adapters)
-        shared, error = _sharing(machine, "2x1", Collective(algorithm="nccl", devices=4, layout="2x2"))
+        shared, error = _sharing(machine, Layout("2x1"), Collective(algorithm="nccl", devices=4, layout=Layout("2x2")))
         assert shared == pytest.approx(factor) and (error > 0) == (adapters is None)
     with pytest.raises(ConfigError, match="network_adapters is 0"):
         msgspec.structs.replace(machine, network_adapters=0)
@@ -174,7 +174,10 @@ def test_flat_devices_and_those_of_a_node_are_counted_alike(known: str) -> None:
 def test_flat_devices_that_do_not_fit_into_the_node_that_was_measured_are_refused() -> None:
     of_node = Machine(name="m", allreduce=(table("1x8", (MIB,), (1.0,)),))
     assert collective_cost(of_node, "nccl", 8, MIB) == (1.0, False)
-    assert collective_cost(of_node, "nccl", 4, MIB)[1] and collective_cost(of_node, "nccl", 16, MIB, layout="1x16")[1]
+    assert (
+        collective_cost(of_node, "nccl", 4, MIB)[1]
+        and collective_cost(of_node, "nccl", 16, MIB, layout=Layout("1x16"))[1]
+    )
     with pytest.raises(ConfigError, match="measured inside one node of 8 alone") as refused:
         collective_cost(of_node, "nccl", 16, MIB)
     assert "--devices 1x16" in refused.value.remedy
@@ -255,7 +258,7 @@ def test_halves_of_an_allreduce_are_scaled_by_a_ring_of_their_own() -> None:
         for algorithm, start in (("ring", 0.0), ("nccl", 6.6 / 0.6)):  # LL's start, in hops over NVLink
             known = table("1x4", sizes, (1.0, 101.0), kind=kind, algorithm=algorithm)
             machine = Machine(name="m", halves=(known,), link=Link(latency_s=1.0, bandwidth_bytes_per_s=1.0))
-            collective = Collective(algorithm=algorithm, devices=8, layout="1x8", kind=kind)
+            collective = Collective(algorithm=algorithm, devices=8, layout=Layout("1x8"), kind=kind)
             curve = idle_curve(machine, collective)
             assert curve.scaled is not None and curve.scaled.tables == (known,)
             small_s, large_s = (float(curve.points[1, curve.points[0] == size][0]) for size in sizes)
@@ -265,7 +268,11 @@ def test_halves_of_an_allreduce_are_scaled_by_a_ring_of_their_own() -> None:
     across = [table("2x8", sizes, (1.0, 101.0), kind=kind) for kind in ("allreduce", "all-gather")]
     machine = Machine(name="m", allreduce=(across[0],), halves=(across[1],))
     tree_s, ring_s = (
-        float(idle_curve(machine, Collective(algorithm="nccl", devices=512, layout="64x8", kind=kind)).points[1, 0])
+        float(
+            idle_curve(machine, Collective(algorithm="nccl", devices=512, layout=Layout("64x8"), kind=kind)).points[
+                1, 0
+            ]
+        )
         for kind in ("allreduce", "all-gather")
     )
     assert tree_s < 5 and ring_s > 20

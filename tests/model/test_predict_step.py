@@ -15,7 +15,7 @@ from predict_cases import machines, plans, workloads
 from small_step import machine, plan, workload
 
 from dpsim import codec
-from dpsim.collective import Collective
+from dpsim.collective import Collective, Layout
 from dpsim.errors import ConfigError
 from dpsim.experiments.bench_predict import machine as bench_machine
 from dpsim.experiments.bench_predict import resnet50
@@ -173,7 +173,7 @@ def test_what_a_prediction_assumes_is_said() -> None:
 def test_shared_memory_algorithms_between_nodes_cost_what_the_librarys_own_does() -> None:
     link = Link(latency_s=1.0, bandwidth_bytes_per_s=10.0)
     m = Machine(name="m", link=link)
-    asked = [Collective(algorithm=name, devices=4, layout="2x2") for name in ("auto", "one-shot", "ring")]
+    asked = [Collective(algorithm=name, devices=4, layout=Layout("2x2")) for name in ("auto", "one-shot", "ring")]
     assert [m.priced(collective).algorithm for collective in asked] == ["mpi", "mpi", "ring"]
     assert m.priced(Collective(algorithm="one-shot", devices=4)).algorithm == "one-shot"
 
@@ -200,7 +200,7 @@ def test_the_fitted_link_is_the_one_that_made_the_tables(algorithm: str) -> None
             devices=count,
             layout=layout,
             sizes_bytes=sizes,
-            time_s=tuple(collective_cost(source, algorithm, count, size, layout=layout)[0] for size in sizes),
+            time_s=tuple(collective_cost(source, algorithm, count, size, layout=Layout(layout))[0] for size in sizes),
         )
         for count, layout in ((4, "2x2"), (8, "2x4"))
     )

@@ -9,7 +9,7 @@ import pytest
 from small_step import workload
 
 from dpsim.cli.flags import counts_or_layouts
-from dpsim.collective import Collective
+from dpsim.collective import Collective, Layout
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, Link, Machine
 from dpsim.model import predict_points
@@ -27,7 +27,7 @@ TWO = Machine(name="m", link_in_node=NODE, link=RACK)
 
 
 def seconds(machine: Machine, nodes: int, algorithm: str = "ring", size: float = GIB) -> float:
-    collective = Collective(algorithm=algorithm, devices=8 * nodes, layout=f"{nodes}x8")
+    collective = Collective(algorithm=algorithm, devices=8 * nodes, layout=Layout(f"{nodes}x8"))
     sizes, times = idle_curve(machine, collective).points
     return float(times[0]) if size == 0 else float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) * size)
 
@@ -65,7 +65,7 @@ def test_a_table_of_one_rack_is_slower_beyond_it_by_as_much_as_the_links() -> No
     three, two = (msgspec.structs.replace(machine, **known) for machine in (THREE, TWO))
     assert seconds(three, 2) == seconds(two, 2)
     assert seconds(three, 8) == pytest.approx(4 * seconds(two, 8), rel=1e-3)  # 40 over 10 GB/s
-    collective = Collective(algorithm="ring", devices=64, layout="8x8")
+    collective = Collective(algorithm="ring", devices=64, layout=Layout("8x8"))
     assert _network(three, collective) ** 2 == pytest.approx(_network(two, collective) ** 2 + ASSUMED_LINK**2)
 
 

@@ -16,7 +16,8 @@ from rich.console import Console
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.questions import QUESTIONS
-from dpsim.records.comparison import ComparedPoint, Comparison, SweepData
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, SweepData
 from dpsim.report.charts import Bars
 from dpsim.report.figures import draw, on_axes
 from dpsim.report.figures.style import NARROW_IN, WIDE_IN, heading

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from dpsim.columns import columns_of
 from dpsim.harness.sweep.compare import compare
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import read_predictions, read_results
 from dpsim.report.sweep.cells import PointColumns
 from dpsim.report.sweep.content import answer

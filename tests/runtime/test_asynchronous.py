@@ -18,7 +18,7 @@ from dpsim.launch.jobs import JobFailed
 from dpsim.optimizer import AdamW, Lars, Optimizer, Sgd
 from dpsim.progress import no_progress
 from dpsim.records.train import TrainConfig
-from dpsim.runtime.update_order import Compute, Pull, Push, UpdateOrder
+from dpsim.runtime.asynchronous.update_order import Compute, Pull, Push, UpdateOrder
 
 OnRanks = Callable[..., Any]
 STEPS = 12

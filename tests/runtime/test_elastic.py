@@ -73,7 +73,7 @@ def one_round(number: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_run_that_is_handed_on_to_other_devices_ends_in_the_same_bits(on_ranks: OnRanks, tmp_path: Path) -> None:
-    """With two rounds of real kills below: 20 rounds."""
+    """Rounds of real kills are in test_killed_training."""
     rounds = [one_round(number) for number in range(ROUNDS)]
     argument = {"rounds": rounds, "steps": STEPS, "folder": str(tmp_path)}
     actual = on_ranks("ranks_resume:moved", argument, devices=4)
@@ -82,17 +82,6 @@ def test_a_run_that_is_handed_on_to_other_devices_ends_in_the_same_bits(on_ranks
         assert result == expected, one
     assert len({digest for (digest, _), _ in actual}) == len(CASES)
     assert len({part[0] for one in rounds for part in one["parts"]}) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_a_run_whose_ranks_are_killed_ends_in_the_same_bits(python: Python) -> None:
-    """In these two rounds one of 3 ranks is killed after some checkpoints and the run goes on; then both of 2."""
-    done = python("-m", "dpsim.experiments.stress.kill_resume", "--rounds", "2", "--seed", "1346", timeout_s=200)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("resume: 2 cases, 0 went wrong\n")
-    assert "1  1 killed after a checkpoint, which continued by itself\n" in done.stdout
-    assert "1  2 killed after a checkpoint\n" in done.stdout
 
 
 CONFIG = TrainConfig.of(model="mlp:4", global_batch=32, devices=3, leaves=8, checkpoint="run", elastic=True)

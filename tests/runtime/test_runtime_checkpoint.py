@@ -242,7 +242,8 @@ def test_a_file_size_limit_leaves_the_old_and_nothing_else(tmp_path: Path, pytho
     program = (
         "import resource, sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from dpsim.experiments.stress.kill_checkpoints import content\n"
+        "sys.path.append(sys.argv[2])\n"
+        "from killed_writer import content\n"
         "from dpsim.runtime.checkpoint import CheckpointFolder, NotWritten\n"
         "folder = CheckpointFolder(Path(sys.argv[1]), 0)\n"
         "folder.write(content(1))\n"
@@ -252,17 +253,10 @@ def test_a_file_size_limit_leaves_the_old_and_nothing_else(tmp_path: Path, pytho
         "except NotWritten as error:\n"
         "    print(error)\n"
     )
-    done = python("-c", program, str(tmp_path))
+    done = python("-c", program, str(tmp_path), str(Path(__file__).parents[1] / "support"))
     assert "cannot write the checkpoint of step 2" in done.stdout and "File too large" in done.stdout, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1.safetensors"]
     assert read(tmp_path / "checkpoint-1.safetensors").header.step == 1
-
-
-def test_a_killed_writer_leaves_whole_checkpoints(python: Python) -> None:
-    done = python("-m", "dpsim.experiments.stress.kill_checkpoints", "--rounds", "20")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("checkpoints: 20 cases, 0 went wrong\n")
-    assert done.stderr == ""
 
 
 def test_bytes_are_written_durably_before_they_get_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

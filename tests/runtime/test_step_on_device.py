@@ -64,7 +64,7 @@ def test_the_times_of_a_step_are_read_when_the_device_has_come_to_them(
     step = runner(memory, monkeypatch, overlap=overlap)
     marks = step.run(batch(), 4).marks
     assert marks.clock == "device" and marks.pauses and exposed_s(marks) > 0
-    assert marks.compute == [] and marks.collectives == [] and marks.asked is not None
+    assert marks.compute == [] and marks.collectives == [] and marks.asked_times is not None
     with pytest.raises(AssertionError, match="the host waits for mark"):  # the update is under way
         pickle.dumps(marks)
     marks = step.run(batch(), 4).marks
@@ -84,7 +84,7 @@ def test_the_times_of_a_step_are_read_when_the_device_has_come_to_them(
 
 def test_rows_of_a_timeline_say_by_which_clock_and_when_the_host_asked() -> None:
     """Forward 1 to 3 s, a pause to 4 s, update to 6 s on the device; the host asked for all within a second."""
-    asked = AskedTimes(compute=[(0, 0.1), (1, 0.3), (2, 0.5)], collectives=[0.35], pauses=[0.4])
+    asked_times = AskedTimes(compute=[(0, 0.1), (1, 0.3), (2, 0.5)], collectives=[0.35], pauses=[0.4])
     first, second = (
         StepMarks(
             begin_s,
@@ -92,7 +92,7 @@ def test_rows_of_a_timeline_say_by_which_clock_and_when_the_host_asked() -> None
             collectives=[(KINDS.index("allreduce"), 0, 8, begin_s + 2.0, begin_s + 3.5)],
             pauses=[(begin_s + 3.0, begin_s + 4.0)],
             end_s=begin_s + 0.5,
-            asked=asked,
+            asked_times=asked_times,
         )
         for begin_s in (0.0, 5.0)
     )

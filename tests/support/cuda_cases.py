@@ -237,7 +237,7 @@ def need_a_compiler() -> None:
         try:
             pathfinder.load_nvidia_dynamic_lib(library)
         except pathfinder.DynamicLibNotFoundError:
-            pytest.skip(f"CUDA's {library} is not installed: pip install 'dpsim[ptx]'")
+            pytest.skip(f"CUDA's {library} is not installed: pip install -e '.[ptx]'")
 
 
 def stub_driver(folder: Path) -> dict[str, str]:

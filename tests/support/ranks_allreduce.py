@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 from wire_reference import node_sum, rounded
 
-from dpsim.comm.compiled import compile_once
+from dpsim.comm.group import compile_once
 from dpsim.comm.networks import transport
 from dpsim.comm.shared import shared_memory
 from dpsim.errors import ConfigError

@@ -14,16 +14,16 @@ from dpsim.data import load_dataset
 from dpsim.nn import build_model
 from dpsim.plan import Plan
 from dpsim.progress import Progress
-from dpsim.runtime import asynchronous
-from dpsim.runtime.shared_updates import SharedUpdates
-from dpsim.runtime.update_order import UpdateOrder
+from dpsim.runtime.asynchronous import training
+from dpsim.runtime.asynchronous.shared_updates import SharedUpdates
+from dpsim.runtime.asynchronous.update_order import UpdateOrder
 
 
-def _worker(comm: MPI.Intracomm, case: dict[str, Any]) -> tuple[asynchronous.Worker, Plan]:
+def _worker(comm: MPI.Intracomm, case: dict[str, Any]) -> tuple[training.Worker, Plan]:
     dataset = load_dataset(case["dataset"])
     plan = codec.decode(case["plan"] | {"devices": comm.size}, Plan, "plan")
     replica = build_model(case["model"], dataset.input_shape, dataset.classes)
-    return asynchronous.Worker(replica, dataset, plan, case["workers"], 3, comm), plan
+    return training.Worker(replica, dataset, plan, case["workers"], 3, comm), plan
 
 
 def _rate(step: int) -> float:
@@ -70,7 +70,7 @@ def train(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) -> dict[s
     push = SharedUpdates.push
     SharedUpdates.push = dying  # type: ignore[method-assign]
     try:
-        trained = asynchronous.train(comm, worker, plan, case["steps"], _rate)
+        trained = training.train(comm, worker, plan, case["steps"], _rate)
     finally:
         SharedUpdates.push = push  # type: ignore[method-assign]
     if trained is None:
@@ -88,4 +88,4 @@ def replay(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) -> dict[
     """The result of the replay of ``case["order"]``."""
     worker, plan = _worker(comm, case)
     order = codec.decode(case["order"], UpdateOrder, "order")
-    return dict(codec.to_builtins(asynchronous.replay(comm, worker, plan, order, _rate)))
+    return dict(codec.to_builtins(training.replay(comm, worker, plan, order, _rate)))

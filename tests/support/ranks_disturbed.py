@@ -10,11 +10,11 @@ from mpi4py import MPI
 from neighbour import busy
 
 from dpsim.data import load_dataset
-from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime.trainer import Trainer
+from dpsim.study import models
 from dpsim.study.disturbance import Watcher, run_queue_marks
 from dpsim.study.steps import WARM_UP_STEPS, step_times_s, train
 

@@ -28,7 +28,7 @@ def groups(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> l
     for token in argument["networks"]:
         world = transport(comm, Network.parse(token))
         of_group = comm.Split(comm.rank // argument["of_a_group"], comm.rank)
-        link = transport(of_group, world.network, beside=world)
+        link = transport(of_group, world.network, world=world)
         for overlap in ("off", "inline", "poll", "thread"):
             wrong += _steps(link, world, overlap, f"{token} {overlap}")
     return [case for of_a_rank in comm.allgather(wrong) for case in of_a_rank]
@@ -87,7 +87,7 @@ def _expected(rows: Array, kind: CollectiveKind, rank: int) -> tuple[Array, slic
 def two_transports(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, float] | None:
     """Rank 0 sends a message over each of two transports at once: when they are due at rank 1, from the sending."""
     world = transport(comm, Network.parse(argument["network"]))
-    links = [world, transport(comm, world.network, beside=world)]
+    links = [world, transport(comm, world.network, world=world)]
     data = np.zeros((2, argument["size_bytes"] // 8))
     comm.Barrier()
     start_s = comm.bcast(now())

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dpsim.torch
 from dpsim.torch import node
-from dpsim.torch.fastest import Fastest
+from dpsim.torch.hook import Fastest
 
 BATCH = 6
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 
 from dpsim.errors import ConfigError  # noqa: E402
 from dpsim.torch_ddp.accumulated import Accumulation  # noqa: E402

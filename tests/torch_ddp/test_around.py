@@ -10,7 +10,7 @@ import pytest
 
 import dpsim
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 
 from dpsim.torch_ddp.injected.around import Script, leading_extent  # noqa: E402
 

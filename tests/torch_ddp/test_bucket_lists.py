@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 
 from torch import distributed  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402

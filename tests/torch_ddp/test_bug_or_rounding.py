@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpsim.experiments.bug_or_rounding.scripts import BY_DESIGN, CLEAN, MISTAKES, Case
+from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, Case
 from dpsim.harness.reproduce.script import Verdict
 from dpsim.torch_ddp.reproduce import causes
 from dpsim.torch_ddp.reproduce.causes import Finding, first_finding
@@ -240,6 +240,13 @@ loader = DataLoader(data, batch_sampler=batches)""",
 
 def named(name: str) -> Case:
     return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN) if each.name == name)
+
+
+def test_every_planted_mistake_is_of_a_class_that_can_be_named() -> None:
+    classes = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)}
+    assert {case.kind for case in MISTAKES} <= classes
+    assert all(case.kind in classes or case.design for case in BY_DESIGN)
+    assert {case.kind for case in CLEAN} == {""}
 
 
 IS_ROUNDING = "The difference is rounding in all 2 steps."

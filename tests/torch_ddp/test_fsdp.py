@@ -83,7 +83,7 @@ def sharded(layers: int = 4, kept: tuple[int, ...] = (0,)) -> Workload:
 
 def plan_of(accumulate: int = 1, **others: Any) -> Plan:
     fields: dict[str, Any] = {"strategy": "zero3:prefetch=0", "algorithm": "gloo", "overlap": "inline"} | others
-    return Plan(devices=2, global_batch=4 * accumulate, accumulate=accumulate, fusion_rule="per-tensor", **fields)
+    return Plan(devices=2, global_batch=4 * accumulate, accumulate=accumulate, fusion_rule="fsdp", **fields)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])

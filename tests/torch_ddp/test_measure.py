@@ -152,7 +152,7 @@ def test_before_the_script_has_run_it_is_said_what_will_be_done_at_most(
     config = script_experiment(script=str(a_script(tmp_path)), devices=(1, 2, 3), networks=("node", "paced:1ms,1gbit"))
     said: list[str] = []
     with pytest.raises(InterruptedError):
-        harness.predict(config, harness.Known(), tmp_path / "report", said.append)
+        harness.ScriptStudy(experiment=config).predict(tmp_path / "report", said.append)
     assert said[0].startswith(f"at most {3 * (2 * 7 + 1)} settings: first 10 to 20 s, 30 s at most of profiles")
     assert (
         "and calibrations on each of 3 places, each after the start of the script in every process; then DDP trains"
@@ -250,6 +250,18 @@ def test_micro_batches_are_predicted_and_measured_of_a_script_that_has_one(dpsim
     batches = [(point["accumulate"], point["global_batch"]) for point in points]
     assert sorted(batches) == [(1, 8), (3, 24)] and len({point["group"] for point in points}) == 1
     assert {point["buckets"] for point in points} == {1}
+
+
+def test_caps_that_make_the_same_buckets_are_one_setting_and_are_measured_once(tmp_path: Path) -> None:
+    """The four layers have 16.5 KiB: above that every cap makes one bucket."""
+    caps = (0.0, 2.0**20, math.inf)
+    config = script_experiment(script=__file__, caps_bytes=caps, communication=("gloo",))
+    write_predictions(
+        tmp_path / "sweep", config, Machine(name="m", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e9))
+    )
+    points = read_predictions(tmp_path / "sweep" / "predictions.json").points
+    named = [point.names for point in points if not point.setting.repeat]
+    assert named == [("ddp at 0",), ("ddp at 1 MiB", "ddp at inf")]
 
 
 def test_micro_batches_are_compared_with_the_script_s_own_bucket_cap() -> None:
@@ -386,7 +398,7 @@ def test_without_torch_the_message_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     code, out, err = measured(dpsim, a_script(tmp_path), tmp_path / "report")
-    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "dpsim[torch]" in err
+    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "'.[torch]'" in err
     assert not (tmp_path / "report").exists() or not list((tmp_path / "report").glob("*.json"))
 
 

@@ -23,7 +23,8 @@ from dpsim.harness.torch_ddp.experiment import completed, script_experiment
 from dpsim.harness.torch_ddp.own_runtime import other_settings
 from dpsim.machine import Link, Machine
 from dpsim.plan import Plan
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import read_results
 from dpsim.report.sweep.content import answers, tables
 from dpsim.setting import Setting, settings_of

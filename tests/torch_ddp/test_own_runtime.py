@@ -16,13 +16,14 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.compare import compare
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment
-from dpsim.harness.torch_ddp.own_runtime import OWN_RUNTIME, check_emulation, emulated_workload, other_settings
+from dpsim.harness.torch_ddp.own_runtime import OWN_RUNTIME, check_emulation, other_settings
 from dpsim.lowering import lower
 from dpsim.machine import ComputeSlowdown, Link, Machine
 from dpsim.plan import Plan
 from dpsim.report.sweep.content import answers, tables
 from dpsim.runtime.emulated import WorkloadReplica
 from dpsim.setting import Setting, setting_of, settings_of
+from dpsim.study.emulation import emulated_workload
 from dpsim.study.task import SAMPLES_SCHEMA, Samples, ScriptTask, samples_before
 from dpsim.workload import Layer, Tensor, Workload
 

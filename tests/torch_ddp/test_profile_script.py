@@ -457,7 +457,7 @@ def test_without_torch_the_message_says_what_to_install(
     script.touch()
     monkeypatch.setitem(sys.modules, "torch", None)
     code, out, err = dpsim("profile", "--torch-script", script, "--output", tmp_path / "w.json")
-    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "dpsim[torch]" in err
+    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "'.[torch]'" in err
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 
 from dpsim.torch_ddp import process_group, record  # noqa: E402
 from dpsim.torch_ddp.endings import EnoughSteps  # noqa: E402

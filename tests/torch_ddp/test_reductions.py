@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 pytestmark = pytest.mark.torch
 
 OnRanks = Callable[..., Any]

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 
 from torch import distributed  # noqa: E402
 

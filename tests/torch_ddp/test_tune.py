@@ -13,6 +13,7 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp import tune as harness
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment
+from dpsim.harness.torch_ddp.measure import ScriptStudy
 from dpsim.plan import Plan
 from dpsim.records.sweep import Experiment
 from dpsim.setting import setting_of, settings_of
@@ -86,7 +87,7 @@ def test_a_script_is_profiled_at_its_own_batch_and_at_larger_ones_as_far_as_it_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(harness, "profile_script", profiling(most))
-    found = harness.profiled(declared, asked, print, may_write=False)
+    found = harness.profiled(ScriptStudy(experiment=declared), asked, print)
     assert found.batches == batches and found.workload.local_batches == tuple(sorted(batches))
     assert (found.refusal is not None) == refused
 
@@ -96,7 +97,7 @@ def test_a_batch_that_was_asked_for_is_not_left_out_silently(
 ) -> None:
     monkeypatch.setattr(harness, "profile_script", profiling(8))
     with pytest.raises(ConfigError, match="more than the data"):
-        harness.profiled(declared, (16,), print, may_write=False)
+        harness.profiled(ScriptStudy(experiment=declared), (16,), print)
 
 
 def test_what_is_measured_are_the_given_pairs_of_cap_and_batch(declared: Experiment) -> None:
@@ -121,13 +122,13 @@ def test_the_best_accumulation_is_measured_beside_the_default(
 ) -> None:
     asked: list[Experiment] = []
 
-    def measure(experiment: Experiment, *_: object) -> list[SimpleNamespace]:
-        asked.append(completed(experiment, workload(4)))
-        return [SimpleNamespace(comparison=None)]
+    def run(study: ScriptStudy, *_: object) -> SimpleNamespace:
+        asked.append(completed(study.experiment, workload(4)))
+        return SimpleNamespace(comparison=None)
 
-    monkeypatch.setattr(harness, "measure", measure)
+    monkeypatch.setattr(ScriptStudy, "run", run)
     known = harness.Profiled(workload=workload(4), batches=(4,), refusal=None)
-    harness.measure_advised(declared, known, plans(1, 8), tmp_path, print, may_write=False)
+    harness.measure_advised(ScriptStudy(experiment=declared), known, plans(1, 8), tmp_path, print)
     measured = [setting.plan for setting in settings_of(asked[0].rows)]
     assert [(plan.accumulate, plan.global_batch) for plan in measured] == [(1, 8), (8, 64)]
     assert "accumulate" in asked[0].compared and "accumulate" not in asked[0].base
@@ -140,29 +141,29 @@ def test_a_script_that_is_too_short_to_accumulate_is_measured_without(
 ) -> None:
     folders, lines = [], list[str]()
 
-    def measure(experiment: Experiment, known: object, folder: Path, progress: object) -> list[SimpleNamespace]:
+    def run(study: ScriptStudy, folder: Path, progress: object) -> SimpleNamespace:
         folders.append(folder)
-        if experiment.values("accumulate"):
+        if study.experiment.values("accumulate"):
             raise ConfigError(f"{ENDED_EARLY} 3 rounds of 8 training steps")
-        return [SimpleNamespace(comparison=len(experiment.rows))]
+        return SimpleNamespace(comparison=len(study.experiment.rows))
 
-    monkeypatch.setattr(harness, "measure", measure)
+    monkeypatch.setattr(ScriptStudy, "run", run)
     known = harness.Profiled(workload=workload(4), batches=(4,), refusal=None)
     default, accumulating = plans(1, 8)
     capped = msgspec.structs.replace(default, fusion_threshold_bytes=4096.0)
     given = [default, capped, accumulating]
-    found: object = harness.measure_advised(declared, known, given, tmp_path, lines.append, may_write=False)
+    found: object = harness.measure_advised(ScriptStudy(experiment=declared), known, given, tmp_path, lines.append)
     assert found == 2 and folders == [tmp_path / "measured", tmp_path / "without-accumulation" / "measured"]
     assert lines == ["warning: accumulation is not measured, since the script ended after 3 rounds of 8 training steps"]
     with pytest.raises(ConfigError, match="3 rounds"):
-        harness.measure_advised(declared, known, [default, accumulating], tmp_path, print, may_write=False)
+        harness.measure_advised(ScriptStudy(experiment=declared), known, [default, accumulating], tmp_path, print)
 
 
 @pytest.mark.torch
 def test_a_script_that_cannot_accumulate_is_tuned_and_the_reason_kept(declared: Experiment) -> None:
     script = Path(declared.script)
     script.write_text(SCRIPT.replace("        optimizer.step()", "        optimizer.step(lambda: None)"))
-    found = harness.profiled(declared, (4,), print, may_write=False, accumulates=True)
+    found = harness.profiled(ScriptStudy(experiment=declared), (4,), print, accumulates=True)
     assert found.workload.local_batches == (4,)
     assert found.cannot_accumulate.startswith("gives the optimizer's step a closure")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parents[1] / "support" / "train_with_hook.py"

@@ -24,7 +24,7 @@ from dpsim.plan import Plan
 from dpsim.replica import AddingReplica, Array, Batch, DeviceReplica, LeafReplica, WarmUpReplica
 from dpsim.runtime.trainer import Trainer
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 from torch_modules import CLASSES, MODULES, SHAPE  # noqa: E402
 
 from dpsim.torch_replica import TorchReplica, state  # noqa: E402
@@ -389,7 +389,7 @@ def test_without_pytorch_the_torch_replica_says_what_to_install(
     python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     done = python("-c", "import sys; sys.modules['torch'] = None; from dpsim.torch_replica import TorchReplica")
-    assert done.returncode and "pip install 'dpsim[torch]'" in done.stderr
+    assert done.returncode and "pip install -e '.[torch]'" in done.stderr
 
 
 def test_the_torch_module_of_the_documentation_is_trained_and_profiled(

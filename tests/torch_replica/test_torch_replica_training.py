@@ -16,7 +16,7 @@ from dpsim.comm.cuda.reproducible import REQUIRED
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.launch import jobs
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 
 pytestmark = pytest.mark.torch

@@ -12,28 +12,29 @@ import numpy as np
 from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.device import Device
 from dpsim.errors import ConfigError
+from dpsim.installation import install
 
 _CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def simulating() -> bool:
-    """Whether numba's own variable asks for its CUDA simulator."""
+    """Return whether numba's own variable asks for its CUDA simulator."""
     return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
 
 def why_no_gpu() -> str:
-    """Why no GPU can be used, in a few words; empty if a GPU can be used."""
+    """Return why no GPU can be used, in a few words; empty if a GPU can be used."""
     driver = cuda_driver.ask()
     if driver.problem:
         return driver.problem
     for package, module in ((driver.cupy_package, "cupy"), ("numba-cuda", "numba_cuda")):
         if importlib.util.find_spec(module) is None:
-            return f"the Python package {package} is not installed (pip install 'dpsim[{driver.extra}]')"
+            return f"the Python package {package} is not installed ({install(driver.extra)})"
     return why_no_kernels() or _why_cupy_fails(driver)
 
 
 def why_no_kernels() -> str:
-    """Why numba-cuda compiles nothing with the NumPy that is installed, such as one without ``row_stack``; or empty."""
+    """Return why numba-cuda cannot compile with the installed NumPy (one without ``row_stack``), or ""."""
     if hasattr(np, "row_stack"):
         return ""
     return f"numba-cuda compiles no kernel with NumPy {np.__version__} (pip install 'numpy<2.5')"
@@ -52,19 +53,19 @@ def _why_cupy_fails(driver: cuda_driver.Driver) -> str:
         if "InsufficientDriver" in str(error):
             return (
                 f"the driver is for CUDA {driver.cuda}, and CuPy for a newer one: {_words(error)}"
-                f" (pip install 'dpsim[{driver.extra}]')"
+                f" ({install(driver.extra)})"
             )
         return _words(error)
     return "" if count else "CUDA sees no device"
 
 
 def _words(error: Exception) -> str:
-    """The first lines of an error, as one line."""
+    """Return the first lines of an error, as one line."""
     return " ".join(str(error).split())[:300]
 
 
 def cupy_version() -> str:
-    """The version of the CuPy that is installed, for whatever CUDA; ``none`` without one. Imports nothing."""
+    """Return the version of the CuPy that is installed, for whatever CUDA; ``none`` without one. Imports nothing."""
     for package in _CUPY_PACKAGES:
         try:
             return importlib.metadata.version(package)
@@ -74,7 +75,7 @@ def cupy_version() -> str:
 
 
 def gpu_count() -> int:
-    """How many GPUs CUDA sees, after ``check_gpu``; the simulator has 1."""
+    """Return how many GPUs CUDA sees, after ``check_gpu``; the simulator has 1."""
     if simulating():
         return 1
     import cupy
@@ -83,7 +84,7 @@ def gpu_count() -> int:
 
 
 def nccl_missing() -> str:
-    """Why CuPy cannot use NCCL; empty if it can."""
+    """Return why CuPy cannot use NCCL; empty if it can."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns where it cannot load the library
         try:
@@ -94,18 +95,18 @@ def nccl_missing() -> str:
 
 
 def check_gpu() -> None:
-    """Raises ``ConfigError`` if there is neither a GPU nor the simulator."""
+    """Raise ``ConfigError`` if there is neither a GPU nor the simulator."""
     if not simulating() and (reason := why_no_gpu()):
         raise ConfigError(
             f"backend 'cuda' finds no GPU here: {reason}",
             allowed="a machine with an NVIDIA GPU and its driver, and"
-            f" pip install 'dpsim[{cuda_driver.ask().extra}]' for the driver's CUDA",
+            f" {install(cuda_driver.ask().extra)} for the driver's CUDA",
             remedy="use --backend cpu (the default)",
         )
 
 
 def open_device(number: int) -> Device:
-    """The device of the ``number``-th process of this machine: processes take the GPUs in turn, or the simulator.
+    """Return the device of this machine's process ``number``: processes take the GPUs in turn, or the simulator.
 
     Raises ``ConfigError`` if there is no GPU.
     """

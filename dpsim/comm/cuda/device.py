@@ -28,16 +28,16 @@ class Event(Protocol):
     """A point in a stream, and a ``Request`` of ``dpsim.comm.transport``."""
 
     def done(self) -> bool:
-        """Whether the stream has reached it. Never waits."""
+        """Return whether the stream has reached it. Never waits."""
 
     def due_s(self) -> float | None:
-        """None: not known beforehand."""
+        """Return None: it is not known beforehand."""
 
     def wait(self) -> None:
         """Return once the stream has reached it."""
 
     def seconds_since(self, earlier: Event) -> float:
-        """Seconds of the stream between two events that it has reached."""
+        """Return seconds of the stream between two events that it has reached."""
 
 
 class Stream(Protocol):
@@ -52,7 +52,7 @@ class Stream(Protocol):
         """Let operations on the calling thread's arrays run in this stream from now on."""
 
     def record(self) -> Event:
-        """An event after all the work that the stream has so far."""
+        """Return an event after all the work that the stream has so far."""
 
     def follow(self, event: Mark) -> None:
         """Make the work that comes later wait for an event of another stream."""
@@ -100,10 +100,10 @@ class Device(Protocol):
         """Free device memory in bytes."""
 
     def memory(self, size_bytes: int) -> DeviceArray:
-        """Zeroed memory of the device, in bytes, an allocation of its own."""
+        """Return zeroed memory of the device, in bytes, an allocation of its own."""
 
     def host_memory(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Zeroed page-locked host memory, from which copies run while the host goes on."""
+        """Return zeroed page-locked host memory, from which copies run while the host goes on."""
 
     def copy(self, stream: Stream, source: DeviceArray, target: DeviceArray) -> None:
         """Copy contiguous ``source`` to ``target``, as many bytes, in the stream."""
@@ -118,4 +118,4 @@ class Device(Protocol):
         """C = op(A) op(B) in the current stream: bfloat16 codes, added in float32; C is of float32."""
 
     def share(self, comm: MPI.Intracomm, size_bytes: int, mapping: PeerMapping) -> PeerMemory | None:
-        """Memory that kernels of all ranks of a node reach; None on all ranks if there is none. Collective."""
+        """Return memory that kernels of all ranks of a node reach; None on all ranks if there is none. Collective."""

@@ -33,7 +33,7 @@ class DriverGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """What the driver answers.
+    """Facts that the driver tells.
 
     ``cuda_version`` is the newest CUDA that it runs, as 1000 major + 10 minor, and 0 without a driver. ``peer_access``:
     whether every GPU reaches the memory of every other one. ``problem``: why no GPU can be used; empty if one can.
@@ -88,16 +88,16 @@ def _load() -> Any:
 
 
 def ask(load: Callable[[], Any] = _load) -> Driver:
-    """Everything about this machine's driver and its GPUs. ``load`` opens the driver's library."""
+    """Return the facts of this machine's driver and its GPUs. ``load`` opens the driver's library."""
     try:
         library = load()
     except OSError:
         return Driver(problem=f"no NVIDIA driver ({LIBRARY})")
     version = _number(library, "cuDriverGetVersion")
     if version < 1000 * OLDEST_CUDA:
-        known = Driver(cuda_version=version)
+        driver = Driver(cuda_version=version)
         return Driver(
-            cuda_version=version, problem=f"the driver is for CUDA {known.cuda}; CUDA {OLDEST_CUDA} is needed"
+            cuda_version=version, problem=f"the driver is for CUDA {driver.cuda}; CUDA {OLDEST_CUDA} is needed"
         )
     if status := library.cuInit(0):
         return Driver(cuda_version=version, problem=f"the driver answers {_error_name(library, status)}")
@@ -131,7 +131,7 @@ def _attribute(library: Any, number: int, attribute: int) -> int:
 
 
 def _number(library: Any, function: str, *arguments: int) -> int:
-    """The integer that a function of the driver writes through its first argument; 0 where it fails."""
+    """Return the integer that a function of the driver writes through its first argument; 0 where it fails."""
     number = ctypes.c_int(0)
     status = getattr(library, function)(ctypes.byref(number), *arguments)
     return 0 if status else number.value

@@ -34,7 +34,7 @@ class Gemm:
 
 
 def gemm(left: Coded, right: Coded) -> Gemm:
-    """The GEMM that writes left right row by row, with A the codes of ``right`` and B those of ``left``.
+    """Return the GEMM that writes left right row by row, with A the codes of ``right`` and B those of ``left``.
 
     What lies row by row is, column by column, its transpose. So C is the transpose of the product: that of ``right``
     times that of ``left``.

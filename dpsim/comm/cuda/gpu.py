@@ -32,7 +32,7 @@ _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 
 
 def _dotted(number: int) -> str:
-    """12.8 of 12080."""
+    """Return 12.8 for 12080."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -48,7 +48,7 @@ class GpuEvent:
         self._spare.append(self.event)
 
     def done(self) -> bool:
-        """CuPy's own ``done`` takes a fault of the GPU for an event that is not complete yet; waiting raises it."""
+        """Ask CuPy's ``done``, which takes a GPU's fault for an event that is not complete yet; waiting raises it."""
         status = cupy.cuda.runtime.eventQuery(self.event.ptr)
         if status not in (_SUCCESS, _NOT_READY):
             self.wait()
@@ -116,21 +116,21 @@ class Gpu:
         return int(cupy.cuda.runtime.memGetInfo()[0])
 
     def memory(self, size_bytes: int) -> DeviceArray:
-        whole = -(-max(size_bytes, 1) // _GRANULARITY_BYTES) * _GRANULARITY_BYTES
+        allocated_bytes = -(-max(size_bytes, 1) // _GRANULARITY_BYTES) * _GRANULARITY_BYTES
         try:
-            pointer = cupy.cuda.MemoryPointer(cupy.cuda.Memory(whole), 0)
+            pointer = cupy.cuda.MemoryPointer(cupy.cuda.Memory(allocated_bytes), 0)
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ConfigError(
-                f"{format_size(whole)} in the memory of {self.name}: {error}",
+                f"{format_size(allocated_bytes)} in the memory of {self.name}: {error}",
                 allowed=f"{format_size(self.free_bytes())} are free",
                 remedy="use a smaller model, or end what else uses the GPU (nvidia-smi)",
             ) from error
-        pointer.memset(0, whole)
+        pointer.memset(0, allocated_bytes)
         self.settle()
         return cupy.ndarray((size_bytes,), cupy.uint8, pointer)
 
     def host_memory(self, size_bytes: int) -> NDArray[np.uint8]:
-        """CUDA aligns it to more than 64 bytes."""
+        """Return page-locked memory; CUDA aligns it to more than 64 bytes."""
         memory = np.frombuffer(cupy.cuda.alloc_pinned_memory(max(size_bytes, 1)), np.uint8, size_bytes)
         memory[...] = 0
         return memory

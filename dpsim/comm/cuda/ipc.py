@@ -25,7 +25,7 @@ _PORTABLE, _MAPPED = 1, 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 
 
 def checked(returned: tuple[Any, ...]) -> Any:
-    """The values that a call of the CUDA driver returned with its status. Raises ``CommunicationError``."""
+    """Return the values that a call of the CUDA driver returned with its status. Raises ``CommunicationError``."""
     status, *values = returned
     if status != driver.CUresult.CUDA_SUCCESS:
         raise CommunicationError(f"the CUDA driver answers {status.name}", remedy="look at nvidia-smi and dmesg")
@@ -38,7 +38,7 @@ def _array(pointer: int, size_bytes: int, owner: object, device: int) -> DeviceA
 
 
 def share_device_memory(comm: MPI.Intracomm, own: DeviceArray, device: int) -> PeerMemory | None:
-    """The memory ``own`` of every rank, on all ranks, by CUDA IPC; None on all of them if one cannot open another's."""
+    """Share the memory ``own`` of every rank by CUDA IPC; return None on all ranks if one cannot open another's."""
     base = int(checked(driver.cuMemGetAddressRange(own.data.ptr))[0])
     try:
         handle = _runtime.ipcGetMemHandle(base)
@@ -72,27 +72,27 @@ def share_device_memory(comm: MPI.Intracomm, own: DeviceArray, device: int) -> P
 
 
 def share_mapped_memory(comm: MPI.Intracomm, size_bytes: int, device: int) -> PeerMemory | None:
-    """Host memory with a part for every rank, which every rank's GPU reads and writes over its bus."""
+    """Allocate host memory with a part for each rank, which every rank's GPU reads and writes over its bus."""
     extent = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = shared_memory(comm, extent * comm.size, "dpsim-mapped")
     if memory is None:
         return None
-    whole = np.frombuffer(memory, np.uint8)
+    mapped = np.frombuffer(memory, np.uint8)
     registered = True
     try:
-        _runtime.hostRegister(whole.ctypes.data, whole.nbytes, _PORTABLE | _MAPPED)
+        _runtime.hostRegister(mapped.ctypes.data, mapped.nbytes, _PORTABLE | _MAPPED)
     except _runtime.CUDARuntimeError:
         registered = False
 
     def close() -> None:
         _runtime.deviceSynchronize()
         if registered:
-            _runtime.hostUnregister(whole.ctypes.data)
+            _runtime.hostUnregister(mapped.ctypes.data)
         comm.Barrier()
 
     if not all(comm.allgather(registered)):
         close()
         return None
-    first = int(checked(driver.cuMemHostGetDevicePointer(whole.ctypes.data, 0)))
-    ranks = tuple(_array(first + rank * extent, size_bytes, whole, device) for rank in range(comm.size))
+    first = int(checked(driver.cuMemHostGetDevicePointer(mapped.ctypes.data, 0)))
+    ranks = tuple(_array(first + rank * extent, size_bytes, mapped, device) for rank in range(comm.size))
     return PeerMemory(ranks=ranks, mapping="mapped", close=close)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def why_no_nccl(device: Device, comm: MPI.Intracomm) -> str:
-    """Why NCCL cannot work between these ranks, the same on all of them; empty if it can. Collective."""
+    """Return why NCCL cannot work between these ranks, the same on all of them; empty if it can. Collective."""
     missing = "numba's simulator has no NCCL" if simulating() else nccl_missing()
     rows: list[tuple[str, str]] = comm.allgather((missing, device.identity))
     for rank, (reason, _) in enumerate(rows):
@@ -36,7 +36,7 @@ def why_no_nccl(device: Device, comm: MPI.Intracomm) -> str:
 
 
 def load() -> Any:
-    """CuPy's interface to NCCL."""
+    """Return CuPy's interface to NCCL."""
     from cupy.cuda import nccl
 
     return nccl
@@ -64,7 +64,7 @@ class Nccl:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Messages that belong together: none waits for another one of them."""
+        """Group messages that belong together: none waits for another one of them."""
         with _refusals():
             self._library.groupStart()
             try:
@@ -81,7 +81,7 @@ class Nccl:
         self._communicator.recv(address_of(array), array.size, self._library.NCCL_UINT8, source, int(stream.launch))
 
     def all_gather(self, own: DeviceArray, first: DeviceArray, stream: Stream) -> None:
-        """``own`` of every rank, arrays of bytes, one behind the other from where ``first`` begins."""
+        """Bring together ``own`` of every rank, arrays of bytes, one behind the other from where ``first`` begins."""
         addresses, kind = (address_of(own), address_of(first)), self._library.NCCL_UINT8
         with _refusals():
             self._communicator.allGather(*addresses, own.size, kind, int(stream.launch))
@@ -92,12 +92,12 @@ class Nccl:
             self._communicator.check_async_error()
 
     def close(self) -> None:
-        """Destroy the communicator, in whose streams nothing may be left. Collective."""
+        """Destroy the communicator, whose streams must be empty. Collective."""
         self._communicator.destroy()
 
 
 class NcclAllreduce(OwnBlocks):
-    """See ``Reducer``: NCCL adds, in an order of its own that changes with the number of ranks and its version."""
+    """A ``Reducer`` in which NCCL adds, in an order that depends on the number of ranks and its version."""
 
     path = "nccl"
     how = "added by NCCL"
@@ -111,7 +111,7 @@ class NcclAllreduce(OwnBlocks):
         return self.path
 
     def compile(self, task: Task) -> None:
-        """There is nothing to compile; leaves and 16 bits are refused before (``dpsim.constraints``)."""
+        """Do nothing: there is nothing to compile; ``dpsim.constraints`` refuses leaves and 16 bits."""
 
     def agree(self, task: Task) -> CollectiveSteps:
         yield from ()
@@ -127,13 +127,13 @@ class NcclAllreduce(OwnBlocks):
 
 
 def version(library: Any) -> str:
-    """The version of NCCL, like 2.28.3."""
+    """Return the version of NCCL, like 2.28.3."""
     number = int(library.get_version())
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def wrong_calls(comm: MPI.Intracomm, device: Device, library: Any = None) -> str:
-    """Which of the calls that training makes give other data than they should on this rank; empty if none. Collective.
+    """Return the calls made in training that give wrong data on this rank; empty if none. Collective.
 
     Each rank adds, gathers, and sends to the next one, the last to the first; one rank alone sends to itself.
     """
@@ -165,7 +165,7 @@ def wrong_calls(comm: MPI.Intracomm, device: Device, library: Any = None) -> str
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Turns CuPy's ``NcclError``, which is a ``RuntimeError``, into ``CommunicationError``."""
+    """Turn CuPy's ``NcclError``, which is a ``RuntimeError``, into ``CommunicationError``."""
     try:
         yield
     except RuntimeError as error:

@@ -25,7 +25,7 @@ PathName = Literal["peer memory", "nccl", "host"]
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """How gradients get from GPU to GPU: kernels reach ``peer memory``, or ``nccl`` or the ``host`` moves them.
+    """Path of gradients from GPU to GPU: kernels reach ``peer memory``, or ``nccl`` or the ``host`` moves them.
 
     ``access``: how kernels reach it. ``reason``: why it is not the path before it, for people.
     """

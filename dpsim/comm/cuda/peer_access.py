@@ -21,7 +21,7 @@ _LINE_BYTES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class PeerAccess:
-    """How kernels reach peer memory, and where they can wait."""
+    """Access of kernels to peer memory, and where they can wait."""
 
     mapping: PeerMapping
     mode: Mode

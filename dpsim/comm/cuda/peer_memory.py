@@ -64,7 +64,7 @@ class _Compiled:
 
 
 class PeerMemoryAllreduce:
-    """See ``Reducer``: memory that all ranks' kernels reach, and the kernels that are bound to parts of it.
+    """A ``Reducer`` of memory that all ranks' kernels reach, and the kernels that are bound to parts of it.
 
     Where they wait for each other inside (``flags``), a kernel is put into the stream and the next one may follow.
     Elsewhere they stop where ranks wait for each other, and barriers of the hosts are between.
@@ -114,7 +114,7 @@ class PeerMemoryAllreduce:
             compiled.prepared.append(task)
 
     def agree(self, task: Task) -> CollectiveSteps:
-        """Before a task's first run: wait until all ranks have compiled its kernel, then bind all that is prepared.
+        """Wait until all ranks have compiled the task's kernel, then bind all that is prepared; before its first run.
 
         All ranks take the number of blocks that runs at once on each of their GPUs.
         """
@@ -159,8 +159,8 @@ class PeerMemoryAllreduce:
         self._flags.clear()
 
     def _launch(self, task: Task) -> Launch:
-        if (kept := self._kept.get(task)) is not None:
-            return kept
+        if (bound := self._kept.get(task)) is not None:
+            return bound
         launch = self._recent.pop(task, None) or self._make(task, self._compiled[task.kernel].blocks)
         self._recent[task] = launch
         if len(self._recent) > reducer.MOST_RECENT:
@@ -171,7 +171,7 @@ class PeerMemoryAllreduce:
         return task.kernel.compression is None or all(number in self._codes for number in task.blocks)
 
     def _locations(self, task: Task) -> list[tuple[int, int]]:
-        """The number of the block, and the owner, of each partial sum."""
+        """Return the number of the block, and the owner, of each partial sum."""
         sums = task.kernel.sums
         return [(task.blocks[sums.of(owner).index(slot)], owner) for slot, owner in enumerate(sums.owners)]
 
@@ -200,7 +200,7 @@ class PeerMemoryAllreduce:
         return launch
 
     def _codes_of(self, task: Task, arrays: list[DeviceArray]) -> Codes | None:
-        """Where a task's codes lie: as far into their memory as its numbers are into theirs."""
+        """Return where a task's codes lie: as far into their memory as its numbers are into theirs."""
         if task.kernel.compression is None:
             return None
         dtype, scale = task.kernel.compression

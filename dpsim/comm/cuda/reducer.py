@@ -26,7 +26,7 @@ _FAILED = -1
 
 
 class Kernel(NamedTuple):
-    """What decides which code runs. ``compression`` holds the dtype and the scale of the 16-bit codes.
+    """The settings that decide which code runs. ``compression`` holds the dtype and the scale of the 16-bit codes.
 
     ``sums`` are the partial sums that it adds, of all ranks. ``each_sum``: that of every two is rounded to 16 bits.
     """
@@ -80,7 +80,7 @@ class Reducer(Protocol):
         """Compile what a task needs on this rank. A mistake is kept for ``agree``."""
 
     def agree(self, task: Task) -> CollectiveSteps:
-        """Before a task is reduced: raise ``ConfigError`` on all ranks if one could not compile it. Collective."""
+        """Raise ``ConfigError`` on all ranks if one could not compile the task; before it is reduced. Collective."""
 
     def reduce(self, task: Task, stream: Stream) -> CollectiveSteps:
         """Reduce it in place, with the results in each rank's first slot; ``agree`` goes before. Collective."""
@@ -138,5 +138,5 @@ def raise_on_all(comm: MPI.Intracomm, error: DpsimError | None) -> None:
     own = None if error is None else (error.given, error.allowed, error.remedy)
     for rank, met in enumerate(comm.allgather(own)):
         if met is not None:
-            given, allowed, remedy = met
-            raise ConfigError(f"rank {rank}: {given}", allowed=allowed, remedy=remedy) from error
+            message, allowed, remedy = met
+            raise ConfigError(f"rank {rank}: {message}", allowed=allowed, remedy=remedy) from error

@@ -27,16 +27,16 @@ def fix_libraries(environment: MutableMapping[str, str] = os.environ, imported: 
     Raises ``ConfigError`` where the user has set another value, or where CuPy was imported without them.
     """
     for name, value in REQUIRED.items():
-        given = environment.get(name)
-        if given is None and "cupy" in imported:
+        setting = environment.get(name)
+        if setting is None and "cupy" in imported:
             raise ConfigError(
                 f"reproducible training on GPUs after CuPy was imported without {name}={value}",
                 allowed="CuPy's import after the training was opened, or with that variable",
                 remedy=f"set {name}={value} in the environment of Python",
             )
-        if given not in (None, value):
+        if setting not in (None, value):
             raise ConfigError(
-                f"{name}={given} in reproducible training on GPUs",
+                f"{name}={setting} in reproducible training on GPUs",
                 allowed=f"{name}={value}, with which bits do not depend on how many GPUs there are",
                 remedy=f"unset {name}; dpsim sets it on every rank",
             )
@@ -45,6 +45,6 @@ def fix_libraries(environment: MutableMapping[str, str] = os.environ, imported: 
 
 
 def settings(environment: MutableMapping[str, str] = os.environ) -> str:
-    """The variables as they are, for a record, and that which says what computes layers."""
+    """Return the variables as they are, for a record, and that which says what computes layers."""
     names = (*REQUIRED, *DEFAULTS, LAYERS_VARIABLE)
     return ", ".join(f"{name}={environment[name]}" for name in names if name in environment)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedStream:
-    """Does all work at once."""
+    """A stream that does all work at once."""
 
     launch: Any = 0
 
@@ -80,7 +80,7 @@ class SimulatedDevice:
         host[...] = array
 
     def multiply(self, gemm: Gemm, a: DeviceArray, b: DeviceArray, c: DeviceArray) -> None:
-        """NumPy's product of the same operands, row by row: there A and B change places."""
+        """Multiply the same operands by NumPy, row by row: there A and B are exchanged."""
         left, right = from_bfloat16(b), from_bfloat16(a)
         left = left.reshape(gemm.k, gemm.n).T if gemm.transb else left.reshape(gemm.n, gemm.k)
         right = right.reshape(gemm.m, gemm.k).T if gemm.transa else right.reshape(gemm.k, gemm.m)
@@ -91,6 +91,6 @@ class SimulatedDevice:
         memory = shared_memory(comm, extent * comm.size, "dpsim-simulated-device")
         if memory is None:
             return None
-        whole = np.frombuffer(memory, np.uint8)
-        ranks = tuple(whole[rank * extent : rank * extent + size_bytes] for rank in range(comm.size))
+        mapped = np.frombuffer(memory, np.uint8)
+        ranks = tuple(mapped[rank * extent : rank * extent + size_bytes] for rank in range(comm.size))
         return PeerMemory(ranks=ranks, mapping=mapping, close=comm.Barrier)

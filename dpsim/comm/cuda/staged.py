@@ -61,7 +61,7 @@ class _Scratch:
 
 
 class StagedAllreduce(OwnBlocks):
-    """See ``Reducer``: the fixed order of addition over a ``Transfer`` of blocks."""
+    """A ``Reducer`` with the fixed order of addition over a ``Transfer`` of blocks."""
 
     def __init__(self, comm: MPI.Intracomm, device: Device, transfer: Transfer, path: str) -> None:
         super().__init__(comm, device)
@@ -128,7 +128,7 @@ class StagedAllreduce(OwnBlocks):
     def _sent(
         self, task: Task, slots: Sequence[DeviceArray]
     ) -> tuple[list[DeviceArray], tuple[Stage, ...], tuple[Stage, ...]]:
-        """What is sent and added of the slots, and the stages that make it of them, and the result of it."""
+        """Return the partial sums to send and add, the stages that encode them, and their result."""
         if task.kernel.compression is None:
             return list(slots), (), ()
         dtype, scale = task.kernel.compression
@@ -136,13 +136,13 @@ class StagedAllreduce(OwnBlocks):
         scratch = self._codes.take(extent * len(slots))
         codes = [scratch[extent * n : extent * n + 2 * slots[0].size].view(np.uint16) for n in range(len(slots))]
         coding = Codes(dtype=dtype, scale=scale, arrays=codes)
-        encode, _, decode = _two_shot(slots, _of_one_rank(_chain(len(slots))), compression=coding)
+        encode, _, decode = _two_shot(slots, _single_rank_sums(_chain(len(slots))), compression=coding)
         stored = np.float16 if dtype == "float16" else np.uint16
         return [array.view(stored) for array in codes], (encode,), (decode,)
 
 
 def _parts(elements: int, item_bytes: int, ranks: int) -> Iterator[tuple[int, int, int | None]]:
-    """(start, stop, owner) of every part that is not empty; the owner None is everyone."""
+    """Yield (start, stop, owner) of every part that is not empty; the owner None is everyone."""
     lanes = _PACK_BYTES // item_bytes
     shard = 0 if elements * item_bytes <= ONE_ROUND_BYTES else elements // ranks // lanes * lanes
     for owner in range(ranks if shard else 0):
@@ -161,7 +161,7 @@ def _padded(size_bytes: int) -> int:
 
 
 def _addition(held: dict[int, DeviceArray], kernel: Kernel, rank: int) -> tuple[Stage, ...]:
-    """The stages that add all partial sums along the tree into this rank's first one."""
+    """Return the stages that add all partial sums along the tree into this rank's first one."""
     sums = kernel.sums
     first = sums.of(rank)[0]
     indices = {number: index for index, number in enumerate([first, *sorted(held.keys() - {first})])}
@@ -169,22 +169,22 @@ def _addition(held: dict[int, DeviceArray], kernel: Kernel, rank: int) -> tuple[
     def renumbered(tree: Tree) -> Tree:
         return indices[tree] if isinstance(tree, int) else (renumbered(tree[0]), renumbered(tree[1]))
 
-    sources = _of_one_rank(renumbered(sums.tree))
+    sources = _single_rank_sums(renumbered(sums.tree))
     return _two_shot([held[number] for number in indices], sources, each_sum=kernel.each_sum)
 
 
-def _of_one_rank(tree: Tree) -> PartialSums:
-    """Partial sums that are all in the memory of this rank, whose result lands in the first of them."""
+def _single_rank_sums(tree: Tree) -> PartialSums:
+    """Return partial sums that are all in the memory of this rank, whose result lands in the first of them."""
     return PartialSums((0,) * len(slots_below(tree)), tree)
 
 
 def _chain(slots: int) -> Tree:
-    """A tree over so many slots, where nothing is added."""
+    """Return a tree over so many slots, where nothing is added."""
     return 0 if slots == 1 else (_chain(slots - 1), slots - 1)
 
 
 def _two_shot(arrays: Sequence[DeviceArray], sums: PartialSums, **options: Any) -> tuple[Stage, ...]:
-    """The stages of the kernel for this rank alone; none of them waits for anybody."""
+    """Return the stages of the kernel for this rank alone; none of them waits for anybody."""
     stages: tuple[Stage, ...] = find("cuda", _VERSION).make(arrays, sums, mode="split", **options).stages
     return stages
 

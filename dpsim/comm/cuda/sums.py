@@ -24,7 +24,7 @@ MOST_BLOCKS = 1
 
 
 class DeviceSums:
-    """Adds one flat array a partial sum along the tree, in the stream that computes.
+    """Sums of flat arrays, one a partial sum, along the tree, in the stream that computes.
 
     Kernels that wait for other ranks inside are only asked for. Where they cannot wait, the host does between them, and
     where they do not reach each other's memory it moves the sums: two communicators of NCCL at once could wait for each
@@ -67,7 +67,7 @@ class DeviceSums:
         self._comm.Free()
 
     def _prepare(self, sums: PartialSums, dtype: np.dtype[np.generic], elements: int) -> Task:
-        """What adds so many elements, in the first bytes of the memory. Collective when there is less memory yet."""
+        """Prepare the sum of ``length`` elements in the first bytes of the memory. Collective when memory must grow."""
         size_bytes = elements * dtype.itemsize
         slots = max(map(sums.owners.count, sums.owners))
         if size_bytes > self._size_bytes or slots > len(self._blocks):

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Transfer(Protocol):
-    """Moves pieces in the order of a stream: what the stream had before is done first, what it gets later comes after.
+    """A transport of pieces in the order of a stream: after earlier work, before later work.
 
     ``queued``: all of the work is put into the stream at once, and the host need not wait. All ranks ask for the same
     in the same order. ``how`` says it for people.
@@ -59,7 +59,7 @@ class Transfer(Protocol):
 
 
 class HostTransfer:
-    """Through page-locked host memory and MPI's messages, for GPUs of several nodes or without peer access.
+    """A transfer through page-locked host memory and MPI's messages, for GPUs of several nodes or without peer access.
 
     Its host memory is used again and again: one exchange or all-gather is under way at a time.
     """
@@ -95,7 +95,7 @@ class HostTransfer:
             self._device.upload(stream, host[number], shards[number])
 
     def check(self) -> None:
-        """MPI ends the job itself."""
+        """Do nothing: MPI ends the job itself."""
 
     def close(self) -> None:
         self._host = np.empty(0, np.uint8)
@@ -137,5 +137,5 @@ class NcclTransfer:
 
 
 def _cut(array: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """An array in parts that MPI's count of bytes, an int, can name."""
+    """Return an array in parts that MPI's count of bytes, an int, can name."""
     return [array[start : start + _MOST_BYTES] for start in range(0, len(array), _MOST_BYTES)]

@@ -97,7 +97,7 @@ class DeviceCompute:
         stream.follow(complete)
 
     def take(self, stream: Stream, bucket: DeviceArray, produced: Array) -> Event:
-        """The update waits for it on the host: the stream of the computation must not, since backward goes on."""
+        """Let the host wait for it: the stream of the computation must not, since backward goes on."""
         return stream.record()
 
 
@@ -124,7 +124,7 @@ class CudaTransport(MpiTransport):
     device's, for gradients that are computed there; else it is the host's.
 
     It has one ``reducer``: for ``algorithm`` nccl NCCL's own allreduce, which keeps no order; for any other kernels,
-    over the first ``path`` that works. So NCCL and kernels that wait for each other never run beside each other.
+    over the first ``path`` that works. So NCCL and kernels that wait for each other never run at the same time.
     ``most_blocks`` bounds how much of a GPU such a kernel occupies while it waits, for ``wait_limit_s`` at most. Raises
     ``ConfigError`` without a GPU.
     """
@@ -196,7 +196,7 @@ class CudaTransport(MpiTransport):
         order: SummationOrder | None = None,
         kind: CollectiveKind = "allreduce",
     ) -> PersistentAllreduce | None:
-        """The kernels' allreduce of memory that it allocated, compiled on this rank; its first run is collective.
+        """Prepare the kernels' allreduce of memory allocated here, compiled on this rank; its first run is collective.
 
         What is extra in ``order`` lies in other blocks, as far into them as the data into its own.
         """
@@ -231,7 +231,7 @@ class CudaTransport(MpiTransport):
         return self._sums.adder(sums, most_elements)
 
     def _location(self, data: Array) -> tuple[int, int] | None:
-        """The number of the block in which data lies, and its first byte there; None if it lies elsewhere."""
+        """Return the number of the block in which data lies, and its first byte there; None if it lies elsewhere."""
         for produced, number in self._blocks:
             first = self.memory.address(data) - self.memory.address(produced)
             if 0 <= first <= first + data.nbytes <= produced.nbytes:

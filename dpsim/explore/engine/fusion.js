@@ -74,6 +74,7 @@ const FUSION_RULES = {
   "capped": closedBefore,
   "capped-forward": (tensors, threshold) => fromFirstLayer((each) => closedBefore(each, threshold), tensors),
   "per-tensor": (tensors) => closedAt(tensors, [0]),
+  "fsdp": (tensors) => closedAt(tensors, [0]),
   "one": (tensors) => closedAt(tensors, [Infinity]),
   "mg-wfbp": (tensors, _, __, costs) => mergedByCost(tensors, costs.ready_s, costs.alpha_s, costs.beta_s_per_byte),
 };

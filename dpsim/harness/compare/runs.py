@@ -18,7 +18,8 @@ from dpsim.harness.load import load
 from dpsim.plan import Plan
 from dpsim.records.bench import BenchRecord
 from dpsim.records.bench_result import BenchResult, medians_s
-from dpsim.records.comparison import ComparedPoint, OfSetting, SweepData
+from dpsim.records.compared_point import ComparedPoint, OfSetting
+from dpsim.records.comparison import SweepData
 from dpsim.records.run_comparison import ComparedRun, Row
 from dpsim.records.sweep import Results, clean_values
 from dpsim.setting import FIELDS

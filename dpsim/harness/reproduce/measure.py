@@ -12,7 +12,6 @@ from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.dtypes import UNIT_ROUNDOFF
 from dpsim.errors import ConfigError
-from dpsim.harness import models
 from dpsim.harness.reproduce.difference import StepDump, explained, first_difference, relative
 from dpsim.kernels.allreduce.registry import versions
 from dpsim.launch.scratch import scratch
@@ -40,6 +39,7 @@ from dpsim.records.reproduce import (
 from dpsim.runtime.describe import describe
 from dpsim.runtime.micro_batches import plan_partial_sums
 from dpsim.strategy import SYNCHRONOUS
+from dpsim.study import models
 from dpsim.study.cases import run as run_on_ranks
 from dpsim.study.environment import environment, stamp
 

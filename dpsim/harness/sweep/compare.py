@@ -5,25 +5,24 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from dpsim.errors import FileFormatError
 from dpsim.fields import Decides, deciding
 from dpsim.grouping import grouped
 from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
-from dpsim.harness.sweep.pairing import Pair, pair
+from dpsim.harness.sweep.pairing import joined
 from dpsim.harness.sweep.questions import compared, group_name
 from dpsim.model import recommended
 from dpsim.plan import Plan
-from dpsim.records.comparison import ALL_NETWORKS, ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import ALL_NETWORKS, Comparison, Group
 from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised
-from dpsim.records.sweep import Predictions, Results, clean_values
+from dpsim.records.sweep import Experiment, Predictions, Results, clean_values
 from dpsim.report.sweep.question import QUESTIONS, Question
 from dpsim.setting import Setting
 from dpsim.study.statistics import median_interval
@@ -44,15 +43,11 @@ def compare(
     Raises ``FileFormatError`` when the
     records are damaged or do not belong together (see ``pairing``).
     """
-    pairs, missing = pair(predictions, results)
-    if not pairs:
-        raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
-    if blind is not None:
-        pairs = _with_blind(pairs, predictions, blind)
+    measured, missing = joined(predictions, results, blind)
     experiment = results.experiment
-    places = dict.fromkeys(item.setting.where for item in pairs)
-    chosen = {where: _chosen_overlap(where, pairs, predictions) for where in places}
-    points, groups = _grouped(pairs, chosen, blind or predictions)
+    places = dict.fromkeys(point.setting.where for point in measured)
+    chosen = {where: _chosen_overlap(where, measured, predictions) for where in places}
+    points, groups = _grouped(measured, chosen, experiment)
     points = _with_related(points, results, drift)
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
@@ -116,20 +111,6 @@ def with_groups(results: Results, predictions: Predictions, blind: Predictions |
     )
 
 
-def _with_blind(pairs: Sequence[Pair], predictions: Predictions, blind: Predictions) -> tuple[Pair, ...]:
-    """Return the pairs with blind predictions. Raises ``FileFormatError`` where these are of other settings."""
-    by_setting = {point.setting: point for point in blind.points}
-    if by_setting.keys() != {point.setting for point in predictions.points}:
-        raise FileFormatError(
-            "the blind predictions are of other settings than those made beforehand",
-            allowed="blind.json and predictions.json of one sweep",
-            remedy="give the files of one report, or run the sweep again",
-        )
-    return tuple(
-        replace(item, predicted=by_setting[item.predicted.setting], beforehand=item.predicted) for item in pairs
-    )
-
-
 def _beforehand(points: Sequence[ComparedPoint], blind: Predictions) -> dict[str, Any]:
     """Return what a comparison tells of the predictions made before the first sample, beside the blind ones."""
     return {
@@ -145,35 +126,37 @@ def _place(item: ComparedPoint | Group) -> tuple[str, bool, str]:
 
 
 def _grouped(
-    pairs: Sequence[Pair], chosen: Mapping[str, str], predictions: Predictions
+    measured: Sequence[ComparedPoint], chosen: Mapping[str, str], experiment: Experiment
 ) -> tuple[list[ComparedPoint], list[Group]]:
-    """Return the points of all groups, and the scores of those groups that have nulls."""
-    experiment = predictions.experiment
+    """Return the points of all groups with what compares them, and the scores of those groups that have nulls."""
     question = QUESTIONS.find(experiment.question)
     points: list[ComparedPoint] = []
     groups: list[Group] = []
-    for name, everyone in grouped(pairs, lambda item: group_name(experiment, item.setting)).items():
-        scored = [
-            p
-            for p in everyone
-            if p.setting.plan.devices == 1
-            or not question.alternatives_apart
-            or p.setting.plan.overlap == chosen[p.setting.where]
+    for name, members in grouped(measured, lambda point: group_name(experiment, point.setting)).items():
+        noise = scores.aa_noise(members)
+        of_group = [
+            point.replaced(
+                group=name,
+                noise=noise,
+                scored=point.devices == 1
+                or not question.alternatives_apart
+                or point.overlap == chosen[point.setting.where],
+            )
+            for point in members
         ]
-        noise = scores.aa_noise(everyone)
-        of_group = _points(name, everyone, scored, noise, predictions, question)
+        of_group = _with_nulls(of_group, question)
         points += of_group
         if any(p.null_step_s for p in of_group):
-            groups.append(scores.group([p for p in of_group if p.scored], scored, noise))
+            groups.append(scores.group([p for p in of_group if p.scored]))
     return points, groups
 
 
-def _chosen_overlap(where: str, pairs: Sequence[Pair], predictions: Predictions) -> str:
+def _chosen_overlap(where: str, points: Sequence[ComparedPoint], predictions: Predictions) -> str:
     """Return the overlap that the sweep chose for a network: the one that the predictions recommend.
 
     If that was not run, it is the overlap with the most points; among equals one that is not ``off``.
     """
-    run = Counter(p.setting.plan.overlap for p in pairs if p.setting.where == where and p.setting.plan.devices > 1)
+    run = Counter(p.overlap for p in points if p.setting.where == where and p.devices > 1)
     mechanisms = predictions.mechanisms.get(where, {})
     if mechanisms:
         fastest = recommended(mechanisms)
@@ -182,55 +165,24 @@ def _chosen_overlap(where: str, pairs: Sequence[Pair], predictions: Predictions)
     return max(sorted(run), key=lambda name: (run[name], name != "off"), default="off")
 
 
-def _points(
-    group: str,
-    everyone: Sequence[Pair],
-    scored: Sequence[Pair],
-    noise: float | None,
-    predictions: Predictions,
-    question: Question,
-) -> list[ComparedPoint]:
-    """Return the points of a group, with the nulls of those that the question scores, and the best of them marked."""
-    points = [_point(item, group, item in scored, noise, predictions) for item in everyone]
-    nulls_of = {item.setting: _nulls_of(item.setting.plan, question) for item in scored}
-    several = [item for item in scored if nulls_of[item.setting]]
-    for number, item in enumerate(everyone):
-        if item in several:
-            step, exposed = scores.nulls_of(scored, item, nulls_of[item.setting])
-            points[number] = points[number].replaced(null_step_s=step, null_exposed_s=exposed)
+def _with_nulls(points: Sequence[ComparedPoint], question: Question) -> list[ComparedPoint]:
+    """Return the points of a group with the nulls of those that the question scores, and the best of them marked."""
+    scored = [point for point in points if point.scored]
+    answered = list(points)
+    for number, point in enumerate(points):
+        names = question.nulls if point.devices > 1 else question.single_nulls
+        if point.scored and names:
+            step, exposed = scores.nulls_of(scored, point, names)
+            answered[number] = point.replaced(null_step_s=step, null_exposed_s=exposed)
     marks: tuple[tuple[str, Callable[[ComparedPoint], float]], ...] = (
         ("is_best_measured", lambda p: p.measured_s_per_sample),
         ("is_best_predicted", lambda p: p.predicted_step_s / p.global_batch),
     )
-    if several:
+    if any(point.null_step_s for point in answered):
         for mark, time in marks:
-            best = min((i for i, p in enumerate(points) if p.scored), key=lambda i: time(points[i]))
-            points[best] = points[best].replaced(**{mark: True})
-    return points
-
-
-def _nulls_of(plan: Plan, question: Question) -> tuple[str, ...]:
-    return question.nulls if plan.devices > 1 else question.single_nulls
-
-
-def _point(item: Pair, group: str, scored: bool, noise: float | None, predictions: Predictions) -> ComparedPoint:
-    setting, predicted = item.setting, item.predicted
-    workload, machine = predictions.workloads[predicted.workload], predictions.machines[predicted.machine]
-    step = median_interval(item.samples())
-    return ComparedPoint(
-        setting=setting,
-        predicted=predicted,
-        beforehand=item.beforehand or predicted,
-        runs=item.runs,
-        machine=machine,
-        emulated_compute=workload.emulated_compute,
-        measured_step_s=step.median,
-        measured_low_s=step.low,
-        measured_high_s=step.high,
-        noise=noise,
-        scored=scored,
-        group=group,
-    )
+            best = min((i for i, p in enumerate(answered) if p.scored), key=lambda i: time(answered[i]))
+            answered[best] = answered[best].replaced(**{mark: True})
+    return answered
 
 
 def _with_related(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from dpsim.errors import ConfigError
 from dpsim.grouping import grouped
 from dpsim.model.residuals import Kind, Residual, conformal_factor, group_name, ratio
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison
 from dpsim.records.coverage import CoveredPoint, StratumCoverage
 from dpsim.records.sweep import PredictedPoint
 

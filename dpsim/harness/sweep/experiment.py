@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -9,7 +10,6 @@ from typing import Any, cast
 import msgspec
 
 from dpsim import codec
-from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
 from dpsim.grouping import grouped
 from dpsim.harness.sweep.questions import QUESTIONS
@@ -20,7 +20,7 @@ from dpsim.model.step import decides_by_costs, fusion_costs
 from dpsim.model.version import MODEL_VERSION
 from dpsim.plan import OVERLAPS, Overlap, Plan
 from dpsim.records.sweep import Environment, Experiment, PredictedPoint, Predictions
-from dpsim.setting import FIELDS, OVERLAP_CHOICES, Row, Setting, setting_of
+from dpsim.setting import FIELDS, OVERLAP_CHOICES, Setting
 from dpsim.study.calibration import MECHANISMS
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed, Prepared, prepared, seconds_of_kind
@@ -32,12 +32,11 @@ def needed_for(experiment: Experiment, environment: Environment) -> Needed:
 
     Of a script that is every setting alone: it has its own data.
     """
-    settings = [setting_of(row) for row in experiment.rows]
     samples = 0 if experiment.script else len(load_dataset(experiment.dataset, experiment.seed).train_y)
-    alone = {_alone(experiment, setting): None for setting in settings}
+    alone = {_alone(experiment, setting): None for setting in experiment.settings}
     overlaps = {*(experiment.values("overlap") or ("auto",))}
     return Needed(
-        settings=(*settings, *(setting for setting in alone if setting.plan.global_batch <= samples)),
+        settings=(*experiment.settings, *(setting for setting in alone if setting.plan.global_batch <= samples)),
         environment=environment,
         dataset=experiment.dataset,
         seed=experiment.seed,
@@ -59,20 +58,18 @@ def predict_experiment(experiment: Experiment, prepared: Prepared, environment: 
 
     What decides the buckets of rules that need costs is decided here, and kept in the machines.
     """
-    settings = [setting_of(row) for row in experiment.rows]
-    prepared = _with_decided_buckets(prepared, [(each, *prepared.of(each)) for each in settings])
+    prepared = _with_decided_buckets(prepared, [(each, *prepared.of(each)) for each in experiment.settings])
     points: list[PredictedPoint] = []
     mechanisms: dict[str, dict[str, float]] = {}
-    for name, members in grouped(experiment.rows, lambda row: prepared.name(setting_of(row))).items():
-        of = [setting_of(row) for row in members]
+    declared = zip(experiment.rows, experiment.settings, strict=True)
+    for name, together in grouped(declared, lambda each: prepared.name(each[1])).items():
+        members, of = zip(*together, strict=True)
         named = {str(row["overlap"]) for row in members if "overlap" in row} - {*OVERLAP_CHOICES}
         chosen_from = None if len(named) < len({str(row.get("overlap", "auto")) for row in members}) else sorted(named)
         workload, machine = prepared.of(of[0])
         mechanisms[name] = choose_overlap(workload, machine, [each.plan for each in of], chosen_from)[1]
 
-        def key(setting: Setting, workload: Workload = workload, machine: Machine = machine) -> Hashable:
-            return setting if experiment.script else _with_buckets(setting, workload, machine)
-
+        key = functools.partial(_with_buckets, workload=workload, machine=machine)
         points += [
             _predicted_point(experiment, prepared, setting, same)
             for setting, same in _settings(experiment, members, of, mechanisms[name], key).items()
@@ -205,15 +202,11 @@ def _with_overlap(setting: Setting, overlap: str) -> Setting:
 
 def _proportional(experiment: Experiment, workload: Workload, machine: Machine, plan: Plan) -> tuple[float, float]:
     """(step, exposed communication) of the largest batch on as many devices, both in proportion to the batch."""
-    batches = [setting_of(row).plan.global_batch for row in experiment.rows if _devices(row) == plan.devices]
-    largest = max(*batches, plan.global_batch)
+    alike = (setting.plan for setting in experiment.settings if setting.plan.devices == plan.devices)
+    largest = max([plan.global_batch, *(each.global_batch for each in alike)])
     predicted = predict(workload, machine, msgspec.structs.replace(plan, global_batch=largest))
     share = plan.global_batch / largest
     return share * predicted.step_s, share * predicted.exposed_communication_s
-
-
-def _devices(row: Row) -> int:
-    return parse_devices(row["devices"])[0]
 
 
 def _predicted_point(

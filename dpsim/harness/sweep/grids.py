@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpsim.collective import parse_devices
+from dpsim.collective import FLAT, parse_devices
 from dpsim.data import load_dataset
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
-from dpsim.harness import models
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Network
 from dpsim.model.ranking import caps_up_to_all, distinguishing
@@ -22,7 +21,8 @@ from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS
 from dpsim.runtime.describe import describe
-from dpsim.setting import Setting, setting_of, settings_of, threshold_bytes
+from dpsim.setting import Setting, setting_of, threshold_bytes
+from dpsim.study import models
 from dpsim.workload import Workload
 
 _THRESHOLDS, _LEAST_BYTES = 9, 2.0**4
@@ -82,7 +82,7 @@ def of_devices(
             f"a sweep on devices {list(tokens)}",
             allowed="at least one count above 1: a single device communicates nothing",
         )
-    layouts.setdefault(1, "")
+    layouts.setdefault(1, FLAT)
     crossed = tuple(network | case for network, case in itertools.product(_networks(experiment), cases))
     changed = experiment.changed(
         devices=tuple(layouts[count] or count for count in sorted(layouts)),
@@ -126,7 +126,7 @@ def fitting(experiment: Experiment) -> tuple[Setting, ...]:
         raise ConfigError(
             "a setting without a batch", allowed="global_batch, or local_batch for weak scaling", remedy="add one"
         )
-    settings = settings_of(experiment.rows)
+    settings = experiment.settings
     samples = len(load_dataset(experiment.dataset, experiment.seed).train_y)
     if (largest := max(setting.plan.global_batch for setting in settings)) > samples:
         raise ConfigError(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dpsim import codec
 from dpsim.errors import FileFormatError
 from dpsim.grouping import grouped
+from dpsim.records.compared_point import ComparedPoint
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, Predictions, Results, clean_values
 from dpsim.report.sweep.warnings import instant
 from dpsim.setting import Setting
+from dpsim.study.statistics import median_interval
 from dpsim.timeline import Timeline, TimelineRecord
 
 _LONGEST_S, _SHORTEST_S = 1e9, 1e-12
@@ -21,33 +22,14 @@ _MOST = 10**12
 Point = TypeVar("Point", PredictedPoint, MeasuredPoint)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """One configuration: its prediction, and its runs (two for an A/A pair, else one). ``setting.repeat`` is 0."""
-
-    setting: Setting
-    predicted: PredictedPoint
-    runs: tuple[MeasuredPoint, ...]
-    beforehand: PredictedPoint | None = None
-
-    def samples(self) -> tuple[float, ...]:
-        """Return the step times of all runs of which medians are (``clean_values``), in seconds."""
-        return clean_values(self.runs, "step_s")
-
-    def rounds(self) -> tuple[int, ...]:
-        """Return the round of each of these samples."""
-        return clean_values(self.runs, "round")
-
-    def exposed(self) -> tuple[float, ...]:
-        """Return the exposed communication of each of them, in seconds."""
-        return clean_values(self.runs, "exposed_communication_s")
-
-
-def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
+def joined(
+    predictions: Predictions, results: Results, blind: Predictions | None = None
+) -> tuple[list[ComparedPoint], tuple[str, ...]]:
     """Return every measured configuration with its prediction, and the names of those predicted but not measured.
 
-    Raises ``FileFormatError`` when the two records do not belong together (hash, experiment, a point without a
-    prediction), or hold values that cannot have been measured or predicted.
+    The prediction is the ``blind`` one, if there are any. What compares a point with others is not known yet. Raises
+    ``FileFormatError`` when the records do not belong together (hash, experiment, a point without a prediction), or
+    hold values that cannot have been measured or predicted.
     """
     _check_hash(predictions, results)
     predicted = _by_setting(predictions.points, "predictions")
@@ -57,19 +39,42 @@ def pair(predictions: Predictions, results: Results) -> tuple[tuple[Pair, ...], 
     for run in measured.values():
         _check_measured(run)
     runs = grouped(map(measured.__getitem__, sorted(measured, key=_order)), lambda run: run.setting.first_run)
-    pairs = []
+    if not runs:
+        raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
+    later = predicted if blind is None else {point.setting: point for point in blind.points}
+    if later.keys() != predicted.keys():
+        raise FileFormatError(
+            "the blind predictions are of other settings than those made beforehand",
+            allowed="blind.json and predictions.json of one sweep",
+            remedy="give the files of one report, or run the sweep again",
+        )
+    points = []
     for setting, members in runs.items():
         candidates = (predicted.get(candidate) for candidate in (setting, *(member.setting for member in members)))
-        prediction = next((candidate for candidate in candidates if candidate is not None), None)
-        if prediction is None:
+        beforehand = next((candidate for candidate in candidates if candidate is not None), None)
+        if beforehand is None:
             raise FileFormatError(
                 f"the results hold a point that was not predicted: {setting.describe()}",
                 allowed="a prediction for every measured point",
                 remedy="run the sweep again: it predicts every point before it measures",
             )
-        pairs.append(Pair(setting=setting, predicted=prediction, runs=tuple(members)))
+        point, of = later[beforehand.setting], blind or predictions
+        step = median_interval(clean_values(members))
+        points.append(
+            ComparedPoint(
+                setting=setting,
+                predicted=point,
+                beforehand=beforehand,
+                runs=tuple(members),
+                machine=of.machines[point.machine],
+                emulated_compute=of.workloads[point.workload].emulated_compute,
+                measured_step_s=step.median,
+                measured_low_s=step.low,
+                measured_high_s=step.high,
+            )
+        )
     missing = sorted({setting.first_run for setting in predicted} - set(runs), key=_order)
-    return tuple(pairs), tuple(setting.describe() for setting in missing)
+    return points, tuple(setting.describe() for setting in missing)
 
 
 def _order(setting: Setting) -> tuple[Any, ...]:

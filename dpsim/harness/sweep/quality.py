@@ -16,7 +16,6 @@ from dpsim.optimizer import Optimizer, Sgd
 from dpsim.progress import Progress
 from dpsim.records.quality import RECORD, DivergenceStudy, GapStudy, QualityResults, QualityStudy, StepsStudy
 from dpsim.records.sweep import Experiment, Predictions
-from dpsim.setting import setting_of
 from dpsim.study.environment import cores
 from dpsim.units import format_duration
 
@@ -47,15 +46,12 @@ def study_of(experiment: Experiment) -> QualityStudy | None:
     return None
 
 
-def measure_quality(predictions: Predictions, folder: Path, progress: Progress) -> QualityResults | None:
-    """The quality that a sweep declares, measured into its folder or read from there; ``None`` where it declares none.
+def measure_quality(study: QualityStudy, predictions: Predictions, folder: Path, progress: Progress) -> QualityResults:
+    """Return the quality of training that a sweep declares, measured into its folder or read from there.
 
     Before the trainings start it says about how long they take, by the predicted steps. Raises ``FileFormatError``
     where the folder holds another study.
     """
-    study = study_of(predictions.experiment)
-    if study is None:
-        return None
     if not (folder / QUALITY / RECORD).exists():
         progress(_time_text(study, predictions))
     return study_quality(study, folder / QUALITY, progress)
@@ -105,7 +101,7 @@ def _steps(experiment: Experiment) -> StepsStudy:
         fitted=_STEPS_FITTED,
         held_out=_STEPS_HELD_OUT,
         seeds=max(experiment.seeds, _STEPS_SEEDS),
-        **_trained(experiment, setting_of(experiment.rows[0]).model) | _rate(experiment),
+        **_trained(experiment, experiment.settings[0].model) | _rate(experiment),
     )
 
 
@@ -115,7 +111,7 @@ def _trained(experiment: Experiment, model: str) -> dict[str, Any]:
 
 def _with_batch_norm(experiment: Experiment) -> str:
     """The model with batch norm among those compared. Raises ``ConfigError``."""
-    models = dict.fromkeys(setting_of(row).model for row in experiment.rows)
+    models = dict.fromkeys(setting.model for setting in experiment.settings)
     for model in models:
         if model.partition(":")[0] not in MODELS or parse_model(model).norm == "batch":
             return model
@@ -127,7 +123,7 @@ def _with_batch_norm(experiment: Experiment) -> str:
 
 def _compute_dtype(experiment: Experiment) -> ComputeDtype:
     """What all settings multiply in. Raises ``ConfigError`` where they differ."""
-    dtypes = dict.fromkeys(setting_of(row).plan.compute_dtype for row in experiment.rows)
+    dtypes = dict.fromkeys(setting.plan.compute_dtype for setting in experiment.settings)
     if len(dtypes) > 1:
         raise ConfigError(
             f"the quality of training with compute dtypes {' and '.join(dtypes)}",
@@ -139,7 +135,7 @@ def _compute_dtype(experiment: Experiment) -> ComputeDtype:
 
 def _rate(experiment: Experiment) -> dict[str, float]:
     """Return the learning rate and the momentum. Raises ``ConfigError`` for another optimizer than SGD."""
-    optimizer: Optimizer = setting_of(experiment.rows[0]).plan.optimizer
+    optimizer: Optimizer = experiment.settings[0].plan.optimizer
     if not isinstance(optimizer, Sgd):
         raise ConfigError(
             f"the quality of training with {type(optimizer).__name__}",

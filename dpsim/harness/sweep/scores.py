@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import FileFormatError
-from dpsim.harness.sweep.pairing import Pair
-from dpsim.records.comparison import HALVES, HALVES_SEED, ComparedPoint, Group, Overall, OverlapEffect, Score
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import HALVES, HALVES_SEED, Group, Overall, OverlapEffect, Score
 from dpsim.records.sweep import clean_values, enough_clean
 from dpsim.study.statistics import Interval
 
@@ -108,7 +108,7 @@ def exposed_score(points: Sequence[ComparedPoint]) -> Score:
 
 
 def nulls_of(
-    members: Sequence[Pair], member: Pair, predicted_nulls: Sequence[str] = PREDICTED_NULLS
+    members: Sequence[ComparedPoint], member: ComparedPoint, predicted_nulls: Sequence[str] = PREDICTED_NULLS
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return step time and exposed communication of a point of a group, as the nulls have it.
 
@@ -121,8 +121,8 @@ def nulls_of(
     fixed = len(of_a_device) == 1 or len({plan.global_batch for plan in plans}) == 1
     batches = [1 if fixed else plan.global_batch for plan in plans]
     batch = 1 if fixed else member.setting.plan.global_batch
-    step = {HINDSIGHT: batch * _median_over(members, batches, Pair.samples)}
-    exposed = {HINDSIGHT: batch * _median_over(members, batches, Pair.exposed)}
+    step = {HINDSIGHT: batch * _median_over(members, batches, "step_s")}
+    exposed = {HINDSIGHT: batch * _median_over(members, batches, "exposed_communication_s")}
     profiled = [name for name in PROFILED_NULLS if name in member.predicted.null_step_s]
     for name in (*predicted_nulls, *(profiled if member.setting.plan.devices > 1 else ())):
         for values, into in ((member.predicted.null_step_s, step), (member.predicted.null_exposed_s, exposed)):
@@ -136,20 +136,19 @@ def nulls_of(
     return step, exposed
 
 
-def _median_over(
-    members: Sequence[Pair], batches: Sequence[int], seconds: Callable[[Pair], tuple[float, ...]]
-) -> float:
-    return float(np.median([np.median(seconds(m)) / batch for m, batch in zip(members, batches, strict=True)]))
+def _median_over(members: Sequence[ComparedPoint], batches: Sequence[int], times: str) -> float:
+    medians = [np.median(clean_values(m.runs, times)) / batch for m, batch in zip(members, batches, strict=True)]
+    return float(np.median(medians))
 
 
-def aa_noise(pairs: Iterable[Pair]) -> float | None:
+def aa_noise(points: Iterable[ComparedPoint]) -> float | None:
     """Return the largest relative difference of medians between the two runs of an A/A pair; ``None`` without one.
 
     The medians are of clean samples: a run with too few of them says nothing of the noise.
     """
     differences = []
-    for pair in pairs:
-        medians = [float(np.median(clean_values([run]))) for run in pair.runs if enough_clean([run])]
+    for point in points:
+        medians = [float(np.median(clean_values([run]))) for run in point.runs if enough_clean([run])]
         if len(medians) > 1:
             differences.append(max(medians) / min(medians) - 1)
     return max(differences, default=None)
@@ -163,21 +162,21 @@ class Regret(NamedTuple):
     halves: int
 
 
-def regret(members: Sequence[Pair], chosen: int) -> Regret:
+def regret(members: Sequence[ComparedPoint], chosen: int) -> Regret:
     """Return time per sample of the setting with the index ``chosen`` / of the best one - 1.
 
     The best is chosen on a random half of the rounds, and both are timed on the other half. It may be negative, since
     the best of one half need not be the best of the other. Halves that miss a setting do not count; without any other
     all samples serve for both, and the result is 0 or more.
     """
-    every = np.unique([number for member in members for number in member.rounds()])
+    every = np.unique([number for member in members for number in clean_values(member.runs, "round")])
     random = np.random.default_rng(HALVES_SEED)
     first = [random.permutation(every)[: len(every) // 2] for _ in range(HALVES)]
     sides = ([_medians(member, first, inside=inside) for member in members] for inside in (True, False))
     picked_s, timed_s = map(np.array, sides)
     whole = np.isfinite(picked_s).all(axis=0) & np.isfinite(timed_s).all(axis=0)
     if not whole.any():
-        all_s = [float(np.median(member.samples())) / member.setting.plan.global_batch for member in members]
+        all_s = [float(np.median(clean_values(member.runs))) / member.global_batch for member in members]
         cost = all_s[chosen] / min(all_s) - 1
         return Regret(cost, 0.0, 0)
     picked_s, timed_s = picked_s[:, whole], timed_s[:, whole]
@@ -186,28 +185,29 @@ def regret(members: Sequence[Pair], chosen: int) -> Regret:
     return Regret(float(costs.mean()), float(costs.std()), len(costs))
 
 
-def _medians(pair: Pair, halves: Sequence[NDArray[np.int64]], *, inside: bool) -> NDArray[np.float64]:
+def _medians(point: ComparedPoint, halves: Sequence[NDArray[np.int64]], *, inside: bool) -> NDArray[np.float64]:
     """Return the median seconds per sample over the rounds inside or outside each half; infinity without a sample."""
-    steps_s, rounds = np.array(pair.samples()), np.array(pair.rounds())
+    steps_s, rounds = np.array(clean_values(point.runs)), np.array(clean_values(point.runs, "round"))
     member = np.array([np.isin(rounds, half) == inside for half in halves])
     ordered = np.sort(np.where(member, steps_s, math.inf), axis=1)
     count = member.sum(axis=1)
     padded = np.pad(ordered, ((0, 0), (0, 1)), constant_values=math.inf)
     lower, upper = (padded[np.arange(len(halves)), index] for index in ((count - 1) // 2, count // 2))
-    medians: NDArray[np.float64] = (lower + upper) / 2 / pair.setting.plan.global_batch
+    medians: NDArray[np.float64] = (lower + upper) / 2 / point.global_batch
     return medians
 
 
-def drift(members: Sequence[Pair]) -> float | None:
+def drift(members: Sequence[ComparedPoint]) -> float | None:
     """Return step time in the last third of the rounds / in the first third - 1, each sample relative to its point."""
-    rounds = sorted({r for m in members for r in m.rounds()})
+    rounds = sorted({r for m in members for r in clean_values(m.runs, "round")})
     if len(rounds) < 3:
         return None
     first, last = rounds[: len(rounds) // 3][-1], rounds[-(len(rounds) // 3)]
     early, late = [], []
     for member in members:
-        median = float(np.median(member.samples()))
-        for sample, number in zip(member.samples(), member.rounds(), strict=True):
+        samples = clean_values(member.runs)
+        median = float(np.median(samples))
+        for sample, number in zip(samples, clean_values(member.runs, "round"), strict=True):
             if number <= first:
                 early.append(sample / median)
             elif number >= last:
@@ -222,17 +222,14 @@ def half_width(point: ComparedPoint) -> float:
     ).relative_half_width
 
 
-def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float | None) -> Group:
-    """Score the settings of one group that have nulls: those on several devices, and one device where it is scored.
-
-    ``members`` are the pairs of ``points``, in the same order.
-    """
+def group(points: Sequence[ComparedPoint]) -> Group:
+    """Score the settings of one group that have nulls: those on several devices, and one device where it is scored."""
     many = [p for p in points if p.null_step_s]
     best = min(points, key=lambda p: p.measured_s_per_sample)
     worst = max(points, key=lambda p: p.measured_s_per_sample)
     chosen = next(i for i, p in enumerate(points) if p.is_best_predicted)
-    cost = regret(members, chosen)
-    floor = max(noise or 0.0, half_width(best), half_width(worst))
+    cost = regret(points, chosen)
+    floor = max(best.noise or 0.0, half_width(best), half_width(worst))
     effect = worst.measured_s_per_sample / best.measured_s_per_sample - 1
     return Group(
         name=best.group,
@@ -249,10 +246,10 @@ def group(points: Sequence[ComparedPoint], members: Sequence[Pair], noise: float
         regret_spread=cost.spread,
         regret_halves=cost.halves,
         effect=effect,
-        noise=noise,
+        noise=best.noise,
         noise_floor=floor,
         below_noise=effect < floor,
-        drift=drift(members),
+        drift=drift(points),
         best_measured_threshold_bytes=best.fusion_threshold_bytes,
         best_predicted_threshold_bytes=points[chosen].fusion_threshold_bytes,
         best_measured_devices=best.devices,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from dpsim.model.residuals import all_widths
 from dpsim.model.version import MODEL_VERSION
 from dpsim.progress import Progress
 from dpsim.records.comparison import SweepData
-from dpsim.records.quality import RECORD
+from dpsim.records.quality import RECORD, QualityStudy
 from dpsim.records.sweep import (
     Environment,
     Experiment,
@@ -35,7 +37,7 @@ from dpsim.records.sweep import (
     read_results,
 )
 from dpsim.report.sweep.write import write_report
-from dpsim.setting import FIELDS, Grid, settings_of
+from dpsim.setting import FIELDS, Grid
 from dpsim.study.cases import run
 from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import Inputs, preparation_s, prepared
@@ -43,6 +45,7 @@ from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, SweepTask, samples_before
 from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
 
+_SAMPLES = "samples.json"
 _REPORT_S, _BUSY_REPORT_S = 10.0, 30.0
 """About what starting the ranks and writing the report take, on a quiet machine and beside others."""
 
@@ -56,68 +59,125 @@ def read_swept(folder: Path) -> SweepData:
     return SweepData(predictions, results, comparison, of_drift, of_blind)
 
 
-def sweep(experiment: Experiment, folder: Path, progress: Progress) -> SweepData:
-    """Run a declared sweep into ``folder``, or continue it where it stopped; returns its records.
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """An experiment, and what follows from it alone: derived once, for all that predict it, measure it and tell of it.
 
-    Writes ``predictions.json`` (hashed before the first sample is taken), ``results.json``, for a sweep over the number
-    of devices ``drift.json``, and the report. Raises ``ConfigError`` where the folder holds another experiment or
-    another command writes into it, ``CommunicationError`` where ranks fail.
+    ``run`` is the one driver of every study. How samples are taken is that of dpsim's own runtime; a study of a
+    PyTorch script (``dpsim.harness.torch_ddp.measure``) has its own.
     """
-    experiment = completed(experiment)
-    settings_of(experiment.rows)  # raises before anything runs
-    study_of(experiment)
-    with locked(folder):
-        finished = _complete(folder, experiment)
-        predictions = _measure(experiment, folder, progress)
-        drift(predictions, folder, progress)
-        measure_quality(predictions, folder, progress)
-        swept = read_swept(folder)
-        if finished:
-            progress(f"{folder} holds this experiment already; nothing is measured again")
-        else:
-            remember(swept)
-        progress("writing the report")
-        write_report(folder, swept)
-        return swept
+
+    experiment: Experiment
+    quality: QualityStudy | None = None
+
+    @classmethod
+    def of(cls, declared: Experiment) -> Study:
+        """Return the study of a declared experiment, with its defaults filled in. Raises ``ConfigError``."""
+        experiment = completed(declared)
+        quality = study_of(experiment) if experiment.settings else None  # impossible settings are refused first
+        return cls(experiment=experiment, quality=quality)
+
+    def finished(self, folder: Path) -> bool:
+        """Return whether the folder, if it is of this experiment, has all its measurements."""
+        names = ["results.json", *[DRIFT] * self.experiment.measures_drift]
+        names += [f"{QUALITY}/{RECORD}"] * (self.quality is not None)
+        return all((folder / name).exists() for name in names)
+
+    def free_folder(self, reports: Path) -> Path:
+        """Return the default folder of the study: ``reports/NAME``, ``reports/NAME-2`` and so on.
+
+        It is the first that is new, empty, or holds the same experiment unfinished.
+        """
+        for number in itertools.count(1):
+            folder = reports / (self.experiment.name if number == 1 else f"{self.experiment.name}-{number}")
+            if self.finished(folder):
+                continue
+            with contextlib.suppress(DpsimError):
+                self.existing(folder)
+                return folder
+        raise AssertionError("unreachable: there is always a next number")
+
+    def existing(self, folder: Path) -> Predictions | None:
+        """Return the predictions that the folder holds, if any. Raises ``ConfigError`` for another experiment."""
+        return existing_predictions(folder, self.experiment)
+
+    def run(self, folder: Path, progress: Progress, *, times_alone: bool = False) -> SweepData:
+        """Predict and measure into ``folder``, or go on there where a study was interrupted; returns the records.
+
+        Writes ``predictions.json`` (hashed before the first sample is taken), ``results.json``, where the experiment
+        declares them the drift and the quality of training, and the report; with ``times_alone`` not these three.
+        Raises ``ConfigError`` where the folder holds another experiment or another command writes into it,
+        ``CommunicationError`` where ranks fail.
+        """
+        with locked(folder):
+            finished = self.finished(folder)
+            predictions = self.existing(folder)
+            if predictions is None or not (folder / "results.json").exists():
+                current = environment()
+                write_results(folder, current, self.samples(predictions, current, folder, progress))
+                self.forget_samples(folder)
+                predictions = read_predictions(folder / "predictions.json")
+            if not times_alone:
+                drift(predictions, folder, progress)
+                if self.quality is not None:
+                    measure_quality(self.quality, predictions, folder, progress)
+            swept = read_swept(folder)
+            if finished:
+                progress(f"{folder} holds this experiment already; nothing is measured again")
+            else:  # how far off the predictions were, for the intervals of the next studies
+                measured_on = swept.results.environment
+                past.add(measured_on.processor, measured_on.cores, residuals(swept.comparison))
+            if not times_alone:
+                progress("writing the report")
+                write_report(folder, swept)
+            return swept
+
+    def samples(
+        self, predictions: Predictions | None, current: Environment, folder: Path, progress: Progress
+    ) -> list[Samples]:
+        """Profile, calibrate, predict and measure on ranks, or go on from the samples of an interrupted run.
+
+        The ranks run ``dpsim.harness.sweep.on_ranks``; when they have measured enough, ``dpsim.study.measure`` decides.
+        """
+        if predictions is None:
+            progress(plan_text(self))
+        path = folder / _SAMPLES
+        before: Samples | None = None
+        if predictions is not None and path.exists():
+            before = samples_before(path, predictions, progress)
+            check_same_machine(predictions, current, folder)
+        widths = all_widths(past.load(current.processor, current.cores))
+        needed = msgspec.structs.replace(needed_for(self.experiment, current), widths=widths)
+        task = SweepTask(
+            experiment=self.experiment,
+            needed=needed,
+            folder=str(folder.resolve()),
+            predictions=predictions if before is not None else None,
+            before=before,
+        )
+        devices = max(setting.plan.devices for setting in needed.settings)
+        return [
+            codec.decode(
+                run("dpsim.harness.sweep.on_ranks:sweep_on_ranks", task, devices, progress), Samples, "samples"
+            )
+        ]
+
+    def forget_samples(self, folder: Path) -> None:
+        """Remove what was kept for a run that goes on; the results have it now."""
+        (folder / _SAMPLES).unlink(missing_ok=True)
 
 
-def measure(experiment: Experiment, folder: Path, progress: Progress) -> SweepData:
-    """Predict and then measure a declared sweep into ``folder``, as ``sweep`` does, without drift and report."""
-    experiment = completed(experiment)
-    settings_of(experiment.rows)
-    with locked(folder):
-        _measure(experiment, folder, progress)
-        swept = read_swept(folder)
-        remember(swept)
-        return swept
+def sweep(experiment: Experiment, folder: Path, progress: Progress) -> SweepData:
+    """Run a declared sweep into ``folder`` (``Study.run``)."""
+    return Study.of(experiment).run(folder, progress)
 
 
-def _measure(experiment: Experiment, folder: Path, progress: Progress) -> Predictions:
-    """Return the predictions; they are made, and the results measured, where the folder lacks them."""
-    predictions = existing_predictions(folder, experiment)
-    if predictions is not None and (folder / "results.json").exists():
-        return predictions
-    if predictions is None:
-        progress(plan_text(experiment))
-    current = environment()
-    write_results(folder, current, [_run(experiment, predictions, current, folder, progress)])
-    (folder / "samples.json").unlink(missing_ok=True)
-    return read_predictions(folder / "predictions.json")
-
-
-def remember(swept: SweepData) -> None:
-    """Keep how far off the predictions of a finished study were, for the intervals of the next ones."""
-    current = swept.results.environment
-    past.add(current.processor, current.cores, residuals(swept.comparison))
-
-
-def plan_text(experiment: Experiment) -> str:
+def plan_text(of: Study) -> str:
     """Return how many settings a sweep measures, and about how long all of it takes."""
-    settings = settings_of(experiment.rows)
+    experiment, settings, study, trainings = of.experiment, of.experiment.settings, of.quality, ""
     prepare_s, report_s = preparation_s(settings, experiment.budget_s), _REPORT_S
     total_s = prepare_s + experiment.budget_s + report_s
     times = 1 + any(setting.emulated_compute for setting in settings)
-    study, trainings = study_of(experiment), ""
     if study is not None:
         number = sum(len(cases(study, held_out=held_out)) for held_out in (False, True))
         trainings = f"; beside that {number} trainings, whose time is said before they start"
@@ -134,36 +194,11 @@ def plan_text(experiment: Experiment) -> str:
     )
 
 
-def _complete(folder: Path, experiment: Experiment) -> bool:
-    """Return whether the folder, if it is of this experiment, has all its measurements."""
-    names = ["results.json", *[DRIFT] * experiment.measures_drift]
-    names += [f"{QUALITY}/{RECORD}"] * (study_of(experiment) is not None)
-    return all((folder / name).exists() for name in names)
-
-
 def declared(name: str) -> Experiment:
     """Return the experiment that ``dpsim.experiments`` declares under a name, such as ``fusion_threshold``."""
     source = resources.files("dpsim.experiments.sweeps") / f"{name}.toml"
     with resources.as_file(source) as path:
         return read_experiment(path)
-
-
-def free_folder(reports: Path, experiment: Experiment) -> Path:
-    """Return the default folder of a sweep: ``reports/NAME``, ``reports/NAME-2`` and so on.
-
-    It is the first that is new, empty, or holds the same experiment unfinished.
-    """
-    experiment = completed(experiment)
-    for number in itertools.count(1):
-        folder = reports / (experiment.name if number == 1 else f"{experiment.name}-{number}")
-        if _complete(folder, experiment):
-            continue
-        try:
-            existing_predictions(folder, experiment)
-        except DpsimError:
-            continue
-        return folder
-    raise AssertionError("unreachable: there is always a next number")
 
 
 def existing_predictions(folder: Path, experiment: Experiment) -> Predictions | None:
@@ -233,37 +268,6 @@ def write_results(folder: Path, current: Environment, measured: Sequence[Samples
         model_version=predictions.model_version,
     )
     codec.write_record(folder / "results.json", with_groups(results, predictions, blind))
-
-
-def _run(
-    experiment: Experiment,
-    predictions: Predictions | None,
-    current: Environment,
-    folder: Path,
-    progress: Progress,
-) -> Samples:
-    """Profile, calibrate, predict and measure on ranks, or go on from the samples of an interrupted run.
-
-    The ranks run ``dpsim.study.on_ranks``; when they have measured enough, ``dpsim.study.measure`` decides.
-    """
-    path = folder / "samples.json"
-    before: Samples | None = None
-    if predictions is not None and path.exists():
-        before = samples_before(path, predictions, progress)
-        check_same_machine(predictions, current, folder)
-    known = all_widths(past.load(current.processor, current.cores))
-    needed = msgspec.structs.replace(needed_for(experiment, current), widths=known)
-    folder.mkdir(parents=True, exist_ok=True)
-    task = SweepTask(
-        experiment=experiment,
-        needed=needed,
-        folder=str(folder.resolve()),
-        predictions=predictions if before is not None else None,
-        before=before,
-    )
-    devices = max(setting.plan.devices for setting in needed.settings)
-    measured = run("dpsim.study.on_ranks:sweep_on_ranks", task, devices, progress)
-    return codec.decode(measured, Samples, "samples")
 
 
 def check_same_machine(predictions: Predictions, current: Environment, folder: Path) -> None:

@@ -196,7 +196,7 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     base: dict[str, Any] = {"model": Path(experiment.script).name}
     if not accumulates:
         base[_ACCUMULATE] = ddp.accumulate
-    base["fusion_rule"] = "per-tensor" if ddp.units else "ddp"
+    base["fusion_rule"] = "fsdp" if ddp.units else "ddp"
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
     if any(_BATCH in case for case in experiment.cases):

@@ -12,7 +12,6 @@ from dpsim.launch import child_process
 from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.sweep import Experiment, Predictions
-from dpsim.setting import settings_of
 from dpsim.study.environment import environment
 from dpsim.study.inputs import Prepared
 from dpsim.torch_ddp.profile_script import profile_script
@@ -62,5 +61,5 @@ def predicted_by_nccl(
         request = ScriptRequest(script=declared.script, arguments=declared.arguments, devices=devices)
         workload = profile_script(request, declared.values("local_batch"))
     experiment = completed(declared, workload)
-    prepared = Prepared.for_all(settings_of(experiment.rows), workload, machine)
+    prepared = Prepared.for_all(experiment.settings, workload, machine)
     return predict_experiment(experiment, prepared, environment())

@@ -1,4 +1,4 @@
-"""``measure``: predicts what PyTorch's DDP will do with a user's script, then lets it train, and compares."""
+"""``ScriptStudy``: predicts what PyTorch's DDP will do with a user's script, then lets it train, and compares."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
-from msgspec.structs import replace
 
 from dpsim import codec
 from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
 from dpsim.harness.sweep.experiment import predict_beforehand
-from dpsim.harness.sweep.sweep import check_same_machine, existing_predictions, read_swept, remember, write_results
+from dpsim.harness.sweep.sweep import Study, check_same_machine, existing_predictions
 from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus, shards
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.torch_ddp.own_runtime import other_settings
@@ -33,8 +33,7 @@ from dpsim.model.residuals import all_widths
 from dpsim.model.step import price, scheduled
 from dpsim.progress import Progress
 from dpsim.records.comparison import SweepData
-from dpsim.records.sweep import Experiment, Predictions, Results, read_predictions
-from dpsim.report.sweep.write import write_report
+from dpsim.records.sweep import Environment, Experiment, Predictions, read_predictions
 from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import SCHEMA, Inputs
 from dpsim.study.loop import LEAST_ROUNDS
@@ -54,11 +53,12 @@ _FIRST_S, _LONG_BUDGET_S = 10.0, 40.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """What is known before the prediction: the profile of the script, and the machine if NCCL communicates.
+class ScriptStudy(Study):
+    """The study of a script under DDP, whose profile decides what of the declared experiment there is to compare.
 
-    ``seen`` is a profile from which nothing is taken but what there is to compare, so that no other one is made.
-    Unless ``script_may_write`` the script changes no file of the user's (``dpsim.launch.protection``).
+    ``workload`` is a profile and ``machine`` has the times of NCCL's allreduces, if the user gave them. ``seen`` is a
+    profile from which nothing is taken but what there is to compare, so that no other one is made. Unless
+    ``script_may_write`` the script changes no file of the user's (``dpsim.launch.protection``).
     """
 
     workload: Workload | None = None
@@ -66,48 +66,162 @@ class Known:
     machine: Machine | None = None
     script_may_write: bool = False
 
+    @property
+    def request(self) -> ScriptRequest:
+        """How the script is profiled before there is anything to compare."""
+        return ScriptRequest(
+            script=self.experiment.script,
+            arguments=self.experiment.arguments,
+            devices=most_devices(self.experiment),
+            must_end=True,
+            script_may_write=self.script_may_write,
+            fully_shard=shards(self.experiment),
+            accumulates=bool(self.experiment.values("accumulate")),
+        )
 
-def predict(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> Predictions:
-    """The predictions made beforehand, written into ``folder``; those that it holds already, if there are any.
+    def predict(self, folder: Path, progress: Progress) -> Predictions:
+        """Return the predictions made beforehand, written into ``folder``, or those there. Raises ``ConfigError``."""
+        self._check_start()
+        with locked(folder):
+            return self.existing(folder) or self._predictions(folder, progress)
 
-    Raises ``ConfigError``.
-    """
-    _check_start(experiment, known)
-    with locked(folder):
-        return _predictions(experiment, known, folder, progress)
+    def run(self, folder: Path, progress: Progress, *, times_alone: bool = False) -> SweepData:
+        """Predict, measure and compare, as any study.
 
+        Profile and calibration take turns with the samples, and at the end ``blind.json`` is made from their rows alone
+        (``inputs.json``), unless a machine was given. Raises ``ConfigError``.
+        """
+        self._check_start()
+        if on_gpus(self.experiment):
+            check_gpus(most_devices(self.experiment))
+        return super().run(folder, progress, times_alone=times_alone)
 
-def measure(experiment: Experiment, known: Known, folder: Path, progress: Progress) -> tuple[SweepData, list[float]]:
-    """Predict, measure and compare; writes ``predictions.json`` first, then ``results.json`` and the report.
+    def existing(self, folder: Path) -> Predictions | None:
+        """Return the predictions that the folder holds, if any. Raises ``ConfigError`` for another experiment."""
+        path, workload = folder / "predictions.json", self.workload
+        if workload is None and path.exists():
+            workload = read_predictions(path).workloads[0]
+        return None if workload is None else existing_predictions(folder, completed(self.experiment, workload))
 
-    Returns the records, and the relative errors of when buckets became ready (none without a hook).
+    def samples(
+        self, predictions: Predictions | None, current: Environment, folder: Path, progress: Progress
+    ) -> list[Samples]:
+        """Let DDP train every predicted setting: those of each network and way to communicate take turns.
 
-    Profile and calibration take turns with the samples, and at the end ``blind.json`` is made from their rows alone
-    (``inputs.json``), unless a machine was given. What the folder holds is not done again, and an interrupted
-    measurement goes on. Raises ``ConfigError``.
-    """
-    _check_start(experiment, known)
-    if on_gpus(experiment):
-        check_gpus(most_devices(experiment))
-    with locked(folder):
-        predictions = _predictions(experiment, known, folder, progress)
-        if finished := (folder / "results.json").exists():
-            progress(f"{folder} holds this experiment already; nothing is measured again")
+        Goes on where an earlier measurement into this folder was interrupted.
+        """
+        predictions = predictions or self._predictions(folder, progress)
+        path = folder / "inputs.json"
+        check_same_machine(predictions, current, folder)
+        inputs = codec.read(path, Inputs, "inputs", SCHEMA) if path.exists() else None
+        places = settings_by_place(predictions.experiment)
+        measured: list[Samples] = []
+        budget = predictions.experiment.budget_s
+        (folder / _SAVED).mkdir(exist_ok=True)
+        for place, where in enumerate(places):
+            save_to = folder / _SAVED / f"{place + 1}.json"
+            samples = samples_before(save_to, predictions, progress)
+            if not samples.complete:
+                budget_s, most_s = (each / len(places) for each in (budget, limit_s(budget)))
+                progress(f"measuring on {where}: a budget of {budget_s:.3g} s, {most_s:.3g} s at most")
+                points = [point for point in predictions.points if point.setting.where == where]
+                settings = tuple(point.setting for point in points)
+                task = ScriptTask(
+                    experiment=msgspec.structs.replace(predictions.experiment, budget_s=budget_s),
+                    inputs=samples.inputs or inputs,
+                    place=place,
+                    meeting="",
+                    settings=settings + other_settings(settings, predictions.experiment.other_runtimes),
+                    before=samples,
+                    save_to=str(save_to.resolve()),
+                    limit_s=most_s,
+                    workload=predictions.workloads[points[0].workload],
+                    machine=predictions.machines[points[0].machine],
+                )
+                samples = codec.decode(self._on_ranks(task, progress), Samples, "samples")
+                samples = msgspec.structs.replace(samples, complete=True)
+                codec.write(save_to, samples)
+            inputs = samples.inputs
+            measured.append(samples)
+        return measured
+
+    def forget_samples(self, folder: Path) -> None:
+        """Remove what was kept for a run that goes on, and nothing that a script may have put beside it."""
+        with contextlib.suppress(OSError):
+            for place, _ in enumerate(settings_by_place(read_predictions(folder / "predictions.json").experiment), 1):
+                (folder / _SAVED / f"{place}.json").unlink(missing_ok=True)
+            (folder / _SAVED).rmdir()
+
+    def _check_start(self) -> None:
+        """Raise ``ConfigError`` without PyTorch, and for a machine where the allreduces are calibrated here."""
+        check_torch()
+        check_launcher()
+        if self.machine is not None and not on_gpus(self.experiment):
+            ways = dict.fromkeys(name.removeprefix("torch-ddp-") for name in self.experiment.values("runtime"))
+            raise ConfigError(
+                f"--machine with --algorithm {','.join(ways)}, whose allreduces are calibrated here",
+                allowed="--machine with --algorithm nccl",
+                remedy="leave --machine out",
+            )
+
+    def _predictions(self, folder: Path, progress: Progress) -> Predictions:
+        path = folder / "predictions.json"
+        if on_gpus(self.experiment):
+            codec.write_record(path, predicted_by_nccl(self.experiment, self.workload, self.machine, progress))
         else:
-            _measure(predictions, folder, progress, script_may_write=known.script_may_write)
-        swept = read_swept(folder)
-        if not finished:
-            remember(swept)
-        progress("writing the report")
-        write_report(folder, swept)
-        return swept, _ready_errors(swept.blind or swept.predictions, swept.results)
+            inputs, experiment = self._first_rounds(progress)
+            codec.write_record(folder / "inputs.json", inputs)
+            codec.write_record(path, predict_beforehand(experiment, inputs))
+        return read_predictions(path)
+
+    def _first_rounds(self, progress: Progress) -> tuple[Inputs, Experiment]:
+        """Profile the script once, to see what to compare, then profile and calibrate in turns at each place."""
+        declared, given = self.experiment, self.workload
+        _check_memory(most_devices(declared))
+        first_s = min(declared.budget_s / _LONG_BUDGET_S, 1.0) * _FIRST_S
+        progress(_at_most(declared, first_s))
+        batches = declared.values("local_batch")
+        if given is not None:
+            batches = tuple(sorted({*batches[:1], *batches[-1:]}))  # the profiles in between are there already
+        seen = self.seen
+        if seen is None:
+            progress(f"profiling {declared.script} as rank 0 of {most_devices(declared)} in one process")
+            seen = profile_script(self.request, batches)
+        _check_same_batch(given, seen)
+        experiment = completed(declared, given or seen)
+        current = environment()
+        inputs = msgspec.structs.replace(
+            inputs_for(experiment, given or seen, current, times_given=given is not None),
+            widths=all_widths(past.load(current.processor, current.cores)),
+        )
+        for place, where in enumerate(settings_by_place(experiment)):
+            progress(f"profiling and calibrating on {where}: {first_rounds_text(first_s)}, after the start")
+            task = ScriptTask(experiment=experiment, inputs=inputs, place=place, meeting="", first_s=first_s)
+            inputs = codec.decode(self._on_ranks(task, progress), Inputs, "inputs")
+        return msgspec.structs.replace(inputs, beforehand_until=stamp()), experiment
+
+    def _on_ranks(self, task: ScriptTask, progress: Progress) -> Any:
+        """Return what the ranks of a task return, which meet in a folder of their own."""
+        experiment = task.experiment
+        _check_memory(task.ranks)
+        with scratch("ddp") as meeting:
+            protection = None
+            if not self.script_may_write:
+                saved = (str(Path(task.save_to).parent),) if task.save_to else ()
+                protection = script_protection(experiment.script, experiment.arguments, str(meeting), *saved)
+            script = experiment.script if is_module(experiment.script) else str(Path(experiment.script).absolute())
+            experiment = msgspec.structs.replace(experiment, script=script)
+            task = msgspec.structs.replace(task, experiment=experiment, meeting=str(meeting))
+            task_name = "dpsim.study.runners.script:script_on_ranks"
+            return on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)
 
 
-def _ready_errors(predictions: Predictions, results: Results) -> list[float]:
-    """predicted / measured - 1 of the moment when each bucket was complete, from the start of backward.
+def ready_errors(swept: SweepData) -> list[float]:
+    """Return predicted / measured - 1 of the moment when each bucket was complete, from the start of backward.
 
-    For every bucket of every setting of which it was measured.
+    For every bucket of every setting of which it was measured; none without a hook.
     """
+    predictions, results = swept.scored, swept.results
     predicted = {point.setting: point for point in predictions.points}
     errors: list[float] = []
     for run in results.points:
@@ -128,76 +242,6 @@ def _check_memory(processes: int) -> None:
             allowed=f"{format_size(free)}, the memory that is free",
             remedy="give fewer --devices or fewer settings; dpsim predict predicts any number of devices",
         )
-
-
-def _check_start(experiment: Experiment, known: Known) -> None:
-    """Raises ``ConfigError`` without PyTorch, and for a machine where the allreduces are calibrated here."""
-    check_torch()
-    check_launcher()
-    if known.machine is not None and not on_gpus(experiment):
-        ways = dict.fromkeys(name.removeprefix("torch-ddp-") for name in experiment.values("runtime"))
-        raise ConfigError(
-            f"--machine with --algorithm {','.join(ways)}, whose allreduces are calibrated here",
-            allowed="--machine with --algorithm nccl",
-            remedy="leave --machine out",
-        )
-
-
-def _predictions(declared: Experiment, known: Known, folder: Path, progress: Progress) -> Predictions:
-    path = folder / "predictions.json"
-    if path.exists():
-        before = read_predictions(path)
-        workload = known.workload or before.workloads[0]
-        return existing_predictions(folder, completed(declared, workload)) or before
-    if known.workload is not None:
-        existing_predictions(folder, completed(declared, known.workload))  # raises before anything runs
-    if on_gpus(declared):
-        codec.write_record(path, predicted_by_nccl(declared, known.workload, known.machine, progress))
-    else:
-        inputs, experiment = _first_rounds(declared, known, progress)
-        codec.write_record(folder / "inputs.json", inputs)
-        codec.write_record(path, predict_beforehand(experiment, inputs))
-    return read_predictions(path)
-
-
-def _first_rounds(declared: Experiment, known: Known, progress: Progress) -> tuple[Inputs, Experiment]:
-    """Profile the script once (to see what there is to compare), then profile and calibrate in turns at each place."""
-    given, script_may_write = known.workload, known.script_may_write
-    _check_memory(most_devices(declared))
-    first_s = min(declared.budget_s / _LONG_BUDGET_S, 1.0) * _FIRST_S
-    progress(_at_most(declared, first_s))
-    batches = declared.values("local_batch")
-    if given is not None:
-        batches = tuple(sorted({*batches[:1], *batches[-1:]}))  # the profiles in between are there already
-    seen = known.seen
-    if seen is None:
-        progress(f"profiling {declared.script} as rank 0 of {most_devices(declared)} in one process")
-        seen = profile_script(profile_request(declared, script_may_write=script_may_write), batches)
-    _check_same_batch(given, seen)
-    experiment = completed(declared, given or seen)
-    current = environment()
-    inputs = inputs_for(experiment, given or seen, current, times_given=given is not None)
-    inputs = replace(inputs, widths=all_widths(past.load(current.processor, current.cores)))
-    places = settings_by_place(experiment)
-    for place, where in enumerate(places):
-        progress(f"profiling and calibrating on {where}: {first_rounds_text(first_s)}, after the start")
-        task = ScriptTask(experiment=experiment, inputs=inputs, place=place, meeting="", first_s=first_s)
-        measured = _on_ranks(task, progress, script_may_write=script_may_write)
-        inputs = codec.decode(measured, Inputs, "inputs")
-    return replace(inputs, beforehand_until=stamp()), experiment
-
-
-def profile_request(declared: Experiment, *, script_may_write: bool) -> ScriptRequest:
-    """Return how the script of an experiment is profiled before there is anything to compare."""
-    return ScriptRequest(
-        script=declared.script,
-        arguments=declared.arguments,
-        devices=most_devices(declared),
-        must_end=True,
-        script_may_write=script_may_write,
-        fully_shard=shards(declared),
-        accumulates=bool(declared.values("accumulate")),
-    )
 
 
 def _at_most(declared: Experiment, first_s: float) -> str:
@@ -229,63 +273,3 @@ def _check_same_batch(workload: Workload | None, now: Workload) -> None:
             allowed="a profile of the same training",
             remedy="give the script the arguments that it was profiled with, or leave --workload out",
         )
-
-
-def _measure(predictions: Predictions, folder: Path, progress: Progress, *, script_may_write: bool) -> None:
-    """Let DDP train every predicted setting: those of each network and way to communicate take turns.
-
-    Goes on where an earlier measurement into this folder was interrupted. Writes ``results.json``, and before it what
-    was profiled and calibrated in turns with the samples and the predictions from that.
-    """
-    current, path = environment(), folder / "inputs.json"
-    check_same_machine(predictions, current, folder)
-    inputs = codec.read(path, Inputs, "inputs", SCHEMA) if path.exists() else None
-    places = settings_by_place(predictions.experiment)
-    measured: list[Samples] = []
-    budget = predictions.experiment.budget_s
-    saved = [folder / _SAVED / f"{place + 1}.json" for place in range(len(places))]
-    (folder / _SAVED).mkdir(exist_ok=True)
-    for place, (where, save_to) in enumerate(zip(places, saved, strict=True)):
-        samples = samples_before(save_to, predictions, progress)
-        if not samples.complete:
-            budget_s, most_s = (each / len(places) for each in (budget, limit_s(budget)))
-            progress(f"measuring on {where}: a budget of {budget_s:.3g} s, {most_s:.3g} s at most")
-            points = [point for point in predictions.points if point.setting.where == where]
-            settings = tuple(point.setting for point in points)
-            task = ScriptTask(
-                experiment=replace(predictions.experiment, budget_s=budget_s),
-                inputs=samples.inputs or inputs,
-                place=place,
-                meeting="",
-                settings=settings + other_settings(settings, predictions.experiment.other_runtimes),
-                before=samples,
-                save_to=str(save_to.resolve()),
-                limit_s=most_s,
-                workload=predictions.workloads[points[0].workload],
-                machine=predictions.machines[points[0].machine],
-            )
-            plain = _on_ranks(task, progress, script_may_write=script_may_write)
-            samples = replace(codec.decode(plain, Samples, "samples"), complete=True)
-            codec.write(save_to, samples)
-        inputs = samples.inputs
-        measured.append(samples)
-    write_results(folder, current, measured)
-    with contextlib.suppress(OSError):  # a script that may write may have put something there
-        for path in saved:
-            path.unlink(missing_ok=True)
-        (folder / _SAVED).rmdir()
-
-
-def _on_ranks(task: ScriptTask, progress: Progress, *, script_may_write: bool) -> Any:
-    """What the ranks of a task return, which meet in a folder of their own."""
-    experiment = task.experiment
-    _check_memory(task.ranks)
-    with scratch("ddp") as meeting:
-        protection = None
-        if not script_may_write:
-            saved = (str(Path(task.save_to).parent),) if task.save_to else ()
-            protection = script_protection(experiment.script, experiment.arguments, str(meeting), *saved)
-        script = experiment.script if is_module(experiment.script) else str(Path(experiment.script).absolute())
-        task = replace(task, experiment=replace(experiment, script=script), meeting=str(meeting))
-        task_name = "dpsim.study.runners.script:script_on_ranks"
-        return on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)

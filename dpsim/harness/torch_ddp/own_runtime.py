@@ -12,9 +12,7 @@ import msgspec
 
 from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
-from dpsim.machine import Machine, Network
-from dpsim.model.cost import added_s, compute_slowdown
-from dpsim.plan import Plan
+from dpsim.machine import Network
 from dpsim.runtime.emulated import check_tensors
 from dpsim.setting import Setting
 from dpsim.workload import Workload
@@ -52,16 +50,3 @@ def check_emulation(workload: Workload) -> None:
             allowed="a script that loads its data in the training process: loading beside training is not emulated",
             remedy="measure this script with --set runtime=torch-ddp alone, or with num_workers=0",
         )
-
-
-def emulated_workload(workload: Workload, machine: Machine, plan: Plan) -> Workload:
-    """The workload whose times the ranks wait for: computation as slow as on all devices at once, and its input."""
-    factor, _ = compute_slowdown(machine, plan.devices, plan.layout)
-    slowed = workload.slowed(factor)
-    return msgspec.structs.replace(
-        slowed,
-        overhead_s=slowed.overhead_s + added_s(machine, plan.devices),
-        overhead_per_sample_s=slowed.overhead_per_sample_s + workload.input_s(plan.accumulate),
-        input_s_per_sample=0.0,
-        emulated_compute=True,
-    )

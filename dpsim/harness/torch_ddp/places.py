@@ -10,7 +10,7 @@ from dpsim.grouping import grouped
 from dpsim.model.residuals import all_widths
 from dpsim.model.version import MODEL_VERSION
 from dpsim.records.sweep import Environment, Experiment
-from dpsim.setting import Setting, setting_of
+from dpsim.setting import Setting
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
@@ -22,7 +22,7 @@ _MOST_SIZES = 6
 
 def settings_by_place(experiment: Experiment) -> Mapping[str, list[Setting]]:
     """Return the settings of each place of an experiment, in the order of its rows."""
-    return grouped(map(setting_of, experiment.rows), lambda setting: setting.where)
+    return grouped(experiment.settings, lambda setting: setting.where)
 
 
 def inputs_for(

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
 from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp.experiment import completed, shards
-from dpsim.harness.torch_ddp.measure import Known, measure, predict, profile_request
+from dpsim.harness.torch_ddp.measure import ScriptStudy
 from dpsim.machine import Machine
 from dpsim.model.ranking import Tuning, tune
 from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
-from dpsim.records.sweep import Experiment
 from dpsim.setting import Grid
 from dpsim.torch_ddp.endings import ENDED_EARLY, WITH_ACCUMULATE
 from dpsim.torch_ddp.profile_script import profile_script
@@ -44,30 +43,25 @@ class Profiled:
 
 
 def profiled(
-    declared: Experiment,
-    local_batches: Sequence[int],
-    progress: Progress,
-    *,
-    may_write: bool,
-    accumulates: bool = False,
+    study: ScriptStudy, local_batches: Sequence[int], progress: Progress, *, accumulates: bool = False
 ) -> Profiled:
     """Profile the script at its own batch and at ``local_batches``, or at twice and four times its own.
 
     With ``accumulates`` it is tried whether the script can be made to accumulate. Raises ``ConfigError`` where the
     script cannot be profiled, or not at one of the given batches.
     """
-    request = profile_request(declared, script_may_write=may_write)
+    request = study.request
     progress(f"profiling {request.name} as rank 0 of {request.devices} in one process")
     refusal, cannot_accumulate = None, ""
     try:
-        workloads = [profile_script(replace(request, accumulates=accumulates))]
+        workloads = [profile_script(msgspec.structs.replace(request, accumulates=accumulates))]
     except ConfigError as error:
         if not error.given.startswith(WITH_ACCUMULATE):
             raise
         cannot_accumulate = error.given.removeprefix(WITH_ACCUMULATE)
         workloads = [profile_script(request)]
     own = workloads[0].local_batches[0]
-    settings = completed(declared, workloads[0])  # refuses what is not predicted
+    settings = completed(study.experiment, workloads[0])  # refuses what is not predicted
     if shards(settings):
         raise ConfigError(
             f"{request.name} shards its model by fully_shard, whose units are its buckets",
@@ -90,16 +84,17 @@ def profiled(
 
 
 def tune_here(
-    declared: Experiment, known: Profiled, folder: Path, progress: Progress, *, may_write: bool
+    study: ScriptStudy, known: Profiled, folder: Path, progress: Progress
 ) -> tuple[Tuning, Workload, Machine]:
-    """Profile and calibrate in turns on this machine; what is best, and the workload and machine that say so.
+    """Return what is best on this machine, and the workload and machine that say so; they are measured in turns.
 
-    ``declared`` has one network. The predictions are those of ``measure``, in a folder of ``folder``.
+    The experiment has one network. The predictions are those of the study, in a folder of ``folder``.
     """
     batches = known.batches[: len(known.batches) if len(known.batches) > 1 else 0]
+    declared = study.experiment
     axes = declared.axes | ({"local_batch": tuple(sorted(batches))} if batches else {})
-    seen = Known(seen=known.workload, script_may_write=may_write)
-    predictions = predict(replace(declared, axes=axes), seen, folder / _PREDICTED, progress)
+    batched = replace(study, experiment=msgspec.structs.replace(declared, axes=axes), seen=known.workload)
+    predictions = batched.predict(folder / _PREDICTED, progress)
     (workload,), (machine,) = predictions.workloads, predictions.machines
     plan = predictions.points[-1].setting.plan
     grid = Grid.of(
@@ -110,13 +105,13 @@ def tune_here(
 
 
 def measure_advised(
-    declared: Experiment, known: Profiled, plans: Sequence[Plan], folder: Path, progress: Progress, *, may_write: bool
+    study: ScriptStudy, known: Profiled, plans: Sequence[Plan], folder: Path, progress: Progress
 ) -> Comparison:
     """Let DDP train with the caps, local batches and accumulations of some plans in turns, the first the default.
 
     Where the script ends too early for more micro-batches than the default's, those plans are left out, with a warning.
     """
-    default, (case,), cases = plans[0], declared.cases, []
+    default, (case,), cases = plans[0], study.experiment.cases, []
     alike = [plan for plan in plans if plan.accumulate == default.accumulate]
     for plan in plans:
         fields: dict[str, Any] = {"local_batch": round(plan.local_batch)}
@@ -125,13 +120,14 @@ def measure_advised(
         if len(alike) < len(plans):
             fields["accumulate"] = plan.accumulate
         cases.append(case | fields)
-    axes = {"devices": (default.devices,)}
-    experiment = replace(declared, name="tuned", axes=axes, cases=tuple(cases))
-    seen = Known(seen=known.workload, script_may_write=may_write)
+    experiment = msgspec.structs.replace(
+        study.experiment, name="tuned", axes={"devices": (default.devices,)}, cases=tuple(cases)
+    )
+    advised = replace(study, experiment=experiment, seen=known.workload)
     try:
-        return measure(experiment, seen, folder / _MEASURED, progress)[0].comparison
+        return advised.run(folder / _MEASURED, progress).comparison
     except ConfigError as error:
         if len(alike) in (1, len(plans)) or ENDED_EARLY not in error.given:
             raise
         progress(f"warning: accumulation is not measured, since {error.given}")
-    return measure_advised(declared, known, alike, folder / _WITHOUT_ACCUMULATION, progress, may_write=may_write)
+    return measure_advised(study, known, alike, folder / _WITHOUT_ACCUMULATION, progress)

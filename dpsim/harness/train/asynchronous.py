@@ -9,12 +9,12 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.data import Dataset
-from dpsim.harness.models import Model
 from dpsim.harness.train.rate import rate_of
 from dpsim.harness.train.updates import RecordedUpdates, read
 from dpsim.progress import Progress
 from dpsim.records.train import TrainConfig
-from dpsim.runtime import asynchronous
+from dpsim.runtime.asynchronous import training
+from dpsim.study.models import Model
 
 
 def train_asynchronously(
@@ -25,10 +25,10 @@ def train_asynchronously(
     total, rate = rate_of(config, len(dataset.train_y))
     if config.replay is not None:
         order = read(Path(config.replay)).order
-        worker = asynchronous.Worker(replica, dataset, plan, len(order.orders), config.seed, comm)
-        return dict(codec.to_builtins(asynchronous.replay(comm, worker, plan, order, rate)))
-    worker = asynchronous.Worker(replica, dataset, plan, comm.size, config.seed, comm)
-    trained = asynchronous.train(comm, worker, plan, total, rate)
+        worker = training.Worker(replica, dataset, plan, len(order.orders), config.seed, comm)
+        return dict(codec.to_builtins(training.replay(comm, worker, plan, order, rate)))
+    worker = training.Worker(replica, dataset, plan, comm.size, config.seed, comm)
+    trained = training.train(comm, worker, plan, total, rate)
     if trained is None:
         return None
     result, order = trained

@@ -13,8 +13,6 @@ from dpsim import codec
 from dpsim.data import Dataset, load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
-from dpsim.harness import models
-from dpsim.harness.models import Model
 from dpsim.harness.train.asynchronous import train_asynchronously
 from dpsim.harness.train.rate import rate_of
 from dpsim.harness.train.resume import TrainTask, changed_model, check_same_training, run_of, stored
@@ -29,6 +27,8 @@ from dpsim.runtime.checkpoints import Checkpoints
 from dpsim.runtime.fit import Callback, Epoch, OnRank, fit
 from dpsim.runtime.snapshot import restore
 from dpsim.runtime.trainer import Trainer
+from dpsim.study import models
+from dpsim.study.models import Model
 
 if TYPE_CHECKING:
     from dpsim.comm.cuda.transport import CudaTransport

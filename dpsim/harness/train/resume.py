@@ -13,7 +13,6 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.fields import Decides
-from dpsim.harness.models import Model
 from dpsim.harness.train.updates import replayed
 from dpsim.learning_rate import Cosine
 from dpsim.optimizer import changed
@@ -22,6 +21,7 @@ from dpsim.progress import Progress
 from dpsim.records.train import TrainConfig, deciding_fields
 from dpsim.runtime.checkpoint import Checkpoint, checkpoints, newest, read
 from dpsim.strategy import DataParallel
+from dpsim.study.models import Model
 from dpsim.workload import Workload
 
 _FORMER = {"workload", "link_alpha_s", "link_beta_s_per_byte"}

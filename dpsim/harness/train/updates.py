@@ -10,7 +10,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
 from dpsim.records.train import TrainConfig
-from dpsim.runtime.update_order import UpdateOrder
+from dpsim.runtime.asynchronous.update_order import UpdateOrder
 
 SCHEMA = "dpsim.updates/1"
 _MAY_DIFFER = frozenset({"replay", "devices", "layout", "stall_after_s"})

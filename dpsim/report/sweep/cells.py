@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dpsim.columns import columns_of
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison
 from dpsim.report.sweep.tables import band_name, group_title
 from dpsim.report.sweep.verdict import marker
 from dpsim.report.table import Column, Table, table

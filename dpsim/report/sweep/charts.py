@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from dpsim.grouping import grouped
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, Group
 from dpsim.report.charts import Bars, Cell, Chart, Dot, Look, Map, Rows, Series, Steps
 from dpsim.report.sweep.tables import group_title
 from dpsim.report.sweep.timelines import Timelines, buckets, length_s, parts_s, ready_last, waits_for_ranks_s

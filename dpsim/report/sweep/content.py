@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dpsim.model.critical_batch import StepsFit, paying_devices
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, Group
 from dpsim.records.convergence import Convergence
 from dpsim.report.content import Card, Content, Facts, Tile
 from dpsim.report.quality import RULES as QUALITY_RULES

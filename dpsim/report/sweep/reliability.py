@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, Group
 from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.verdict import Verdict, slower_by, verdict
 from dpsim.report.words import enumerated, percent

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from dpsim.errors import ConfigError
 from dpsim.machine import Network
-from dpsim.records.comparison import ComparedPoint, Comparison, Group, Overall
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, Group, Overall
 from dpsim.report.sweep.cells import samples_per_s
 from dpsim.report.sweep.verdict import verdict
 from dpsim.report.table import Column, Table, table

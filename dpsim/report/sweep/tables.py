@@ -11,7 +11,8 @@ from typing import TypeVar
 from dpsim.constraints import FSDP
 from dpsim.ddp_settings import FSDP_ON_GPUS
 from dpsim.grouping import grouped
-from dpsim.records.comparison import HALVES, ComparedPoint, Comparison, Group, Overall, OverlapEffect, Score
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import HALVES, Comparison, Group, Overall, OverlapEffect, Score
 from dpsim.report.sweep.question import Question
 from dpsim.report.sweep.verdict import MOST_NOISE
 from dpsim.report.table import Column, Table, table
@@ -75,7 +76,8 @@ def own_runtime_sentence(points: Sequence[ComparedPoint]) -> str:
 
 def same_buckets_sentences(comparison: Comparison) -> tuple[str, ...]:
     """Return which rules and thresholds of the grid were one setting."""
-    names = dict.fromkeys(point.names for point in comparison.points if len(point.names) > 1)
+    same = (point.predicted.names for point in comparison.points)
+    names = dict.fromkeys(each for each in same if len(each) > 1)
     return tuple(
         f"{enumerated(each)} make the same buckets: they are one setting, which was measured once." for each in names
     )

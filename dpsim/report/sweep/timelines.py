@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpsim.records.comparison import ComparedPoint
+from dpsim.records.compared_point import ComparedPoint
 from dpsim.records.sweep import Predictions, Results
 from dpsim.report.charts import Bucket
 from dpsim.schedule import (

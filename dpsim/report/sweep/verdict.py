@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, Group
 from dpsim.report.words import percent
 
 Said = Literal["nothing", "one setting", "no difference", "unsure", "best"]

@@ -12,7 +12,6 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim import codec
-from dpsim.collective import node_counts
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
@@ -357,7 +356,7 @@ def calibrators(
         group = first_ranks(comm, devices)
         tables: list[CollectiveTable] = []
         if group is not None:
-            load, per_node = _load(config), node_counts(layout, devices)[1]
+            load, per_node = _load(config), layout.of_a_node
             if "auto" in config.algorithms and devices not in selected and (devices, layout) in config.layouts():
                 selected[devices] = select(group) or Selection.usual(devices)
             for subject in config.collectives(number):
@@ -378,7 +377,7 @@ def calibrators(
         layout = subject.collective.layout
         pair, tables = group_of(comm, (0, config.neighbours()[layout])), []
         if pair is not None:
-            link = transport(pair, network, node_counts(layout, 2)[1], sleeps=emulated)
+            link = transport(pair, network, layout.of_a_node, sleeps=emulated)
             tables.append(IdleTable(pair, link, subject, config, rows, parts, watcher))
         quiet_barrier(comm)
         visited.append(_OnGroup(comm, tables))

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from dpsim import codec, nn
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
-from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.plan import Plan
@@ -30,6 +29,7 @@ from dpsim.records.reproduce import (
 )
 from dpsim.replica import Array, Capabilities
 from dpsim.runtime.trainer import Trainer
+from dpsim.study import models
 
 DIGITS = 8
 _MOST_BATCHES = 16

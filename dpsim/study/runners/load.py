@@ -12,12 +12,12 @@ from mpi4py import MPI
 from dpsim.comm.clock import now
 from dpsim.data import load_dataset
 from dpsim.dtypes import ComputeDtype
-from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.plan import Plan
 from dpsim.replica import Replica
 from dpsim.runtime.emulated import EmulatedReplica
 from dpsim.runtime.trainer import Trainer
+from dpsim.study import models
 from dpsim.workload import Workload
 
 _UNIT_S = 100e-6

@@ -14,12 +14,12 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import first_ranks, quiet_barrier
 from dpsim.data import Dataset, load_dataset
 from dpsim.errors import ConfigError
-from dpsim.harness import models
 from dpsim.machine import Network
 from dpsim.progress import Progress
 from dpsim.runtime.recorder import StepMarks, exposed_s
 from dpsim.runtime.trainer import Trainer
 from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, LOSS_EVENT, UPDATE_EVENT, Schedule
+from dpsim.study import models
 from dpsim.study.disturbance import Judge, RowMarks, Watcher
 from dpsim.study.loop import StopRule, rounds
 from dpsim.study.profile import (

@@ -23,12 +23,11 @@ from dpsim.comm.clock import now
 from dpsim.comm.group import quiet_barrier, quiet_receive
 from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
-from dpsim.harness.sweep.emulation import Watched, machine_cores
-from dpsim.harness.torch_ddp.own_runtime import emulated_workload
 from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.study.calibration import TIME_S, CalibrateConfig
+from dpsim.study.emulation import Watched, emulated_workload, machine_cores
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
 from dpsim.study.loop import LEAST_ROUNDS, rounds

@@ -11,8 +11,6 @@ from mpi4py import MPI
 from dpsim.comm.group import first_ranks, quiet_barrier, quiet_start
 from dpsim.data import Dataset
 from dpsim.errors import DpsimError
-from dpsim.harness import models
-from dpsim.harness.sweep.emulation import Watch, Watched, machine_cores
 from dpsim.launch.rank_process import pin
 from dpsim.lowering import lower
 from dpsim.machine import Machine, Network
@@ -24,7 +22,9 @@ from dpsim.runtime.recorder import StepMarks, exposed_s, timeline
 from dpsim.runtime.step import StepOutcome
 from dpsim.runtime.trainer import Trainer
 from dpsim.setting import Setting
+from dpsim.study import models
 from dpsim.study.disturbance import Judge, Seen, Watcher
+from dpsim.study.emulation import Watch, Watched, machine_cores
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s, train
 from dpsim.torch_ddp.visit import Turns, Visit

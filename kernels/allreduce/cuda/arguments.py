@@ -21,7 +21,7 @@ NAMES = {"uint16": "bfloat16"} | {name: name for name in ("float16", "float32", 
 
 
 def address_of(array: Any) -> int:
-    """Where a device array begins; in the simulator a NumPy array, or numba's stand-in for a device array."""
+    """Return where a device array begins; in the simulator a NumPy array, or numba's stand-in for a device array."""
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None and SIMULATED:
         interface = array.__array_interface__
@@ -86,11 +86,11 @@ class Arguments:
         return tuple(self.addresses[self.sums.of(rank)[0]] for rank in range(self.ranks))
 
     def number(self, value: float) -> Any:
-        """A number in the type that the arrays are added in."""
+        """Return a number in the type that the arrays are added in."""
         return np.float64(value) if self.dtype == "float64" else np.float32(value)
 
     def elements(self, *others: tuple[int, int], lanes: int | None = None) -> tuple[int, int, int]:
-        """(single elements before the packs, packs of ``lanes``, all single elements).
+        """Return (single elements before the packs, packs of ``lanes``, all single elements).
 
         A pack begins at a multiple of 16 bytes in every partial sum and in ``others``, pairs of an address and the size
         of a number in bytes. If there is no such element, all are single.
@@ -104,7 +104,7 @@ class Arguments:
         return self.length, 0, self.length
 
     def check(self) -> None:
-        """Raises ``ConfigError`` if the arguments do not fit together."""
+        """Raise ``ConfigError`` if the arguments do not fit together."""
         if self.mode not in MODES:
             raise unknown("mode", self.mode, MODES)
         self._check_arrays("arrays", self.arrays, len(self.sums.owners), str(self.arrays[0].dtype))

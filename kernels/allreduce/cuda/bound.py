@@ -25,15 +25,15 @@ class Packed:
     def __init__(self, values: tuple[Any, ...]) -> None:
         numbers = [np.asarray(value) for value in _members(values)]
         self._buffer = np.zeros(len(numbers), np.int64)
-        for place, number in enumerate(numbers):
-            self._buffer[place : place + 1].view(number.dtype)[0] = number
+        for index, number in enumerate(numbers):
+            self._buffer[index : index + 1].view(number.dtype)[0] = number
         self._addresses = self._buffer.ctypes.data + 8 * np.arange(len(numbers), dtype=np.int64)
         self.address = int(self._addresses.ctypes.data)
         self.dtypes = tuple(number.dtype for number in numbers)
 
 
 def bind(compiled: Any, grid: tuple[int, int], values: tuple[Any, ...], held: Any) -> Callable[[Any], None]:
-    """A function that launches numba's ``compiled`` kernel on the stream that it is called with, one of numba's or 0.
+    """Return what launches numba's ``compiled`` kernel on the stream that it is called with, one of numba's or 0.
 
     The calling thread's current CUDA context must be the one that was current here. What is ``held`` lives as long as
     the function. It raises ``CommunicationError`` where the driver refuses.
@@ -50,7 +50,7 @@ def bind(compiled: Any, grid: tuple[int, int], values: tuple[Any, ...], held: An
     )  # the latter takes a second form too
     last: list[Any] = [None, None]
 
-    def stage(stream: Any, kept: Any = (compiled, packed, held)) -> None:
+    def stage(stream: Any, alive: Any = (compiled, packed, held)) -> None:
         if last[0] is not stream:
             last[:] = stream, driver.CUstream(int(stream))
         _checked(launch(*shape, last[1], *parameters), "to launch a kernel")

@@ -64,7 +64,7 @@ def acquire(scope: str) -> Any:
 
 @intrinsic
 def read_word(typingctx, address):  # type: ignore[no-untyped-def]
-    """A word, in no order with anything."""
+    """Read a word, in no order with anything."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.zext(builder.load(builder.inttoptr(args[0], ir.PointerType(I32, _GLOBAL)), align=4), I64)
@@ -86,7 +86,7 @@ def write_word(typingctx, address, value):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def read_address(typingctx, address):  # type: ignore[no-untyped-def]
-    """An int64 of a table."""
+    """Read an int64 of a table."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.load(builder.inttoptr(args[0], ir.PointerType(I64, _GLOBAL)), align=8)
@@ -96,7 +96,7 @@ def read_address(typingctx, address):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def nanoseconds(typingctx):  # type: ignore[no-untyped-def]
-    """The GPU's clock in nanoseconds; another GPU's may show another time."""
+    """Return the GPU's clock in nanoseconds; another GPU's may show another time."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         read = ir.InlineAsm(ir.FunctionType(I64, []), "mov.u64 $0, %globaltimer;", "=l", side_effect=True)

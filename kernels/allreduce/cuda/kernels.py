@@ -40,32 +40,32 @@ threadless: Any = (lambda function: function) if SIMULATED else inline
 
 
 def lanes_of(dtype: str) -> int:
-    """Numbers of a dtype in one 16-byte access."""
+    """Return numbers of a dtype in one 16-byte access."""
     return 16 // SIZE[dtype]
 
 
 def kernel_of(at_once: int = 2) -> Any:
-    """Makes a function a kernel of which a multiprocessor must be able to run ``at_once`` blocks at once."""
+    """Make a function a kernel of which a multiprocessor must be able to run ``at_once`` blocks at once."""
     return cuda.jit if SIMULATED else cuda.jit(launch_bounds=(THREADS, at_once))
 
 
 @inline
 def behind(seen, point):  # type: ignore[no-untyped-def]
-    """Whether a flag that reads ``seen`` belongs to a point before ``point``, both modulo 2^32."""
+    """Return whether a flag that reads ``seen`` belongs to a point before ``point``, both modulo 2^32."""
     return ((seen - point) & WORDS) >= HALF
 
 
 @inline
 def _first_tile(low, block, blocks):  # type: ignore[no-untyped-def]
-    """The block's first tile of THREADS packs from the one on that pack ``low`` is in."""
+    """Return the block's first tile of THREADS packs from the one on that pack ``low`` is in."""
     tile = low // THREADS
     return tile + (block - tile) % blocks
 
 
-def sweep(wide: Any, single: Any, lanes: int, several: Any = None, at_once: int = 1) -> Any:
+def sweep(wide: Any, single: Any, lanes: int, grouped: Any = None, at_once: int = 1) -> Any:
     """over(bounds, elements, args): ``wide`` on the packs, ``single`` on the single elements that are this thread's.
 
-    ``wide`` and ``single`` take the number of their first element, and ``args``. ``several`` does what ``wide`` does on
+    ``wide`` and ``single`` take the number of their first element, and ``args``. ``grouped`` does what ``wide`` does on
     ``at_once`` packs, and takes besides how many elements lie between two of them: a thread then has that many accesses
     to memory under way. The packs of a thread are the same.
     """
@@ -84,11 +84,11 @@ def sweep(wide: Any, single: Any, lanes: int, several: Any = None, at_once: int 
         if pack < low:
             pack += stride
         while pack + (at_once - 1) * stride < high:
-            several(head + pack * lanes, stride * lanes, args)
+            grouped(head + pack * lanes, stride * lanes, args)
             pack += at_once * stride
         rest(pack, low, high, head, args)
 
-    over_packs = rest if several is None else groups
+    over_packs = rest if grouped is None else groups
 
     @inline
     def over(bounds, elements, args):  # type: ignore[no-untyped-def]
@@ -107,7 +107,7 @@ def sweep(wide: Any, single: Any, lanes: int, several: Any = None, at_once: int 
 
 @inline
 def share_of(rank, ranks, elements):  # type: ignore[no-untyped-def]
-    """The bounds of a rank's part of the elements, of ``ranks`` equal ones."""
+    """Return the bounds of a rank's part of the elements, of ``ranks`` equal ones."""
     _, packs, singles = elements
     return (
         packs * rank // ranks,
@@ -118,7 +118,7 @@ def share_of(rank, ranks, elements):  # type: ignore[no-untyped-def]
 
 
 def plain(act: Any, at_once: int = 2) -> Any:
-    """A kernel that does steps ``first`` to ``stop - 1`` and waits for nobody. ``act(step, rank, elements, args)``."""
+    """Return a kernel for steps ``first`` to ``stop - 1`` that never waits. ``act(step, rank, elements, args)``."""
 
     @kernel_of(at_once)
     def kernel(first, stop, first_rank, table, elements, args):  # type: ignore[no-untyped-def]
@@ -129,7 +129,7 @@ def plain(act: Any, at_once: int = 2) -> Any:
 
 
 def on_all(work: Callable[[int], Any], lanes: int) -> Any:
-    """A ``plain`` kernel for one rank: ``work(lanes)`` on all packs of elements, ``work(1)`` on the others."""
+    """Return a ``plain`` kernel for one rank: ``work(lanes)`` on all packs of elements, ``work(1)`` on the others."""
     over = sweep(work(lanes), work(1), lanes)
 
     @inline
@@ -142,13 +142,13 @@ def on_all(work: Callable[[int], Any], lanes: int) -> Any:
 def arguments_on_all(
     addresses: tuple[int, ...], length: int, lanes: int, numbers: tuple[Any, ...] = ()
 ) -> tuple[Any, ...]:
-    """The arguments of a kernel of ``on_all``; ``addresses`` that are no multiples of 16 have single elements alone."""
+    """Return a kernel's arguments for ``on_all``; ``addresses`` not multiples of 16 have single elements alone."""
     packs = 0 if any(address % 16 for address in addresses) else length // lanes
     return (0, 1, 0, 0, (0, packs, length - packs * lanes), (*addresses, *numbers))
 
 
 def blocks_for(threads: int, most: int) -> int:
-    """Blocks of so many threads, at least one, at most ``most`` (2 in the simulator, which runs one after another)."""
+    """Return the blocks of so many threads, from 1 to ``most`` (2 in the simulator, which runs one after another)."""
     return min(max(1, -(-threads // THREADS)), 2 if SIMULATED else most)
 
 
@@ -201,12 +201,12 @@ def barrier_at(scope: str, ranks: int) -> Any:
 
 @inline
 def words_of(table, rank, ranks):  # type: ignore[no-untyped-def]
-    """The address of a block's first word in the flags of a rank; ``table`` is that of ``barrier_at``."""
+    """Return the address of a block's first word in a rank's flags; ``table`` is that of ``barrier_at``."""
     return flags.read_address(table + 8 * rank) + 4 * (HEADER_WORDS + (ranks + 1) * cuda.blockIdx.x)
 
 
 def waiting(act: Any, scope: str, ranks: int, *, outside: bool, at_once: int = 2) -> Any:
-    """A kernel that waits between its steps, and with ``outside`` before the first and after the last as well."""
+    """Return a kernel that waits between its steps, and with ``outside`` before the first and after the last."""
     barrier = barrier_at(scope, ranks)
     outer = int(outside)
 
@@ -233,7 +233,7 @@ def waiting(act: Any, scope: str, ranks: int, *, outside: bool, at_once: int = 2
 
 
 def kernel(act: Any, scope: str | None, ranks: int, *, outside: bool = False, at_once: int = 2) -> Any:
-    """``act`` as a kernel: waiting at ``scope``, or without waiting for anybody."""
+    """Return ``act`` as a kernel: waiting at ``scope``, or without waiting for anybody."""
     if scope is None:
         return plain(act, at_once)
     return waiting(act, scope, ranks, outside=outside, at_once=at_once)

@@ -74,7 +74,7 @@ class Codes:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """Ends kernels that wait for a rank that does not come; no launch on these flags is of use afterwards.
+    """A watch that ends kernels waiting for a rank that does not come; no launch on these flags is of use afterwards.
 
     ``limit_s``: how long a block waits for one rank; the first that gives up ends the kernels of all ranks.
     ``report``: a NumPy array uint32 [1] of zero in page-locked memory of the host, which every GPU can write. A kernel
@@ -98,5 +98,5 @@ class Watch:
 
 
 def flag_words(ranks: int, most_blocks: int = MOST_BLOCKS) -> int:
-    """uint32 words of flags a rank: the header, and for each block one a peer and one for how far it came."""
+    """Return uint32 words of flags a rank: the header, and for each block one a peer and one for its progress."""
     return HEADER_WORDS + most_blocks * (ranks + 1)

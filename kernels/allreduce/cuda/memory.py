@@ -27,7 +27,7 @@ _GLOBAL = 1  # NVVM's number for device memory
 
 
 def added_in(dtype: str) -> Any:
-    """The type that numbers of ``dtype`` are added in."""
+    """Return the type that numbers of ``dtype`` are added in."""
     return types.float64 if dtype == "float64" else types.float32
 
 
@@ -40,7 +40,7 @@ def _pointer(builder: Any, address: Any, kind: Any) -> Any:
 
 
 def _read(builder: Any, address: Any, stored: Any, size: int, lanes: int) -> list[Any]:
-    """``lanes`` values of an LLVM type of ``size`` bytes."""
+    """Read ``lanes`` values of an LLVM type of ``size`` bytes."""
     if lanes == 1:
         return [builder.load(_pointer(builder, address, stored), align=size)]
     values = []
@@ -66,7 +66,7 @@ def _write(builder: Any, address: Any, values: list[Any], stored: Any, size: int
 
 
 def _words(builder: Any, address: Any, lanes: int) -> list[tuple[Any, Any]]:
-    """(even, odd) 16-bit values of each 32-bit word, both in the upper half of an i32; one value: (value, None).
+    """Return (even, odd) 16-bit values of each 32-bit word, both in an i32's upper half; of one value (value, None).
 
     Vectors of 16-bit integers are not used: LLVM would split their 16-byte accesses.
     """
@@ -81,7 +81,7 @@ def _shifted(builder: Any, value: Any) -> Any:
 
 
 def _loaded(builder: Any, dtype: str, lanes: int, address: Any) -> list[Any]:
-    """Numbers as they are added."""
+    """Return numbers as they are added."""
     if dtype == "bfloat16":
         pairs = _words(builder, address, lanes)
         return [builder.bitcast(value, F32) for pair in pairs for value in pair if value is not None]
@@ -90,7 +90,7 @@ def _loaded(builder: Any, dtype: str, lanes: int, address: Any) -> list[Any]:
 
 
 def _rounded(builder: Any, dtype: str, values: list[Any]) -> tuple[list[Any], Any, int]:
-    """What is stored of numbers, its LLVM type and size: the nearest, of two equally near the even one."""
+    """Return what is stored of numbers, its LLVM type and size: the nearest, of two equally near the even one."""
     if dtype == "float16":
         values = [builder.fptrunc(value, ir.HalfType()) for value in values]
     elif dtype == "bfloat16" and len(values) == 1:
@@ -200,7 +200,7 @@ def store_halves(lanes: int) -> Any:
 
 
 def _as_stored(builder: Any, dtype: str, values: list[Any]) -> list[Any]:
-    """16-bit numbers as they would be read again after being stored."""
+    """Return 16-bit numbers as they would be read again after being stored."""
     rounded, _, _ = _rounded(builder, dtype, values)
     if dtype == "float16":
         return [builder.fpext(value, F32) for value in rounded]

@@ -49,32 +49,32 @@ Schedule = tuple[tuple[Move, ...], ...]
 
 
 def moved(schedule: Schedule) -> Fraction:
-    """What a schedule reads and writes, in arrays."""
+    """Return what a schedule reads and writes, in arrays."""
     return sum(((m.high - m.low) * (len(m.sources) + 1) for moves in schedule for m in moves), Fraction(0))
 
 
 def schedule(algorithm: Algorithm, sums: PartialSums) -> Schedule:
-    """The moves of an algorithm, in its rounds."""
+    """Return the moves of an algorithm, in its rounds."""
     listed = algorithm(sums)
     builder = _Builder(sums, listed.units)
     return tuple(tuple(move for step in steps for move in builder.moves(step)) for steps in listed.rounds)
 
 
 class _Builder:
-    """Turns steps into moves, and notes where the lower halves of partial sums lie, for every unit of memory."""
+    """A builder that turns steps into moves, and notes where partial sums' lower halves lie, unit by unit."""
 
     def __init__(self, sums: PartialSums, units: int) -> None:
         self._sums, self._units = sums, units
         self._spare: dict[tuple[int, int], int | None] = {}
 
     def moves(self, step: Step) -> list[Move]:
-        """A step's moves: one that adds along a chain, and before it one for each subtree beside the chain."""
+        """Return a step's moves: one that adds along a chain, and before it one for each subtree off the chain."""
         moves: list[Move] = []
         sources = self._chain(step, step.tree, moves)
         return moves + self._add(step, sources, step.outputs[0].number, final=step.final)
 
     def _chain(self, step: Step, node: Tree, moves: list[Move]) -> list[int]:
-        """What to add from left to right; addition commutes to the bit, so either half of a node may come first."""
+        """Return what to add from left to right; addition commutes to the bit, so either child may come first."""
         if isinstance(node, int):
             return [step.sources[node].number]
         longer, other = sorted(node, key=lambda half: isinstance(half, int))
@@ -87,14 +87,14 @@ class _Builder:
         return chain + subtree
 
     def _add(self, step: Step, sources: list[int], target: int, *, final: bool) -> list[Move]:
-        """One move, or several where parts of a source have their lower halves in different places."""
+        """Return one move, or several where parts of a source have their lower halves in different places."""
         spare = next((number for number in sources if number != target), None) if len(sources) > 1 else None
-        place = Partial(target, None if final else spare)
+        total = Partial(target, None if final else spare)
         moves = []
         units = range(step.outputs[0].start, step.outputs[0].stop)
         for spares, group in itertools.groupby(units, lambda unit: [self._spare.get((n, unit)) for n in sources]):
             first, *rest = group
             low, high = Fraction(first, self._units), Fraction(first + len(rest) + 1, self._units)
-            moves.append(Move(step.rank, low, high, tuple(map(Partial, sources, spares)), place, final))
-        self._spare |= {(target, unit): place.spare for unit in units}
+            moves.append(Move(step.rank, low, high, tuple(map(Partial, sources, spares)), total, final))
+        self._spare |= {(target, unit): total.spare for unit in units}
         return moves

@@ -16,7 +16,7 @@ MOVE_WORDS = 9
 
 
 def _whole(load: Any, store: Any) -> tuple[Any, Any]:
-    """How partial sums are read and written that are as large as the numbers are."""
+    """Return how partial sums are read and written that are as large as the numbers are."""
 
     @inline
     def read(upper, lower, at):  # type: ignore[no-untyped-def]
@@ -30,7 +30,7 @@ def _whole(load: Any, store: Any) -> tuple[Any, Any]:
 
 
 def _halves(lanes: int, load: Any, store: Any) -> tuple[Any, Any]:
-    """The same for 16-bit numbers: partial sums are float32, their halves in two places."""
+    """Return the same for 16-bit numbers: partial sums are float32, their halves in two places."""
     load_halves, store_halves = memory.load_halves(lanes), memory.store_halves(lanes)
 
     @inline
@@ -49,7 +49,7 @@ def _halves(lanes: int, load: Any, store: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
-    """The rounds of a schedule, as steps. args: a table, scale.
+    """Return the rounds of a schedule, as steps. args: a table, scale.
 
     The table: for each step and rank where its moves begin (a number of words; those of the next begin where they end);
     the moves, ``MOVE_WORDS`` each; pairs of addresses that are their sources. The second address of a pair is 0, or
@@ -70,15 +70,15 @@ def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
             at = element * size
             sums = read(word(source), word(source + 8), at)
             for number in range(1, count):
-                place = source + 16 * number
-                sums = add(sums, read(word(place), word(place + 8), at))
+                entry = source + 16 * number
+                sums = add(sums, read(word(entry), word(entry + 8), at))
             if leaves == FINAL:
                 sums = times(sums, scale)
             write(target, lower, leaves, at, sums)
 
         return put
 
-    def several(lanes: int) -> Any:
+    def grouped(lanes: int) -> Any:
         read, write = accesses(lanes)
 
         @inline
@@ -94,8 +94,8 @@ def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
                 read(upper, under, d),
             )
             for number in range(1, count):
-                place = source + 16 * number
-                upper, under = word(place), word(place + 8)
+                entry = source + 16 * number
+                upper, under = word(entry), word(entry + 8)
                 more_a, more_b = read(upper, under, a), read(upper, under, b)
                 more_c, more_d = read(upper, under, c), read(upper, under, d)
                 of_a, of_b, of_c, of_d = add(of_a, more_a), add(of_b, more_b), add(of_c, more_c), add(of_d, more_d)
@@ -109,7 +109,7 @@ def scheduled(dtype: str, ranks: int, scope: str | None, outside: bool) -> Any:
         return put
 
     lanes = lanes_of(dtype)
-    over = sweep(work(lanes), work(1), lanes, several(lanes), AT_ONCE)
+    over = sweep(work(lanes), work(1), lanes, grouped(lanes), AT_ONCE)
 
     @inline
     def act(step, rank, elements, args):  # type: ignore[no-untyped-def]

@@ -27,7 +27,7 @@ from dpsim.kernels.allreduce.tree import Tree
 
 @functools.cache
 def one_shot(dtype: str, tree: Tree, ranks: int) -> Any:
-    """Two steps: each rank adds all slots into memory of its own; then copies that into its result.
+    """Do two steps: each rank adds all slots into memory of its own, then copies that into its result.
 
     args: slots, a table of that memory (an address a rank), a table of the results, scale.
     """
@@ -69,7 +69,7 @@ def one_shot(dtype: str, tree: Tree, ranks: int) -> Any:
 
 @functools.cache
 def one_shot_waiting(dtype: str, tree: Tree, ranks: int, scope: str, outside: bool) -> Any:
-    """Sums wait in registers until all ranks have read: as many elements at a time as there are threads.
+    """Keep sums in registers until all ranks have read: as many elements at a time as there are threads.
 
     args as those of ``one_shot``.
     """

@@ -51,7 +51,7 @@ class Work:
 
 
 def make(name: str, arrays: Sequence[Any], sums: PartialSums, **options: Any) -> Launch:
-    """``version.make`` of the version ``name``; ``launch`` describes the arguments."""
+    """Make ``version.make`` of the version ``name``; ``launch`` describes the arguments."""
     arguments = Arguments(name, tuple(arrays), sums, **options)
     return launch(arguments, work_of(arguments))
 
@@ -120,7 +120,7 @@ def _scheduled(of: Arguments) -> Work:
 
 
 def _words(arguments: Arguments, schedule: Schedule, elements: Elements) -> list[int]:
-    """The table of ``moves_kernel``."""
+    """Return the table of ``moves_kernel``."""
     moves = [[move for move in step if move.rank == rank] for step in schedule for rank in range(arguments.ranks)]
     count = sum(map(len, moves))
     begin = len(moves) + 1
@@ -143,7 +143,7 @@ def _pair(arguments: Arguments, partial: Any) -> tuple[int, int]:
 
 
 def on_device(words: Any) -> Any:
-    """int64 words in device memory.
+    """Return int64 words in device memory.
 
     They are there when this returns: streams that do not block the default stream, in which numba copies, do not wait
     for it either.
@@ -157,17 +157,17 @@ def on_device(words: Any) -> Any:
 
 
 def call(arguments: Arguments, work: Work, first: int, stop: int, table: int) -> tuple[Any, ...]:
-    """What the kernel is called with; ``table``: the address of the table of flags, 0 for none."""
+    """Return what the kernel is called with; ``table``: the address of the table of flags, 0 for none."""
     return first, stop, arguments.rank or 0, table, work.elements, work.args
 
 
 def signature(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The types of a kernel's arguments."""
+    """Return the types of a kernel's arguments."""
     return tuple(map(typeof, values))
 
 
 def launch(arguments: Arguments, work: Work) -> Launch:
-    """``work``, compiled for this process's GPU and bound to it."""
+    """Compile ``work`` for this process's GPU and bind it."""
     ranks = arguments.ranks if arguments.rank is None else 1
     compiled = None if SIMULATED else work.kernel.compile(signature(call(arguments, work, 0, 1, 0)))
     at_once = SIMULATED_BLOCKS if compiled is None else int(compiled.max_cooperative_grid_blocks(THREADS)) // ranks
@@ -185,7 +185,7 @@ def launch(arguments: Arguments, work: Work) -> Launch:
 
 
 def _blocks(arguments: Arguments, work: Work, ranks: int, at_once: int) -> int:
-    """Blocks a rank: enough for all elements, no more than run at once, the same on every rank that waits."""
+    """Return blocks a rank: enough for all elements, no more than run at once, the same on every rank that waits."""
     _, packs, singles = work.elements
     wanted = max(1, -(-max(packs, singles) // (THREADS * work.parts)))
     if arguments.mode == "flags":
@@ -202,7 +202,7 @@ def _blocks(arguments: Arguments, work: Work, ranks: int, at_once: int) -> int:
 
 
 def _flags(arguments: Arguments, work: Work, blocks: int) -> tuple[tuple[Any, ...], int]:
-    """What holds the flags, and the address of the table that ``kernels.barrier_at`` describes."""
+    """Return what holds the flags, and the address of the table that ``kernels.barrier_at`` describes."""
     if work.scope is None:
         return (), 0
     ranks, watch = arguments.ranks, arguments.watch
@@ -219,7 +219,7 @@ def _flags(arguments: Arguments, work: Work, blocks: int) -> tuple[tuple[Any, ..
 
 
 def _nothing(stream: Any) -> None:
-    """A stage that only marks a point: what was put on the stream before must have ended when the next stage begins."""
+    """Mark a point only: what was put on the stream before must have ended when the next stage begins."""
 
 
 def stage(
@@ -231,7 +231,7 @@ def stage(
 
         return bind(compiled or kernel.compile(signature(values)), grid, values, held)
 
-    def simulated(stream: Any, kept: Any = held) -> None:
+    def simulated(stream: Any, alive: Any = held) -> None:
         kernel[grid, THREADS, stream](*values)  # the simulator keeps one configuration for all launches of a kernel
 
     return simulated

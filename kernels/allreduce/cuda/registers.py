@@ -21,7 +21,7 @@ _F64 = ir.DoubleType()
 
 
 def _nearest(operation: str, builder: Any, *operands: Any) -> Any:
-    """One operation of NVVM, rounded to nearest by itself."""
+    """Return one operation of NVVM, rounded to nearest by itself."""
     number = operands[0].type
     name = f"llvm.nvvm.{operation}.rn.{'f' if number == F32 else 'd'}"
     kind = ir.FunctionType(number, [number] * len(operands))
@@ -30,24 +30,24 @@ def _nearest(operation: str, builder: Any, *operands: Any) -> Any:
 
 
 def _definition(compute: Callable[..., Any], result: Any, *operands: Any) -> Any:
-    """The signature and code of an operation on tuples, number by number.
+    """Return the signature and code of an operation on tuples, number by number.
 
     An operand that is one number goes with every one of the first's. ``result``: the type of what it returns, unless it
     is that of the first operand.
     """
     count, number = operands[0].count, operands[0].dtype
-    several = [hasattr(operand, "count") for operand in operands]
+    are_tuples = [hasattr(operand, "count") for operand in operands]
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        columns = [unpack(builder, a) if many else [a] * count for a, many in zip(args, several, strict=True)]
+        columns = [unpack(builder, a) if many else [a] * count for a, many in zip(args, are_tuples, strict=True)]
         results = [compute(builder, *each) for each in zip(*columns, strict=True)]
         return context.make_tuple(builder, sig.return_type, results)
 
-    kinds = [operand if many else number for operand, many in zip(operands, several, strict=True)]
+    kinds = [operand if many else number for operand, many in zip(operands, are_tuples, strict=True)]
     return signature(types.UniTuple(result or number, count), *kinds), code
 
 
-def _of_one(compute: Callable[..., Any], result: Any = None) -> Any:
+def _unary(compute: Callable[..., Any], result: Any = None) -> Any:
     @intrinsic
     def operation(typingctx, values):  # type: ignore[no-untyped-def]
         return _definition(compute, result, values)
@@ -55,7 +55,7 @@ def _of_one(compute: Callable[..., Any], result: Any = None) -> Any:
     return operation
 
 
-def _of_two(compute: Callable[..., Any]) -> Any:
+def _binary(compute: Callable[..., Any]) -> Any:
     @intrinsic
     def operation(typingctx, left, right):  # type: ignore[no-untyped-def]
         return _definition(compute, None, left, right)
@@ -73,25 +73,25 @@ def _rectified(builder: Any, value: Any) -> Any:
     return builder.select(builder.fcmp_ordered("<=", value, zero), zero, value)
 
 
-add = _of_two(lambda builder, left, right: builder.fadd(left, right))
-minus = _of_two(lambda builder, left, right: builder.fsub(left, right))
-multiply = _of_two(functools.partial(_nearest, "mul"))
-divide = _of_two(functools.partial(_nearest, "div"))
-root = _of_one(functools.partial(_nearest, "sqrt"))
+add = _binary(lambda builder, left, right: builder.fadd(left, right))
+minus = _binary(lambda builder, left, right: builder.fsub(left, right))
+multiply = _binary(functools.partial(_nearest, "mul"))
+divide = _binary(functools.partial(_nearest, "div"))
+root = _unary(functools.partial(_nearest, "sqrt"))
 """The square root of each number."""
-widen = _of_one(lambda builder, value: builder.fpext(value, _F64), types.float64)
+widen = _unary(lambda builder, value: builder.fpext(value, _F64), types.float64)
 """The same numbers in float64."""
-narrow = _of_one(lambda builder, value: builder.fptrunc(value, F32), types.float32)
+narrow = _unary(lambda builder, value: builder.fptrunc(value, F32), types.float32)
 """The nearest numbers in float32."""
-keep_positive = _of_two(_kept_where_positive)
+keep_positive = _binary(_kept_where_positive)
 """Each value whose test is > 0, else 0."""
-rectify = _of_one(_rectified)
+rectify = _unary(_rectified)
 """max(value, 0) of each; NaN stays NaN."""
 
 
 @intrinsic
 def square_bits(typingctx, value):  # type: ignore[no-untyped-def]
-    """The bits of the square of a number, in float64."""
+    """Return the bits of the square of a number, in float64."""
 
     def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         number = builder.fpext(args[0], ir.DoubleType()) if args[0].type == F32 else args[0]

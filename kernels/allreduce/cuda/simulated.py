@@ -98,7 +98,7 @@ def total(dtype: str, lanes: int, tree: Tree, each_sum: bool = False) -> Callabl
 
 
 def _rounded(dtype: str, numbers: Any) -> Any:
-    """16-bit numbers as they would be read again after being stored."""
+    """Return 16-bit numbers as they would be read again after being stored."""
     if dtype == "bfloat16":
         return from_bfloat16(round_to_bfloat16(numbers))
     with np.errstate(over="ignore"):
@@ -126,7 +126,7 @@ def square_bits(value: Any) -> int:
 
 
 def fused(left: Any, right: Any, added: Any) -> Any:
-    """left right + added of float32 arrays or numbers, rounded once, as a fused multiply-add does.
+    """Return left right + added of float32 arrays or numbers, rounded once, as a fused multiply-add does.
 
     The product is exact in float64. The sum there is rounded to odd, which makes the second rounding the only one
     (Boldo and Melquiond 2008).

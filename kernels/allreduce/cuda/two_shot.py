@@ -21,7 +21,7 @@ from dpsim.kernels.allreduce.tree import Tree
 
 @functools.cache
 def two_shot(dtype: str, tree: Tree, ranks: int, scope: str | None, each_sum: bool = False) -> Any:
-    """One step: each rank adds its share of all slots and writes it to all results. args: slots, results, scale.
+    """Do one step: each rank adds its share of all slots and writes it to all results. args: slots, results, scale.
 
     ``each_sum``: the sum of every two is rounded to ``dtype``.
     """
@@ -48,7 +48,7 @@ def two_shot(dtype: str, tree: Tree, ranks: int, scope: str | None, each_sum: bo
 
 @functools.cache
 def encoded(compression: str, tree: Tree, ranks: int, scope: str | None, each_sum: bool = False) -> Any:
-    """Three steps: encode the own slots; add a share of all codes into all; decode the result.
+    """Do three steps: encode the own slots; add a share of all codes into all; decode the result.
 
     ``each_sum``: the sum of every two is rounded to 16 bits, not the whole one alone.
 

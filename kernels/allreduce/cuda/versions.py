@@ -27,7 +27,7 @@ def _make(name: str) -> Callable[..., Launch]:
 def _scheduled(
     algorithm: Algorithm,
 ) -> tuple[Callable[[PartialSums, int], float], Callable[[PartialSums], int]]:
-    """What the moves of an algorithm move, and how often a rank waits between them."""
+    """Return what the moves of an algorithm move, and how often a rank waits between them."""
     return (
         lambda sums, size: float(moved(schedule(algorithm, sums)) * size),
         lambda sums: len(schedule(algorithm, sums)) + 1,

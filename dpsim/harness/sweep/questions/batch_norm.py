@@ -8,7 +8,8 @@ from dpsim.harness.sweep.grids import of_devices, one_threshold, places, refuse_
 from dpsim.harness.sweep.norms import NORM_FIELDS, NORMS_COMPARED, norm_cases
 from dpsim.harness.sweep.scores import PERFECT_SCALING
 from dpsim.nn.tokens import norm_of
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, Group
 from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart
 from dpsim.report.content import Tile

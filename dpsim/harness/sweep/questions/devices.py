@@ -9,7 +9,8 @@ from dpsim.errors import ConfigError
 from dpsim.harness.sweep.grids import of_devices, one_threshold, places
 from dpsim.harness.sweep.scores import DEVICES_NULLS
 from dpsim.model.drift import unpredictable_drift
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, Group
 from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart, Lines, Look
 from dpsim.report.content import Tile

@@ -6,7 +6,8 @@ from dpsim.errors import ConfigError
 from dpsim.fields import Decides
 from dpsim.harness.sweep.grids import fitting, places, refuse_all_overlaps
 from dpsim.harness.sweep.scores import PREDICTED_NULLS
-from dpsim.records.comparison import ComparedPoint, Comparison
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.cells import PointColumns, points_table
 from dpsim.report.sweep.charts import map_chart, settings_chart

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from dpsim.harness.sweep.grids import of_devices, places, telling_thresholds
 from dpsim.harness.sweep.scores import PREDICTED_NULLS
-from dpsim.records.comparison import ComparedPoint, Comparison, Group
+from dpsim.records.compared_point import ComparedPoint
+from dpsim.records.comparison import Comparison, Group
 from dpsim.records.sweep import Experiment
 from dpsim.report.charts import Chart, Lines, Mark, Series
 from dpsim.report.sweep.cells import PointColumns, points_table

@@ -17,6 +17,7 @@ from dpsim.algorithms import CUDA_VERSIONS
 from dpsim.comm.cuda.available import check_gpu, gpu_count, nccl_missing, simulating
 from dpsim.comm.cuda.driver import ask
 from dpsim.errors import ConfigError
+from dpsim.installation import install
 from dpsim.launch import jobs
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.launch.resident_job import Job, run_commands
@@ -92,7 +93,7 @@ def systems(bench: AllreduceBench) -> list[SystemLaunch]:
         launches += [_with_gloo(bench, with_torch[0], pinned=pinned) for pinned in (True, False)]
     kinds = {launch.system.kind for launch in launches}
     for kind, remedy in (
-        ("mpi", "pip install 'dpsim[mpich]'"),
+        ("mpi", install("mpich")),
         ("gloo", "pip install torch, or name an environment that has it: --peer-env torch=FOLDER"),
         ("nccl", "NCCL adds up on GPUs: --backend cuda"),
     ):

@@ -25,9 +25,9 @@ from dpsim.errors import ConfigError
 from dpsim.launch.rank_process import independent
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.replica import Array
-from dpsim.runtime.cells import Cells
+from dpsim.runtime.asynchronous.cells import Cells
+from dpsim.runtime.asynchronous.update_order import UpdateOrder
 from dpsim.runtime.rank_status import Board
-from dpsim.runtime.update_order import UpdateOrder
 from dpsim.strategy import Asynchronous
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SharedUpdates:
     """The cells of a strategy, as many as there are ranks in ``comm``, for so many ``updates``. Collective.
 
     All ranks are on one node. ``initial`` are the flat parameters before the first update. The version of a cell is the
-    number of its changes. The next version is written beside the last one, which stays whole if its writer dies, and
+    number of its changes. The next version is written next to the last one, which stays whole if its writer dies, and
     counts when all cells of its group have been written. One line on stderr says that a worker has died.
     """
 
@@ -126,7 +126,7 @@ class SharedUpdates:
         self._clocks[self.rank] += 1
 
     def _version(self, cell: int) -> int:
-        """The version of a cell, under its lock: one that counts may not have been counted when its writer died."""
+        """Return a cell's version, under its lock: a dead writer may not have counted one that counts."""
         version = int(self._versions[cell])
         ticket = self._orders[cell, version]
         if ticket >= 0 and self.ends_s[ticket] > 0:
@@ -184,7 +184,7 @@ class SharedUpdates:
 
 
 def _shared_arrays(comm: MPI.Intracomm, sizes: dict[str, tuple[tuple[int, ...], Any]]) -> dict[str, NDArray[Any]]:
-    """Zeroed arrays of these shapes and dtypes that all ranks share. Raises ``ConfigError`` where they cannot."""
+    """Allocate zeroed arrays of these shapes and dtypes that all ranks share. Raises ``ConfigError`` if impossible."""
     lengths = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in sizes.values()]
     starts = [0, *itertools.accumulate(-(-length // _LINE) * _LINE for length in lengths)]
     from mpi4py import MPI
@@ -205,7 +205,7 @@ def _shared_arrays(comm: MPI.Intracomm, sizes: dict[str, tuple[tuple[int, ...], 
 
 
 def _lock_file(comm: MPI.Intracomm) -> int:
-    """A descriptor of a file without a name that all ranks have open, so that each can lock bytes of it."""
+    """Return a descriptor of a file without a name that all ranks have open, so that each can lock bytes of it."""
     own = os.memfd_create("dpsim-locks") if comm.rank == 0 else -1
     path: str = comm.bcast(f"/proc/{os.getpid()}/fd/{own}")
     opened = own if comm.rank == 0 else os.open(path, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""The attacks of ``dpsim.experiments.stress.hostile``, a few of each kind; the command itself makes thousands."""
+"""Signals to processes of commands, a few of each kind; ``make attacks`` sends hundreds. How attacks are counted."""
 
 from __future__ import annotations
 
@@ -10,19 +10,9 @@ import pytest
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.experiments.stress import running
-from dpsim.experiments.stress.hostile import kills
-from dpsim.experiments.stress.hostile.__main__ import PARTS
-from dpsim.experiments.stress.hostile.kills import COMMANDS, Attack
-from dpsim.experiments.stress.tally import Outcome, Tally, attack, tallied
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("part", "cases"), [("readers", 200), ("commands", 20), ("connections", 20)])
-def test_nothing_goes_wrong_under_attack(part: str, cases: int) -> None:
-    tally = attack(part, PARTS[part], cases, seed=1, output=None)
-    assert (tally.cases, tally.wrong) == (cases, ())
+from dpsim.experiments.stress import kills, running
+from dpsim.experiments.stress.kills import COMMANDS, Attack
+from dpsim.experiments.stress.tally import CASES_VARIABLE, Outcome, Tally, by_hypothesis, tallied
 
 
 @pytest.mark.slow
@@ -62,6 +52,21 @@ def test_a_user_s_file_that_was_changed_or_removed_is_named_but_for_outputs(tmp_
     assert running.changes(before, tmp_path) == (
         "removed of the user's files: notes.txt; changed of the user's files: out/record.json"
     )
+
+
+@pytest.mark.timeout(300)
+def test_cases_that_hypothesis_draws_are_counted_by_what_became_of_them_and_a_failure_is_shown(tmp_path: Path) -> None:
+    tests = tmp_path / "test_numbers.py"
+    tests.write_text(
+        "import os\nfrom hypothesis import event, given, settings, strategies as st\n\n"
+        f"@settings(max_examples=int(os.environ['{CASES_VARIABLE}']), database=None)\n"
+        "@given(st.integers(0, 10**9))\ndef test_numbers(number):\n"
+        "    event('even' if number % 2 == 0 else 'odd')\n    assert number != -1\n"
+    )
+    outcomes = list(by_hypothesis(str(tests))(0, 40, 3, tmp_path))
+    assert len(outcomes) == 40 and {outcome.became for outcome in outcomes} == {"even", "odd"}
+    tests.write_text(tests.read_text().replace("!= -1", "< 0"))
+    assert "1 failed" in list(by_hypothesis(str(tests))(0, 40, 3, tmp_path))[-1].wrong
 
 
 def test_an_interrupted_part_goes_on_where_it_was(tmp_path: Path) -> None:

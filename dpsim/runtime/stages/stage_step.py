@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from dpsim.comm.transport import Array, Request, Transport, wait
-from dpsim.plan import Plan
 from dpsim.replica import (
     EVALUATION_SAMPLES,
     Batch,
@@ -30,6 +29,7 @@ from dpsim.schedule import (
     RECEIVE_EVENT,
     RECOMPUTE_EVENT,
     SEND_EVENT,
+    Schedule,
 )
 
 INPUT, OUTPUT = "input", "output"
@@ -37,11 +37,11 @@ INPUT_GRADIENT, OUTPUT_GRADIENT = "gradient of the input", "gradient of the outp
 
 
 class StageStep:
-    """Computes a rank's stage with ``replica``, and exchanges activations and gradients with the stages beside it.
+    """A rank's stage: computes it with ``replica``, exchanges activations and gradients with neighbouring stages.
 
-    ``world`` carries the messages: a rank talks to those that have its place and its part in other stages (``plan``).
-    ``in_flight`` micro-batches have memory of their own. ``enter`` is called before anything of a micro-batch is
-    announced.
+    ``world`` carries the messages: a rank talks to those that have its place and its part in other stages. Each of
+    the micro-batches that are in flight in ``schedule`` has memory of its own. ``enter`` is called before anything of a
+    micro-batch is announced.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class StageStep:
         program: StepProgram,
         leaves: LeafStep,
         world: Transport,
-        plan: Plan,
-        in_flight: int,
+        schedule: Schedule,
         clock: StepClock,
         status: RankStatus,
         emulated: EmulatedCompute | None,
     ) -> None:
         self._replica, self._program, self._leaves = replica, program, leaves
-        self._world, self._plan, self._in_flight = world, plan, in_flight
+        plan = self._plan = schedule.plan
+        self._world, self._in_flight = world, schedule.stashes[schedule.class_of(world.rank)]
         self._clock, self._status, self._emulated = clock, status, emulated
         self._class, self._place = plan.class_of(world.rank), plan.place_of(world.rank)
         ends = [action for action in program.actions if action.kind in (RECEIVE_EVENT, SEND_EVENT)]
@@ -107,7 +107,7 @@ class StageStep:
         return sums
 
     def evaluate(self, x: Array, labels: Array) -> BatchSums:
-        """The sums of an evaluation of these samples in the last stage, zeros in the others; all call it together."""
+        """Return the sums of an evaluation in the last stage, zeros in the others; all call it together."""
         loss, correct = 0.0, 0
         for start in range(0, len(labels), EVALUATION_SAMPLES):
             part = slice(start, start + EVALUATION_SAMPLES)
@@ -164,7 +164,7 @@ class StageStep:
         return self._plan.rank_of(message.peer_class, self._place)
 
     def _wait_until_sent(self, what: str, slot: int) -> None:
-        """What is being sent must not be overwritten."""
+        """Wait until all is sent, since what is being sent must not be overwritten."""
         sending = self._sending.pop((what, slot), None)
         if sending is not None:
             wait(self._world, [sending])

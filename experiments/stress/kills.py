@@ -1,7 +1,12 @@
-"""Sends signals to processes of all commands at random moments: all must end, leave nothing and name the cause.
+"""Attacks dpsim and counts what goes wrong.
 
-A process may be stopped instead; then its launcher is killed, as a user would. What ignores a signal goes on, and its
-launcher is told to end.
+``python -m dpsim.experiments.stress.kills [--parts kills,readers,...] [--cases 50] [--seed 0] [--output FOLDER]``.
+Signals go to 200 processes of all kinds of commands at random moments: every command must end, leave nothing, name the
+cause, and change no file of the user's. A process may be stopped instead; then its launcher is killed, as a user would.
+What ignores a signal goes on, and its launcher is told to end. The other parts are property tests, run with many cases:
+damaged inputs of all readers (20,000), damaged command lines (1,000), killed writers of checkpoints (1,000) and killed
+trainings (200). With ``--output`` the counts of the kills are kept there as JSON, from which they continue. Exits with
+1 if anything went wrong.
 """
 
 from __future__ import annotations
@@ -14,15 +19,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from dpsim.experiments.command import ROOT
 from dpsim.experiments.stress.running import GONE_WITHIN_S, Run
-from dpsim.experiments.stress.tally import Outcome
+from dpsim.experiments.stress.tally import Outcome, Part, by_hypothesis, main
 from dpsim.launch import scratch_keeper
 from dpsim.runtime.checkpoint import checkpoints
 from dpsim.study.runners.allreduce import turns
@@ -33,36 +40,7 @@ _SCRIPTS = ("dpsim.torch_ddp.run_script", turns.__file__)
 _NEXT = "from dpsim.launch.scratch import scratch\nwith scratch('next'): pass"
 _DIGEST = re.compile(r"digest of the parameters (\w+)")
 _RANKS = ("launcher", "keeper", "mpiexec", "proxy", "rank")
-_SYNTHETIC = "synthetic:4x4x1,classes=3,train=640,test=8"
-_TRAINING = """
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-torch.distributed.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(8, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-while True:
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.randint(0, 3, (4,))).backward()
-    optimizer.step()
-"""
-_JOB = """
-import signal
-
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-model = DistributedDataParallel(torch.nn.Linear(8, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(500):
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.randint(0, 3, (4,))).backward()
-    optimizer.step()
-torch.distributed.destroy_process_group()
-"""
-_OWN_SCRIPT = "import time\n\nimport dpsim\n\ntime.sleep(1)\nprint(dpsim.rank(), dpsim.size())\n"
+_DECLARED: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -70,19 +48,21 @@ class Command:
     """A command of ``python -m``, the kinds of its processes, and about how long it runs: signals come meanwhile.
 
     ``trains``: it writes checkpoints, from which ``train --resume`` continues. ``elastic``: it goes on by itself when
-    a rank is killed. ``predictions``: the file that the same command, given again, keeps and continues from.
+    a rank is killed. ``predictions``: the file that the same command, given again, keeps and continues from. ``slow``:
+    it takes long, and gets fewer signals.
     """
 
     line: str
     usual_s: float
-    kinds: tuple[str, ...] = _RANKS
+    kinds: Sequence[str] = _RANKS
     trains: bool = False
     elastic: bool = False
     predictions: str = ""
+    slow: bool = False
 
     @property
     def words(self) -> tuple[str, ...]:
-        return tuple(self.line.split())
+        return tuple(self.line.format(root=ROOT, python=sys.executable).split())
 
     def again(self, folder: Path) -> tuple[str, ...]:
         """Return the words of the command that continues in its folder; none where nothing can be continued."""
@@ -91,60 +71,16 @@ class Command:
         return self.words if self.trains or self.predictions else ()
 
 
-def _training(flags: str = "", kinds: tuple[str, ...] = _RANKS) -> Command:
-    line = "dpsim train --model mlp:6 --steps 1000 --devices 2 --set leaves=8 --checkpoint run --checkpoint-every 100"
-    return Command(f"{line} {flags}", 8, kinds, trains=True, elastic=flags == "--elastic")
-
-
-COMMANDS = {
-    "train": _training(),
-    "train --elastic": _training("--elastic", (*_RANKS, "watcher")),
-    "train --strategy zero1": _training("--strategy zero1"),
-    "launch local": Command("dpsim launch local --devices 4 -- own.py", 4),
-    "profile --torch-script": Command(
-        "dpsim profile --torch-script train.py --devices 2 --steps 4", 12, ("launcher", "keeper", "script")
-    ),
-    "calibrate": Command("dpsim calibrate --devices 2 --budget 1s", 14),
-    "reproduce": Command("dpsim reproduce --model mlp:6 --devices 1,2 --steps 20 --output record", 10),
-    "sweep": Command(
-        f"dpsim sweep fusion-threshold --model mlp:6 --dataset {_SYNTHETIC} --fusion-threshold 0,inf --devices 2"
-        " --budget 1s --output sweep",
-        40,
-        predictions="sweep/predictions.json",
-    ),
-    "sweep --torch-script": Command(
-        "dpsim sweep --torch-script train.py --devices 2 --algorithm gloo --fusion-threshold inf --budget 1s"
-        " --output measured",
-        110,
-        (*_RANKS, "script"),
-        predictions="measured/predictions.json",
-    ),
-    "bench allreduce": Command(
-        "dpsim bench allreduce --devices 2 --max 4KiB --budget 1s --peers mpi,gloo", 50, (*_RANKS, "script")
-    ),
-    "explain": Command(f"dpsim explain -- {sys.executable} job.py", 10, ("launcher", "keeper", "worker")),
-    "validation --workers": Command(
-        f"dpsim.validation --sets {ROOT}/experiments/validation_example --workers 2 --output validated",
-        15,
-        ("launcher", "worker"),
-    ),
-    "experiments.peers": Command(
-        "dpsim.experiments.peers --model mlp:8 --devices 2 --systems dpsim,ddp-gloo --rounds 6 --steps 2"
-        " --local-batch 4",
-        60,
-    ),
-}
-_SLOW = ("sweep", "sweep --torch-script", "bench allreduce", "experiments.peers")
-_FAST = tuple(name for name in COMMANDS if name not in _SLOW)
-TURNS = (*_FAST, *_FAST, *_FAST, *_SLOW)
-"""Commands that take long get fewer signals."""
+COMMANDS = {name: Command(**fields) for name, fields in _DECLARED["commands"].items()}
+TURNS = tuple(name for _ in range(3) for name in COMMANDS if not COMMANDS[name].slow) + tuple(
+    name for name in COMMANDS if COMMANDS[name].slow
+)
 
 
 def prepare(folder: Path) -> None:
     """Write the scripts that the commands name into their folder."""
-    (folder / "train.py").write_text(_TRAINING, encoding="utf-8")
-    (folder / "job.py").write_text(_JOB, encoding="utf-8")
-    (folder / "own.py").write_text(_OWN_SCRIPT, encoding="utf-8")
+    for name, text in _DECLARED["scripts"].items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,3 +299,15 @@ def run(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
     """Attack one command after another."""
     for number in range(first, last):
         yield outcome(drawn(number, seed), folder, str(number))
+
+
+PARTS = {
+    "kills": Part(run, 200),
+    "readers": Part(by_hypothesis("tests/test_readers.py"), 20_000, continues=False),
+    "commands": Part(by_hypothesis("tests/cli/test_damaged_commands.py"), 1_000, continues=False),
+    "checkpoints": Part(by_hypothesis("tests/runtime/test_killed_writer.py"), 1_000, continues=False),
+    "trainings": Part(by_hypothesis("tests/runtime/test_killed_training.py"), 200, continues=False),
+}
+
+if __name__ == "__main__":
+    sys.exit(main("kills", __doc__, PARTS))

@@ -51,10 +51,10 @@ class UpdateOrder(Noun, frozen=True):
 
     def __post_init__(self) -> None:
         updates, cells = len(self.takers), len(self.orders)
-        whole = len(self.pulls) == updates and all(len(pulls) == cells for pulls in self.pulls)
-        known = all(0 <= ticket < updates for order in self.orders for ticket in order)
+        complete = len(self.pulls) == updates and all(len(pulls) == cells for pulls in self.pulls)
+        in_range = all(0 <= ticket < updates for order in self.orders for ticket in order)
         lives = {*range(cells)} - {*self.gone}
-        if not (whole and known and lives) or any(len({*order}) < len(order) for order in self.orders):
+        if not (complete and in_range and lives) or any(len({*order}) < len(order) for order in self.orders):
             raise ConfigError(
                 "an order of updates that does not fit together",
                 allowed="for each update a worker and a version of every cell, for each cell different updates, and a"
@@ -84,7 +84,7 @@ class UpdateOrder(Noun, frozen=True):
         return sum(age * count for age, count in counts.items()) / max(sum(counts.values()), 1)
 
     def describe(self) -> str:
-        """One line on the staleness of the updates: its mean and how often it was what."""
+        """Return one line on the staleness of the updates: its mean and how often it was what."""
         counts = self.staleness
         total, most = sum(counts.values()), max(counts, default=0)
         shares = ", ".join(f"{age}: {count / total:.1%}" for age, count in sorted(counts.items())[:_SHOWN])

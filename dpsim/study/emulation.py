@@ -8,13 +8,18 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from dpsim.comm.clock import now
 from dpsim.errors import DpsimError
+from dpsim.machine import Machine
+from dpsim.model.cost import added_s, compute_slowdown
+from dpsim.plan import Plan
 from dpsim.records.sweep import Emulation
 from dpsim.setting import Setting
 from dpsim.study.steps import COUNTED_STEPS
+from dpsim.workload import Workload
 
 LEAST_FREE_CORES = 0.15
 MOST_LATENESS = 0.03
@@ -134,3 +139,16 @@ def check_emulation(seen: Emulation, setting: Setting, step_s: float) -> None:
 def machine_cores() -> int:
     """The number of cores of this machine, also on a rank that is pinned to one of them."""
     return os.cpu_count() or 1
+
+
+def emulated_workload(workload: Workload, machine: Machine, plan: Plan) -> Workload:
+    """Return what the ranks wait for: the workload's computation, as slow as on all devices at once, and its input."""
+    factor, _ = compute_slowdown(machine, plan.devices, plan.layout)
+    slowed = workload.slowed(factor)
+    return msgspec.structs.replace(
+        slowed,
+        overhead_s=slowed.overhead_s + added_s(machine, plan.devices),
+        overhead_per_sample_s=slowed.overhead_per_sample_s + workload.input_s(plan.accumulate),
+        input_s_per_sample=0.0,
+        emulated_compute=True,
+    )

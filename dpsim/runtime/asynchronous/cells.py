@@ -13,7 +13,7 @@ import numpy as np
 from dpsim.nn.optimizer import update
 from dpsim.optimizer import AdamW, Sgd
 from dpsim.replica import Array
-from dpsim.runtime.update_order import UpdateOrder
+from dpsim.runtime.asynchronous.update_order import UpdateOrder
 
 _BLOCK = 1 << 14
 """Elements that are averaged at once, so that they stay in a core's cache."""
@@ -65,7 +65,7 @@ class Cells:
         return average(sources, [row[at] for row, at in zip(rows, new, strict=True)])
 
     def newest(self, order: UpdateOrder) -> list[Array]:
-        """The parameters and optimizer state [1 + slots, elements] of each copy at the end of an order.
+        """Return the parameters and optimizer state [1 + slots, elements] of each copy at the end of an order.
 
         A copy whose worker is gone is left out, since nobody has trained it to the end.
         """

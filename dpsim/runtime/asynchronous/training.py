@@ -26,11 +26,11 @@ from dpsim.optimizer import AdamW, Lars, Sgd
 from dpsim.plan import Plan
 from dpsim.records.train import TrainResult
 from dpsim.replica import Array, Batch, BatchSums, Capabilities, Replica
-from dpsim.runtime.cells import Cells
+from dpsim.runtime.asynchronous.cells import Cells
+from dpsim.runtime.asynchronous.shared_updates import SharedUpdates
+from dpsim.runtime.asynchronous.update_order import Compute, Pull, UpdateOrder
 from dpsim.runtime.choosing import agree_on_table
 from dpsim.runtime.evaluation import digest, evaluated
-from dpsim.runtime.shared_updates import SharedUpdates
-from dpsim.runtime.update_order import Compute, Pull, UpdateOrder
 from dpsim.strategy import ASYNCHRONOUS, Asynchronous
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Worker:
         replica.bind(self.views(self.parameters), self.views(self.gradients))
 
     def _filled(self, values: Mapping[str, Array], elements: int) -> Array:
-        """The flat array of all tensors, aligned as memory of the runtime is."""
+        """Return the flat array of all tensors, aligned as memory of the runtime is."""
         memory = np.zeros(elements + _ALIGNED, next(iter(values.values())).dtype)
         first = -memory.ctypes.data % (_ALIGNED * memory.itemsize) // memory.itemsize
         flat = memory[first : first + elements]
@@ -87,7 +87,7 @@ class Worker:
         return flat
 
     def views(self, flat: Array) -> dict[str, Array]:
-        """The tensors by name in a flat array."""
+        """Return the tensors by name in a flat array."""
         return {name: flat[part].reshape(shape) for name, (part, shape) in self._parts.items()}
 
     def compute(self, ticket: int) -> tuple[BatchSums, float]:
@@ -115,7 +115,7 @@ class Worker:
         apart: NDArray[np.float64],
         seconds: float,
     ) -> TrainResult:
-        """The result of an order of updates; the test set is computed with the mean of the copies' parameters.
+        """Return the result of an order of updates; the test set is computed with the mean of the copies' parameters.
 
         ``copies`` are parameters and optimizer state [1 + slots, elements] of each; ``losses`` are sums over the
         samples of updates, and ``apart`` is what ``average`` returned in each.
@@ -143,7 +143,7 @@ class Worker:
 
 
 def _asynchronous(plan: Plan) -> tuple[Asynchronous, Sgd | AdamW]:
-    """The strategy and the optimizer of a plan. Raises ``ConfigError`` where devices make steps together."""
+    """Return the strategy and the optimizer of a plan. Raises ``ConfigError`` where devices make steps together."""
     if not isinstance(plan.parallelism, Asynchronous) or isinstance(plan.optimizer, Lars):
         raise ConfigError(
             f"strategy {plan.strategy} where each device updates when it has a gradient",

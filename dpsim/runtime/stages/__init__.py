@@ -1,0 +1,1 @@
+"""Strategies in which ranks compute different layers, or parts of layers: pipelines and tensor parallelism."""

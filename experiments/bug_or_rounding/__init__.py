@@ -1,1 +1,0 @@
-"""Whether ``dpsim reproduce --torch-script`` tells a planted mistake from rounding."""

@@ -1,1 +1,0 @@
-"""Attacks on dpsim: kills, damaged files, senseless commands and strangers at its port."""
