@@ -13,14 +13,12 @@ from dpsim.errors import ConfigError
 from dpsim.records.bench import RECORD
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, clean_values, read_predictions, read_results
 from dpsim.schedule import LANE_NAMES
-from dpsim.setting import Setting
+from dpsim.setting import FIELDS, Setting
 from dpsim.timeline import Timeline
 
 STEPS = 3
 SCHEMA = "dpsim.trace/1"
 """Stands in the file beside its events; viewers take it for a remark."""
-CHOSEN_BY = "network devices local_batch batch_norm fusion_threshold_bytes overlap"
-"""The fields of a setting by which a step of a sweep is chosen."""
 
 
 class Step(NamedTuple):
@@ -72,15 +70,13 @@ def fastest(points: Sequence[MeasuredPoint | PredictedPoint], conditions: Mappin
     for setting in settings:
         if all(setting.value(name) == value for name, value in conditions.items()):
             return setting
-    names = {"fusion_threshold_bytes": "threshold"}
-    present = {
-        names.get(field, field.replace("_", " ")): dict.fromkeys(setting.text(field) for setting in settings)
-        for field in CHOSEN_BY.split()
-    }
+    present = {name: dict.fromkeys(setting.text(name) for setting in settings) for name in FIELDS}
     raise ConfigError(
         "no setting of this sweep has timelines"
         + "".join(f" and {name} = {value}" for name, value in conditions.items()),
-        allowed="; ".join(f"{name} {', '.join(values)}" for name, values in present.items()),
+        allowed="; ".join(
+            f"{name} {', '.join(values)}" for name, values in present.items() if name in conditions or len(values) > 1
+        ),
         remedy="choose one of these, like --set devices=2",
     )
 
