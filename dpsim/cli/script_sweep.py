@@ -37,7 +37,8 @@ class ScriptFlags(flags.Flags, of="torch_script accumulate...", group="Your own 
     workload: Path | None = flags.flag("Predict from this profile of the script (profiled now if left out).")
     machine: Path | None = flags.flag("With nccl: a machine with its times, from dpsim calibrate --format nccl-tests.")
     strategy: str | None = flags.flag(
-        "data-parallel (what the script does), or zero3: the model that it wraps in DDP is sharded by FSDP instead."
+        "data-parallel (what the script does), or zero3: the model that it wraps in DDP is sharded by FSDP instead, "
+        "and DDP is measured beside it."
     )
     predict_only: bool = flags.flag("Print and write the predictions, and measure later.", default=False)
     script_may_write: flags.ScriptMayWrite = None

@@ -18,6 +18,8 @@ OTHERS = frozenset(
         "--bind-to",
         "--by",
         "--compute-dtype",
+        "--extra-index-url",
+        "--force-reinstall",
         "--help",
         "--help-all",
         "--host",
