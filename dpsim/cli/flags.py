@@ -293,27 +293,48 @@ def command(app: App, function: Callable[..., Any], examples: str | None = None,
     function.__kwdefaults__ = absent | (function.__kwdefaults__ or {})
     if examples is None:
         app.default(function)
-    elif shown is None:
-        app.command(function, help_epilogue=examples)
-    else:
-        more = f"dpsim {function.__name__} --help-all shows all flags.\n\n"
-        app.command(function, help_epilogue=more + examples, help_formatter=_SomeFlags(shown.split()))
+        return
+    more = "" if shown is None else f"dpsim {function.__name__} --help-all shows all flags.\n\n"
+    formatter = _HelpInGroups(None if shown is None else shown.split())
+    app.command(function, help_epilogue=more + examples, help_formatter=formatter)
 
 
-class _SomeFlags:
-    """What draws a help page with the flags ``shown`` alone."""
+_GROUPS = {
+    "On what": "--devices --network --machine --algorithm --backend --hostfile --compute --peers --peer-env --cpus",
+    "How long": "--steps --epochs --seeds --budget --wait-until-quiet --stall-after --time",
+    "Output": "--output --json --json-line --verbose --plot --page --format --record --checkpoint --checkpoint-every"
+    " --check --dry-run",
+}
+"""The flags of the groups of a help page; the others are those of what is asked."""
 
-    def __init__(self, shown: Sequence[str]) -> None:
-        self.shown = {*shown}
+
+class _HelpInGroups:
+    """What draws a help page in groups, with the flags ``shown`` alone, or with all."""
+
+    def __init__(self, shown: Sequence[str] | None) -> None:
+        self.shown = shown
 
     def __call__(self, console: Any, options: Any, panel: Any) -> None:
         from cyclopts.help import DefaultFormatter
 
+        def names(entry: Any) -> set[str]:
+            return {*entry.positive_names}
+
+        panels = [panel]
         if panel.format == "parameter":
-            entries = [each for each in panel.entries if not each.positive_names or {*each.positive_names} & self.shown]
-            panel = panel.copy(entries=entries)
-        if panel.entries:
-            DefaultFormatter()(console, options, panel)
+            entries = [
+                each for each in panel.entries if self.shown is None or not names(each) or names(each) & {*self.shown}
+            ]
+            grouped = {
+                title: [each for each in entries if names(each) & {*of.split()}] for title, of in _GROUPS.items()
+            }
+            what = [each for each in entries if not any(each in group for group in grouped.values())]
+            panels = [panel.copy(entries=entries)]
+            if panel.title == "Parameters":
+                panels = [panel.copy(title=title, entries=of) for title, of in ({"What": what} | grouped).items()]
+        for each in panels:
+            if each.entries:
+                DefaultFormatter()(console, options, each)
 
     def render_usage(self, console: Any, options: Any, usage: Any) -> None:
         from cyclopts.help import DefaultFormatter
