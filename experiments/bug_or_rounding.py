@@ -67,9 +67,9 @@ def main() -> int:
     options.add_argument("--devices", default="1,2", help="numbers of devices (1,2)")
     given = options.parse_args()
     devices = tuple(map(int, given.devices.split(",")))
-    found = [_judged(case, devices) for case in MISTAKES if given.only in case.name]
-    designs = [_judged(case, devices) for case in BY_DESIGN if given.only in case.name]
-    clean = [_judged(case, devices) for case in CLEAN if given.only in case.name]
+    found, designs, clean = (
+        [_judged(case, devices) for case in cases if given.only in case.name] for cases in (MISTAKES, BY_DESIGN, CLEAN)
+    )
     print(f"planted mistakes: {len(found)}, found {sum(_alarm(each) for each, _ in found)}, named {_right(found)}")
     print(f"by design: {len(designs)}, named {_right(designs)}, alarms {sum(_alarm(each) for each, _ in designs)}")
     print(f"clean scripts: {len(clean)}, alarms {len(clean) - _right(clean)}")
@@ -88,8 +88,6 @@ def _judged(case: Case, devices: tuple[int, ...]) -> tuple[Verdict | None, bool]
             return None, False
     kind = verdict.finding.kind if verdict.finding else ""
     right = kind == case.kind and any(case.design in each for each in (*verdict.designs, ""))
-    if case.design:
-        right = kind == case.kind and any(case.design in each for each in verdict.designs)
     largest = max(each.largest or 0.0 for each in verdict.compared)
     print(f"{'right' if right else 'WRONG'}  {case.name}: {verdict.sentence} [{largest:.2g}]", flush=True)
     return verdict, right

@@ -133,28 +133,17 @@ def ladder(record: Path = ALLREDUCE) -> str:
     return "\n".join(rows) + "\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    "example": example,
-    "units": units,
-    "columns": columns,
-    "impossible": impossible,
-    "fields": fields,
-    "terms": glossary,
-    "ladder": ladder,
-}
-
-
-PAGES = {
-    PAGE: ("example", "units", "columns"),
-    ROOT / "docs" / "grid.md": ("fields", "impossible"),
-    ROOT / "docs" / "glossary.md": ("terms",),
-    ROOT / "docs" / "allreduce.md": ("ladder",),
+PAGES: dict[Path, dict[str, Callable[[], str]]] = {
+    PAGE: {"example": example, "units": units, "columns": columns},
+    ROOT / "docs" / "grid.md": {"fields": fields, "impossible": impossible},
+    ROOT / "docs" / "glossary.md": {"terms": glossary},
+    ROOT / "docs" / "allreduce.md": {"ladder": ladder},
 }
 
 
 def page(path: Path, text: str) -> str:
     """Return the text of a page with its generated parts made anew."""
-    return with_parts(text, {BEGIN.format(part=name): PARTS[name] for name in PAGES[path]})
+    return with_parts(text, {BEGIN.format(part=name): make for name, make in PAGES[path].items()})
 
 
 if __name__ == "__main__":

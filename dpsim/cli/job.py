@@ -71,7 +71,10 @@ def _answer(job: subprocess.Popen[bytes], folder: Path, *, json_line: bool) -> s
     except OSError as error:  # no process can be started
         answer = error
     if answer is None:
-        return f"dpsim: the job has ended, and what it says was not computed within {_AFTER_THE_JOB_S:.0f} s"
+        return (
+            f"dpsim: the job has ended, and what it says was not computed within {_AFTER_THE_JOB_S:.0f} s;"
+            " to do: watch it again when other processes leave it a core"
+        )
     if isinstance(answer, BaseException):
         return f"dpsim: its records say nothing: {type(answer).__name__}: {' '.join(str(answer).split())[:200]}"
     return answer

@@ -172,7 +172,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     assumed: dict[str, None] = {}
     for where in dict.fromkeys(point.setting.where for point in predicted):
         points = [point for point in predicted if point.setting.where == where]
-        workload, machine = predictions.workloads[points[0].workload], predictions.machines[points[0].machine]
+        workload, machine = predictions.made_from(points[0])
         plans = [point.setting.plan for point in points]
         best[where] = best_of(rows_of_plans(workload, machine, plans))
         assumed |= dict.fromkeys(cautions(machine, plans, workload))

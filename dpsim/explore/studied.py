@@ -13,9 +13,9 @@ from dpsim.records.sweep import clean_values, read_predictions, read_results
 def studied(folder: Path) -> str:
     """Return the page of a finished sweep, which begins with its first setting on several devices.
 
-    The layers and the machine are those of that setting's prediction, and the measured points those that were predicted
-    from the same ones: medians over the samples of which the report's are. Raises ``ConfigError`` for another folder,
-    and ``FileFormatError``.
+    The layers and the machine are those of that setting's prediction, and the measured points those that were
+    predicted from the same ones: medians over the samples of which the report's are. Raises ``ConfigError`` for
+    another folder, and ``FileFormatError``.
     """
     blind = folder / "blind.json"
     known = blind if blind.is_file() else folder / "predictions.json"

@@ -182,6 +182,10 @@ class Predictions(Noun, frozen=True):
     schema: str = PREDICTIONS_SCHEMA
     model_version: int = 0
 
+    def made_from(self, point: PredictedPoint) -> tuple[Workload, Machine]:
+        """Return the workload and the machine that a point was predicted from."""
+        return self.workloads[point.workload], self.machines[point.machine]
+
 
 class Emulation(Noun, frozen=True):
     """How well the ranks of a setting with emulated compute kept their times.

@@ -25,15 +25,15 @@ from dpsim.records.quality import (
 from dpsim.report.charts import Chart, Lines
 from dpsim.report.content import Card, Content, Facts, ReportFigure, Tile, environment_facts
 from dpsim.report.quality_charts import HEIGHT_IN, PANELS
+from dpsim.report.quality_tables import EMULATED, divergence_table, gap_table, others_table, share_text, steps_table
 from dpsim.report.saved import Samples
-from dpsim.report.table import Column, Table, table
+from dpsim.report.table import Table
 from dpsim.report.terminal import TerminalReport
-from dpsim.report.words import counted, digits, percent
+from dpsim.report.words import counted, percent
 from dpsim.report.write import PAGES, write_content
 
 _OF_A_RUN = ("final_loss", "training_set_loss", "test_loss", "test_accuracy")
 FORM = "saturating form c x / (1 + k x), x = 1/b - 1/B"
-EMULATED = "devices are emulated as leaves of one rank"
 RULES = (
     "Devices are emulated as leaves of one rank: batch norm with B / b leaves takes the statistics that B / b devices "
     "with b samples each take. No number here is a time.",
@@ -87,14 +87,14 @@ def tables(results: QualityResults) -> tuple[Table, ...]:
     of_gaps: list[Table] = []
     for gap in results.gap:
         _, *details = _gap_sentences(gap)
-        own = [_gap_table(gap), *([_others_table(gap)] if gap.others else [])]
+        own = [gap_table(gap), *([others_table(gap)] if gap.others else [])]
         if len(results.gap) > _FEW_GAPS:
             own = [
                 replace(each, note=" ".join((*of_table, each.note)))
                 for each, of_table in zip(own, (details[:1], details[1:]), strict=False)
             ]
         of_gaps += own
-    return (*of_gaps, *map(_divergence_table, results.divergence), *map(_steps_table, results.steps_to_target))
+    return (*of_gaps, *map(divergence_table, results.divergence), *map(steps_table, results.steps_to_target))
 
 
 def _cards(results: QualityResults) -> tuple[Card, ...]:
@@ -232,8 +232,8 @@ def _gap_sentences(result: GapResult) -> Iterator[str]:
         f"{math.exp(smallest.gap.mean):.2f} times that with the global batch's statistics "
         f"(95 % interval {math.exp(smallest.gap.low):.2f} to {math.exp(smallest.gap.high):.2f}); the training "
         f"set, evaluated with running statistics: {_ratio(smallest.training_set_gap)}; test loss: "
-        f"{_ratio(smallest.test_gap)}; accuracy {_share(smallest.accuracy)} against "
-        f"{_share(result.accuracy)} ({seeds})."
+        f"{_ratio(smallest.test_gap)}; accuracy {share_text(smallest.accuracy)} against "
+        f"{share_text(result.accuracy)} ({seeds})."
     )
     yield f"Gap, {study.name}: {_errors(result.errors, 'held-out local batches', FORM)}" + (
         f" No prediction: {result.predicted.reason}." if result.predicted.reason else ""
@@ -241,7 +241,7 @@ def _gap_sentences(result: GapResult) -> Iterator[str]:
     for other in result.others:
         yield (
             f"Without statistics of a batch, {other.model}: training loss {_ratio(other.gap)}, test loss "
-            f"{_ratio(other.test_gap)}, accuracy {_share(other.accuracy)}, at any local batch: "
+            f"{_ratio(other.test_gap)}, accuracy {share_text(other.accuracy)}, at any local batch: "
             f"{_better(result, other)}."
         )
 
@@ -306,84 +306,6 @@ def _steps_sentences(result: StepsResult) -> Iterator[str]:
         )
 
 
-def _gap_table(result: GapResult) -> Table:
-    columns: tuple[Column[GapPoint], ...] = (
-        Column(head="local batch", cell=lambda point: str(point.local_batch)),
-        Column(head="", cell=lambda point: "held out" if point.held_out else "fitted", left=True),
-        Column(head="training loss", cell=lambda point: digits(point.training_loss.mean, 3)),
-        Column(head="gap", cell=lambda point: _interval(point.gap)),
-        Column(head="predicted", cell=lambda point: digits(point.predicted, 3)),
-        Column(head="gap, evaluated", cell=lambda point: _interval(point.training_set_gap)),
-        Column(head="gap in test loss", cell=lambda point: _interval(point.test_gap)),
-        Column(head="accuracy", cell=lambda point: _share(point.accuracy)),
-    )
-    return table(
-        title="Gap of batch norm",
-        columns=columns,
-        sections={result.study.name: list(result.points)},
-        note="A gap is the log of the loss over that with the global batch's statistics, paired by seed, with its 95 % "
-        f"interval. The training loss is that of the last epoch, with batch statistics; evaluated: the training "
-        f"set, with running statistics. {EMULATED.capitalize()}.",
-    )
-
-
-def _others_table(result: GapResult) -> Table:
-    columns: tuple[Column[GapPoint], ...] = (
-        Column(head="model", cell=lambda other: other.model, left=True),
-        Column(head="gap", cell=lambda other: _interval(other.gap)),
-        Column(head="gap in test loss", cell=lambda other: _interval(other.test_gap)),
-        Column(head="accuracy", cell=lambda other: _share(other.accuracy)),
-    )
-    return table(
-        title="Instead of batch norm",
-        columns=columns,
-        sections={result.study.name: list(result.others)},
-        note="The same at any local batch. Gaps are against batch norm with the global batch's statistics.",
-    )
-
-
-def _divergence_table(result: DivergenceResult) -> Table:
-    rows = list(zip(result.points, result.measured, strict=True))
-    sections = {
-        f"local batch {b}": [row for row in rows if row[0].local_batch == b] for b in result.study.local_batches
-    }
-    columns: tuple[Column[tuple[DivergencePoint, float]], ...] = (
-        Column(head="batch norm", cell=lambda row: row[0].layer, left=True),
-        Column(head="statistic", cell=lambda row: row[0].statistic, left=True),
-        Column(head="measured", cell=lambda row: digits(row[1], 3)),
-        Column(head="predicted", cell=lambda row: digits(row[0].predicted, 3)),
-        Column(head="unscaled", cell=lambda row: digits(row[0].unscaled, 3)),
-        Column(head="independent rows", cell=lambda row: digits(row[0].independent_rows, 3)),
-    )
-    return table(
-        title=f"Divergence of statistics: {result.study.name}",
-        columns=columns,
-        sections=sections,
-        note="RMS over channels and local batches; means in standard deviations, variances in variances. "
-        f"{EMULATED.capitalize()}.",
-    )
-
-
-def _steps_table(result: StepsResult) -> Table:
-    columns: tuple[Column[StepsPoint], ...] = (
-        Column(head="global batch", cell=lambda point: str(point.global_batch)),
-        Column(head="", cell=lambda point: "held out" if point.held_out else "fitted", left=True),
-        Column(head="steps, median", cell=lambda point: digits(point.median, 4)),
-        Column(head="least", cell=lambda point: digits(min(point.steps, default=math.nan), 4)),
-        Column(head="most", cell=lambda point: digits(max(point.steps, default=math.nan), 4)),
-        Column(head="predicted", cell=lambda point: digits(point.predicted, 4)),
-        Column(head="runs", cell=lambda point: f"{len(point.steps)} of {point.seeds}"),
-    )
-    study = result.study
-    return table(
-        title="Steps to target",
-        columns=columns,
-        sections={result.study.name: list(result.points)},
-        note=f"Learning rate {study.learning_rate:g} at batch {study.reference_batch}, growing with the batch; "
-        f"momentum {study.momentum:g}; loss on the whole training set.",
-    )
-
-
 def _errors(errors: dict[str, tuple[float, ...]], where: str, name: str) -> str:
     finite = {key: [v for v in values if math.isfinite(v)] for key, values in errors.items()}
     if not finite.get("predicted"):
@@ -406,16 +328,7 @@ def _better(result: GapResult, other: GapPoint) -> str:
     return f"a lower training loss than batch norm's at local batch {', '.join(batches)}"
 
 
-def _interval(value: MeanInterval) -> str:
-    text = f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})"
-    return text if value.visible else f"{text}, no gap visible"
-
-
 def _ratio(value: MeanInterval) -> str:
     if not value.visible:
         return "no gap visible"
     return f"{math.exp(value.mean):.2f} times ({math.exp(value.low):.2f} to {math.exp(value.high):.2f})"
-
-
-def _share(value: MeanInterval) -> str:
-    return f"{value.mean:.1%} ({value.low:.1%} to {value.high:.1%})"

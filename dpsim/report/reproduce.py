@@ -16,25 +16,22 @@ from dpsim.plan import Plan
 from dpsim.records.columns import CONFIGURATION
 from dpsim.records.reproduce import (
     Difference,
-    MeasuredDrift,
-    PredictedDrift,
     ReproduceRecord,
     Run,
     plan_name,
     promised,
 )
-from dpsim.report.charts import Chart, Lines, Panel, Series
+from dpsim.report.charts import Panel
 from dpsim.report.content import Content, Facts, ReportWarning, environment_facts
+from dpsim.report.drift import drift_chart, drift_sentences, drift_table
 from dpsim.report.saved import Samples
 from dpsim.report.table import Column, Table, table
 from dpsim.report.terminal import TerminalReport
-from dpsim.report.words import counted, digits, listed
+from dpsim.report.words import counted, listed
 from dpsim.report.write import DRIFT_CAPTION, PAGES, figure, write_content
 from dpsim.units import format_size
 
 _MOST_SHOWN = 40
-_PARAMETERS = "|w_n - w_1| / |w_1| after the last step"
-_MEANS = "error of a device's batch-norm means, in standard deviations"
 ALL_RUNS = "Digests of all runs"
 _SHOWN = 12
 """Digits of a digest that a table shows."""
@@ -66,7 +63,7 @@ def content(record: ReproduceRecord) -> Content:
     if record.divergences:
         tables.append(_differences_table(record))
     if record.drift:
-        tables.append(_drift_table(record))
+        tables.append(drift_table(record))
     return Content(
         name=name,
         heading=f"The same bits? {name}",
@@ -154,45 +151,6 @@ def panel(record: ReproduceRecord) -> Panel:
     return chart.panels[0]
 
 
-def drift_chart(record: ReproduceRecord) -> Chart | None:
-    """Return, for each mode, a panel of the drift of the parameters, then one of that of its statistics.
-
-    A mode that was measured on one number of devices has no panel: its one dot stands in the table.
-    """
-    panels = list(_panels(record))
-    return Chart(panels=panels, height_in=3.6) if panels else None
-
-
-def _panels(record: ReproduceRecord) -> Iterator[Lines]:
-    measured = [(point, drift) for point, drift in record.drifts() if drift]
-    for mode in dict.fromkeys(point.batch_norm for point, _ in measured):
-        of_mode = [pair for pair in measured if pair[0].batch_norm == mode]
-        of_statistics = [pair for pair in of_mode if pair[0].statistics is not None]
-        for pairs, name, subtitle in ((of_mode, "parameters", _PARAMETERS), (of_statistics, "statistics", _MEANS)):
-            devices = sorted({point.devices for point, _ in pairs})
-            if len(devices) < 2:
-                continue
-            predicted = [(point.devices, value) for point, _ in pairs if (value := getattr(point, name))]
-            dots = [(d.plan.devices, value) for _, ds in pairs for d in ds if (value := getattr(d, name))]
-            series = [
-                Series(name="predicted", x=[x for x, _ in predicted], y=[y for _, y in predicted], look="predicted"),
-                Series(name="measured", x=[x for x, _ in dots], y=[y for _, y in dots], look="measured"),
-            ]
-            drawn = [value for each in series for value in each.y]
-            yield Lines(
-                title=f"batch norm {mode}",
-                subtitle=subtitle,
-                x_label="devices",
-                series=series,
-                x_ticks={float(count): str(count) for count in devices},
-                log_x=True,
-                log_y=True,
-                x_span=(devices[0] / 1.2, devices[-1] * 1.2),
-                y_span=(min(drawn) / 2, max(drawn) * 2) if drawn else None,
-                names="legend",
-            )
-
-
 def write(folder: Path, record: ReproduceRecord, pages: Collection[str] = tuple(PAGES)) -> list[Path]:
     """Write the page, the Markdown and, where drift was measured, its figure. Raises ``ConfigError``."""
     drawn = figure("drift", "Drift", DRIFT_CAPTION, drift_chart(record))
@@ -228,21 +186,11 @@ def _first_tensor(difference: Difference) -> str:
     return difference.tensor + element
 
 
-def _span(values: Sequence[float]) -> str:
-    """Return one number, the range of several, or nothing."""
-    texts = [digits(value, 3) for value in (min(values), max(values))] if values else [""]
-    return " to ".join(dict.fromkeys(texts))
-
-
-def _statistics(measured: Sequence[MeasuredDrift]) -> list[float]:
-    return [drift.statistics for drift in measured if drift.statistics is not None]
-
-
 def _answers(record: ReproduceRecord) -> Iterator[str]:
     for runs in _modes(record).values():
         yield _answer(record, runs)
     for predicted, measured in record.drifts():
-        yield from _drift_sentences(predicted, measured)
+        yield from drift_sentences(predicted, measured)
     if (saved := record.saved_comparison) is not None:
         for plan, difference in zip(saved.compared, saved.differences, strict=True):
             verdict = "identical" if difference is None else _in_words(difference)
@@ -275,19 +223,6 @@ def _in_words(difference: Difference) -> str:
             f"ULP{'s' * (difference.ulps != 1)}, {difference.relative:.2g} relative"
         )
     return text + (f"; cause: {difference.cause} ({difference.evidence})" if difference.cause else "")
-
-
-def _drift_sentences(predicted: PredictedDrift, measured: Sequence[MeasuredDrift]) -> Iterator[str]:
-    mode = f"Batch norm {predicted.batch_norm}, {predicted.devices} devices"
-    prediction = predicted.reason if predicted.parameters is None else f"predicted {predicted.parameters:.3g}"
-    if prediction and measured:
-        drift = _span([each.parameters for each in measured])
-        yield f"{mode}: parameters drifted by {drift} of their size; {prediction}."
-    if predicted.statistics is not None and (statistics := _statistics(measured)):
-        yield (
-            f"{mode}: the first batch norm's means were off by {_span(statistics)} standard deviations of a sample; "
-            f"predicted {predicted.statistics:.3g}."
-        )
 
 
 def _warnings(record: ReproduceRecord) -> Iterator[ReportWarning]:
@@ -423,28 +358,4 @@ def _differences_table(record: ReproduceRecord) -> Table:
         "tensors: running statistics, the loss, then layer by layer backwards. ULPs: how many floating-point numbers "
         "the two values are apart; most ULPs: the largest in that tensor. Elements of that tensor and tensors: how "
         "many differ after that step. Runs with the same bits are shown once.",
-    )
-
-
-def _drift_table(record: ReproduceRecord) -> Table:
-    measured = ((predicted, runs) for predicted, runs in record.drifts() if runs)
-    sections = grouped(measured, lambda row: f"batch norm {row[0].batch_norm}")
-    columns: tuple[Column[tuple[PredictedDrift, list[MeasuredDrift]]], ...] = (
-        Column(head="devices", cell=lambda row: str(row[0].devices)),
-        Column(head="parameters", cell=lambda row: _span([drift.parameters for drift in row[1]])),
-        Column(head="predicted", cell=lambda row: digits(row[0].parameters, 3)),
-        Column(head="batch-norm means", cell=lambda row: _span(_statistics(row[1]))),
-        Column(head="predicted", cell=lambda row: digits(row[0].statistics, 3)),
-        Column(head="last loss", cell=lambda row: _span([drift.loss for drift in row[1]])),
-    )
-    return table(
-        title="Drift from one device",
-        columns=columns,
-        sections=sections,
-        note="Parameters: |w_n - w_1| / |w_1| after the last step, predicted from rounding as a random walk (which "
-        "no longer holds once a rectifier or a maximum switches). "
-        "Batch-norm means: the difference between a device's mean and the whole batch's, in the first batch norm "
-        "before training, as a root mean square over the first 16 batches, in standard deviations of a sample; "
-        "predicted as the square root of 1/b - 1/B. Last loss: relative difference. Ranges are over thresholds, "
-        "algorithms and overlaps.",
     )

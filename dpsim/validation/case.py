@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -137,37 +137,46 @@ def read_cases(sets: Mapping[str, PublishedSet], folder: Path = FOLDER) -> tuple
     cases = list[Case]()
     for path in sorted((folder / "cases").glob("*.toml")):
         case = codec.read(path, Case, "case", SCHEMA)
-        if case.dataset not in sets:
-            raise FileFormatError(f"{path}: {unknown('dataset', case.dataset, sets)}")
-        columns = sets[case.dataset].provenance.columns
-        for name in (*case.apart, *case.hold_out, *case.where, *case.known):
-            if name not in columns:
-                raise FileFormatError(f"{path}: {unknown('column', name, columns)}")
-        needed = {"devices", "size_bytes"} if case.quantity == "collective" else {"devices"}
-        if missing := sorted(needed - columns.keys()):
-            raise FileFormatError(
-                f"{path}: the set {case.dataset} has no column {', '.join(missing)}",
-                allowed=f"a set of {case.quantity}s, with the columns {', '.join(sorted(needed))}",
-            )
-        for name, values in (*case.where.items(), *case.known.items()):
-            there = dict.fromkeys(row.values.get(name) for row in sets[case.dataset].rows if name in row.values)
-            for value in values:
-                if value not in there:
-                    raise FileFormatError(
-                        f"{path}: no row of {case.dataset} has {value!r} in the column {name}",
-                        allowed=", ".join(map(repr, there)),
-                    )
-        for name in case.plan:
-            if name not in Plan.__struct_fields__:
-                raise FileFormatError(f"{path}: {unknown('field of a plan', name, Plan.__struct_fields__)}")
-        if case.name in (other.name for other in cases):
-            raise FileFormatError(f"{path}: a second case {case.name!r}", allowed="a name for each case")
+        try:
+            _check(case, sets)
+            if case.name in (other.name for other in cases):
+                raise ConfigError(f"a second case {case.name!r}", allowed="a name for each case")
+        except ConfigError as error:
+            raise FileFormatError(f"{path}: {error.given}", allowed=error.allowed, remedy=error.remedy) from error
         cases.append(case)
     if not cases:
         raise FileFormatError(
             f"{folder} has no cases", allowed="one or more files cases/NAME.toml", remedy="see docs/validate.md"
         )
     return tuple(cases)
+
+
+def _check(case: Case, sets: Mapping[str, PublishedSet]) -> None:
+    """Raise ``ConfigError`` where a case names a set, a column, a value or a field that does not exist."""
+    chosen = (*case.where.items(), *case.known.items())
+    _require("dataset", [case.dataset], sets)
+    columns, rows = sets[case.dataset].provenance.columns, sets[case.dataset].rows
+    _require("column", (*case.apart, *case.hold_out, *(name for name, _ in chosen)), columns)
+    _require("field of a plan", case.plan, Plan.__struct_fields__)
+    needed = {"devices", "size_bytes"} if case.quantity == "collective" else {"devices"}
+    if missing := sorted(needed - columns.keys()):
+        raise ConfigError(
+            f"the set {case.dataset} has no column {', '.join(missing)}",
+            allowed=f"a set of {case.quantity}s, with the columns {', '.join(sorted(needed))}",
+        )
+    for name, values in chosen:
+        there = dict.fromkeys(row.values[name] for row in rows if name in row.values)
+        if missing := [value for value in values if value not in there]:
+            raise ConfigError(
+                f"no row of {case.dataset} has {missing[0]!r} in the column {name}",
+                allowed=", ".join(map(repr, there)),
+            )
+
+
+def _require(what: str, names: Iterable[str], allowed: Collection[str]) -> None:
+    for name in names:
+        if name not in allowed:
+            raise unknown(what, name, allowed)
 
 
 def parts(case: Case, published: PublishedSet, *, undivided: bool = False) -> Iterator[Part]:

@@ -184,24 +184,23 @@ def _workload(inputs: ModelInputs, folder: Path, known_batch: int | None) -> Wor
     Times that are free stand at the local batch that they will be fitted at (``known_batch``).
     """
     profile = _read(_first_there(inputs.profile, folder / "workloads", FOLDER / "workloads", MACHINES))
-    totals = [sum(getattr(layer, name)[0] for layer in profile.layers) for name in ("forward_s", "backward_s")]
-    factors = [
-        1.0 if published is None else published / total
-        for published, total in zip((inputs.forward_s, inputs.backward_s), totals, strict=True)
-    ]
+    published = {"forward_s": inputs.forward_s, "backward_s": inputs.backward_s}
+    factors = {
+        name: seconds / sum(getattr(layer, name)[0] for layer in profile.layers)
+        for name, seconds in published.items()
+        if seconds is not None
+    }
 
     def fitted(layer: Layer) -> Layer:
-        forward_s, backward_s = (
-            tuple(factor * each for each in times)
-            for factor, times in zip(factors, (layer.forward_s, layer.backward_s), strict=True)
-        )
-        tensors = layer.tensors
+        fields: dict[str, Any] = {
+            name: tuple(factor * each for each in getattr(layer, name)) for name, factor in factors.items()
+        }
         if inputs.tensors != 1:
-            tensors = tuple(
+            fields["tensors"] = tuple(
                 Tensor(name=each.name, shape=(round(inputs.tensors * each.elements),), dtype=each.dtype)
-                for each in tensors
+                for each in layer.tensors
             )
-        return msgspec.structs.replace(layer, forward_s=forward_s, backward_s=backward_s, tensors=tensors)
+        return msgspec.structs.replace(layer, **fields)
 
     workload = msgspec.structs.replace(profile, layers=tuple(map(fitted, profile.layers)))
     if known_batch is not None and inputs.forward_s is None and len(profile.local_batches) == 1:
@@ -224,18 +223,15 @@ def _with_free(inputs: Mapping[int, RowInputs], free: Mapping[str, float], fill:
             return base
         return msgspec.structs.replace(base, link=msgspec.structs.replace(base.link, **of_link))
 
-    workload_by_id = {
-        id(each): workload(each) for each in {id(e.workload): e.workload for e in inputs.values()}.values()
-    }
-    machine_by_id = {id(each): machine(each) for each in {id(e.machine): e.machine for e in inputs.values()}.values()}
-    return {
-        line: fill(
-            RowInputs(
-                workload=workload_by_id[id(each.workload)], machine=machine_by_id[id(each.machine)], plan=each.plan
-            )
-        )
-        for line, each in inputs.items()
-    }
+    changed = _changed(_changed(inputs, "workload", workload), "machine", machine)
+    return {line: fill(each) for line, each in changed.items()}
+
+
+def _changed(inputs: Mapping[int, RowInputs], name: str, change: Callable[[Any], Any]) -> dict[int, RowInputs]:
+    """Return the inputs with their workloads or machines changed; one object for equal ones."""
+    before = {id(value): value for value in (getattr(each, name) for each in inputs.values())}
+    after = {key: change(value) for key, value in before.items()}
+    return {line: replace(each, **{name: after[id(getattr(each, name))]}) for line, each in inputs.items()}
 
 
 def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill = as_stated) -> dict[int, RowInputs]:
@@ -285,7 +281,8 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
         start = least_squares(misfits, start, loss="soft_l1", f_scale=_WRONG, **ends).x.tolist()
     degrees_of_freedom = len(part.known) - len(names)
     if COMPUTE in names and degrees_of_freedom > 0:
-        stated = _with_scatter(stated, _scatter(misfits(start), degrees_of_freedom))
+        scatter = _scatter(misfits(start), degrees_of_freedom)
+        stated = _changed(stated, "workload", lambda base: msgspec.structs.replace(base, relative_uncertainty=scatter))
     return _with_free(stated, free(start), fill)
 
 
@@ -309,12 +306,3 @@ def _scatter(misfits: Sequence[float], degrees_of_freedom: int) -> float:
 
     of_normal = float(np.median(np.abs(misfits))) / norm.ppf(0.75) * math.sqrt(len(misfits) / degrees_of_freedom)
     return float(of_normal * t.ppf(0.95, degrees_of_freedom) / norm.ppf(0.95))
-
-
-def _with_scatter(inputs: Mapping[int, RowInputs], scatter: float) -> dict[int, RowInputs]:
-    """Return inputs whose computing times are as uncertain as a fit scatters; one workload for equal ones."""
-    by_id = {id(each.workload): each.workload for each in inputs.values()}
-    scattered = {
-        key: msgspec.structs.replace(workload, relative_uncertainty=scatter) for key, workload in by_id.items()
-    }
-    return {line: replace(each, workload=scattered[id(each.workload)]) for line, each in inputs.items()}

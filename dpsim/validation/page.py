@@ -10,6 +10,7 @@ import numpy as np
 
 from dpsim.codec import write_text
 from dpsim.columns import columns_of
+from dpsim.grouping import grouped
 from dpsim.model.defaults import Default
 from dpsim.report.charts import Chart, Dot, Rows
 from dpsim.report.content import Card, Content, Tile
@@ -75,8 +76,7 @@ def scores_table(scores: Sequence[Score], title: str, head: str = "set") -> Tabl
 
 
 def _by_quantity(scores: Sequence[Score]) -> dict[str, list[Score]]:
-    names = dict.fromkeys(score.quantity for score in scores)
-    return {f"{name}s": [score for score in scores if score.quantity == name] for name in names}
+    return {f"{name}s": alike for name, alike in grouped(scores, lambda score: score.quantity).items()}
 
 
 def _contestants_tables(validation: Validation) -> Iterator[Table]:
@@ -223,15 +223,10 @@ def _skill_chart(scores: Sequence[Score]) -> Chart:
     """Return the error over that of the null of each set, with the quartiles over its cases."""
 
     def dot(score: Score) -> Dot:
-        names = np.array([row.case for row in score.rows_judged])
         least = 1e-3
-        ratios = [
-            max(float(np.median(score.errors[names == name])), least)
-            / max(float(np.median(score.null_errors[names == name])), least)
-            for name in score.cases_named
-        ]
+        medians = score.table.groupby("case")[["error", "null_error"]].median().clip(lower=least)
         value = max(score.median_abs_error, least) / max(score.null_median_abs_error, least)
-        low, high = np.quantile(ratios, [0.25, 0.75])
+        low, high = np.quantile(medians.error / medians.null_error, [0.25, 0.75])
         return Dot(value=value, low=min(float(low), value), high=max(float(high), value), look="predicted")
 
     rows = Rows(
@@ -248,9 +243,9 @@ def _errors_chart(scores: Sequence[Score]) -> Chart:
     """Return where measured over predicted lies for each set, and the ends of its intervals over predicted."""
 
     def dots(score: Score) -> list[Dot]:
-        own = score.rows_judged
-        low, median, high = np.quantile([row.measured / row.predicted for row in own], [0.05, 0.5, 0.95]).tolist()
-        ends = [float(np.median([getattr(row, end) / row.predicted for row in own])) for end in ("low", "high")]
+        own = score.table
+        low, median, high = np.quantile(own.measured / own.predicted, [0.05, 0.5, 0.95]).tolist()
+        ends = [float(np.median(own[end] / own.predicted)) for end in ("low", "high")]
         return [
             Dot(value=median, low=low, high=high, look="measured"),
             Dot(value=1.0, low=ends[0], high=ends[1], look="predicted"),

@@ -127,14 +127,15 @@ def _row(table: Path, line: int, cells: list[str], provenance: Provenance) -> Pu
     if len(cells) != len(provenance.columns):
         raise FileFormatError(f"{where}: {len(cells)} cells", allowed=f"{len(provenance.columns)}, one a column")
     texts = dict(zip(provenance.columns, cells, strict=True))
-    outcome = _number(where, provenance.outcome, texts[provenance.outcome])
-    if not (math.isfinite(outcome) and outcome > 0):
-        raise FileFormatError(f"{where}: {provenance.outcome} is {outcome}", allowed="a finite number above 0")
-    values: dict[str, Any] = {
-        name: texts[name] if column.unit in ("name", "text") else _value(where, name, texts[name], column)
-        for name, column in provenance.columns.items()
-        if name != provenance.outcome and texts[name]
+    values = {
+        name: _value(where, name, texts[name], column) for name, column in provenance.columns.items() if texts[name]
     }
+    outcome = values.pop(provenance.outcome, math.nan)
+    if not 0 < outcome < math.inf:
+        raise FileFormatError(
+            f"{where}: {provenance.outcome} is {texts[provenance.outcome] or 'empty'}",
+            allowed="a finite number above 0",
+        )
     for name in _COUNTS:
         if name in texts and not (isinstance(values.get(name), int) and values[name] >= 1):
             raise FileFormatError(f"{where}: {name} is {texts[name]!r}", allowed="a whole number of 1 or more")
@@ -146,20 +147,16 @@ def _row(table: Path, line: int, cells: list[str], provenance: Provenance) -> Pu
     return PublishedRow(line=line, values=values, outcome=outcome)
 
 
-def _value(where: str, name: str, text: str, column: PublishedColumn) -> float:
-    """Return the number of a cell: a count has to be a whole one, and bytes are where they can."""
-    value = _number(where, name, text)
-    is_whole = value.is_integer()
-    if column.unit == "count" and not is_whole:
-        raise FileFormatError(f"{where}: {name} is {text}", allowed="a whole number")
-    return int(value) if is_whole and column.unit in ("count", "bytes") else value
-
-
-def _number(where: str, name: str, text: str) -> float:
+def _value(where: str, name: str, text: str, column: PublishedColumn) -> Any:
+    """Return what a cell holds: a text, or a number. A count has to be a whole one, and bytes are where they can."""
+    if column.unit in ("name", "text"):
+        return text
     try:
         value = float(text)
-    except ValueError as error:
-        raise FileFormatError(f"{where}: {name} is {text!r}", allowed="a number") from error
+    except ValueError:
+        value = math.nan
     if math.isnan(value):
         raise FileFormatError(f"{where}: {name} is {text!r}", allowed="a number")
-    return value
+    if column.unit == "count" and not value.is_integer():
+        raise FileFormatError(f"{where}: {name} is {text}", allowed="a whole number")
+    return int(value) if column.unit in ("count", "bytes") and value.is_integer() else value

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from dpsim.columns import Column, Row
 from dpsim.errors import ConfigError
+from dpsim.grouping import grouped
 from dpsim.harness.sweep.coverage import constant_scores, interval_scores
 from dpsim.model.residuals import LEVEL
 from dpsim.validation.case import Quantity
@@ -21,20 +22,23 @@ QUANTITIES: tuple[Quantity, ...] = ("collective", "step")
 
 
 class Score(Row):
-    """How right the predictions of some rows are. ``weights`` (one a row) sum to 1."""
+    """How right the predictions of some rows are.
+
+    ``table`` has a row for each, with its ``case``, its ``measured``, ``predicted``, ``low`` and ``high`` seconds, its
+    |error| (``error``) and those of both nulls (``null_error``, ``best_null_error``), whether it lies ``inside`` its
+    interval or is predicted ``too_fast``, its ``interval_score`` and that of a constant factor (``constant``), and its
+    ``weight``; the weights sum to 1.
+    """
 
     rows_judged: Sequence[JudgedRow]
-    weights: Floats
-    null_errors: Floats
-    best_null_errors: Floats
-    constant: Floats
+    table: pd.DataFrame
 
     name = Column["Score", str]("name", "The set, or what is pooled.")
     quantity = Column["Score", str]("name", "`collective` or `step`.", lambda s: s.rows_judged[0].quantity)
-    cases = Column["Score", int]("count", "Cases: what is held out at once.", lambda s: len(s.cases_named))
+    cases = Column["Score", int]("count", "Cases: what is held out at once.", lambda s: s.table.case.nunique())
     rows = Column["Score", int]("count", "Rows that are judged.", lambda s: len(s.rows_judged))
-    median_abs_error = Column["Score", float]("ratio", "The median of |error| over rows.", lambda s: s.median(s.errors))
-    max_abs_error = Column["Score", float]("ratio", "The largest |error|.", lambda s: float(s.errors.max()))
+    median_abs_error = Column["Score", float]("ratio", "The median of |error| over rows.", lambda s: s.median("error"))
+    max_abs_error = Column["Score", float]("ratio", "The largest |error|.", lambda s: float(s.table.error.max()))
     null = Column["Score", str](
         "name",
         "The null that is chosen beforehand: of those that saw no judged row, the one that errs least on the other"
@@ -42,13 +46,13 @@ class Score(Row):
         " its best one.",
     )
     null_median_abs_error = Column["Score", float](
-        "ratio", "The median of |error| of the null.", lambda s: s.median(s.null_errors)
+        "ratio", "The median of |error| of the null.", lambda s: s.median("null_error")
     )
     best_null = Column["Score", str](
         "name", "The null that errs least on the set itself: it is chosen with hindsight, by the judged rows."
     )
     best_null_median_abs_error = Column["Score", float](
-        "ratio", "The median of |error| of the best null with hindsight.", lambda s: s.median(s.best_null_errors)
+        "ratio", "The median of |error| of the best null with hindsight.", lambda s: s.median("best_null_error")
     )
     skill = Column["Score", float | None](
         "ratio",
@@ -62,66 +66,42 @@ class Score(Row):
         "count", "Cases with a smaller median error than the null.", lambda s: s.count_better_cases()
     )
     coverage = Column["Score", float](
-        "ratio", "The share of rows inside their 90 % intervals.", lambda s: s.mean(s.inside)
+        "ratio", "The share of rows inside their 90 % intervals.", lambda s: s.mean("inside")
     )
     interval_score = Column["Score", float](
         "ratio",
         "The mean of (width + 20 times the distance outside) / measured: less is better.",
-        lambda s: s.mean(s.interval_scores),
+        lambda s: s.mean("interval_score"),
     )
     constant_interval_score = Column["Score", float](
         "ratio",
         "The same of intervals a constant factor wide, which is the best one for the other sets.",
-        lambda s: s.mean(s.constant),
+        lambda s: s.mean("constant"),
     )
     too_fast = Column["Score", float](
         "ratio",
         "The share of rows that are predicted too fast.",
-        lambda s: s.mean(np.array([float(row.error < 0) for row in s.rows_judged])),
+        lambda s: s.mean("too_fast"),
     )
-
-    @property
-    def cases_named(self) -> list[str]:
-        return list(dict.fromkeys(row.case for row in self.rows_judged))
-
-    @property
-    def errors(self) -> Floats:
-        return np.array([abs(row.error) for row in self.rows_judged])
-
-    @property
-    def inside(self) -> Floats:
-        return np.array([float(row.low <= row.measured <= row.high) for row in self.rows_judged])
-
-    @property
-    def interval_scores(self) -> Floats:
-        low, high, measured = (np.array([getattr(r, name) for r in self.rows_judged]) for name in _ENDS)
-        return interval_scores(low, high, measured, LEVEL)
 
     def skill_over(self, null_error: float) -> float | None:
         """Return 1 - median error / error of a null; ``None`` where that makes none."""
         return 1 - self.median_abs_error / null_error if null_error > 0 else None
 
-    def mean(self, values: Floats) -> float:
+    def mean(self, column: str) -> float:
         """Return the weighted mean."""
-        return float(np.dot(values, self.weights))
+        return float(np.dot(self.table[column], self.table.weight))
 
-    def median(self, values: Floats) -> float:
+    def median(self, column: str) -> float:
         """Return the weighted median: the mean of the lower and the upper one."""
-        order = np.argsort(values)
-        reached = np.cumsum(self.weights[order])
-        middle = [int(np.searchsorted(reached, 0.5 - _ROUNDING)), int(np.searchsorted(reached, 0.5 + _ROUNDING))]
-        return float(values[order][middle].mean())
+        ordered = self.table.sort_values(column)
+        middle = np.searchsorted(np.cumsum(ordered.weight), [0.5 - _ROUNDING, 0.5 + _ROUNDING])
+        return float(ordered[column].to_numpy()[middle].mean())
 
     def count_better_cases(self) -> int:
         """Return in how many cases the median error is below the null's."""
-        names = np.array([row.case for row in self.rows_judged])
-        return sum(
-            bool(np.median(self.errors[names == name]) < np.median(self.null_errors[names == name]))
-            for name in self.cases_named
-        )
-
-
-_ENDS = ("low", "high", "measured")
+        medians = self.table.groupby("case")[["error", "null_error"]].median()
+        return int((medians.error < medians.null_error).sum())
 
 
 def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lambda row: row.dataset) -> list[Score]:
@@ -129,60 +109,56 @@ def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lamb
     found = []
     for quantity in QUANTITIES:
         alike = [row for row in rows if row.quantity == quantity]
-        constant = _constant(alike) if alike else np.empty(0)
-        nulls = _nulls_beforehand(alike)
-        for name in dict.fromkeys(map(key, alike)):
-            chosen = np.array([key(row) == name for row in alike])
-            of_key = [row for row in alike if key(row) == name]
-            found.append(_score(name, of_key, constant[chosen], nulls[of_key[0].dataset]))
+        if not alike:
+            continue
+        nulls, table, names = _nulls_beforehand(alike), _table(alike), np.array([key(row) for row in alike])
+        for name in dict.fromkeys(names.tolist()):
+            members = np.flatnonzero(names == name).tolist()
+            found.append(_score(name, [alike[number] for number in members], table.iloc[members], nulls))
     return found
 
 
-def _nulls_beforehand(rows: Sequence[JudgedRow]) -> dict[str, str | None]:
-    """Return for each set the null that errs least on the other sets; ``None`` for one that is alone."""
-    excess: dict[str, dict[str, float]] = {}
-    for name in dict.fromkeys(row.dataset for row in rows):
-        errors = {
-            null: max(float(np.median(of_null)), _ROUNDING)
-            for null, of_null in _null_errors(name, [row for row in rows if row.dataset == name]).items()
-        }
-        excess[name] = {null: math.log(error / min(errors.values())) for null, error in errors.items()}
+def _table(rows: Sequence[JudgedRow]) -> pd.DataFrame:
+    """Return the rows with their scores, but for those of nulls."""
+    names = ("case", "measured", "predicted", "low", "high")
+    table = pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
+    _, members = np.unique([row.dataset for row in rows], return_inverse=True)
+    measured, predicted, low, high = (table[name].to_numpy() for name in names[1:])
+    weights = 1 / np.bincount(members)[members]
+    return table.assign(
+        error=[abs(row.error) for row in rows],
+        inside=((low <= measured) & (measured <= high)).astype(float),
+        too_fast=(predicted < measured).astype(float),
+        interval_score=interval_scores(low, high, measured, LEVEL),
+        constant=constant_scores(predicted, measured, members, LEVEL, weights=weights)[1],
+    )
 
-    def beforehand(name: str) -> str | None:
-        others = [of_set for other, of_set in excess.items() if other != name]
-        means = {
-            null: float(np.mean(values))
-            for null in excess[name]
-            if (values := [of_set[null] for of_set in others if null in of_set])
-        }
-        return min(means, key=means.__getitem__, default=None)
 
-    return {name: beforehand(name) for name in excess}
+def _nulls_beforehand(rows: Sequence[JudgedRow]) -> dict[str, str]:
+    """Return for each set the null that errs least on the other sets; a set that is alone has none."""
+    errors = {name: _null_errors(name, of_set) for name, of_set in grouped(rows, lambda row: row.dataset).items()}
+    medians = pd.DataFrame(
+        {name: {null: np.median(e) for null, e in of_set.items()} for name, of_set in errors.items()}
+    )
+    excess = np.log(medians.clip(lower=_ROUNDING) / medians.clip(lower=_ROUNDING).min())
+    means = {
+        name: excess.loc[list(of_set), excess.columns != name].mean(axis=1).dropna() for name, of_set in errors.items()
+    }
+    return {name: str(mean.idxmin()) for name, mean in means.items() if len(mean)}
 
 
 def pooled(scores: Iterable[Score]) -> list[Score]:
     """Return one score for collectives and one for steps, in which every set weighs the same."""
-    listed = list(scores)
-    found = []
-    for quantity in QUANTITIES:
-        members = [score for score in listed if score.quantity == quantity]
-        if not members:
-            continue
-        joined = {
-            name: np.concatenate([getattr(score, name) for score in members])
-            for name in ("null_errors", "best_null_errors", "constant")
-        }
-        found.append(
-            Score(
-                name=f"all {quantity}s",
-                rows_judged=[row for score in members for row in score.rows_judged],
-                weights=np.concatenate([score.weights for score in members]) / len(members),
-                null="that of each set",
-                best_null="the best of each set",
-                **joined,
-            )
+    return [
+        Score(
+            name=f"all {quantity}s",
+            rows_judged=[row for score in members for row in score.rows_judged],
+            null="that of each set",
+            best_null="the best of each set",
+            table=pd.concat(score.table.assign(weight=score.table.weight / len(members)) for score in members),
         )
-    return found
+        for quantity, members in grouped(scores, lambda score: score.quantity).items()
+    ]
 
 
 def _null_errors(name: str, rows: Sequence[JudgedRow]) -> dict[str, Floats]:
@@ -199,24 +175,9 @@ def _null_errors(name: str, rows: Sequence[JudgedRow]) -> dict[str, Floats]:
     return {null: np.abs(np.array([each[null] for each in nulls]) / measured - 1) for null in common}
 
 
-def _score(name: str, rows: Sequence[JudgedRow], constant: Floats, beforehand: str | None) -> Score:
+def _score(name: str, rows: Sequence[JudgedRow], table: pd.DataFrame, beforehand: Mapping[str, str]) -> Score:
     errors = _null_errors(name, rows)
     best = min(errors, key=lambda null: float(np.median(errors[null])))
-    null = beforehand or best
-    return Score(
-        name=name,
-        rows_judged=rows,
-        weights=np.full(len(rows), 1 / len(rows)),
-        null=null,
-        null_errors=errors[null],
-        best_null=best,
-        best_null_errors=errors[best],
-        constant=constant,
-    )
-
-
-def _constant(rows: Sequence[JudgedRow]) -> Floats:
-    """Return the interval score of each row where the width is a constant factor, the best one for the other sets."""
-    predicted, measured = (np.array([getattr(row, name) for row in rows]) for name in ("predicted", "measured"))
-    _, members = np.unique([row.dataset for row in rows], return_inverse=True)
-    return constant_scores(predicted, measured, members, LEVEL, weights=1 / np.bincount(members)[members])[1]
+    null = beforehand.get(rows[0].dataset, best)
+    table = table.assign(null_error=errors[null], best_null_error=errors[best], weight=1 / len(rows))
+    return Score(name=name, rows_judged=rows, null=null, best_null=best, table=table)

@@ -113,18 +113,23 @@ class _Run(Run):
         prepare(self.folder)
         self.start(command.words)
 
+    def alive(self) -> Iterator[tuple[str, psutil.Process]]:
+        """Yield the processes of the command, each with what it is to it."""
+        for pid in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                yield _kind(process, self.process.pid), process
+
     def hit(self, attack: Attack) -> bool:
         """Send the signal; False where the command ended before it had such a process."""
         time.sleep(attack.after_s)
         while self.process.poll() is None:
-            for pid in self.processes():
+            for process in [process for kind, process in self.alive() if kind == attack.kind]:
                 with contextlib.suppress(psutil.Error, FileNotFoundError):
-                    process = psutil.Process(pid)
-                    if _kind(process, self.process.pid) == attack.kind:
-                        self.rank = int(process.environ().get("PMI_RANK", -1))
-                        self.ignores, self.said = _ignores(pid, attack), self.text()
-                        process.send_signal(attack.number)
-                        return True
+                    self.rank = int(process.environ().get("PMI_RANK", -1))
+                    self.ignores, self.said = _ignores(process.pid, attack), self.text()
+                    process.send_signal(attack.number)
+                    return True
         return False
 
     def wait(self) -> int:
@@ -132,22 +137,14 @@ class _Run(Run):
         try:
             return self.process.wait(GONE_WITHIN_S)
         except subprocess.TimeoutExpired:
-            for pid in self.processes():
-                with contextlib.suppress(psutil.Error):
-                    if _kind(psutil.Process(pid), self.process.pid) not in ("launcher", "keeper", "job", ""):
-                        raise
+            if {kind for kind, _ in self.alive()} - {"launcher", "keeper", "job", ""}:
+                raise
         return self.process.wait(_REPORTS_S)
 
     def job_ends(self) -> None:
         """Wait for the end of a watched job, which goes on whatever happens to the command."""
         until = time.monotonic() + _CONTINUES_S
-        while time.monotonic() < until:
-            kinds = []
-            for pid in self.processes():
-                with contextlib.suppress(psutil.Error):
-                    kinds.append(_kind(psutil.Process(pid), self.process.pid))
-            if "job" not in kinds:
-                return
+        while time.monotonic() < until and "job" in {kind for kind, _ in self.alive()}:
             time.sleep(0.1)
 
     def predictions(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The driver of all attacks: cases, what became of each, what is wrong with that; a file from which they continue."""
+"""The driver of attacks: cases, what became of each, what is wrong with that; a file from which they continue."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.errors import ConfigError, unknown
+from dpsim.errors import unknown
 from dpsim.experiments import command
 from dpsim.experiments.command import ROOT
 from dpsim.launch.scratch import scratch
-from dpsim.study.environment import stamp
 
-SCHEMA = "dpsim.hostile/1"
 CASES_VARIABLE = "DPSIM_ATTACK_CASES"
 """The environment variable by which property tests learn how many cases to draw."""
 _STATISTICS = re.compile(r"(\d+) passing, (\d+) failing, and (\d+) invalid test cases((?:\n {4}.*)*)")
@@ -38,28 +35,12 @@ class Outcome(Noun, frozen=True):
     wrong: str = ""
 
 
-class Tally(Noun, frozen=True):
-    """All cases of a part so far: how many became what, and those that went wrong."""
-
-    part: str
-    seed: int
-    cases: int = 0
-    became: dict[str, int] = msgspec.field(default_factory=dict)
-    wrong: tuple[Outcome, ...] = ()
-    at: str = ""
-    schema: str = SCHEMA
-
-    def add(self, outcome: Outcome) -> Tally:
-        """Return this tally with one more case."""
-        became = self.became | {outcome.became: self.became.get(outcome.became, 0) + 1}
-        wrong = (*self.wrong, outcome) if outcome.wrong else self.wrong
-        return msgspec.structs.replace(self, cases=self.cases + 1, became=became, wrong=wrong, at=stamp())
-
-    def text(self) -> str:
-        """Return how many cases became what, as a table for people, and a line for each that went wrong."""
-        lines = [f"{self.part}: {self.cases} cases, {len(self.wrong)} went wrong"]
-        lines += [f"{count:8}  {what}" for what, count in sorted(self.became.items())]
-        return "\n".join([*lines, *(f"  {outcome.case}: {outcome.wrong}" for outcome in self.wrong)])
+def shown(part: str, outcomes: Sequence[Outcome]) -> str:
+    """Return how many cases became what, as a table for people, and a line for each that went wrong."""
+    wrong = [f"  {outcome.case}: {outcome.wrong}" for outcome in outcomes if outcome.wrong]
+    counts = sorted(Counter(outcome.became for outcome in outcomes).items())
+    rows = [f"{count:8}  {became}" for became, count in counts]
+    return "\n".join([f"{part}: {len(outcomes)} cases, {len(wrong)} went wrong", *rows, *wrong])
 
 
 Run = Callable[[int, int, int, Path], Iterable[Outcome]]
@@ -92,32 +73,18 @@ def by_hypothesis(tests: str) -> Run:
     return run
 
 
-def tallied(part: str, seed: int, cases: int, file: Path | None, run: Callable[[int], Iterable[Outcome]]) -> Tally:
-    """Return the tally of ``cases`` cases: ``run(first)`` yields the outcomes from case ``first`` on, in order.
-
-    ``file`` is kept up to date and continued if it exists. Raises ``ConfigError`` where it is of another seed.
-    """
-    tally = Tally(part=part, seed=seed)
-    if file is not None and file.exists():
-        tally = codec.read(file, Tally, "tally", SCHEMA)
-        if (tally.part, tally.seed) != (part, seed):
-            raise ConfigError(
-                f"{file} is of part {tally.part} with seed {tally.seed}",
-                allowed=f"part {part} with seed {seed}",
-                remedy="choose another folder with --output",
-            )
-    for outcome in run(tally.cases) if tally.cases < cases else ():
-        tally = tally.add(outcome)
-        if file is not None:
-            codec.write(file, tally)
-    return tally
-
-
-def attack(title: str, part: Part, cases: int, seed: int, output: Path | None) -> Tally:
-    """Run an attack. Raises ``ConfigError`` for counts of another seed."""
-    file = output / f"{title}.json" if output is not None and part.continues else None
+def attack(part: Part, cases: int, seed: int, file: Path | None) -> list[Outcome]:
+    """Return the outcomes of ``cases`` cases. ``file`` has those so far, a line of JSON each; new ones are added."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
+    outcomes = [codec.decode(codec.parse_json(line), Outcome, "outcome") for line in lines]
     with scratch("attack") as folder:
-        return tallied(title, seed, cases, file, lambda first: part.run(first, cases, seed, folder))
+        for outcome in part.run(len(outcomes), cases, seed, folder) if len(outcomes) < cases else ():
+            outcomes.append(outcome)
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("a", encoding="utf-8") as log:
+                    log.write(codec.to_json(outcome, indent=None) + "\n")
+    return outcomes
 
 
 def main(name: str, description: str | None, parts: Mapping[str, Part]) -> int:
@@ -137,11 +104,12 @@ def main(name: str, description: str | None, parts: Mapping[str, Part]) -> int:
             if title not in parts:
                 raise unknown("part", title, parts)
             part, begin_s = parts[title], time.monotonic()
-            tally = attack(title, part, given.cases or part.cases, given.seed, given.output)
-            seconds = time.monotonic() - begin_s
-            print(f"{tally.text()}\n  {seconds:.0f} s", flush=True)
-            wrong += len(tally.wrong)
-            rows.append(f"{title:<12}{tally.cases:>8}{len(tally.wrong):>8}{seconds:>9.0f}")
+            file = given.output / f"{title}-{given.seed}.jsonl" if given.output and part.continues else None
+            outcomes = attack(part, given.cases or part.cases, given.seed, file)
+            of_part, seconds = sum(bool(outcome.wrong) for outcome in outcomes), time.monotonic() - begin_s
+            print(f"{shown(title, outcomes)}\n  {seconds:.0f} s", flush=True)
+            wrong += of_part
+            rows.append(f"{title:<12}{len(outcomes):>8}{of_part:>8}{seconds:>9.0f}")
         print("\n".join(["", *rows]))
         return int(wrong > 0)
 

@@ -138,6 +138,11 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("train --fusion-rule ddp --set fusion_rule=one", "--fusion-rule ddp and --set fusion_rule=one", "one of the"),
         ("predict --page a.html --assume contention=2", "--assume with --page", "a slider for each setting"),
         ("train --set overlap=maybe", "unknown overlap 'maybe'", "poll"),
+        (
+            "sweep devices --algorithm own.py:tree",
+            "unknown algorithm 'own.py:tree'",
+            "as the entry point dpsim.algorithms",
+        ),
         ("train --fusion-rule none", "unknown fusion rule 'none'", "tarantella"),
         ("train --network wifi", "network 'wifi' is not understood", "paced:50us,1gbit"),
         ("train --network paced:1day,1gbit", "duration '1day' is not understood", "write it like 50us"),

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dpsim import codec
-from dpsim.errors import ConfigError
 from dpsim.experiments.stress import kills, running
 from dpsim.experiments.stress.kills import COMMANDS, Attack
-from dpsim.experiments.stress.tally import CASES_VARIABLE, Outcome, Tally, by_hypothesis, tallied
+from dpsim.experiments.stress.tally import CASES_VARIABLE, Outcome, Part, attack, by_hypothesis, shown
 
 
 @pytest.mark.slow
@@ -69,18 +67,16 @@ def test_cases_that_hypothesis_draws_are_counted_by_what_became_of_them_and_a_fa
     assert "1 failed" in list(by_hypothesis(str(tests))(0, 40, 3, tmp_path))[-1].wrong
 
 
-def test_an_interrupted_part_goes_on_where_it_was(tmp_path: Path) -> None:
-    file, begun = tmp_path / "part.json", list[int]()
+def test_an_interrupted_attack_goes_on_where_it_was(tmp_path: Path) -> None:
+    file, begun = tmp_path / "out" / "part.jsonl", list[int]()
 
-    def some(first: int) -> Iterator[Outcome]:
+    def some(first: int, last: int, seed: int, folder: Path) -> Iterator[Outcome]:
         begun.append(first)
         for number in range(first, first + 3):
             yield Outcome(case=str(number), became="read", wrong="bad" if number == 1 else "")
 
-    first = tallied("part", 0, 6, file, some)
-    assert (first.cases, len(first.wrong)) == (3, 1)
-    assert tallied("part", 0, 6, file, some).cases == 6
-    assert tallied("part", 0, 6, file, some) == codec.read(file, Tally, "tally", "dpsim.hostile/1")
-    assert begun == [0, 3]
-    with pytest.raises(ConfigError, match="of part part with seed 0"):
-        tallied("part", 1, 6, file, some)
+    part = Part(some, 6)
+    assert shown("part", attack(part, 6, 0, file)) == "part: 3 cases, 1 went wrong\n       3  read\n  1: bad"
+    outcomes = attack(part, 6, 0, file)
+    assert [outcome.case for outcome in outcomes] == [*"012345"]
+    assert attack(part, 6, 0, file) == outcomes and begun == [0, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.sweep import read_predictions, read_results
 from dpsim.report.sweep.cells import PointColumns
 from dpsim.report.sweep.content import answer
+from dpsim.report.sweep.facts import rules
 from dpsim.report.sweep.summary import Summary
+from dpsim.report.sweep.verdict import verdict
 from dpsim.report.sweep.warnings import warnings
 from dpsim.report.words import counted, devices_name, skill_text
 
@@ -63,6 +66,34 @@ def test_intermediate_noise_leaves_no_threshold_surely_best() -> None:
 
 def test_a_disturbed_run_has_no_verdict() -> None:
     assert "nothing can be said: two runs of one setting differ by 376%" in changed("node", noise=3.76)
+
+
+def test_a_single_setting_is_called_neither_best_nor_chosen() -> None:
+    group = next(one for one in CLEAN.groups if one.network == PACED)
+    only = CLEAN.best_measured(group).replaced(is_best_predicted=True)
+    others = (point for point in CLEAN.points if point.group != group.name)
+    comparison = msgspec.structs.replace(CLEAN, points=(only, *others))
+    text = answer(comparison, group).partition(" The median error")[0]
+    assert text.endswith("times as fast as 1. Only one setting was measured.")
+    assert not re.search("best|fastest|whatever|difference|the model had", text, re.IGNORECASE)
+    assert verdict(comparison, group).mark(only) == ""
+
+
+@pytest.mark.parametrize("of_the_same_minutes", ["", "2026-11-28T12:00:00Z"])
+def test_a_report_says_which_of_its_predictions_are_scored(of_the_same_minutes: str) -> None:
+    first, *_ = rules(msgspec.structs.replace(CLEAN, blind_predicted_at=of_the_same_minutes))
+    assert "before the first sample was taken" in first
+    assert ("The scored ones are others: they were made after the last sample" in first) == bool(of_the_same_minutes)
+
+
+def test_what_the_model_predicts_alike_is_a_tie_and_no_choice() -> None:
+    group = next(one for one in CLEAN.groups if one.network == PACED)
+    first, second = CLEAN.best_predicted(group), next(p for p in CLEAN.members(group) if not p.is_best_predicted)
+    same = second.replaced(predicted_step_s=first.predicted_step_s)
+    comparison = msgspec.structs.replace(CLEAN, points=tuple(same if p is second else p for p in CLEAN.points))
+    assert all(point in verdict(comparison, group).chosen for point in (first, same))
+    text = answer(comparison, group)
+    assert "the model had predicted the same for " in text.lower() and "the model had chosen" not in text.lower()
 
 
 def test_the_cost_of_the_choice_is_that_of_the_numbers_beside_it() -> None:

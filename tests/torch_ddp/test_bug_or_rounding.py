@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, Case
+from dpsim.harness.reproduce import script
 from dpsim.harness.reproduce.script import Verdict
 from dpsim.torch_ddp.reproduce import causes
 from dpsim.torch_ddp.reproduce.causes import Finding, first_finding
@@ -24,7 +25,7 @@ from dpsim.torch_ddp.reproduce.observation import (
     write_shards,
     write_step,
 )
-from dpsim.torch_ddp.reproduce.rounding import rounding_of
+from dpsim.torch_ddp.reproduce.rounding import ALLOWANCE, Rounding, rounding_of
 
 Dpsim = Callable[..., tuple[int, str, str]]
 WEIGHT = "head.weight"
@@ -63,11 +64,16 @@ def mean(*parts: tuple[int, ...]) -> np.ndarray:
     return np.mean([OF_SAMPLES[list(samples)].mean(axis=0) for samples in parts], axis=0)
 
 
-def finding(tmp_path: Path, *ranks: RankStep, one: RankStep | None = None) -> Finding | None:
+def runs(tmp_path: Path, *ranks: RankStep, one: RankStep | None = None) -> tuple[Observed, Observed, Rounding]:
+    """The run on one device, the one on these ranks, and what rounding explains."""
     first = observed(tmp_path / "first", one or rank(ORDER))
     shuffled = rank(ORDER, mean(ORDER) * (1 + 1e-7))
     rounding = rounding_of(first, [observed(tmp_path / "null", shuffled, null=1)])
-    return first_finding(first, observed(tmp_path / "other", *ranks), rounding)
+    return first, observed(tmp_path / "other", *ranks), rounding
+
+
+def finding(tmp_path: Path, *ranks: RankStep, one: RankStep | None = None) -> Finding | None:
+    return first_finding(*runs(tmp_path, *ranks, one=one))
 
 
 def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -101,6 +107,12 @@ def test_the_class_of_a_mistake_is_named(
     got = mean(*shares) if reduced is None else reduced
     found = finding(tmp_path, *(rank(share, got) for share in shares))
     assert found is not None and found.kind == kind and found.is_mistake and found.step == 1
+
+
+@pytest.mark.parametrize("got", [mean((0, 1, 2, 3, 4), (5, 6, 7)), 2 * mean(*HALVES), mean(*HALVES) + np.eye(50)[7]])
+def test_the_largest_difference_is_at_least_that_of_what_is_not_rounding(tmp_path: Path, got: np.ndarray) -> None:
+    compared = script._compared(*runs(tmp_path, *(rank(half, got) for half in HALVES)))
+    assert compared.finding is not None and compared.largest is not None and compared.largest > ALLOWANCE
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_fsdp_is_measured_by_gloo_on_the_node_and_its_collectives_calibrated_at_
     experiment = completed(declared, sharded())
     settings = settings_of(experiment.rows)
     assert {setting.runtime for setting in settings} == {FSDP} and len(settings) == 2
-    assert {setting.plan.strategy for setting in settings} == {"zero3:prefetch=0"}
+    assert {(setting.plan.strategy, setting.plan.fusion_rule) for setting in settings} == {("zero3:prefetch=0", "fsdp")}
     (calibration,) = inputs_for(experiment, sharded(), environment()).calibrations
     assert {each.collective.kind for each in calibration.collectives()} == {"all-gather", "reduce-scatter"}
     assert sharded().ddp is not None

@@ -45,7 +45,9 @@ def test_a_record_that_cannot_be_read_is_a_note_beside_the_others(content: bytes
     other.mkdir() if content is None else other.write_bytes(content)
     answer = said([*files, other])
     assert "on 2 ranks" in answer and "Note: the record rank-a.json is not used: " in answer
-    assert said([other]).startswith("dpsim: nothing was learned of the job")
+    alone = said([other])
+    assert alone.startswith("dpsim: nothing was learned of the job")
+    assert "fully_shard (FSDP) are not watched yet" in alone and "sweep and reproduce take scripts with FSDP" in alone
 
 
 STEP = a_rank(0).steps[0]

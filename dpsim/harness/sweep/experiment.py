@@ -99,11 +99,7 @@ def predict_again(predictions: Predictions, prepared: Prepared) -> Predictions:
     """
     experiment = predictions.experiment
     prepared = _with_decided_buckets(
-        prepared,
-        [
-            (point.setting, predictions.workloads[point.workload], predictions.machines[point.machine])
-            for point in predictions.points
-        ],
+        prepared, [(point.setting, *predictions.made_from(point)) for point in predictions.points]
     )
     points = [_predicted_point(experiment, prepared, point.setting, point.same_buckets) for point in predictions.points]
     return msgspec.structs.replace(

@@ -48,8 +48,7 @@ def sweep_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         TrainedSetting(
             comm,
             point.setting,
-            predictions.workloads[point.workload],
-            predictions.machines[point.machine],
+            *predictions.made_from(point),
             dataset,
             experiment.seed,
             before.of(point.setting),

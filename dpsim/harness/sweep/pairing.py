@@ -58,7 +58,8 @@ def joined(
                 allowed="a prediction for every measured point",
                 remedy="run the sweep again: it predicts every point before it measures",
             )
-        point, of = later[beforehand.setting], blind or predictions
+        point = later[beforehand.setting]
+        workload, machine = (blind or predictions).made_from(point)
         step = median_interval(clean_values(members))
         points.append(
             ComparedPoint(
@@ -66,8 +67,8 @@ def joined(
                 predicted=point,
                 beforehand=beforehand,
                 runs=tuple(members),
-                machine=of.machines[point.machine],
-                emulated_compute=of.workloads[point.workload].emulated_compute,
+                machine=machine,
+                emulated_compute=workload.emulated_compute,
                 measured_step_s=step.median,
                 measured_low_s=step.low,
                 measured_high_s=step.high,

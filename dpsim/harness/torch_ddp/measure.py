@@ -126,6 +126,7 @@ class ScriptStudy(Study):
                 progress(f"measuring on {where}: a budget of {budget_s:.3g} s, {most_s:.3g} s at most")
                 points = [point for point in predictions.points if point.setting.where == where]
                 settings = tuple(point.setting for point in points)
+                workload, machine = predictions.made_from(points[0])
                 task = ScriptTask(
                     experiment=msgspec.structs.replace(predictions.experiment, budget_s=budget_s),
                     inputs=samples.inputs or inputs,
@@ -135,8 +136,8 @@ class ScriptStudy(Study):
                     before=samples,
                     save_to=str(save_to.resolve()),
                     limit_s=most_s,
-                    workload=predictions.workloads[points[0].workload],
-                    machine=predictions.machines[points[0].machine],
+                    workload=workload,
+                    machine=machine,
                 )
                 samples = codec.decode(self._on_ranks(task, progress), Samples, "samples")
                 samples = msgspec.structs.replace(samples, complete=True)
@@ -226,7 +227,7 @@ def ready_errors(swept: SweepData) -> list[float]:
     errors: list[float] = []
     for run in results.points:
         point, plan = predicted[run.setting], run.setting.plan
-        workload, machine = predictions.workloads[point.workload], predictions.machines[point.machine]
+        workload, machine = predictions.made_from(point)
         expected_s = price(scheduled(workload, machine, plan), machine).buckets_ready_s()
         if len(expected_s) == len(run.bucket_ready_s):
             errors += (expected_s / np.array(run.bucket_ready_s) - 1).tolist()

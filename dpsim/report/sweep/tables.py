@@ -29,7 +29,7 @@ from dpsim.report.words import (
 )
 from dpsim.units import format_size
 
-LEGEND = "★ surely the best   ◆ predicted to be the best"
+LEGEND = "★ fastest, or as fast as any   ◆ predicted to be fastest"
 HOOK_LINE = "model.register_comm_hook(None, dpsim.torch.allreduce_hook())"
 ALONE = "One device is scored apart, because without communication the prediction only repeats the profiled times"
 Item = TypeVar("Item", bound=OnNetwork)

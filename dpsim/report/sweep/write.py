@@ -11,8 +11,8 @@ from dpsim.records.comparison import Comparison, SweepData
 from dpsim.records.reproduce import ReproduceRecord
 from dpsim.report.charts import Bars, Chart, Steps
 from dpsim.report.content import ReportFigure, environment_facts
+from dpsim.report.drift import drift_chart
 from dpsim.report.quality import quality_figures
-from dpsim.report.reproduce import drift_chart
 from dpsim.report.sweep.charts import parts_chart, step_chart
 from dpsim.report.sweep.content import content
 from dpsim.report.sweep.facts import run_facts

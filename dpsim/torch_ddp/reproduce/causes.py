@@ -275,20 +275,15 @@ def _sums(step: Step) -> Finding | None:
         if np.all(np.abs(got - mean) <= bound):
             continue
         moved, own = size(got - mean), size(mean) or 1.0
-        if reduced_parts and moved <= ALLOWANCE * step.rounding.explains("reduced", name, step.number, mean):
+        allowed = step.rounding.explains("reduced", name, step.number, mean)
+        if reduced_parts and moved <= ALLOWANCE * allowed:
             continue
+        wrong = np.count_nonzero(np.abs(got - mean) > bound)
+        kind, because = OVERWRITTEN, f"{wrong} of {got.size} numbers that ranks got are not the mean of what they sent"
         factor = float(np.dot(got, mean)) / (float(np.dot(mean, mean)) or 1.0)
         if size(got - factor * mean) <= 1e-5 * size(got):
-            return step.found(
-                name, SCALE, f"what ranks got is {factor:.4g} times the mean of what they sent", difference=moved / own
-            )
-        wrong = int(np.count_nonzero(np.abs(got - mean) > bound))
-        return step.found(
-            name,
-            OVERWRITTEN,
-            f"{wrong} of {got.size} numbers that ranks got are not the mean of what they sent",
-            difference=moved / own,
-        )
+            kind, because = SCALE, f"what ranks got is {factor:.4g} times the mean of what they sent"
+        return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
     return None
 
 

@@ -20,8 +20,8 @@ from dpsim.report.write import figure
 from dpsim.setting import FIELDS
 
 _MAP = (
-    "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ surely "
-    "the best of the group, ◆ predicted to be."
+    "Samples per second at each setting, measured above and predicted below: the darker, the faster. ★ fastest "
+    "of the group, or as fast as any, ◆ predicted to be."
 )
 
 _MEMORY = " Memory: what the device with the most has allocated, without buffers of communication."

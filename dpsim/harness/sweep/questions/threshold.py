@@ -151,7 +151,8 @@ def _worth(comparison: Comparison, group: Group) -> str:
     gains = [slower_by(group, alone, point) is not None for point, alone in pairs]
     if all(gains):
         span = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{high:.1f}"
-        return f"{devices} are {span} times as fast as 1, whatever the {threshold_noun(group.runtime)}."
+        settings = f", whatever the {threshold_noun(group.runtime)}" if len(pairs) > 1 else ""
+        return f"{devices} are {span} times as fast as 1{settings}."
     if any(gains):
         return f"{devices} are {high:.1f} times as fast as 1 at best."
     return f"{devices} are as fast as 1, as far as can be seen."

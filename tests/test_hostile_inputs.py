@@ -35,7 +35,7 @@ from dpsim.runtime import checkpoint
 from dpsim.units import parse_duration
 
 Dpsim = Callable[..., tuple[int, str, str]]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def written(folder: Path, step: int, name: str = "") -> Path:
