@@ -105,7 +105,7 @@ CONSTRAINTS = (
         ),
         "algorithm {algorithm!r} cannot send {wire_dtype}: it would round the partial sums of every round",
         ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.sixteen_bits),
-        "choose one of them with --algorithm, or leave --wire-dtype out; --reproducible can send it by any",
+        "choose one of them with --algorithm, or leave wire_dtype out; --reproducible can send it by any",
     ),
     Constraint(
         "global_batch devices accumulate strategy",
@@ -119,7 +119,7 @@ CONSTRAINTS = (
         lambda plan: 0 < plan.leaves < _computing(plan) * plan.accumulate,
         "{leaves} leaves cannot feed {devices} devices{each}",
         "{needed} leaves or more",
-        "raise --leaves (which makes it another training), or lower --devices",
+        "raise leaves (which makes it another training), or lower --devices",
     ),
     Constraint(
         "leaves batch_norm",
@@ -140,14 +140,14 @@ CONSTRAINTS = (
         lambda plan: plan.batch_norm == "global" and plan.overlap == "inline" and _decides_while_running(plan),
         "batch_norm is global, under rule {fusion_rule} with overlap inline: the ranks would wait for each other",
         "another overlap, or a fusion rule that decides beforehand",
-        "choose --overlap poll, or leave --fusion-rule out",
+        "choose overlap poll, or leave --fusion-rule out",
     ),
     Constraint(
         "batch_norm accumulate",
         lambda plan: plan.batch_norm == "global" and plan.accumulate > 1,
         "batch_norm is global, with {accumulate} micro-batches a device",
         "one micro-batch, for only then are all samples normalised together",
-        "leave --accumulate out, or choose another --batch-norm",
+        "leave accumulate out, or choose another --batch-norm",
     ),
     Constraint(
         "strategy devices",
@@ -184,14 +184,14 @@ CONSTRAINTS = (
         lambda plan: _strategy(plan).sharded and plan.wire_dtype in SIXTEEN_BITS,
         "strategy {strategy} with gradients sent as {wire_dtype}: parameters are gathered as they are",
         "wire dtypes float32 and float64",
-        "leave --wire-dtype out, or leave --strategy out",
+        "leave wire_dtype out, or leave --strategy out",
     ),
     Constraint(
         "strategy wire_dtype",
         lambda plan: _strategy(plan).classes > 1 and plan.wire_dtype in SIXTEEN_BITS,
         "strategy {strategy} with gradients sent as {wire_dtype}: activations are sent as they are",
         "wire dtypes float32 and float64",
-        "leave --wire-dtype out, or leave --strategy out",
+        "leave wire_dtype out, or leave --strategy out",
     ),
     Constraint(
         "strategy batch_norm",
@@ -209,7 +209,7 @@ CONSTRAINTS = (
         ),
         "strategy {strategy} with {accumulate} micro-batches a device, which {leaves} leaves do not fill evenly",
         "leaves that are a multiple of {needed}",
-        "change --leaves (which makes it another training), --accumulate or --devices",
+        "change leaves (which makes it another training), accumulate or --devices",
     ),
     *(
         Constraint(

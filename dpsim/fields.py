@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import msgspec
+
+from dpsim.errors import ConfigError, unknown
 
 
 class Decides(enum.Flag):
@@ -90,3 +93,26 @@ def deciding(what: Decides, kind: type[msgspec.Struct], *others: type[msgspec.St
 def shared(source: msgspec.Struct, target: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the values of the fields that two structs have in common, as arguments of the second."""
     return {name: getattr(source, name) for name in target.__struct_fields__ if name in source.__struct_fields__}
+
+
+def assigned(texts: Iterable[str], flag: str, names: Collection[str]) -> dict[str, str]:
+    """Return the text of each field of ``names`` in texts like ``overlap=poll,off,leaves=4``, each field once.
+
+    A part without ``=`` belongs to the value before it, and so does a setting of such a value, like that of
+    ``strategy=pipeline:stages=2,order=1f1b``. Raises ``ConfigError`` for an unknown name with the nearest one.
+    """
+    values: dict[str, str] = {}
+    for text in texts:
+        last = ""
+        for part in text.split(","):
+            name, equals, value = (each.strip() for each in part.partition("="))
+            if last and (not equals or (name not in names and ":" in values[last])):
+                values[last] += f",{part}"
+                continue
+            if name and equals and name not in names:
+                raise unknown(f"field in {flag}", name, sorted(names))
+            if not (name and equals and value) or name in values:
+                allowed = f"fields, each once: {flag} NAME=VALUE,NAME=VALUE"
+                raise ConfigError(f"{flag} is {text!r}", allowed=allowed, remedy=f"the names: {', '.join(names)}")
+            values[name], last = value, name
+    return values

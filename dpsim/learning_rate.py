@@ -6,10 +6,11 @@ Source: Goyal et al. 2017 (arXiv:1706.02677), sections 2.1, 2.2 and 3.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
+from dpsim.fields import Decides
 
 DECAYS = ("constant", "step", "cosine")
 _FORMS = "constant, step:EPOCH,EPOCH,... (also with gamma=0.1), cosine, or cosine:FINAL_FRACTION"
@@ -56,9 +57,17 @@ class RateSchedule(Noun, frozen=True):
     is the momentum correction of their Remark 2.
     """
 
-    decay: Constant | Step | Cosine = Constant()
-    warmup_epochs: float = 0.0
-    reference_batch: int | None = None
+    decay: Annotated[Constant | Step | Cosine, Decides.BITS] = Constant()
+    warmup_epochs: Annotated[
+        float,
+        Decides.BITS,
+        "Epochs in which the learning rate rises to its value; with reference_batch, from the unscaled one.",
+    ] = 0.0
+    reference_batch: Annotated[
+        int | None,
+        Decides.BITS,
+        "Multiply the learning rate by the global batch divided by this number of samples.",
+    ] = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.warmup_epochs) and self.warmup_epochs >= 0):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
+from dpsim.fields import Decides
+
+_LearningRate = Annotated[float, Decides.BITS, "Learning rate (sgd 0.05, adamw 0.001, lars 1)."]
+_Momentum = Annotated[float, Decides.BITS, "SGD's and LARS's momentum (0.9)."]
+_WeightDecay = Annotated[
+    float, Decides.BITS, "Weight decay; AdamW's is decoupled (sgd 0.001, adamw 0.01, lars 0.0005)."
+]
 
 
 class Sgd(Noun, frozen=True, tag_field="kind", tag="sgd"):
@@ -19,17 +26,15 @@ class Sgd(Noun, frozen=True, tag_field="kind", tag="sgd"):
 
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    learning_rate: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    nesterov: bool = False
+    learning_rate: _LearningRate = 0.05
+    momentum: _Momentum = 0.9
+    weight_decay: _WeightDecay = 0.0
+    nesterov: Annotated[bool, Decides.BITS, "SGD with Nesterov's momentum: yes or no."] = False
 
     def __post_init__(self) -> None:
         _check_not_negative(self, "learning_rate", "momentum", "weight_decay")
         if self.nesterov and not self.momentum:
-            raise ConfigError(
-                "Nesterov's form with momentum 0", allowed="a momentum > 0", remedy="leave --nesterov out"
-            )
+            raise ConfigError("Nesterov's form with momentum 0", allowed="a momentum > 0", remedy="leave nesterov out")
 
 
 class AdamW(Noun, frozen=True, tag_field="kind", tag="adamw"):
@@ -41,11 +46,11 @@ class AdamW(Noun, frozen=True, tag_field="kind", tag="adamw"):
 
     slots: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
 
-    learning_rate: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 1e-2
+    learning_rate: _LearningRate = 1e-3
+    beta1: Annotated[float, Decides.BITS, "AdamW's decay of the first moment (0.9)."] = 0.9
+    beta2: Annotated[float, Decides.BITS, "AdamW's decay of the second moment (0.999)."] = 0.999
+    epsilon: Annotated[float, Decides.BITS, "What AdamW adds to the root of the second moment (1e-8)."] = 1e-8
+    weight_decay: _WeightDecay = 1e-2
 
     def __post_init__(self) -> None:
         _check_not_negative(self, "learning_rate", "weight_decay")
@@ -66,10 +71,14 @@ class Lars(Noun, frozen=True, tag_field="kind", tag="lars"):
 
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    trust_coefficient: float = 1e-3
+    learning_rate: _LearningRate = 1.0
+    momentum: _Momentum = 0.9
+    weight_decay: _WeightDecay = 5e-4
+    trust_coefficient: Annotated[
+        float,
+        Decides.BITS,
+        "LARS's trust: a tensor's step is about this share of its norm, times the rate (0.001).",
+    ] = 1e-3
 
     def __post_init__(self) -> None:
         _check_not_negative(self, "learning_rate", "momentum", "weight_decay")
@@ -96,7 +105,7 @@ def changed(base: Optimizer, name: str | None, settings: dict[str, Any]) -> Opti
             raise ConfigError(
                 f"{key} is {settings[key]}, and {kind.__struct_config__.tag} has none",
                 allowed=", ".join(kind.__struct_fields__),
-                remedy=f"leave --{key.replace('_', '-')} out, or choose another --optimizer",
+                remedy=f"leave {key} out, or choose another optimizer",
             )
     return kind(**(base_settings | settings))
 

@@ -81,7 +81,7 @@ class Plan(Noun, frozen=True):
     cycle_s: Annotated[
         float,
         Decides.ORDER | Decides.STEP_TIME,
-        "Horovod's cycle, with --fusion-rule horovod, like 5ms (1ms).",
+        "Horovod's cycle, with the fusion rule horovod, like 5ms (1ms).",
         Column("s", "Horovod's cycle."),
     ] = 1e-3
     algorithm: Annotated[

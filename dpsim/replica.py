@@ -478,5 +478,5 @@ class Capabilities:
             raise ConfigError(
                 f"compute dtype {dtype} for a model of your own, which computes as it is written",
                 allowed="float32 with it",
-                remedy="leave --compute-dtype out, and round the operands in the model, or use a built-in model",
+                remedy="leave compute_dtype out, and round the operands in the model, or use a built-in model",
             )

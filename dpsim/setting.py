@@ -12,7 +12,7 @@ from dpsim import codec
 from dpsim.codec import Noun
 from dpsim.collective import parse_devices
 from dpsim.columns import Column
-from dpsim.constraints import LIBRARIES, RUNTIMES, Runtime, check
+from dpsim.constraints import DDP_OVERLAPS, FSDP, LIBRARIES, RUNTIMES, Runtime, check
 from dpsim.dtypes import WireDtype
 from dpsim.errors import ConfigError, DpsimError, unknown
 from dpsim.fields import Decides, Field, deciding, fields
@@ -83,6 +83,7 @@ class Setting(Noun, frozen=True):
     runtime: Annotated[
         Runtime,
         Decides.NETWORK_TIME,
+        "Who trains a script: torch-ddp, or torch-ddp,dpsim: dpsim's runtime beside DDP, with emulated computation.",
         Column(
             "name",
             "Who trained: `dpsim`, or PyTorch's DDP by gloo (`torch-ddp-gloo`), by a hook over MPI (`torch-ddp-mpi`),"
@@ -183,6 +184,19 @@ class Setting(Noun, frozen=True):
         size = format_size(plan.threshold_bytes)
         devices = f"{self.devices_token} device{'s' if plan.devices > 1 else ''}"
         return f"{devices} on {self.where}, {size}, {plan.algorithm}, overlap {plan.overlap}"
+
+
+def beside_fsdp(setting: Setting) -> Setting:
+    """Return the setting in which DDP trains the script that FSDP trains in this one: the same batch, its own buckets.
+
+    Any other setting is returned as it is.
+    """
+    if setting.runtime != FSDP:
+        return setting
+    overlap = DDP_OVERLAPS["torch-ddp-gloo"][0]
+    ddp = {"strategy": DataParallel.name, "fusion_rule": "ddp", "overlap": overlap, "fusion_threshold_bytes": None}
+    plan = msgspec.structs.replace(setting.plan, **ddp)
+    return msgspec.structs.replace(setting, runtime="torch-ddp-gloo", plan=plan)
 
 
 _OF_SETTING = {name: field for name, field in fields(Setting).items() if name not in ("plan", "repeat")}

@@ -1,8 +1,8 @@
 """``python -m dpsim.experiments.results_page`` writes tables of ``docs``: of results, grid, glossary and allreduce.
 
 The descriptions of columns come from ``dpsim.records.columns``, impossible combinations from ``dpsim.constraints``,
-terms from ``dpsim.report.glossary``, versions of the allreduce from their registry, the example and what was measured
-of the allreduce from the committed reports.
+fields from their declarations, terms from ``dpsim.report.glossary``, versions of the allreduce from their registry, the
+example and what was measured of the allreduce from the committed reports.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dpsim.cli import app, flags
 from dpsim.columns import UNITS, AnyColumn
 from dpsim.constraints import ALL_CONSTRAINTS
 from dpsim.experiments.command import ROOT, rewrite, with_parts
@@ -89,6 +90,17 @@ def impossible() -> str:
     return "".join(rows)
 
 
+def fields() -> str:
+    """Every field that a command takes by ``--set`` alone, its meaning, and these commands."""
+    application, known = app.build(), flags.known_fields()
+    commands: dict[str, list[str]] = {}
+    for command in application:
+        for name in flags.by_set(application[command].default_command) if not command.startswith("-") else ():
+            commands.setdefault(name, []).append(command)
+    rows = [f"| `{name}` | {known[name].text} | {', '.join(commands[name])} |\n" for name in sorted(commands)]
+    return "".join(["| field | meaning | by `--set` alone in |\n|---|---|---|\n", *rows])
+
+
 def glossary() -> str:
     """Every term with an anchor, the other words for it, its sentence and its formula."""
     lines = []
@@ -123,7 +135,7 @@ def ladder(record: Path = ALLREDUCE) -> str:
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     PAGE: {"example": example, "units": units, "columns": columns},
-    ROOT / "docs" / "grid.md": {"impossible": impossible},
+    ROOT / "docs" / "grid.md": {"fields": fields, "impossible": impossible},
     ROOT / "docs" / "glossary.md": {"terms": glossary},
     ROOT / "docs" / "allreduce.md": {"ladder": ladder},
 }

@@ -14,6 +14,7 @@ from small_step import workload
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.fields import assigned
 from dpsim.harness.sweep.questions import compared, completed, group_name
 from dpsim.machine import Link, Machine
 from dpsim.model.points import plan_one
@@ -228,3 +229,16 @@ def test_a_sweep_leaves_a_threshold_unset_where_the_default_makes_other_buckets(
 
 def test_every_field_of_a_plan_may_vary() -> None:
     assert {*Plan.__struct_fields__} <= {*FIELDS}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("overlap=poll,off,leaves=4", {"overlap": "poll,off", "leaves": "4"}),
+        ("strategy=pipeline:stages=2,order=1f1b,leaves=4", {"strategy": "pipeline:stages=2,order=1f1b", "leaves": "4"}),
+        ("network=node,paced:50us,1gbit", {"network": "node,paced:50us,1gbit"}),
+        (" leaves = 4 ", {"leaves": "4"}),
+    ],
+)
+def test_assigned_fields_have_lists_and_settings_of_their_own(text: str, values: dict[str, str]) -> None:
+    assert assigned([text], "--set", FIELDS) == values

@@ -85,7 +85,7 @@ def run(arguments: Sequence[str], app: App | None = None) -> int:
     app = app or build(every_flag=every_flag)
     try:
         _check_utf8(arguments)
-        arguments = old_names.current(arguments, list(app))
+        arguments = old_names.current(arguments, app)
         words = flags.with_delimiter(flags.with_wait(arguments))
         words = ["--help" if every_flag and word == _EVERY_FLAG else word for word in words]
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")

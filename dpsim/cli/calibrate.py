@@ -33,20 +33,21 @@ SHOWN = (
     "--merge --plot --verbose"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
+_LOCAL_BATCH = 32
+"""Samples that a model has at once where overlap is measured with its backward."""
 
 
 class CollectiveFlags(
     flags.Flags,
-    of="network devices... algorithm... overlap... model dataset local_batch wire_dtype strategy",
+    of="network devices... algorithm... model strategy",
+    by_set="overlap... dataset local_batch wire_dtype",
 ):
     """The flags of what is calibrated."""
 
     algorithm: str | None = flags.flag(f"List of {listed(ALGORITHMS)}.")
-    overlap: str | None = flags.flag("Overlap modes to calibrate: poll,thread (both).")
     model: str | None = flags.flag(
         "Measure overlap with this model's backward instead of a stand-in; named as for dpsim profile."
     )
-    local_batch: int = flags.flag("With --model: samples on a device at once.", default=32)
     budget: str | None = flags.flag(
         "Time to spend on measuring, like 10s or 2min (4s); up to twice as long until it is settled."
     )
@@ -106,7 +107,7 @@ def calibrate(*, of: CollectiveFlags, files: FileFlags) -> None:
 def _of_files(of: CollectiveFlags, files: FileFlags, chosen: list[str]) -> None:
     """List, show, compare or merge machines."""
     used = ("json", "output") if files.merge is not None else ("json",)
-    unused = [flags.flag_of(name.strip("_")) for name in of.given() if name not in used]
+    unused = [of.spelled(name.strip("_")) for name in of.given() if name not in used]
     if names := [*chosen[1:], *unused]:
         remedy = f"leave {', '.join(names)} out: nothing is measured or imported"
         raise ConfigError(f"{', '.join(names)} with {chosen[0]}", remedy=remedy)
@@ -159,7 +160,7 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     )
     _refuse(importing, "without --from nothing is imported")
     flags.writable(of.output, "machine")
-    fields = of.values()
+    fields = {"local_batch": _LOCAL_BATCH} | of.values()
     if "network" in fields and "algorithm" not in fields:
         fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
     fields |= flags.provided(algorithms=fields.pop("algorithm", None), overlaps=fields.pop("overlap", None))
@@ -178,7 +179,6 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     from dpsim.imports import ImportConfig, import_machine
 
     fields = of.values()
-    del fields["local_batch"]
     known = flags.provided(algorithms=fields.pop("algorithm", None), format=of.format, out_of_place=of.out_of_place)
     known |= {name: fields.pop(name) for name in ("network", "devices") if name in fields}
     known["keep_outliers"] = of.keep_outliers
@@ -227,5 +227,5 @@ def _line_rate(of: CollectiveFlags) -> float | None:
 def _refuse(unused: dict[str, object], reason: str) -> None:
     """Raises ``ConfigError`` for flags that would have no effect."""
     if unused:
-        names = ", ".join("--" + name.replace("_", "-") for name in unused)
+        names = CollectiveFlags.spelled(*unused)
         raise ConfigError(f"{names}: {reason}", remedy=f"leave {names} out")

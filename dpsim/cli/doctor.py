@@ -11,6 +11,8 @@ from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
     from dpsim.choices import Choices
+    from dpsim.harness.finding import Finding
+    from dpsim.progress import Progress
 
 EXAMPLES = """\
 Examples:
@@ -40,7 +42,7 @@ def doctor(
     needs does not work.
     """
     from dpsim.errors import ConfigError
-    from dpsim.harness.doctor import choices_of_ranks, examine
+    from dpsim.harness.doctor import choices_of_ranks
     from dpsim.harness.doctor import tune as measure
 
     if propose is not None and not tune:
@@ -48,20 +50,18 @@ def doctor(
             "--propose without --tune", allowed="both", remedy="add --tune: a new table needs measurements"
         )
     flags.writable(propose, "kernel-table", flag="--propose")
-    findings = []
     with show.progress() as progress:
         if tune:
             measure(progress)
-        for finding in examine(progress):
-            findings.append(finding)
-            if not json:
-                progress("")
-                print(f"{finding.state:<5} {finding.name:<14} {finding.found}")
-                if finding.remedy:
-                    print(f"{'':<20} to do: {finding.remedy}")
+        findings = _examined(progress, quiet=json)
     choices = choices_of_ranks()
     if propose is not None:
         _write_proposal(propose, choices, quiet=json)
+    return _show(findings, choices, json=json, verbose=tune or verbose)
+
+
+def _show(findings: list[Finding], choices: Choices, *, json: bool, verbose: bool) -> int:
+    """Print which code is the fastest and what does not work, or everything as JSON; 1 if something does not work."""
     failed = [finding.name for finding in findings if finding.state == "fail"]
     if json:
         from dpsim import codec
@@ -70,7 +70,7 @@ def doctor(
         points = [finding._asdict() for finding in findings]
         show.print_json("doctor", points, counts | {"choices": codec.to_builtins(choices)})
         return 1 if failed else 0
-    if tune or verbose:
+    if verbose:
         _print_choices(choices)
     else:
         count = len(choices.kernels)
@@ -78,6 +78,21 @@ def doctor(
     if failed:
         print(f"\nnot working: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def _examined(progress: Progress, *, quiet: bool) -> list[Finding]:
+    """Return what is found, and print each finding as soon as it is there, unless ``quiet``."""
+    from dpsim.harness.doctor import examine
+
+    findings = []
+    for finding in examine(progress):
+        findings.append(finding)
+        if not quiet:
+            progress("")
+            print(f"{finding.state:<5} {finding.name:<14} {finding.found}")
+            if finding.remedy:
+                print(f"{'':<20} to do: {finding.remedy}")
+    return findings
 
 
 def _print_choices(choices: Choices) -> None:

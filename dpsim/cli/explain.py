@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,11 +34,12 @@ SHOWN = (
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
-class ScriptFlags(flags.Flags, of="torch_script torch_module network"):
+class ScriptFlags(flags.Flags, of="torch_script network"):
     """The flags of a script whose ranks are observed."""
 
-    torch_script: str | None = flags.flag("Your own PyTorch script, which trains with DistributedDataParallel.")
-    torch_module: flags.TorchModule = None
+    torch_script: str | None = flags.flag(
+        "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel."
+    )
     trace: str | None = flags.flag("Traces that PyTorch's profiler made of the ranks of a DDP training: FILE,FILE.")
     devices: int | None = flags.flag("With a script: ranks, all on this machine (2).")
     steps: int | None = flags.flag(
@@ -47,11 +48,16 @@ class ScriptFlags(flags.Flags, of="torch_script torch_module network"):
     network: str | None = flags.flag(
         "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
     )
+    json_line: bool = flags.flag("Of a job: also print the answer as one line of JSON on stderr.", default=False)
     script_may_write: flags.ScriptMayWrite = None
     wait_until_quiet: flags.WaitUntilQuiet = None
 
 
-class StepFlags(flags.Flags, of="local_batch global_batch accumulate strategy wire_dtype fusion_threshold_bytes"):
+class StepFlags(
+    flags.Flags,
+    of="local_batch global_batch",
+    by_set="accumulate fusion_rule fusion_threshold_bytes algorithm overlap strategy wire_dtype",
+):
     """The flags of steps that somebody measured."""
 
     measured: str | None = flags.flag(
@@ -84,37 +90,41 @@ def explain(
     The parts add up to the measured step. What nothing explains is one of
     them.
 
-    With a command and without other flags than --steps, a job of your own with
-    DistributedDataParallel is started, and trains to its end as it would
-    without dpsim. Its exit code is that of the command. What is said goes to
-    stderr.
+    With a command and without other flags than --steps and --json-line, a job
+    of your own with DistributedDataParallel is started, and trains to its end
+    as it would without dpsim. Its exit code is that of the command. What is
+    said goes to stderr.
     """
-    from dpsim import codec
-    from dpsim.report import explain as report
-
-    sources = flags.provided(
-        torch_script=script.torch_script, torch_module=script.torch_module, trace=script.trace, measured=of.measured
-    )
+    sources = flags.provided(torch_script=script.torch_script, trace=script.trace, measured=of.measured)
     if not sources and arguments:
-        _refuse([*script.given(), *of.given()], ("steps",), "a command and no script")
-        return job.explain(arguments, job.STEPS if script.steps is None else script.steps)
+        _refuse((script, of), ("steps", "json_line"), "a command and no script")
+        return job.explain(arguments, job.STEPS if script.steps is None else script.steps, json_line=script.json_line)
     if len(sources) != 1:
-        given = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
-        allowed = "one of --torch-script, --torch-module, --trace and --measured, or a command after --"
-        raise ConfigError(given or "nothing to explain", allowed=allowed)
+        allowed = "one of --torch-script, --trace and --measured, or a command after --"
+        raise ConfigError(" and ".join(map(flags.flag_of, sources)) or "nothing to explain", allowed=allowed)
     (source,) = sources
-    unused = (script if source in ("trace", "measured") else of).given() | (of.given() if source == "trace" else {})
-    _refuse(unused, (source, "json"), flags.flag_of(source))
+    unused = {"torch_script": (of,), "measured": (script,), "trace": (script, of)}
+    _refuse(unused[source], (source, "json"), flags.flag_of(source))
+    if script.json_line:
+        raise ConfigError("--json-line without the command of a job", allowed="--json", remedy="type --json")
     if of.measured is not None:
         explained = _steps(of, of.measured)
     elif script.trace is not None:
         explained = _traces(script.trace)
     else:
         explained = _script(script, arguments)
-    if of.json:
+    _print(explained, json=of.json)
+    return 0
+
+
+def _print(explained: Explanation, *, json: bool) -> None:
+    from dpsim import codec
+    from dpsim.report import explain as report
+
+    if json:
         points = [codec.to_builtins(part) for part in explained.parts]
         show.print_json("explain", points, codec.to_builtins(report.summary(explained)))
-        return 0
+        return
     print(report.cause(explained))
     title = f"{explained.name} on {explained.devices}, by {explained.method}"
     show.table(report.columns(explained), explained.parts, title=title)
@@ -122,12 +132,11 @@ def explain(
         print(line)
     for note in explained.notes:
         print(f"Note: {note}.")
-    return 0
 
 
-def _refuse(given: Iterable[str], used: tuple[str, ...], source: str) -> None:
+def _refuse(given: Sequence[flags.Flags], used: tuple[str, ...], source: str) -> None:
     """Raise ``ConfigError`` for flags that the source of the explanation has no use for."""
-    if unused := [flags.flag_of(name) for name in given if name not in used]:
+    if unused := [each.spelled(name) for each in given for name in each.given() if name not in used]:
         raise ConfigError(f"{', '.join(unused)} with {source}", remedy="leave it out: it would change nothing")
 
 
@@ -135,9 +144,8 @@ def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
     from dpsim.harness.explain.script import ScriptToExplain, explain_script
 
     given = flags.provided(devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write)
-    program = flags.program(of.torch_script, of.torch_module)
     with show.measuring(of.wait_until_quiet) as progress:
-        return explain_script(ScriptToExplain(script=program, arguments=arguments, **given), progress)
+        return explain_script(ScriptToExplain(script=of.torch_script or "", arguments=arguments, **given), progress)
 
 
 def _traces(traces: str) -> Explanation:

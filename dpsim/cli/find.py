@@ -126,20 +126,14 @@ def _answer(
 
 def show_answers(found: Sequence[Found], summary: Mapping[str, Any], output: Path | None, *, json: bool) -> None:
     """Print the sentences, with what they rest on; or all of it as JSON, which also goes into ``output``."""
-    from dpsim import codec
-
     sentences, cautions = (
         [each.sentence for each in found],
         list(dict.fromkeys(note for f in found for note in f.notes)),
     )
-    if output is not None or json:
-        records = [each.record for each in found]
-        shown = show.json_object("predict", records, {**summary, "sentences": sentences, "cautions": cautions})
-        if output is not None:
-            codec.write(output, shown)
-        if json:
-            print(codec.to_json(shown))
-            return
+    records = [each.record for each in found]
+    said = {**summary, "sentences": sentences, "cautions": cautions}
+    if show.as_json("predict", records, said, output, json=json):
+        return
     for sentence in sentences:
         print(sentence)
     for note in cautions:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
+import operator
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,12 +19,17 @@ from dpsim.cli.outputs import writable as writable
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from msgspec import Struct
+
     from dpsim.collective import Layout
     from dpsim.fields import Field
 
 T = TypeVar("T")
 _MOST_DIGITS = 18
 _SEVERAL = "..."
+_UNITS = ("_s", "_bytes")
+SET = "--set"
+"""The flag of the fields that few change."""
 DELIMITER = "--"
 """What stands before the arguments of a script."""
 _WAIT, _WAIT_DEFAULT, _LEAST_WAIT_S = "--wait-until-quiet", "10m", 10.0
@@ -47,15 +54,20 @@ class Flags:
 
     Type and help of a flag are those of the field (``dpsim.fields``), and with ``...`` the flag takes a list. Flags of
     the body of a class are the command's alone, or have a help of their own; help pages have them at the end, or where
-    ``of`` names them, under the title ``group``; ``flag`` says what they are. Everything that is declared is loaded
-    only when a command with such flags runs or shows its help.
+    ``of`` names them, under the title ``group``; ``flag`` says what they are. The fields ``by_set`` have no flags of
+    their own but one, ``--set NAME=VALUE``. Everything that is declared is loaded only when a command with such flags
+    runs or shows its help.
     """
 
     several: ClassVar[dict[str, bool]] = {}
-    """The fields that have flags, in the order of the help, and whether each takes a list."""
+    """The fields that may be given, in the order of the help, and whether each takes a list."""
+    by_set: ClassVar[tuple[str, ...]] = ()
+    """Those of them that have no flag of their own."""
 
-    def __init_subclass__(cls, of: str = "", group: str | None = None) -> None:
-        named = {word.removesuffix(_SEVERAL): word.endswith(_SEVERAL) for word in of.split()}
+    def __init_subclass__(cls, of: str = "", by_set: str = "", group: str | None = None) -> None:
+        named, without_flag = (
+            {word.removesuffix(_SEVERAL): word.endswith(_SEVERAL) for word in words.split()} for words in (of, by_set)
+        )
         own = inspect.get_annotations(cls)
         for name, kind in inspect.get_annotations(cls, eval_str=True).items():
             if isinstance(said := vars(cls).get(name), _Flag):
@@ -69,47 +81,96 @@ class Flags:
             name: ForwardRef(f"annotation_of_flag({name!r}, {several})", module=__name__)
             for name, several in named.items()
         }
+        if without_flag:
+            names = ", ".join(without_flag)
+            text = f"Fields that few change, as NAME=VALUE,NAME=VALUE; may be repeated (docs/grid.md): {names}."
+            own["set"] = Annotated[list[str] | None, Parameter(name=SET, negative="", help=text)]
+            cls.by_set = tuple(without_flag)
+            setattr(cls, "set", None)  # noqa: B010
         cls.__annotations__ = derived | own
-        cls.several = cls.several | named
+        cls.several = cls.several | named | without_flag
         titled: dict[str, Any] = {} if group is None else {"group": group}
         Parameter(name="*", **titled)(dataclass(frozen=True, kw_only=True)(cls))
 
     def given(self) -> dict[str, Any]:
-        """Return the flags that are given, with another value than their default."""
+        """Return the flags that are given, with another value than their default, and the fields of ``--set``."""
         defaults = {each.name: each.default for each in fields(cast("Any", self))}
-        return {name: value for name, value in vars(self).items() if value != defaults[name]}
+        given = {name: value for name, value in vars(self).items() if value != defaults[name] and name != "set"}
+        return given | self._assigned()
+
+    def _assigned(self) -> dict[str, str]:
+        """Return the texts of ``--set``. Raises ``ConfigError`` for fields that have been given by their flags, too."""
+        from dpsim.fields import assigned
+
+        texts = vars(self).get("set")
+        values = assigned(texts, SET, [*self.several]) if texts else {}
+        for name, text in values.items():
+            if vars(self).get(name) is not None:
+                given = f"{flag_of(name)} {vars(self)[name]} and {SET} {name}={text}"
+                raise ConfigError(given, allowed="one of the two", remedy=f"leave {SET} {name} out")
+        return values
+
+    @classmethod
+    def spelled(cls, *names: str) -> str:
+        """Return how fields are given: ``--devices, --set overlap``."""
+        return ", ".join(f"{SET} {name}" if name in cls.by_set else flag_of(name) for name in names)
 
     def values(self) -> dict[str, Any]:
-        """Return the values of the fields whose flags are given, of one ``devices`` its ``layout`` too.
+        """Return the values of the fields that are given, of one ``devices`` its ``layout`` too.
 
-        Raises ``ConfigError``.
+        ``reproducible``, where a class has such a flag, stands for the default number of leaves. Raises
+        ``ConfigError``.
         """
-        known, values = known_fields(), dict[str, Any]()
+        known, assigned, values = known_fields(), self._assigned(), dict[str, Any]()
         for name, several in self.several.items():
-            given = getattr(self, name)
+            given = assigned.get(name, vars(self).get(name))
             if given is None or name not in known:
                 continue
             if several:
-                values[name] = _list(name, known[name], given)
+                values[name] = _list(name, self.spelled(name), known[name], given)
             elif name == "devices":
                 values["devices"], values["layout"] = layout(given)
+            elif name in assigned:
+                values[name] = _one(name, known[name], given)
             else:
                 values[name] = _reader(name)(given) if isinstance(given, str) else given
-        return values
+        if not vars(self).get("reproducible"):
+            return values
+        from dpsim.plan import DEFAULT_LEAVES
+
+        if values.get("leaves") == 0:
+            raise ConfigError(
+                f"--reproducible with {SET} leaves=0: sums would depend on the number of devices",
+                allowed="leaves of 1 or more with --reproducible",
+                remedy=f"leave {SET} leaves out for {DEFAULT_LEAVES} leaves, or leave --reproducible out",
+            )
+        return {"leaves": DEFAULT_LEAVES} | values
 
 
 def known_fields() -> dict[str, Field]:
     """Return the declarations of all fields that flags may set."""
     from dpsim import fields
+    from dpsim.learning_rate import RateSchedule
+    from dpsim.optimizer import AdamW, Lars, Sgd
     from dpsim.records.train import TrainConfig
     from dpsim.setting import FIELDS, Setting
 
-    return fields.fields(TrainConfig, Setting) | FIELDS
+    of_training = [fields.fields(kind) for kind in (AdamW, Lars, Sgd, RateSchedule)]
+    return functools.reduce(operator.or_, of_training) | fields.fields(TrainConfig, Setting) | FIELDS
+
+
+def by_set(function: Callable[..., Any] | None) -> tuple[str, ...]:
+    """Return the fields that a command takes by ``--set`` alone."""
+    kinds = {} if function is None else inspect.get_annotations(function, eval_str=True)
+    return tuple(
+        name for kind in kinds.values() if isinstance(kind, type) and issubclass(kind, Flags) for name in kind.by_set
+    )
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a field, whose unit is part of its value: ``--cycle`` of ``cycle_s``."""
-    return f"--{re.sub('(_s|_bytes)$', '', name).replace('_', '-')}"
+    """Return the flag of a field without its unit: ``--fusion-threshold`` of ``fusion_threshold_bytes``."""
+    plain = next((name.removesuffix(unit) for unit in _UNITS if name.endswith(unit)), name)
+    return f"--{plain.replace('_', '-')}"
 
 
 def annotation_of_flag(name: str, several: bool) -> Any:
@@ -134,29 +195,41 @@ def _reader(name: str) -> Callable[[str], Any]:
     """Return the function that reads a value of a field whose flag is a text."""
     from dpsim.units import parse_duration
 
-    return parse_duration if name.endswith("_s") else threshold if name.endswith("_bytes") else str
+    seconds, size = _UNITS
+    return parse_duration if name.endswith(seconds) else threshold if name.endswith(size) else str
 
 
-def _list(name: str, field: Field, text: str) -> tuple[Any, ...] | None:
+def _one(name: str, field: Field, text: str) -> Any:
+    """Return a value of ``--set``, as the flag of the field would read it. Raises ``ConfigError``."""
+    kind, words = _plain(field), get_args(_plain(field))
+    if kind is bool:
+        words = ("yes", "no")
+    is_number = kind in (int, float) and not name.endswith(_UNITS)
+    if kind is bool or (words and all(isinstance(word, str) for word in words) and not field.more_words):
+        if text not in words:
+            raise ConfigError(f"{SET} {name}={text}", allowed=", ".join(words))
+        return text == "yes" if kind is bool else text
+    if not is_number:
+        return _reader(name)(text)
+    try:
+        return kind(text) if len(text) <= _MOST_DIGITS else kind("too long")
+    except ValueError:
+        allowed = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{SET} {name}={text}", allowed=allowed) from None
+
+
+def _list(name: str, flag: str, field: Field, text: str) -> tuple[Any, ...] | None:
     if name == "network":
         return networks(text)
     if name == "strategy":
         from dpsim.strategy import parse_strategies
 
         return (text,) if text == "all" else parse_strategies(text)
-    flag = flag_of(name)
     if name == "devices":
         return listed(flag, text, devices_or_layout)
     return listed(flag, text, whole(flag) if _plain(field) is int else _reader(name))
 
 
-TorchModule = Annotated[
-    str | None,
-    Parameter(
-        name="--torch-module", help="In place of --torch-script: a module, as python -m runs it, like package.train."
-    ),
-]
-LearningRate = Annotated[float | None, Parameter(help="Learning rate (sgd 0.05, adamw 0.001, lars 1).")]
 RateDecay = Annotated[
     str | None,
     Parameter(
@@ -164,15 +237,6 @@ RateDecay = Annotated[
         help="Learning rate over time: constant; step:10,15 (times 0.1 from epoch 10 on, and again from 15 on;"
         " step:10,15,gamma=0.2: times 0.2); cosine (ends at 0); cosine:0.01 (ends at 0.01 of the rate).",
     ),
-]
-WarmupEpochs = Annotated[
-    float | None,
-    Parameter(
-        help="Epochs in which the learning rate rises to its value; with --reference-batch, from the unscaled one."
-    ),
-]
-ReferenceBatch = Annotated[
-    int | None, Parameter(help="Multiply the learning rate by the global batch divided by this number of samples.")
 ]
 StallAfter = Annotated[
     float | None, Parameter(help="Seconds of waiting after which a stall is reported (60); 0 or inf: never.")
@@ -208,26 +272,10 @@ Json = Annotated[
 ]
 
 
-class LeafFlags(Flags, of="reproducible leaves"):
-    """Whether training is reproducible, and by how many leaves."""
-
-    reproducible: Annotated[
-        bool | None,
-        Parameter(negative="", help="Compute the same bits on any number of devices, up to the number of leaves."),
-    ] = None
-
-    def values(self) -> dict[str, Any]:
-        """Return the leaves that are given, or those of reproducible training. Raises ``ConfigError``."""
-        from dpsim.plan import DEFAULT_LEAVES
-
-        values = super().values()
-        if self.reproducible and values.get("leaves") == 0:
-            raise ConfigError(
-                "--reproducible with --leaves 0: sums would depend on the number of devices",
-                allowed="--leaves of 1 or more with --reproducible",
-                remedy="leave --leaves out for 8 leaves, or leave --reproducible out",
-            )
-        return {"leaves": DEFAULT_LEAVES} | values if self.reproducible else values
+Reproducible = Annotated[
+    bool | None,
+    Parameter(negative="", help="Compute the same bits on any number of devices, up to the number of leaves (8)."),
+]
 
 
 def group(name: str, help: str, examples: str) -> App:
@@ -245,32 +293,58 @@ def command(app: App, function: Callable[..., Any], examples: str | None = None,
     function.__kwdefaults__ = absent | (function.__kwdefaults__ or {})
     if examples is None:
         app.default(function)
-    elif shown is None:
-        app.command(function, help_epilogue=examples)
-    else:
-        more = f"dpsim {function.__name__} --help-all shows all flags.\n\n"
-        app.command(function, help_epilogue=more + examples, help_formatter=_SomeFlags(shown.split()))
+        return
+    more = "" if shown is None else f"dpsim {function.__name__} --help-all shows all flags.\n\n"
+    formatter = _HelpInGroups(None if shown is None else shown.split())
+    app.command(function, help_epilogue=more + examples, help_formatter=formatter)
 
 
-class _SomeFlags:
-    """What draws a help page with the flags ``shown`` alone."""
+_GROUPS = {
+    "On what": "--devices --network --machine --algorithm --backend --hostfile --compute --peers --peer-env --cpus",
+    "How long": "--steps --epochs --seeds --budget --wait-until-quiet --stall-after --time",
+    "Output": "--output --json --json-line --verbose --plot --page --format --record --checkpoint --checkpoint-every"
+    " --check --dry-run",
+}
+"""The flags of the groups of a help page; the others are those of what is asked."""
 
-    def __init__(self, shown: Sequence[str]) -> None:
-        self.shown = {*shown}
+
+class _HelpInGroups:
+    """What draws a help page in groups, with the flags ``shown`` alone, or with all."""
+
+    def __init__(self, shown: Sequence[str] | None) -> None:
+        self.shown = shown
 
     def __call__(self, console: Any, options: Any, panel: Any) -> None:
         from cyclopts.help import DefaultFormatter
 
+        def names(entry: Any) -> set[str]:
+            return {*entry.positive_names}
+
+        panels = [panel]
         if panel.format == "parameter":
-            entries = [each for each in panel.entries if not each.positive_names or {*each.positive_names} & self.shown]
-            panel = panel.copy(entries=entries)
-        if panel.entries:
-            DefaultFormatter()(console, options, panel)
+            entries = [
+                each for each in panel.entries if self.shown is None or not names(each) or names(each) & {*self.shown}
+            ]
+            grouped = {
+                title: [each for each in entries if names(each) & {*of.split()}] for title, of in _GROUPS.items()
+            }
+            what = [each for each in entries if not any(each in group for group in grouped.values())]
+            panels = [panel.copy(entries=entries)]
+            if panel.title == "Parameters":
+                panels = [panel.copy(title=title, entries=of) for title, of in ({"What": what} | grouped).items()]
+        for each in panels:
+            if each.entries:
+                DefaultFormatter()(console, options, each)
 
     def render_usage(self, console: Any, options: Any, usage: Any) -> None:
         from cyclopts.help import DefaultFormatter
 
         DefaultFormatter().render_usage(console, options, usage)
+
+
+def taken(values: dict[str, Any], *kinds: type[Struct]) -> dict[str, Any]:
+    """Remove the values of the fields of these structs, and return them."""
+    return {name: values.pop(name) for kind in kinds for name in kind.__struct_fields__ if name in values}
 
 
 def listed(flag: str, text: str | None, read: Callable[[str], T]) -> tuple[T, ...] | None:
@@ -403,25 +477,3 @@ def networks(text: str | None) -> tuple[str, ...] | None:
 def provided(**values: object) -> dict[str, Any]:
     """The values that are not None. A flag that the user leaves out keeps the default of the class it configures."""
     return {name: value for name, value in values.items() if value is not None}
-
-
-def program(script: str | None, module: str | None) -> str:
-    """What ``--torch-script`` or ``--torch-module`` names: a script's path or a module. Raises ``ConfigError``."""
-    from dpsim.launch.user_script import is_module
-
-    if (script is None) == (module is None):
-        given = "neither --torch-script nor --torch-module" if script is None else "--torch-script and --torch-module"
-        raise ConfigError(given, allowed="one of the two")
-    if module is not None and not is_module(module):
-        raise ConfigError(
-            f"--torch-module is {module!r}",
-            allowed="package.module, which python -m would run",
-            remedy="name a script by its path with --torch-script",
-        )
-    if script is not None and is_module(script):
-        raise ConfigError(
-            f"--torch-script is {script!r}",
-            allowed="the path of a Python script, which ends in .py",
-            remedy=f"a module, which python -m would run, is named so: --torch-module {script}",
-        )
-    return script or module or ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpsim.cli import flags, outputs, show
 from dpsim.errors import ConfigError
@@ -25,9 +25,6 @@ class StepFlags(flags.Flags, group="Fit what a model's shapes leave open to meas
         "devices=8,local_batch=32,images_per_s=1400; may be repeated. Writes a workload and a machine file.",
         negative="",
     )
-    set: list[str] | None = flags.flag(
-        "What holds for the steps that do not state it: fusion_rule=ddp,overlap=off.", negative=""
-    )
     workload: Path | None = flags.flag(
         "With --from-steps: a workload file, in place of a model; its layer times keep their proportions."
     )
@@ -39,15 +36,25 @@ class StepFlags(flags.Flags, group="Fit what a model's shapes leave open to meas
     )
 
 
-def fit(of: StepFlags, workload: Callable[[], Workload], folder: Path, inputs: Sequence[Path], *, json: bool) -> None:
+def fit(
+    of: StepFlags,
+    common: Mapping[str, Any],
+    workload: Callable[[], Workload],
+    folder: Path,
+    inputs: Sequence[Path],
+    *,
+    json: bool,
+) -> None:
     """Fit the free numbers to the steps, and write the workload and the machine; ``inputs`` are not written over.
 
-    Every fitted number has its uncertainty. Numbers that the rows do not tell are refused.
+    ``common`` are the fields of a plan that hold for the steps that do not state them. Every fitted number has its
+    uncertainty. Numbers that the rows do not tell are refused.
     """
     import msgspec
 
     from dpsim import codec
-    from dpsim.imports.steps import measured_steps, parse_row, read_rows
+    from dpsim.fields import assigned
+    from dpsim.imports.steps import FIELDS, measured_steps, read_rows
     from dpsim.model.estimate import DEFAULT_FREE, FREE, free_names
     from dpsim.model.estimate import estimate as fitted
 
@@ -55,10 +62,9 @@ def fit(of: StepFlags, workload: Callable[[], Workload], folder: Path, inputs: S
     files = [Path(text) for text, is_row in given if not is_row]
     flags.writable(folder, folders=("estimate",), inputs=(*inputs, of.machine, *files))
     free = free_names(flags.listed("--free", of.free, str) or DEFAULT_FREE)
-    common = {name: value for text in of.set or () for name, value in parse_row(text, "--set").items()}
     machine = _machine(of.machine, free)
     rows = [row for file in files for row in read_rows(file)]
-    rows += [(f"--from-steps {text}", parse_row(text, "--from-steps")) for text, is_row in given if is_row]
+    rows += [(f"--from-steps {text}", assigned([text], "--from-steps", FIELDS)) for text, is_row in given if is_row]
     steps = measured_steps(rows, machine, **common)
     found = fitted(workload(), machine, steps, free)
     names = ", ".join(number.name for number in found.numbers)

@@ -25,10 +25,11 @@ _POLL_S, _AFTER_THE_JOB_S = 0.1, 30.0
 """Once the job has ended its exit code waits for an answer no longer than so many seconds."""
 
 
-def explain(command: tuple[str, ...], steps: int) -> int:
+def explain(command: tuple[str, ...], steps: int, *, json_line: bool = False) -> int:
     """Start a job with DistributedDataParallel, and print on stderr where its steps' time goes; return its exit code.
 
-    The job itself trains on, as it would without dpsim. Raises ``ConfigError`` for one that cannot be started.
+    With ``json_line`` that is one line of JSON. The job itself trains on, as it would without dpsim. Raises
+    ``ConfigError`` for one that cannot be started.
     """
     from dpsim.launch import watched_job
     from dpsim.launch.scratch import scratch
@@ -40,11 +41,13 @@ def explain(command: tuple[str, ...], steps: int) -> int:
         print("dpsim: this job is already being watched; it is started as it is", file=sys.stderr)
         os.execvp(command[0], command)
     with scratch("watch") as folder, watched_job.started(command, watched_job.environment(folder, steps)) as job:
-        print(f"\n{_answer(job, folder)}", file=sys.stderr, flush=True)  # a progress bar may have left its line open
+        print(
+            f"\n{_answer(job, folder, json_line=json_line)}", file=sys.stderr, flush=True
+        )  # a progress bar may have left its line open
         return watched_job.exit_code(job)
 
 
-def _answer(job: subprocess.Popen[bytes], folder: Path) -> str:
+def _answer(job: subprocess.Popen[bytes], folder: Path, *, json_line: bool) -> str:
     """Return what there is to say of the job, once its ranks have written their records.
 
     It is computed in a process of its own: while the job runs behind it, and once the job has ended with a limit.
@@ -54,7 +57,7 @@ def _answer(job: subprocess.Popen[bytes], folder: Path) -> str:
     from dpsim.launch.workers import computed
     from dpsim.torch_ddp.watch_records import complete
 
-    task = functools.partial(said, watched_job.records(job, folder, complete))
+    task = functools.partial(said, watched_job.records(job, folder, complete), json_line=json_line)
     try:
         answer = computed(task, lambda: watched_job.ends_within(job, _POLL_S), _NICE) if job.poll() is None else None
         if answer is None:
@@ -77,8 +80,8 @@ def _answer(job: subprocess.Popen[bytes], folder: Path) -> str:
     return answer
 
 
-def said(files: Sequence[Path]) -> str:
-    """Return what the records in these files say of the job."""
+def said(files: Sequence[Path], *, json_line: bool = False) -> str:
+    """Return what the records in these files say of the job, as text or as one line of JSON."""
     from dpsim.model.watch import watched
     from dpsim.torch_ddp.watch_records import paired, read
 
@@ -101,7 +104,8 @@ def said(files: Sequence[Path]) -> str:
                 " by --torch-script",
             )
         ranks, left_out = paired(records)
-        return _text(watched(ranks, (*unused, *left_out)))
+        seen = watched(ranks, (*unused, *left_out))
+        return _json_line(seen) if json_line else _text(seen)
     except DpsimError as error:
         return f"dpsim: {error}"
 
@@ -116,3 +120,15 @@ def _text(seen: Watched) -> str:
         lines = [report.cause(of), *report.details(of), *report.remedies(of), *(f"Note: {each}." for each in of.notes)]
         print("\n".join([*lines, *own.advice(seen)]))
     return text.getvalue().rstrip()
+
+
+def _json_line(seen: Watched) -> str:
+    """Return what ``dpsim explain --json`` says of a script, and what is advised, in one line."""
+    from dpsim import codec
+    from dpsim.report import explain as report
+    from dpsim.report import watch as own
+
+    of = seen.explained
+    summary = codec.to_builtins(report.summary(of)) | {"advice": own.advice(seen)}
+    points = [codec.to_builtins(part) for part in of.parts]
+    return codec.to_json(show.json_object("explain", points, summary), indent=None)

@@ -97,9 +97,10 @@ def pbs(*command: Command, job: JobFlags) -> None:
 
 
 def _submit(scheduler: Literal["slurm", "pbs"], command: tuple[str, ...], given: JobFlags) -> None:
+    from dpsim.cli.app import build
     from dpsim.launch.job_script import BatchJob, job_script, submit
 
-    command = tuple(old_names.current(command, list(commands.modules())))
+    command = tuple(old_names.current(command, build()))
     asked = asdict(given)
     dry_run = asked.pop("dry_run")
     job = BatchJob(scheduler=scheduler, command=command, **asked)

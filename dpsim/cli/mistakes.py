@@ -21,6 +21,7 @@ from dpsim.errors import ConfigError, unknown
 
 _GONE = {
     "--experiment": "give the file in place of the question: dpsim sweep FILE.toml",
+    "--scaling": "leave it out: --local-batch is weak scaling, --global-batch strong scaling",
     "--measure": "declare the plans to measure in a file, and type: dpsim sweep FILE.toml (docs/grid.md)",
     "--source": "leave it out: --trace writes the measured step above the predicted one",
 }
@@ -47,8 +48,9 @@ def as_dpsim_error(app: App, error: CycloptsError, arguments: Sequence[str]) -> 
             given = error.token.keyword or error.argument.name
             return ConfigError(f"{given} is {error.token.value!r}", allowed=_allowed(error.target_type), remedy=remedy)
         case MissingArgumentError(keyword="--torch-script"):
-            remedy = "name a module, which python -m would run, by --torch-module"
-            return ConfigError("--torch-script has no value", allowed="the path of a Python script", remedy=remedy)
+            allowed = "the path of a Python script, or a module as python -m takes it"
+            remedy = "write it like --torch-script train.py, or --torch-script package.train"
+            return ConfigError("--torch-script has no value", allowed=allowed, remedy=remedy)
         case MissingArgumentError() if error.argument is not None:
             given = error.keyword or error.argument.name
             lack = "has no value" if error.keyword else "is missing"

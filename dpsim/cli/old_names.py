@@ -1,11 +1,15 @@
-"""Commands of earlier versions of dpsim: each answers with the line to type today."""
+"""Commands and flags of earlier versions of dpsim: each answers with the line to type today."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from cyclopts import App
+
+from dpsim.cli import flags
 from dpsim.errors import ConfigError
 
 NEW_LINES = {
@@ -26,59 +30,76 @@ NEW_LINES = {
     "validate": "python -m dpsim.validation {all}",
 }
 """By an old command today's line: ``all`` its words, ``files`` the first ones by commas, ``rest`` the others."""
-_NEW_FLAGS = {
-    "estimate": {
-        "--rows": "--from-steps",
-        "--row": "--from-steps",
-        "--fusion-rule": "--set fusion_rule=",
-        "--fusion-threshold": "--set fusion_threshold_bytes=",
-        "--algorithm": "--set algorithm=",
-        "--overlap": "--set overlap=",
-        "--accumulate": "--set accumulate=",
-        "--wire-dtype": "--set wire_dtype=",
-    },
+NEW_FLAGS: dict[str, dict[str, str]] = {
+    "estimate": {"--rows": "--from-steps", "--row": "--from-steps"},
     "explore": {"--output": "--page"},
     "measure": {"--bucket-cap": "--fusion-threshold", "--communication": "--algorithm"},
+    "predict": {
+        "--synchronisation-loss": "--assume compute_slowdown=",
+        "--fixed-share": "--assume fixed_share=",
+        "--contention": "--assume contention=",
+        "--collective-overhead": "--assume collective_overhead_s=",
+    },
+    "train": {"--nesterov": "--set nesterov=yes"},
+    **{name: {"--torch-module": "--torch-script"} for name in ("explain", "profile", "reproduce", "sweep", "tune")},
 }
-"""By an old command the new spelling of its flags; others are passed on as they were typed."""
+"""By a command, old or of today, the new spelling of its flags that are gone; others are passed on as they were typed.
+
+Fields that a command takes by ``--set`` alone had flags of their own."""
 
 
-def current(arguments: Sequence[str], commands: Collection[str]) -> Sequence[str]:
+def current(arguments: Sequence[str], app: App) -> Sequence[str]:
     """Return the words of a command line; those of ``watch``, whose job runs, as they are today, and say so.
 
-    Raises ``ConfigError`` with the line to type if they name another old command.
+    Raises ``ConfigError`` with the line to type if they name another old command, or flags that are gone.
     """
-    words = 2 if " ".join(arguments[:2]) in NEW_LINES else 1
-    old = " ".join(arguments[:words])
-    if old not in NEW_LINES or arguments[0] in commands:
+    if not arguments:
         return arguments
-    given, line = f"dpsim {old} has another name in this version", _new_line(old, arguments[words:])
-    if old == "watch":
+    words = 2 if " ".join(arguments[:2]) in NEW_LINES else 1
+    name = " ".join(arguments[:words])
+    if name not in NEW_LINES or arguments[0] in app:
+        command, new = _renamed(name, arguments[words:], app)
+        if new == list(arguments[words:]):
+            return arguments
+        gone = [word.partition("=")[0] for word in arguments if word not in new and word.startswith("--")]
+        allowed = f"{flags.SET} NAME=VALUE of {', '.join(flags.by_set(command))}"
+        given = f"{', '.join(gone)} of dpsim {name} has another spelling in this version"
+        raise ConfigError(given, allowed=allowed, remedy=f"type: dpsim {name} {shlex.join(new)}")
+    given, line = f"dpsim {name} has another name in this version", _new_line(name, arguments[words:], app)
+    if name == "watch":
         print(f"dpsim: {given}: {line}", file=sys.stderr)
         return ["explain", *arguments[1:]]
-    allowed = ", ".join(each for each in commands if not each.startswith("-"))
+    allowed = ", ".join(each for each in app if not each.startswith("-"))
     raise ConfigError(given, allowed=allowed, remedy=f"type: {line}")
 
 
-def _new_line(old: str, arguments: Sequence[str]) -> str:
-    """Return the line that does today what an old command did."""
-    new_flags = _NEW_FLAGS.get(old, {})
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    own: list[str] = []
+def _renamed(name: str, arguments: Sequence[str], app: App) -> tuple[Callable[..., Any] | None, list[str]]:
+    """Return the command that answers today, and the words that follow its name, their flags in today's spelling."""
+    first = NEW_LINES.get(name, f"dpsim {name}").split()[1]
+    command = app[first].default_command if first in app and not first.startswith("-") else None
+    of_fields = {flags.flag_of(field): f"{flags.SET} {field}=" for field in flags.by_set(command)}
+    spelled = of_fields | NEW_FLAGS.get(first, {}) | NEW_FLAGS.get(name, {})
+    end = arguments.index(flags.DELIMITER) if flags.DELIMITER in arguments else len(arguments)
+    new: list[str] = []
     for word in arguments[:end]:
         flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
-        *before, last = new_flags[flag].split() if flag in new_flags else [flag]
-        if own and own[-1].endswith("=") and not equals:  # --set NAME= and the value that follows
-            own[-1] += word
+        *before, last = spelled[flag].split() if flag in spelled else [flag]
+        if new and new[-1].endswith("=") and not equals:  # --set NAME= and the value that follows
+            new[-1] += word
         else:
-            own += [*before, last + equals * (not last.endswith("=")) + value]
-    first = next((number for number, word in enumerate(own) if word.startswith("-")), len(own))
-    words = [*own, *arguments[end:]]
+            new += [*before, last + equals * (not last.endswith("=")) + value]
+    return command, [*new, *arguments[end:]]
+
+
+def _new_line(old: str, arguments: Sequence[str], app: App) -> str:
+    """Return the line that does today what an old command did."""
+    words = _renamed(old, arguments, app)[1]
+    first = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
     parts = {
         "all": shlex.join(words),
-        "files": shlex.quote(",".join(own[:first])),
+        "files": shlex.quote(",".join(words[:first])),
         "rest": shlex.join(words[first:]),
-        "page": "" if "--page" in own else "--page explore.html",
+        "page": "" if "--page" in words else "--page explore.html",
     }
     line = NEW_LINES["explore STUDY" if old == "explore" and first else old]
     return " ".join(filter(None, (part.format(**parts) for part in line.split(" "))))

@@ -19,27 +19,31 @@ EXAMPLES = """\
 Examples:
   dpsim profile --model cnn --local-batch 8,16,32,64 --output w.json
   dpsim profile --torch-script train.py --devices 8 -- --batch-size 32
-  dpsim profile --torch-module package.train --devices 2 -- --lr 0.1
+  dpsim profile --torch-script package.train --devices 2 -- --lr 0.1
   dpsim profile --torch package.module:build_model --local-batch 8,16,32
   dpsim profile --from rank0.pt.trace.json.gz --local-batch 32
   dpsim profile --workload resnet50.toml --from-steps published.csv
   dpsim profile --model cnn --from-steps devices=1,local_batch=32,step_s=20ms
     --from-steps devices=8,local_batch=32,images_per_s=9000"""
 SHOWN = (
-    "--model --dataset --local-batch --torch-script --torch-module --torch --from --devices --output "
+    "--model --dataset --local-batch --torch-script --torch --from --set --devices --output "
     "--json --from-steps --workload --machine --free"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
-class ModelFlags(flags.Flags, of="model dataset local_batch... seed optimizer compute_dtype"):
+class ModelFlags(
+    flags.Flags,
+    of="model dataset local_batch...",
+    by_set="seed optimizer compute_dtype accumulate fusion_rule fusion_threshold_bytes cycle_s algorithm overlap"
+    " batch_norm wire_dtype strategy leaves",
+):
     """The flags of a model of dpsim's."""
 
     torch_script: str | None = flags.flag(
-        "Profile what your own PyTorch script trains with DistributedDataParallel or fully_shard, instead of a model "
-        "here."
+        "Profile what your own PyTorch script, or module as python -m takes it, trains with DistributedDataParallel or "
+        "fully_shard, instead of a model here."
     )
-    torch_module: flags.TorchModule = None
     torch: str | None = flags.flag(
         "Profile DDP on what MODULE:FUNCTION returns: (module, batch) or (module, batch, loss) of PyTorch."
     )
@@ -88,8 +92,10 @@ def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
     from dpsim.torch_ddp.profile_script import profile_script
     from dpsim.torch_ddp.request import ScriptRequest
 
-    sources = flags.provided(torch_script=of.torch_script, torch_module=of.torch_module, torch=of.torch, from_=of.from_)
+    sources = flags.provided(torch_script=of.torch_script, torch=of.torch, from_=of.from_)
     of_model = of.values()
+    of_steps = {name: of_model[name] for name in of_model if name in of.by_set and name not in _OF_A_MODEL}
+    _refuse(of_steps, "without --from-steps", "leave them out, or give the steps that were measured")
     local_batches = of_model.pop("local_batch", ())
     of_script = flags.provided(
         arguments=arguments or None, devices=of.devices, steps=of.steps, script_may_write=of.script_may_write
@@ -105,13 +111,14 @@ def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
         return _of_trace(of.from_, local_batches)
     (source,) = map(_flag, sources)
     _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
-    script = "" if of.torch else flags.program(of.torch_script, of.torch_module)
-    request = ScriptRequest(script=script, function=of.torch or "", **({"devices": 8} | of_script))
+    request = ScriptRequest(script=of.torch_script or "", function=of.torch or "", **({"devices": 8} | of_script))
     with show.measuring(of.wait_until_quiet):
         return profile_script(request, local_batches)
 
 
 _SHAPES = ("model", "dataset")
+_OF_A_MODEL = ("seed", "optimizer", "compute_dtype")
+"""The fields of ``--set`` with which a model is profiled; the others are those of measured steps."""
 
 
 def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]) -> None:
@@ -120,7 +127,8 @@ def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]
     from dpsim.study.profile import ProfileConfig, bare_workload
 
     named = of.values()
-    scripts = flags.provided(torch_script=of.torch_script, torch_module=of.torch_module, torch=of.torch)
+    common = {name: named.pop(name) for name in of.by_set if name in named and name not in _OF_A_MODEL}
+    scripts = flags.provided(torch_script=of.torch_script, torch=of.torch)
     sources = flags.provided(model=named.get("model"), workload=steps.workload, from_=of.from_) | scripts
     if len(sources) != 1 or of.from_ is not None:
         given = f"--from-steps with {' and '.join(map(_flag, sources)) or 'no workload'}"
@@ -139,11 +147,11 @@ def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]
         return _profiled(of, arguments) if scripts else bare_workload(ProfileConfig(**named))
 
     inputs = [path for path in (steps.workload, of.torch_script and Path(of.torch_script)) if path]
-    from_steps.fit(steps, workload, of.output or Path("estimated"), inputs, json=of.json)
+    from_steps.fit(steps, common, workload, of.output or Path("estimated"), inputs, json=of.json)
 
 
 def _flag(name: str) -> str:
-    return "ARGUMENTS" if name == "arguments" else f"--{name.strip('_').replace('_', '-')}"
+    return "ARGUMENTS" if name == "arguments" else ModelFlags.spelled(name.strip("_"))
 
 
 def _refuse(unused: dict[str, Any], reason: str, remedy: str) -> None:

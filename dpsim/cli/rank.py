@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dpsim.cli import flags, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.machine import Machine
+    from dpsim.model.advise import Advice
+    from dpsim.setting import Grid
     from dpsim.workload import Workload
-
-_RANKED = ["--local-batch", "--accumulate", "--fusion-threshold", "--cycle", "--overlap", "--strategy"]
-"""The flags of what is tried out, or follows from it."""
 
 
 class RankFlags(flags.Flags, group="Rank strategies"):
@@ -29,55 +28,68 @@ class RankFlags(flags.Flags, group="Rank strategies"):
     )
     all: bool = flags.flag("With --rank: show every plan that is compared.", default=False)
 
+    def is_asked(self) -> bool:
+        """Return whether there is a ranking. Raises ``ConfigError`` for its flags without one."""
+        if self.rank is None and (others := self.spelled(*self.given())):
+            raise ConfigError(f"{others} without --rank strategy", remedy=f"leave {others} out, or add --rank strategy")
+        return self.rank is not None
+
 
 def rank(
     of: RankFlags,
     workload: Workload,
     machines: Mapping[str, Machine],
-    devices: tuple[int | str, ...],
-    settings: dict[str, Any],
+    grid: Grid,
+    spelled: Callable[[str], str],
     output: Path | None,
     *,
     json: bool,
 ) -> None:
-    """Rank the strategies and print what comes of it; the JSON goes into ``output`` too. Raises ``ConfigError``."""
+    """Rank the strategies and print what comes of it; the JSON goes into ``output`` too. Raises ``ConfigError``.
+
+    The grid has one value of each field, which none of the plans that are compared may change.
+    """
     import msgspec
 
-    from dpsim import codec
     from dpsim.model.advise import advise
     from dpsim.model.cautions import cautions
     from dpsim.report import advice as report
     from dpsim.report.words import interval_sentence
-    from dpsim.setting import Grid
 
-    lists = {"machine": tuple(machines), "devices": devices} | settings
-    for name, values in lists.items():
-        if flags.flag_of(name) in _RANKED:
-            given = f"{flags.flag_of(name)} with --rank strategy, which tries them out"
-            raise ConfigError(given, remedy=f"leave {flags.flag_of(name)} out, or --rank")
-        if isinstance(values, tuple) and len(values) != 1:
+    for name, values in ({"machine": tuple(machines)} | {name: grid.values(name) for name in grid.varied}).items():
+        if len(values) > 1:
             text = ",".join(map(str, values))
-            raise ConfigError(f"{flags.flag_of(name)} {text} with --rank strategy", allowed="one of them")
+            raise ConfigError(f"{spelled(name)} {text} with --rank strategy", allowed="one of them")
     known = next(iter(machines.values()))
     if of.memory is not None:
         known = msgspec.structs.replace(known, memory_bytes=flags.memory(of.memory))
-    one = {name: values[0] if isinstance(values, tuple) else values for name, values in settings.items()}
-    advice = advise(workload, known, Grid.of(devices=devices[0], **one), every=of.all)
+    advice = advise(workload, known, grid, every=of.all)
+    _check_tried(advice, workload, grid, spelled)
     points, summary = report.records(advice, every=of.all), report.summary(advice, workload)
     notes = [*advice.script.unpriced, *cautions(known, [row.plan for row in advice.choices], workload)]
-    shown = show.json_object("advise", points, summary | {"cautions": notes}) if json or output is not None else {}
-    if output is not None:
-        codec.write(output, shown)
-    if json:
-        print(codec.to_json(shown))
+    if show.as_json("advise", points, summary | {"cautions": notes}, output, json=json):
         return
     if sentence := report.nothing_fits(advice):
         print(sentence)
-    batch = advice.plain.plan.global_batch
-    show.table(report.columns(advice), points, title=f"{workload.name} on {devices[0]} devices, global batch {batch}")
+    plan = advice.plain.plan
+    title = f"{workload.name} on {plan.layout or plan.devices} devices, global batch {plan.global_batch}"
+    show.table(report.columns(advice), points, title=title)
     for sentence in report.sentences(advice, workload):
         print(sentence)
     predicted = advice.choices[0].prediction
     interval = interval_sentence(predicted.interval_level, predicted.interval_studies)
     for sentence in [interval, *filter(None, [advice.script.sentence]), *notes]:
         print(f"Note: {sentence}.")
+
+
+def _check_tried(advice: Advice, workload: Workload, grid: Grid, spelled: Callable[[str], str]) -> None:
+    """Raise ``ConfigError`` for a field that is given, and has other values in the plans that were compared."""
+    from dpsim.model.points import plan_one
+
+    given, _ = plan_one(workload, advice.machine, grid)
+    for name in grid.base:
+        if any(getattr(row.plan, name) != getattr(given, name) for row in advice.candidates if name != "devices"):
+            flag = spelled(name)
+            raise ConfigError(
+                f"{flag} with --rank strategy, which tries them out", remedy=f"leave {flag} out, or --rank"
+            )

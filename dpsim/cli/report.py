@@ -21,7 +21,7 @@ Examples:
   dpsim report reports/fusion-threshold --check
   dpsim report before after --output reports/compared
   dpsim report reports/strategies --page meeting.html
-  dpsim report reports/fusion-threshold --trace --fusion-threshold inf"""
+  dpsim report reports/fusion-threshold --trace --set fusion_threshold_bytes=inf"""
 
 _EXIT_CODES = {"verified": 0, "damaged": 1, "of another model": 3}
 _KINDS = "a sweep, of bench allreduce, of reproduce or of a study of quality"
@@ -60,15 +60,14 @@ class ReportFlags(flags.Flags):
     )
     trace: bool = flags.flag(
         "Write instead a step of a sweep, as measured and as predicted, as a Chrome trace for Perfetto "
-        "(ui.perfetto.dev): of the setting that trains fastest on the most devices.",
+        "(ui.perfetto.dev): of the setting that trains fastest on the most devices, among those of --set.",
         default=False,
     )
 
 
 class StepFlags(
     flags.Flags,
-    of="network devices local_batch batch_norm fusion_threshold_bytes overlap",
-    group="The step that --trace writes",
+    by_set="network devices local_batch batch_norm fusion_threshold_bytes overlap",
 ):
     """The flags that choose a setting of a sweep."""
 
@@ -109,10 +108,10 @@ def _refuse_unused(given: ReportFlags, step: StepFlags, *, several: bool) -> Non
     chosen = next((f"--{name}" for name in ("page", "trace", "check") if getattr(given, name)), "one folder")
     answer = "several folders" if several else chosen
     used = (*_USED[answer].split(), *(step.several if answer == "--trace" else ()))
-    if unused := [flags.flag_of(name) for name in (*given.given(), *step.given()) if name not in used]:
+    if unused := [each.spelled(name) for each in (given, step) for name in each.given() if name not in used]:
         raise ConfigError(
             f"{', '.join(unused)} with {answer}",
-            allowed=", ".join(map(flags.flag_of, used)),
+            allowed=step.spelled(*used),
             remedy="leave it out: it would change nothing" + ", or add --trace" * bool(step.given()),
         )
 

@@ -12,18 +12,20 @@ from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.harness.reproduce.script import Verdict
+    from dpsim.records.reproduce import Reproduction
 
 EXAMPLES = """\
 Examples:
   dpsim reproduce --model cnn --devices 1,2,3,4,8
-  dpsim reproduce --batch-norm leaf,global,local --algorithm all --overlap all
-  dpsim reproduce --leaves 0 --algorithm ring --output plain
-  dpsim reproduce --wire-dtype float16 --algorithm all
+  dpsim reproduce --batch-norm leaf,global,local --algorithm all
+    --set overlap=all
+  dpsim reproduce --set leaves=0 --algorithm ring --output plain
+  dpsim reproduce --set wire_dtype=float16 --algorithm all
   dpsim reproduce --output saved; dpsim reproduce --against saved
   dpsim reproduce --torch-script train.py --devices 1,2,4 -- --batch-size 32"""
 SHOWN = (
-    "--torch-script --bucket-cap --model --dataset --devices --algorithm --overlap --batch-norm --steps "
-    "--leaves --global-batch --strategy --against --output --json"
+    "--torch-script --fusion-threshold --model --dataset --devices --algorithm --batch-norm --steps "
+    "--global-batch --strategy --set --against --output --json"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 
@@ -33,29 +35,25 @@ _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "str
 
 class ReproduceFlags(
     flags.Flags,
-    of="torch_script torch_module bucket_cap script_may_write model dataset devices..."
-    " fusion_threshold_bytes... algorithm... overlap... batch_norm... steps leaves"
-    " global_batch accumulate... optimizer learning_rate seed against across_machines output wire_dtype compute_dtype"
-    " strategy...",
+    of="torch_script script_may_write model dataset devices... fusion_threshold_bytes... algorithm... batch_norm..."
+    " steps global_batch against across_machines output strategy...",
+    by_set="accumulate... overlap... leaves wire_dtype compute_dtype optimizer learning_rate seed",
 ):
     """The flags of what is compared, and of the record."""
 
     torch_script: str | None = flags.flag(
-        "Your own PyTorch script, which trains with DistributedDataParallel or fully_shard: bug or rounding?"
+        "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel or "
+        "fully_shard: bug or rounding?"
     )
-    torch_module: flags.TorchModule = None
-    bucket_cap: str | None = flags.flag("With --torch-script: list of sizes for DDP's bucket_cap_mb (its own).")
+    fusion_threshold_bytes: str | None = flags.flag(
+        "Bytes to fuse, like 0,32KiB,1MiB,inf; of a script sizes for DDP's bucket_cap_mb (its own).",
+        name=("--fusion-threshold", "--bucket-cap"),
+    )
     script_may_write: flags.ScriptMayWrite = None
     devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4 (a script has 1,2,4).")
     algorithm: str | None = flags.flag("all, or a list of dpsim's algorithms (auto).")
-    overlap: str | None = flags.flag("all, or a list of off, inline, poll and thread (off).")
     batch_norm: str | None = flags.flag("List of leaf, global and local (leaf); local is trained without leaves.")
     steps: int | None = flags.flag("Steps to train in each run (50; 8 of a script).")
-    leaves: int | None = flags.flag(
-        "Parts of a global batch whose gradients are added in a fixed order (8); 0: plain training."
-    )
-    accumulate: str | None = flags.flag("List of numbers of micro-batches a device and step (1).")
-    learning_rate: flags.LearningRate = None
     against: Path | None = flags.flag("Compare with the record in this folder, from an earlier dpsim reproduce.")
     across_machines: bool = flags.flag("With --against: allow a record from another type of machine.", default=False)
     output: Path | None = flags.flag("Folder for the record with all digests, and the report.")
@@ -79,39 +77,30 @@ def reproduce(
     whether its losses and gradients differ by rounding or by a mistake, and
     in which step and tensor, and why. Exits with 1 for a mistake.
     """
-    if given.torch_script is not None or given.torch_module is not None:
-        return _script(given, arguments)
-    if arguments or given.bucket_cap is not None or given.script_may_write:
+    if given.torch_script is not None:
+        return _script(given, given.torch_script, arguments)
+    if arguments or given.script_may_write:
         raise ConfigError(
-            "ARGUMENTS, --bucket-cap or --script-may-write without a script",
-            allowed="these with --torch-script or --torch-module",
+            "ARGUMENTS or --script-may-write without a script",
+            allowed="these with --torch-script",
             remedy="name the script, or leave them out",
         )
+    return _training(given)
+
+
+def _training(given: ReproduceFlags) -> int:
+    """Compare trainings of a model of dpsim's; 1 if bits differ that should be identical."""
     from dpsim import codec
-    from dpsim.algorithms import RUNNABLE, algorithms_in
     from dpsim.folder_lock import locked
     from dpsim.harness.load import KINDS
     from dpsim.harness.reproduce.against import check_comparable, compare_with_saved
     from dpsim.harness.reproduce.measure import measure
-    from dpsim.optimizer import changed
-    from dpsim.plan import OVERLAPS
-    from dpsim.records.reproduce import PREDICTIONS, RECORD, Reproduction
+    from dpsim.records.reproduce import PREDICTIONS, RECORD
     from dpsim.report.saved import SavedResult
-    from dpsim.strategy import SYNCHRONOUS
 
     against, output = given.against, given.output
     flags.writable(output, folders=("reproduce",), inputs=(against,))
-    fields = given.values()
-    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": SYNCHRONOUS}
-    fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}
-    if fields.get("leaves") == 0:
-        fields.setdefault("batch_norm", ("local",))
-    optimizer = changed(
-        Reproduction().optimizer, fields.pop("optimizer", None), flags.provided(learning_rate=given.learning_rate)
-    )
-    known = Reproduction.__struct_fields__
-    fields = {name if name in known else _PLURAL.get(name, f"{name}s"): value for name, value in fields.items()}
-    reproduction = Reproduction(**fields, optimizer=optimizer)
+    reproduction = _reproduction(given)
     saved = None
     if against is not None:
         saved = check_comparable(against, reproduction, across_machines=given.across_machines)
@@ -126,28 +115,45 @@ def reproduce(
     return 0 if record.kept_promises else 1
 
 
-_OF_SCRIPTS = ("torch_script", "torch_module", "bucket_cap", "script_may_write", "devices", "steps", "json")
+def _reproduction(given: ReproduceFlags) -> Reproduction:
+    """Return what is compared. Raises ``ConfigError``."""
+    from dpsim.algorithms import RUNNABLE, algorithms_in
+    from dpsim.optimizer import Sgd, changed
+    from dpsim.plan import OVERLAPS
+    from dpsim.records.reproduce import Reproduction
+    from dpsim.strategy import SYNCHRONOUS
+
+    fields = given.values()
+    every = {"algorithm": algorithms_in(*RUNNABLE), "overlap": OVERLAPS, "strategy": SYNCHRONOUS}
+    fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}
+    if fields.get("leaves") == 0:
+        fields.setdefault("batch_norm", ("local",))
+    optimizer = changed(Reproduction().optimizer, fields.pop("optimizer", None), flags.taken(fields, Sgd))
+    known = Reproduction.__struct_fields__
+    fields = {name if name in known else _PLURAL.get(name, f"{name}s"): value for name, value in fields.items()}
+    return Reproduction(**fields, optimizer=optimizer)
 
 
-def _script(given: ReproduceFlags, arguments: tuple[str, ...]) -> int:
+_OF_SCRIPTS = ["torch_script", "fusion_threshold_bytes", "script_may_write", "devices", "steps", "json"]
+
+
+def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> int:
     """Compare the runs of the user's own script; 1 if there is a mistake."""
     from dpsim.harness.reproduce.script import ScriptComparison, compare
 
-    script = flags.program(given.torch_script, given.torch_module)
-    for name, value in vars(given).items():
-        if value not in (None, False) and name not in _OF_SCRIPTS:
-            raise ConfigError(
-                f"{flags.flag_of(name)} with a script, which brings its own training",
-                allowed=", ".join(map(flags.flag_of, _OF_SCRIPTS)),
-                remedy="give the script its arguments after --",
-            )
+    if unused := [name for name in given.given() if name not in _OF_SCRIPTS]:
+        raise ConfigError(
+            f"{given.spelled(*unused)} with a script, which brings its own training",
+            allowed=given.spelled(*_OF_SCRIPTS),
+            remedy="give the script its arguments after --",
+        )
     comparison = ScriptComparison(
         script=script,
         arguments=arguments,
         script_may_write=bool(given.script_may_write),
         **flags.provided(
             devices=flags.listed("--devices", given.devices, flags.whole("--devices")),
-            caps_bytes=flags.listed("--bucket-cap", given.bucket_cap, flags.threshold),
+            caps_bytes=given.values().get("fusion_threshold_bytes"),
             steps=given.steps,
         ),
     )

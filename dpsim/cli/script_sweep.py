@@ -11,88 +11,60 @@ from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.cli.sweep_flags import SweepFlags
-    from dpsim.records.sweep import Predictions
+    from dpsim.records.comparison import SweepData
+    from dpsim.records.sweep import Experiment, PredictedPoint, Predictions
 
-_SHARED = "devices local_batch fusion_threshold_bytes algorithm network seed budget wait_until_quiet output json"
+_SHARED = (
+    "devices local_batch fusion_threshold_bytes algorithm network seed runtime budget wait_until_quiet output json"
+)
 """The flags of sweeps of built-in models that a script has too."""
 
 
-class ScriptFlags(flags.Flags, of="torch_script torch_module accumulate...", group="Your own PyTorch script"):
+class ScriptFlags(flags.Flags, of="torch_script accumulate...", group="Your own PyTorch script"):
     """The flags of a script that is measured."""
 
     torch_script: str | None = flags.flag(
-        "Your own PyTorch script, which trains with DistributedDataParallel or fully_shard. --fusion-threshold are "
+        "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel or "
+        "fully_shard. --fusion-threshold are "
         "sizes for DDP's bucket_cap_mb (up to seven that matter), --local-batch batch sizes for its data loaders, "
         "--devices ranks on this machine (2); --algorithm is how DDP reduces: gloo (on node alone), mpi (a hook, over "
         "dpsim's transports), or both (default); gloo,hook: also what dpsim.torch.allreduce_hook() gains over gloo; or "
         "nccl (a GPU a rank)."
     )
-    torch_module: flags.TorchModule = None
     accumulate: str | None = flags.flag(
         "List of micro-batches a step that the script is made to have: 1,2,4 (its own). Each is one pass of its loop."
     )
     workload: Path | None = flags.flag("Predict from this profile of the script (profiled now if left out).")
     machine: Path | None = flags.flag("With nccl: a machine with its times, from dpsim calibrate --format nccl-tests.")
     strategy: str | None = flags.flag(
-        "data-parallel (what the script does), or zero3: the model that it wraps in DDP is sharded by FSDP instead."
-    )
-    runtime: str | None = flags.flag(
-        "torch-ddp, or torch-ddp,dpsim: beside DDP dpsim's own runtime, with emulated computation."
+        "data-parallel (what the script does), or zero3: the model that it wraps in DDP is sharded by FSDP instead, "
+        "and DDP is measured beside it."
     )
     predict_only: bool = flags.flag("Print and write the predictions, and measure later.", default=False)
     script_may_write: flags.ScriptMayWrite = None
 
     def is_named(self) -> bool:
         """Return whether there is a script. Raises ``ConfigError`` for its flags without one."""
-        if self.torch_script is not None or self.torch_module is not None:
+        if self.torch_script is not None:
             return True
         if given := ", ".join(map(flags.flag_of, self.given())):
             raise ConfigError(f"{given} without --torch-script", remedy="name the script, or leave it out")
         return False
 
 
-def measure(
-    question: str | None, given: SweepFlags, of: ScriptFlags, others: list[str], arguments: tuple[str, ...]
-) -> None:
-    """Predict and measure a script; ``others`` are flags that only built-in models have. Raises ``ConfigError``.
+def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments: tuple[str, ...]) -> None:
+    """Predict and measure a script. Raises ``ConfigError``, also for flags that only built-in models have.
 
     Every setting is predicted from one-process profiles and a calibration of the collectives alone. Then PyTorch trains
     on local ranks, all settings in turns with more of both, from which it is predicted once more, blind.
     """
     from dpsim import machine as machines
     from dpsim import workload as workloads
-    from dpsim.harness.torch_ddp.experiment import script_experiment
-    from dpsim.harness.torch_ddp.measure import ScriptStudy, ready_errors
+    from dpsim.harness.torch_ddp.measure import ScriptStudy
     from dpsim.launch.user_script import is_module
-    from dpsim.report.sweep.content import for_terminal
-    from dpsim.report.sweep.saved import points, summary
 
-    script = flags.program(of.torch_script, of.torch_module)
-    shared = _SHARED.split()
-    if unused := [name for name in (*given.given(), *others) if name not in shared]:
-        raise ConfigError(
-            f"{', '.join(map(flags.flag_of, unused))} with a script, which brings its own training",
-            allowed=", ".join(map(flags.flag_of, (*shared, *vars(of)))),
-            remedy="leave it out, or give the script its arguments after --",
-        )
-    values = given.values() | of.values()
-    question = _question(question, values)
-    experiment = script_experiment(
-        script,
-        arguments=arguments,
-        **flags.provided(
-            devices=flags.listed("--devices", given.devices, flags.whole("--devices")),
-            caps_bytes=values.get("fusion_threshold_bytes"),
-            local_batches=values.get("local_batch"),
-            accumulates=values.get("accumulate"),
-            communication=values.get("algorithm"),
-            networks=values.get("network"),
-            runtimes=flags.listed("--runtime", of.runtime, str),
-            strategy=of.strategy,
-            seed=values.get("seed"),
-            budget_s=flags.budget(given.budget),
-        ),
-    )
+    question, experiment = _experiment(question, given, of, arguments)
+    script = experiment.script
     folder = given.output or Path("reports") / f"{question}-{script if is_module(script) else Path(script).stem}"
     flags.writable(folder, folders=("sweep",), inputs=(Path(script), of.workload, of.machine))
     study = ScriptStudy(
@@ -108,10 +80,54 @@ def measure(
             swept = study.run(folder, progress)
     if of.predict_only:
         _print_predictions(predictions, folder, json=given.json)
-        return
+    else:
+        _print_measured(swept, folder, json=given.json)
+
+
+def _experiment(
+    question: str | None, given: SweepFlags, of: ScriptFlags, arguments: tuple[str, ...]
+) -> tuple[str, Experiment]:
+    """Return what is asked of the script, and what to measure. Raises ``ConfigError``."""
+    from dpsim.harness.torch_ddp.experiment import script_experiment
+    from dpsim.launch.user_script import check_program
+
+    shared = _SHARED.split()
+    if unused := [name for name in given.given() if name not in shared]:
+        raise ConfigError(
+            f"{given.spelled(*unused)} with a script, which brings its own training",
+            allowed=f"{given.spelled(*shared)}, {of.spelled(*vars(of))}",
+            remedy="leave it out, or give the script its arguments after --",
+        )
+    values = given.values() | of.values()
+    question, script = _question(question, values), of.torch_script or ""
+    check_program(script)
+    return question, script_experiment(
+        script,
+        arguments=arguments,
+        **flags.provided(
+            devices=flags.listed("--devices", given.devices, flags.whole("--devices")),
+            caps_bytes=values.get("fusion_threshold_bytes"),
+            local_batches=values.get("local_batch"),
+            accumulates=values.get("accumulate"),
+            communication=values.get("algorithm"),
+            networks=values.get("network"),
+            runtimes=values.get("runtime"),
+            strategy=of.strategy,
+            seed=values.get("seed"),
+            budget_s=flags.budget(given.budget),
+        ),
+    )
+
+
+def _print_measured(swept: SweepData, folder: Path, *, json: bool) -> None:
+    """Print what was measured, and how well it was known when buckets are ready."""
+    from dpsim.harness.torch_ddp.measure import ready_errors
+    from dpsim.report.sweep.content import for_terminal
+    from dpsim.report.sweep.saved import points, summary
+
     errors = list(map(abs, ready_errors(swept)))
     ready = {"ready_median_abs_error": statistics.median(errors) if errors else None, "ready_buckets": len(errors)}
-    if given.json:
+    if json:
         show.print_json("measure", points(swept), summary(swept) | ready)
         return
     show.rich(for_terminal(swept.comparison))
@@ -158,15 +174,13 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     from dpsim.model.cautions import cautions
     from dpsim.model.points import rows_of_plans
     from dpsim.model.rows import best_of
-    from dpsim.report.prediction import band, best_sentence, declared, faster_with_fewer, verdicts
-    from dpsim.report.table import Column
-    from dpsim.report.words import interval_name, interval_sentence
-    from dpsim.units import format_size
+    from dpsim.report.prediction import best_sentence, faster_with_fewer, verdicts
+    from dpsim.report.words import interval_sentence
 
     predicted = [point for point in predictions.points if point.setting.repeat == 0]
     studies = min(point.interval_studies for point in predicted)
     level = predicted[0].interval_level if studies else None
-    rows: list[dict[str, Any]] = []
+    rows = [_row(point) for point in predicted]
     best: dict[str, list[dict[str, Any]]] = {}
     assumed: dict[str, None] = {}
     for where in dict.fromkeys(point.setting.where for point in predicted):
@@ -185,6 +199,40 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         summary["best"] = [each | {"where": where} for where, of_place in best.items() for each in of_place]
         show.print_json("measure", rows, summary)
         return
+    _table(rows, level)
+    for where, of_place in best.items():
+        for each in of_place:
+            faster = faster_with_fewer(each, of_place, "local_batch")
+            print(f"{where}: {best_sentence(each, faster, weak=True, cap='bucket cap')}")
+        for sentence in verdicts({"best": of_place}, weak=True):
+            print(f"{where}: {sentence}")
+    if HOOK in predictions.experiment.other_runtimes:
+        assumed["dpsim.torch.allreduce_hook() is measured, and not predicted"] = None
+    for sentence in (interval_sentence(level, studies), *assumed):
+        print(f"Note: {sentence}.")
+    print(f"predictions: {folder / 'predictions.json'}; the same command without --predict-only measures them")
+
+
+def _row(point: PredictedPoint) -> dict[str, Any]:
+    """Return the flat record of a predicted setting."""
+    plan = point.setting.plan
+    names = ("step_s", "low_s", "high_s", "exposed_communication_s")
+    return (
+        {"devices": plan.devices, "network": point.setting.network, "runtime": point.setting.runtime}
+        | {"local_batch": plan.local_batch, "accumulate": plan.accumulate, "buckets": point.buckets}
+        | {"same_buckets": ", ".join(point.names[1:]), "extrapolated": point.extrapolated}
+        | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
+        | {"predicted_samples_per_s": plan.global_batch / point.step_s}
+        | {f"predicted_{name}": getattr(point, name) for name in names}
+    )
+
+
+def _table(rows: list[dict[str, Any]], level: float | None) -> None:
+    from dpsim.report.prediction import band, declared
+    from dpsim.report.table import Column
+    from dpsim.report.words import interval_name
+    from dpsim.units import format_size
+
     accumulates = len({row["accumulate"] for row in rows}) > 1
     show.table(
         (
@@ -209,14 +257,3 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
         ),
         rows,
     )
-    for where, of_place in best.items():
-        for each in of_place:
-            faster = faster_with_fewer(each, of_place, "local_batch")
-            print(f"{where}: {best_sentence(each, faster, weak=True, cap='bucket cap')}")
-        for sentence in verdicts({"best": of_place}, weak=True):
-            print(f"{where}: {sentence}")
-    if HOOK in predictions.experiment.other_runtimes:
-        assumed["dpsim.torch.allreduce_hook() is measured, and not predicted"] = None
-    for sentence in (interval_sentence(level, studies), *assumed):
-        print(f"Note: {sentence}.")
-    print(f"predictions: {folder / 'predictions.json'}; the same command without --predict-only measures them")

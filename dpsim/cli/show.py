@@ -84,6 +84,26 @@ def print_json(command: str, points: Iterable[Mapping[str, Any]], summary: Mappi
     print(codec.to_json(json_object(command, points, summary)))
 
 
+def as_json(
+    command: str,
+    points: Iterable[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    output: Path | None,
+    *,
+    json: bool,
+) -> bool:
+    """Write the JSON object into ``output``, if there is one, and print it with ``json``; return whether it does."""
+    from dpsim import codec
+
+    if json or output is not None:
+        shown = json_object(command, points, summary)
+        if output is not None:
+            codec.write(output, shown)
+        if json:
+            print(codec.to_json(shown))
+    return json
+
+
 def result(
     saved: SavedResult,
     folder: Path | None,

@@ -21,7 +21,7 @@ Examples:
   dpsim sweep fusion-threshold
   dpsim sweep fusion-threshold --devices 1,2 --network node,paced:50us,1gbit
   dpsim sweep devices --model cnn --devices 1,2 --batch-norm local
-  dpsim sweep devices --scaling weak --local-batch 64
+  dpsim sweep devices --local-batch 64
   dpsim sweep devices --compute emulated --devices 1,2,4,8
     --network paced:1ms,200mbit --fusion-threshold inf
   dpsim sweep local-batch --devices 1,2 --local-batch 8,16,32,64
@@ -33,7 +33,7 @@ Examples:
   dpsim sweep --torch-script train.py --algorithm gloo,hook
   dpsim sweep --torch-script train.py --strategy zero3 --devices 1,2
   dpsim sweep --torch-script train.py --algorithm mpi
-    --network paced:200us,1gbit --runtime torch-ddp,dpsim{flags.WORDS}"""
+    --network paced:200us,1gbit --set runtime=torch-ddp,dpsim{flags.WORDS}"""
 SHOWN = (
     "--model --dataset --devices --global-batch --local-batch --fusion-threshold --algorithm --batch-norm "
     "--network --compute --budget --output --json --torch-script --accumulate"
@@ -42,9 +42,9 @@ SHOWN = (
 
 QUESTIONS = {
     "fusion-threshold": "global_batch fusion_threshold_bytes... overlap",
-    "devices": "global_batch local_batch scaling fusion_threshold_bytes overlap batch_norm reproducible leaves steps",
-    "local-batch": "local_batch... global_batch... scaling fusion_threshold_bytes overlap batch_norm target_loss",
-    "batch-norm": "batch_norm... local_batch... global_batch... scaling overlap seeds epochs",
+    "devices": "global_batch local_batch fusion_threshold_bytes overlap batch_norm reproducible leaves steps",
+    "local-batch": "local_batch... global_batch... fusion_threshold_bytes overlap batch_norm target_loss",
+    "batch-norm": "batch_norm... local_batch... global_batch... overlap seeds epochs",
 }
 """By question the flags that it has beside those of all, and whether each takes a list; others have ``_OF_A_GRID``."""
 _OF_A_GRID = "global_batch"
@@ -63,7 +63,6 @@ def sweep(
         ),
     ],
     given: SweepFlags,
-    leaves: flags.LeafFlags,
     script: script_sweep.ScriptFlags,
 ) -> int:
     """Predict, measure and compare over a range of settings.
@@ -83,26 +82,32 @@ def sweep(
     With --torch-script your own PyTorch script trains under DDP or FSDP,
     unchanged, on ranks of this machine.
     """
-    from dpsim.harness.sweep.sweep import declared
-    from dpsim.records.sweep import read_experiment
-
     question, arguments = _split(words, with_script=script.is_named())
     if script.is_named():
-        script_sweep.measure(question, given, script, [*leaves.given()], arguments)
+        script_sweep.measure(question, given, script, arguments)
         return 0
     if question is None:
         from dpsim.cli.app import build
 
         build()["sweep"].help_print([])
         return 0
+    comparison = _swept(question, given)
+    return 1 if comparison.identical is False else 0
+
+
+def _swept(question: str, given: SweepFlags) -> Comparison:
+    """Sweep what a question or a file asks for. Raises ``ConfigError``."""
+    from dpsim.harness.sweep.sweep import declared
+    from dpsim.records.sweep import read_experiment
+
     file = None if question in QUESTIONS else Path(question)
     if file is not None and not file.suffix and not file.exists():
         raise unknown("question", question, QUESTIONS, remedy="or give a file that declares a sweep")
     flags.writable(given.output, folders=("sweep",), inputs=(file,))
     base = declared(question.replace("-", "_")) if file is None else read_experiment(file)
-    experiment = _changed(base, given, leaves)
+    experiment = _changed(base, given)
     command = "sweep" if file is not None else f"sweep {question}"
-    comparison = run(
+    return run(
         experiment,
         given.output,
         json=given.json,
@@ -110,7 +115,6 @@ def sweep(
         command=command,
         wait=given.wait_until_quiet,
     )
-    return 1 if comparison.identical is False else 0
 
 
 def _split(words: tuple[str, ...], *, with_script: bool) -> tuple[str | None, tuple[str, ...]]:
@@ -123,7 +127,7 @@ def _split(words: tuple[str, ...], *, with_script: bool) -> tuple[str | None, tu
     return next(iter(words[:end]), None), arguments
 
 
-def _changed(base: Experiment, given: SweepFlags, leaves: flags.LeafFlags) -> Experiment:
+def _changed(base: Experiment, given: SweepFlags) -> Experiment:
     """Return ``base`` with what the flags say. Raises ``ConfigError`` for those that its question has no use for."""
     import msgspec
 
@@ -132,18 +136,18 @@ def _changed(base: Experiment, given: SweepFlags, leaves: flags.LeafFlags) -> Ex
     from dpsim.setting import FIELDS
 
     question = base.question
-    values = _values(question, given, leaves)
+    values = _values(question, given)
     values |= flags.provided(target_loss=given.target_loss, seeds=given.seeds, epochs=given.epochs)
     norms = values.pop("batch_norm", None) if question == "batch-norm" else None
     if question == "devices":
         if "leaves" in values:
             values.setdefault("batch_norm", None)  # the default for this number of leaves
-        values |= _strong_or_weak(base, given.scaling, values.get("local_batch"), values.get("global_batch"))
+        values |= _batches(base, values)
         if given.steps is not None:
             check_steps(given.steps)
             values["steps"] = given.steps
-    elif question in QUESTIONS and "scaling" in QUESTIONS[question]:
-        values |= _batches(base, given.scaling, values)
+    elif "local_batch..." in QUESTIONS.get(question, ""):
+        values |= _batches(base, values)
     if isinstance(values.get("fusion_threshold_bytes"), float):
         values["fusion_threshold_bytes"] = (values["fusion_threshold_bytes"],)
     of_settings = {name: value for name, value in values.items() if name in FIELDS}
@@ -156,22 +160,22 @@ def _changed(base: Experiment, given: SweepFlags, leaves: flags.LeafFlags) -> Ex
     return msgspec.structs.replace(cleared, cases=norm_cases(experiment, norms))
 
 
-def _values(question: str, given: SweepFlags, leaves: flags.LeafFlags) -> dict[str, Any]:
+def _values(question: str, given: SweepFlags) -> dict[str, Any]:
     """Return the fields that the flags set, one value where the question takes no list. Raises ``ConfigError``."""
     words = QUESTIONS.get(question, _OF_A_GRID).split()
     of_question = {word.removesuffix("..."): word.endswith("...") for word in words}
     used = (*_OF_ALL.split(), *of_question, *_OF_A_RUN.split())
-    if unused := [flags.flag_of(name) for name in (*given.given(), *leaves.given()) if name not in used]:
+    if unused := [name for name in given.given() if name not in used]:
         raise ConfigError(
-            f"{', '.join(unused)} in a sweep with the question {question}",
-            allowed=", ".join(map(flags.flag_of, used)),
+            f"{given.spelled(*unused)} in a sweep with the question {question}",
+            allowed=given.spelled(*used),
             remedy="leave it out, or ask another question",
         )
-    values = given.values() | leaves.values()
+    values = given.values()
     for name, listed in [*values.items()]:
         if isinstance(listed, tuple) and name not in _OF_ALL.split() and not of_question.get(name):
             if len(listed) > 1:
-                text = f"{flags.flag_of(name)} {getattr(given, name)}"
+                text = f"{given.spelled(name)} {getattr(given, name)}"
                 raise ConfigError(
                     f"{text} in a sweep with the question {question}",
                     allowed="one value",
@@ -181,49 +185,21 @@ def _values(question: str, given: SweepFlags, leaves: flags.LeafFlags) -> dict[s
     return values
 
 
-def _strong_or_weak(
-    base: Experiment, scaling: str | None, local_batch: int | None, global_batch: int | None
-) -> dict[str, int | None]:
-    """The global batch under strong scaling; under weak scaling the local batch, which --global-batch may give too.
+def _batches(base: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the local batches under weak scaling, the global ones under strong scaling, which those of a flag decide.
 
-    Raises ``ConfigError``.
+    Raises ``ConfigError`` for both.
     """
-    from dpsim.errors import ConfigError
-
-    weak = base.weak if scaling is None else scaling == "weak"
-    if local_batch is not None and (not weak or global_batch is not None):
-        conflict = f"and --global-batch {global_batch}" if weak else "under strong scaling"
+    local, whole = given.get("local_batch"), given.get("global_batch")
+    if local and whole:
         raise ConfigError(
-            f"--local-batch {local_batch} {conflict}",
-            allowed="--local-batch with --scaling weak, --global-batch without",
+            "--local-batch and --global-batch",
+            allowed="--local-batch under weak scaling, --global-batch under strong scaling",
             remedy="give one of the two",
         )
-    before = base.value("local_batch") or base.value("global_batch")
-    batch = local_batch or global_batch or before
-    return {"local_batch": batch, "global_batch": None} if weak else {"local_batch": None, "global_batch": batch}
-
-
-def _batches(base: Experiment, scaling: str | None, given: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
-    """The local batches under weak scaling, the global ones under strong scaling. Raises ``ConfigError``."""
-    from dpsim.errors import ConfigError
-
-    local, whole = given.get("local_batch"), given.get("global_batch")
-    if scaling is None:
-        scaling = "weak" if local or (base.weak and not whole) else "strong"
-    if (local and whole) or (local and scaling == "strong") or (whole and scaling == "weak"):
-        names = " and ".join(name for name, there in (("--local-batch", local), ("--global-batch", whole)) if there)
-        raise ConfigError(
-            f"{names} under {scaling} scaling",
-            allowed="--local-batch under weak scaling, --global-batch under strong scaling",
-            remedy="give one of the two, or leave --scaling out",
-        )
-    kept_as = "local" if scaling == "weak" else "global"
-    values = local or whole or base.values(f"{kept_as}_batch")
-    if not values:
-        raise ConfigError(
-            f"{scaling} scaling of an experiment without such batches", allowed=f"--{kept_as}-batch 16,32,64"
-        )
-    return {"local_batch": None, "global_batch": None} | {f"{kept_as}_batch": values}
+    if not local and not whole:
+        return {}
+    return {"local_batch": local, "global_batch": whole}
 
 
 def run(

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from dpsim.cli import flags
 
 
 class SweepFlags(
     flags.Flags,
-    of="model dataset devices... global_batch... local_batch... scaling fusion_rule fusion_threshold_bytes..."
-    " algorithm... overlap batch_norm... network... compute seed wire_dtype compute_dtype",
+    of="model dataset devices... global_batch... local_batch... fusion_rule fusion_threshold_bytes..."
+    " algorithm... batch_norm... network... compute",
+    by_set="overlap leaves wire_dtype compute_dtype seed runtime...",
 ):
     """The flags of what is compared, and of the run."""
 
     devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4.")
-    global_batch: str | None = flags.flag("Samples per step over all devices; some questions take a list.")
+    global_batch: str | None = flags.flag(
+        "Samples per step, the same on all numbers of devices: strong scaling; some questions take a list."
+    )
     local_batch: str | None = flags.flag(
-        "Samples that a device has at once, under weak scaling; some questions take a list."
-    )
-    scaling: Literal["strong", "weak"] | None = flags.flag(
-        "strong (the same global batch on all devices), or weak (the same local batch on all)."
-    )
-    overlap: str | None = flags.flag(
-        "auto: measure the predicted-best mode, of fusion-threshold one more; or all, off, inline, poll, thread."
+        "Samples that a device has at once, the same on all: weak scaling; some questions take a list."
     )
     batch_norm: str | None = flags.flag(
         "Batch norm's statistics: local, leaf, global. The question batch-norm takes a list, and none, group, instance "
         "or layer in its place."
     )
+    reproducible: flags.Reproducible = None
     steps: int | None = flags.flag("With devices: steps to train on each number, to see the divergence (50).")
     target_loss: float | None = flags.flag(
         "With local-batch: train to this loss on the training set too: how many steps, how much time?"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,12 +16,12 @@ EXAMPLES = """\
 Examples:
   dpsim train --model cnn --devices 2 --global-batch 64 --epochs 5
   dpsim train --model mlp:512,256 --fusion-threshold 1MiB --json
-  dpsim train --optimizer adamw --schedule cosine --warmup-epochs 2
+  dpsim train --optimizer adamw --schedule cosine --set warmup_epochs=2
   dpsim train --optimizer lars --global-batch 256 --learning-rate 2
   dpsim train --checkpoint run1 --checkpoint-every 100
   dpsim train --resume run1
   dpsim train --model own.py:network --devices 2
-  dpsim train --devices 2 --reproducible --leaves 16
+  dpsim train --devices 2 --reproducible --set leaves=16
   dpsim train --devices 2 --reproducible --checkpoint run2 --elastic
   dpsim train --devices 2 --strategy zero1 --optimizer adamw
   dpsim train --devices 2 --strategy parameter-server --record order.json
@@ -37,44 +36,28 @@ SHOWN = (
 
 class RunFlags(
     flags.Flags,
-    of="model dataset devices global_batch accumulate cycle_s fusion_rule fusion_threshold_bytes algorithm overlap"
-    " wire_dtype network steps epochs seed checkpoint_every label_smoothing backend batch_norm elastic strategy"
-    " compute_dtype record replay",
+    of="model dataset devices global_batch accumulate fusion_rule fusion_threshold_bytes algorithm network steps epochs"
+    " seed checkpoint_every backend batch_norm elastic strategy record replay optimizer learning_rate",
+    by_set="cycle_s overlap wire_dtype compute_dtype leaves label_smoothing momentum weight_decay nesterov"
+    " trust_coefficient warmup_epochs reference_batch",
 ):
-    """The flags that set fields of ``TrainConfig``."""
+    """The flags that set fields of ``TrainConfig``, of its optimizer and of its schedule."""
+
+    reproducible: flags.Reproducible = None
 
 
-class OptimizerFlags(flags.Flags, of="optimizer"):
-    """The flags that choose the optimizer, and set its fields with the same names."""
-
-    learning_rate: flags.LearningRate = None
-    momentum: Annotated[float | None, Parameter(help="SGD's and LARS's momentum (0.9).")] = None
-    weight_decay: Annotated[
-        float | None, Parameter(help="Weight decay; AdamW's is decoupled (sgd 0.001, adamw 0.01, lars 0.0005).")
-    ] = None
-    nesterov: Annotated[bool | None, Parameter(negative="", help="SGD with Nesterov's momentum.")] = None
-    trust_coefficient: Annotated[
-        float | None,
-        Parameter(help="LARS's trust: a tensor's step is about this share of its norm, times the rate (0.001)."),
-    ] = None
-
-
-_RUN, _OPTIMIZER, _LEAVES = RunFlags(), OptimizerFlags(), flags.LeafFlags()
+_RUN = RunFlags()
 
 
 def train(
     *,
     run: RunFlags = _RUN,
-    optimizer: OptimizerFlags = _OPTIMIZER,
     schedule: flags.RateDecay = None,
-    warmup_epochs: flags.WarmupEpochs = None,
-    reference_batch: flags.ReferenceBatch = None,
     checkpoint: flags.CheckpointFolder = None,
     resume: flags.Resume = None,
     output: Annotated[Path | None, Parameter(help="Also write the result, with every loss, to this file.")] = None,
     stall_after: flags.StallAfter = None,
     hostfile: flags.Hostfile = None,
-    leaves: flags.LeafFlags = _LEAVES,
     json: flags.Json = False,
 ) -> None:
     """Train a model with data parallelism; every number is measured.
@@ -88,19 +71,20 @@ def train(
     from dpsim.harness.train import train as harness
     from dpsim.harness.train.resume import configured
     from dpsim.launch import hosts
-    from dpsim.learning_rate import parse_decay
+    from dpsim.learning_rate import RateSchedule, parse_decay
+    from dpsim.optimizer import AdamW, Lars, Sgd
     from dpsim.records.train import recorded
 
     flags.writable(output, "output")
     flags.writable(checkpoint, folders=("checkpoints",), flag="--checkpoint")
-    fields = run.values() | leaves.values()
+    fields = run.values()
     flags.writable(Path(fields["record"]) if "record" in fields else None, "updates", flag="--record")
     fields |= flags.provided(checkpoint=None if checkpoint is None else str(checkpoint), stall_after_s=stall_after)
-    decay = None if schedule is None else parse_decay(schedule)
-    rate = flags.provided(decay=decay, warmup_epochs=warmup_epochs, reference_batch=reference_batch)
-    settings = flags.provided(**asdict(optimizer))
+    rate = flags.taken(fields, RateSchedule)
+    rate |= flags.provided(decay=None if schedule is None else parse_decay(schedule))
+    optimizer, settings = fields.pop("optimizer", None), flags.taken(fields, Sgd, AdamW, Lars)
     with hosts.hostfile(hostfile), show.progress() as progress:
-        config = configured(resume, fields, settings.pop("optimizer", None), settings, rate, progress)
+        config = configured(resume, fields, optimizer, settings, rate, progress)
         result = harness.train(config, progress)
     if output is not None:
         codec.write(output, recorded(config, result))

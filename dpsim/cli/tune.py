@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.algorithms import ALGORITHMS
 from dpsim.cli import flags, show
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from dpsim.harness.torch_ddp.measure import ScriptStudy
     from dpsim.harness.torch_ddp.tune import Profiled
     from dpsim.machine import Machine
-    from dpsim.model.ranking import Tuning
+    from dpsim.model.ranking import Tuned, Tuning
     from dpsim.plan import Plan
     from dpsim.progress import Progress
     from dpsim.records.comparison import Comparison
@@ -35,22 +34,23 @@ Examples:
   dpsim tune --workload w.json --machine m.json --devices 2,4,8,16
     --framework horovod{flags.WORDS}"""
 SHOWN = (
-    "--torch-script --workload --machine --devices --framework --local-batch --global-batch --strategy "
+    "--torch-script --workload --machine --devices --framework --local-batch --global-batch --set "
     "--measure --budget --network --output --json"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
-class SourceFlags(flags.Flags, of="torch_script torch_module workload machine"):
+class SourceFlags(flags.Flags, of="torch_script workload machine"):
     """The flags of what is tuned, and where."""
 
-    torch_script: str | None = flags.flag("Your own PyTorch script, which trains with DistributedDataParallel.")
-    torch_module: flags.TorchModule = None
+    torch_script: str | None = flags.flag(
+        "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel."
+    )
     workload: Path | None = flags.flag("In place of a script: a workload file from dpsim profile.")
     machine: Path | None = flags.flag("A machine file (with a script: calibrated here if left out).")
 
 
-class SettingFlags(flags.Flags, of="local_batch... global_batch algorithm overlap strategy"):
+class SettingFlags(flags.Flags, of="local_batch... global_batch", by_set="algorithm overlap strategy dataset seed"):
     """The flags of the plans that are compared."""
 
     framework: str = flags.flag(f"Whose buckets and default: {listed(FRAMEWORKS)}.", default="ddp")
@@ -58,10 +58,17 @@ class SettingFlags(flags.Flags, of="local_batch... global_batch algorithm overla
         "Local batches to compare, of a workload yours first (of a script: also twice and four times its own)."
     )
     global_batch: int | None = flags.flag("Samples per step over all devices, in place of local batches.")
-    algorithm: str | None = flags.flag(f"One of {listed(ALGORITHMS)}.")
+
+    def of_plans(self) -> dict[str, Any]:
+        """Return the fields of the plans; those that are left are of the measurement. Raises ``ConfigError``."""
+        from dpsim.plan import Plan
+
+        return {
+            name: value for name, value in self.values().items() if name in ("local_batch", *Plan.__struct_fields__)
+        }
 
 
-class MeasureFlags(flags.Flags, of="measure budget model dataset network script_may_write seed"):
+class MeasureFlags(flags.Flags, of="measure budget model network script_may_write"):
     """The flags of measuring what is advised."""
 
     measure: bool = flags.flag("Also measure the best four and the default, in turns on this machine.", default=False)
@@ -91,7 +98,7 @@ def tune(
 
     framework, counts = FRAMEWORKS.find(given.framework), flags.counts_or_layouts(devices)
     flags.writable(measured.output, folders=("sweep",))
-    scripted = source.torch_script is not None or source.torch_module is not None
+    scripted = source.torch_script is not None
     here = scripted and source.machine is None
     _check(source, given, measured, arguments, here=here, json=json)
     with show.measuring(measured.wait_until_quiet) if scripted else show.progress() as progress:
@@ -105,42 +112,58 @@ def tune(
     if json:
         show.print_json("tune", report.records(tuning), report.summary(tuning, framework, workload))
         return
-    tuned = tuning.advised
-    plan = tuned.default.plan
-    for each in dict.fromkeys((tuned, tuning.tuned[-1])):
-        of = each.default.plan
-        rows = report.shown(each)
-        title = f"{workload.name}, {framework.title} on {of.layout or of.devices} devices"
-        show.table(report.columns(rows), rows, title=title)
-    show.table(report.growth_columns(), report.growth_records(tuning))
-    decide = "the same command with --measure" * (here and not measured.measure)
-    for sentence in report.sentences(tuning, decide=decide):
-        print(sentence)
+    _print_tuning(tuning, workload, framework, decide=here and not measured.measure)
     for sentence in _notes(tuning, workload, machine, job):
         print(f"Note: {sentence}.")
-    sentence, line = report.answer(tuned, framework, workload)
+    answer = report.answer(tuning.advised, framework, workload)
     if measured.measure:
-        from dpsim.harness.tuned import MEASURED, measured_regret
+        comparison = _compared(tuning.advised, machine, job, given, measured)
+        answer = _print_measured(comparison, tuning.advised, workload, framework)
+    print("\n".join(filter(None, answer)))
 
-        samples = math.inf if job else _samples(measured)
-        accumulation = job is None or not job.profiled.cannot_accumulate
-        options = tuned.to_measure(MEASURED, accumulation=accumulation, most_samples=samples)
-        plans = [plan, *(option.plan for option in options)]
-        if len(plans) == 1:
-            raise ConfigError(
-                "nothing to measure: no other cap or batch than the default's", remedy="leave --measure out"
-            )
-        comparison = job.measured(plans) if job else _measured_model(plans, machine, measured)
-        rows = report.measured_records(comparison, tuned)
-        show.table(report.measured_columns(), rows, title="Measured in turns")
-        if report.measured_point(comparison, tuned.advised.plan) is None:
-            print("What is advised was left out of the measurement: raise the budget to measure it.")
-        else:
-            print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
-        for sentence in report.measured_batches(rows):
-            print(sentence)
-        sentence, line = report.measured_answer(rows, framework, workload)
-    print("\n".join(filter(None, (sentence, line))))
+
+def _print_tuning(tuning: Tuning, workload: Workload, framework: Framework, *, decide: bool) -> None:
+    """Print the tables and sentences of a tuning, with ``decide`` the command that would decide between equals."""
+    from dpsim.report import tuning as report
+
+    for tuned in dict.fromkeys((tuning.advised, tuning.tuned[-1])):
+        plan, rows = tuned.default.plan, report.shown(tuned)
+        title = f"{workload.name}, {framework.title} on {plan.layout or plan.devices} devices"
+        show.table(report.columns(rows), rows, title=title)
+    show.table(report.growth_columns(), report.growth_records(tuning))
+    for sentence in report.sentences(tuning, decide="the same command with --measure" * decide):
+        print(sentence)
+
+
+def _compared(
+    tuned: Tuned, machine: Machine, job: _Job | None, given: SettingFlags, measured: MeasureFlags
+) -> Comparison:
+    """Measure the best options and the default in turns. Raises ``ConfigError`` where there is no other option."""
+    from dpsim.harness.tuned import MEASURED
+
+    samples = math.inf if job else _samples(given)
+    accumulation = job is None or not job.profiled.cannot_accumulate
+    options = tuned.to_measure(MEASURED, accumulation=accumulation, most_samples=samples)
+    plans = [tuned.default.plan, *(option.plan for option in options)]
+    if len(plans) == 1:
+        raise ConfigError("nothing to measure: no other cap or batch than the default's", remedy="leave --measure out")
+    return job.measured(plans) if job else _measured_model(plans, machine, given, measured)
+
+
+def _print_measured(comparison: Comparison, tuned: Tuned, workload: Workload, framework: Framework) -> tuple[str, str]:
+    """Print what was measured, and return the answer and the line to paste."""
+    from dpsim.harness.tuned import measured_regret
+    from dpsim.report import tuning as report
+
+    rows = report.measured_records(comparison, tuned)
+    show.table(report.measured_columns(), rows, title="Measured in turns")
+    if report.measured_point(comparison, tuned.advised.plan) is None:
+        print("What is advised was left out of the measurement: raise the budget to measure it.")
+    else:
+        print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
+    for sentence in report.measured_batches(rows):
+        print(sentence)
+    return report.measured_answer(rows, framework, workload)
 
 
 def _check(
@@ -154,8 +177,8 @@ def _check(
 ) -> None:
     """Raise ``ConfigError`` for flags that do not go together; ``here``: a script is calibrated on this machine."""
     files = source.workload is not None and source.machine is not None
-    scripted = source.torch_script is not None or source.torch_module is not None
-    unused = [flags.flag_of(name) for name in given.values() if name != "local_batch"]
+    scripted = source.torch_script is not None
+    unused = [given.spelled(name) for name in given.of_plans() if name != "local_batch"]
     wrong = None
     if scripted and source.workload is not None:
         wrong = "--workload and a script", "one of the two", ""
@@ -206,7 +229,7 @@ class _Job:
         from dpsim.launch.user_script import is_module
         from dpsim.machine import NODE, Network
 
-        script = flags.program(source.torch_script, source.torch_module)
+        script = source.torch_script or ""
         network = measured.network or NODE
         declared = script_experiment(
             script,
@@ -214,7 +237,7 @@ class _Job:
             devices=[parse_devices(count)[0] for count in counts],
             networks=(network,),
             communication=("mpi" if Network.parse(network).emulated else "gloo",),
-            **{name: value for name, value in measured.values().items() if name == "seed"},
+            **{name: value for name, value in given.values().items() if name == "seed"},
             **flags.provided(budget_s=flags.budget(measured.budget)),
         )
         folder = measured.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
@@ -255,7 +278,7 @@ def _of_files(
     machine = for_prediction(
         workload, machines.read(source.machine or ""), [parse_devices(count)[0] for count in counts]
     )
-    grid = Grid.of(devices=counts, **given.values())
+    grid = Grid.of(devices=counts, **given.of_plans())
     if batches and not grid.values("global_batch"):
         grid = grid.changed(local_batch=tuple(batches))
     if workload.ddp is None or framework.name != "ddp":
@@ -266,7 +289,7 @@ def _of_files(
     return tune(workload, machine, grid), machine
 
 
-def _samples(given: MeasureFlags) -> int:
+def _samples(given: SettingFlags) -> int:
     """The samples of the data set on which a model is measured."""
     from dpsim.data import load_dataset
     from dpsim.records.sweep import Experiment
@@ -275,16 +298,17 @@ def _samples(given: MeasureFlags) -> int:
     return len(load_dataset(values.get("dataset", Experiment().dataset), 0).train_y)
 
 
-def _measured_model(plans: Sequence[Plan], machine: Machine, given: MeasureFlags) -> Comparison:
+def _measured_model(plans: Sequence[Plan], machine: Machine, given: SettingFlags, measured: MeasureFlags) -> Comparison:
     """Measure plans of a model of dpsim's own in turns."""
     from dpsim.cli.sweep import run
     from dpsim.harness.sweep.experiment import experiment_of_plans
 
     waits = machine.emulated_network and plans[0].devices > (machine.cores or math.inf)
-    base = {name: value for name, value in given.values().items() if name in ("model", "dataset")}
+    values = given.values() | measured.values()
+    base = {name: value for name, value in values.items() if name in ("model", "dataset")}
     base |= {"network": machine.network} | ({"compute": "emulated"} if waits else {})
     experiment = experiment_of_plans("tuned", plans, **base)
-    return run(experiment, given.output, command="tune", wait=given.wait_until_quiet)
+    return run(experiment, measured.output, command="tune", wait=measured.wait_until_quiet)
 
 
 def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | None) -> list[str]:

@@ -69,20 +69,6 @@ def _csv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield reader.line_num, {name: value.strip() for name, value in row.items() if value.strip()}
 
 
-def parse_row(text: str, flag: str) -> dict[str, Any]:
-    """Return the fields of a flag like ``devices=8,local_batch=32,images_per_s=1400``. Raises ``ConfigError``."""
-    row: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = (each.strip() for each in part.partition("="))
-        if not (name and equals and value) or name in row:
-            raise ConfigError(
-                f"{flag} is {text!r}",
-                allowed="fields, each once, like devices=8,local_batch=32,images_per_s=1400",
-            )
-        row[name] = value
-    return row
-
-
 def measured_steps(
     rows: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine, **common: Any
 ) -> list[MeasuredStep]:

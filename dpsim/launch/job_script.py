@@ -58,7 +58,7 @@ class BatchJob(Noun, frozen=True):
             )
         if self.runs_script:
             check_script(self.command[0])
-        scripts = {word.partition("=")[0] for word in self.command} & {"--torch-script", "--torch-module"}
+        scripts = {word.partition("=")[0] for word in self.command} & {"--torch-script"}
         if self.command[0] == "sweep" and scripts and self.nodes > 1:
             raise ConfigError(
                 f"a sweep of a script on {self.nodes} nodes",

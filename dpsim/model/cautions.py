@@ -329,7 +329,7 @@ def _no_shared_memory(plans: Sequence[Plan]) -> str:
 def _free_overlap(machine: Machine, plans: Sequence[Plan]) -> str:
     if not plans or machine.overlap:
         return ""
-    free = "overlap {}to cost no compute time (the machine has no overlap tables); compare --overlap off"
+    free = "overlap {}to cost no compute time (the machine has no overlap tables); compare --set overlap=off"
     if "contention" not in machine.assumed:
         return free.format("is assumed ")
     most, least = CONTENTION_ENDS

@@ -173,7 +173,7 @@ class Network:
             raise ConfigError(
                 f"compute dtype {dtype} for a model of {self.dtype}",
                 allowed="a model of float32",
-                remedy="build the model with dtype float32, or leave --compute-dtype out",
+                remedy="build the model with dtype float32, or leave compute_dtype out",
             )
         self.compute_dtype = dtype
         self.ops.multiply_in(dtype)

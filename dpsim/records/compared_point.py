@@ -334,6 +334,15 @@ class ComparedPoint(Row):
         lambda p: max(p.measured_noise, p.other_half_width or 0.0) if p.hook_step_s is not None else None,
     )
 
+    ddp_step_s = _Column(
+        "s",
+        "Where FSDP shards a script that is written for DDP, the step of DDP, in turns with it; NaN if not measured. "
+        "It is not predicted.",
+        lambda p: _other_step_s(p, "torch-ddp-gloo"),
+        head="DDP ms",
+        form="ms",
+    )
+
     share_clean = _Column(
         "ratio",
         "The share of the samples that other processes left undisturbed; NaN if not known.",

@@ -37,7 +37,7 @@ def typed(plan: Plan) -> str:
     if plan.data_devices > 1:
         threshold = plan.fusion_threshold_bytes
         flags |= {"fusion-threshold": "" if threshold is None else format_size(threshold).replace(" ", "")}
-        flags |= {"overlap": plan.overlap}
+        flags |= {"set": f"overlap={plan.overlap}"}
     return " ".join(f"--{name} {value}" for name, value in flags.items() if value)
 
 

@@ -13,7 +13,7 @@ from dpsim.errors import ConfigError
 from dpsim.records.bench import RECORD
 from dpsim.records.sweep import MeasuredPoint, PredictedPoint, clean_values, read_predictions, read_results
 from dpsim.schedule import LANE_NAMES
-from dpsim.setting import Setting
+from dpsim.setting import FIELDS, Setting
 from dpsim.timeline import Timeline
 
 STEPS = 3
@@ -33,8 +33,8 @@ class Step(NamedTuple):
 def step_of_sweep(folder: Path, conditions: Mapping[str, object]) -> Step:
     """Return the timelines of the setting that trains fastest on the most devices, of those that meet the conditions.
 
-    A condition is the value of a field, or ``None``: any. The prediction is the one that the report compares with the
-    measurement. Raises ``ConfigError`` and ``FileFormatError``.
+    The prediction is the one that the report compares with the measurement. Raises ``ConfigError`` and
+    ``FileFormatError``.
     """
     if (folder / RECORD).is_file():
         raise ConfigError(
@@ -68,19 +68,16 @@ def fastest(points: Sequence[MeasuredPoint | PredictedPoint], conditions: Mappin
         key=lambda setting: (-setting.plan.devices, step_s[setting] / setting.plan.global_batch),
     )
     for setting in settings:
-        if all(value in (None, setting.value(name)) for name, value in conditions.items()):
+        if all(setting.value(name) == value for name, value in conditions.items()):
             return setting
-    names = {"fusion_threshold_bytes": "threshold"}
-    present = {
-        names.get(field, field.replace("_", " ")): dict.fromkeys(setting.text(field) for setting in settings)
-        for field in conditions
-    }
+    present = {name: dict.fromkeys(setting.text(name) for setting in settings) for name in FIELDS}
     raise ConfigError(
         "no setting of this sweep has timelines"
-        + "".join(f" and {name} = {value}" for name, value in conditions.items() if value is not None),
-        allowed="; ".join(f"{name} {', '.join(values)}" for name, values in present.items()),
-        remedy="choose one of these with --network, --devices, --local-batch, --batch-norm, --fusion-threshold and "
-        "--overlap",
+        + "".join(f" and {name} = {value}" for name, value in conditions.items()),
+        allowed="; ".join(
+            f"{name} {', '.join(values)}" for name, values in present.items() if name in conditions or len(values) > 1
+        ),
+        remedy="choose one of these, like --set devices=2",
     )
 
 

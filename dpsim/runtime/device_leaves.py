@@ -35,7 +35,7 @@ def check_leaves(replica: DeviceReplica, dataset: Dataset, plan: Plan, comm: MPI
             raise ConfigError(
                 f"{differs} has other bits for a leaf alone than amid others, on the device of rank {rank}",
                 allowed="leaves that have the same bits on any number of devices",
-                remedy="use --backend cpu, or leave --reproducible and --leaves out",
+                remedy="use --backend cpu, or leave --reproducible and leaves out",
             )
 
 

@@ -365,5 +365,5 @@ def check_tensors(workload: Workload) -> None:
         raise ConfigError(
             f"dpsim's own runtime with gradients of {', '.join(others)}",
             allowed="float32",
-            remedy="measure this script with --runtime torch-ddp alone",
+            remedy="measure this script with --set runtime=torch-ddp alone",
         )

@@ -59,8 +59,8 @@ def load(token: str, input_shape: tuple[int, ...], classes: int, *, label_smooth
         if label_smoothing:
             raise ConfigError(
                 f"label smoothing {label_smoothing} with the model {token}, which computes its own loss",
-                allowed="--label-smoothing with a built-in model",
-                remedy="leave --label-smoothing out, and smooth the labels in the model",
+                allowed="--set label_smoothing with a built-in model",
+                remedy="leave label_smoothing out, and smooth the labels in the model",
             )
         module, function, digest = user_code.imported(token, _EXPECTED)
         build = functools.partial(_built, token, module, function, input_shape, classes)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
-from dpsim.launch.user_script import is_module
 from dpsim.torch_ddp.recorded import MODES
 from dpsim.workload import Workload
 
@@ -46,7 +45,7 @@ class ScriptRequest(Noun, frozen=True):
         """The words of the command line that ask for it."""
         if self.function:
             return f"--torch {self.function}"
-        return f"--torch-{'module' if is_module(self.script) else 'script'} {self.name}"
+        return f"--torch-script {self.name}"
 
     def __post_init__(self) -> None:
         if bool(self.script) == bool(self.function):

@@ -250,7 +250,7 @@ def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
         return ConfigError(
             f"{place}: the script imports from its own package by a relative import, which a path does not tell",
             allowed="a module of a package, run as by python -m",
-            remedy=f"start dpsim in the folder that has the package, with --torch-module {module_name(request.script)}",
+            remedy=f"start dpsim in the folder that has the package, with --torch-script {module_name(request.script)}",
         )
     calls = calls_to(module, error.__traceback__)
     if isinstance(error, AssertionError):

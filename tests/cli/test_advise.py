@@ -52,7 +52,7 @@ def test_what_is_fastest_and_what_fits(dpsim: Dpsim, stated: str) -> None:
 
 def test_json_has_the_best_of_each_strategy_or_all(dpsim: Dpsim, stated: str) -> None:
     files = ("--workload", stated, "--machine", str(MACHINE), "--devices", "2x2", "--algorithm", "ring")
-    shown = _shown(dpsim, *files, "--optimizer", "adamw")
+    shown = _shown(dpsim, *files, "--set", "optimizer=adamw")
     strategies = [point["strategy"].partition(":")[0] for point in shown["points"]]
     assert sorted(strategies) == ["data-parallel", "pipeline", "zero1", "zero2", "zero3"]
     steps = [point["predicted_step_s"] for point in shown["points"]]
@@ -62,7 +62,7 @@ def test_json_has_the_best_of_each_strategy_or_all(dpsim: Dpsim, stated: str) ->
     assert {(point["optimizer"], point["layout"], point["global_batch"]) for point in shown["points"]} == {
         ("adamw", "2x2", 256)
     }
-    every = _shown(dpsim, *files, "--optimizer", "adamw", "--all")
+    every = _shown(dpsim, *files, "--set", "optimizer=adamw", "--all")
     assert len(every["points"]) > len(shown["points"])
     assert every["summary"]["advised"] == shown["summary"]["advised"]
     assert {point["flags"] for point in shown["points"]} <= {point["flags"] for point in every["points"]}
@@ -85,10 +85,10 @@ def test_refusals_and_unknown_memory_are_told(dpsim: Dpsim) -> None:
         ("--devices 8 --global-batch 4", "cannot feed 8 devices"),
         ("--devices 8 --memory 0", "--memory is '0'"),
         ("--devices 8 --memory much", "'much' is not understood"),
-        ("--devices 8 --optimizer adam", "unknown optimizer 'adam'"),
+        ("--devices 8 --set optimizer=adam", "unknown optimizer 'adam'"),
         ("--devices 8 --algorithm rings", "unknown algorithm 'rings'"),
         ("--devices 8 --fusion-rule ddpp", "unknown fusion rule 'ddpp'"),
-        ("--devices 8 --strategy zero1", "--strategy with --rank strategy"),
+        ("--devices 8 --strategy zero1 --algorithm ring", "--strategy with --rank strategy"),
         ("--devices 8 --fusion-threshold 0", "--fusion-threshold with --rank strategy"),
         ("--devices 8 --global-batch 64,128", "--global-batch 64,128 with --rank strategy"),
         ("--devices 8 --find bucket", "--rank and --find"),

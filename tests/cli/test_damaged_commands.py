@@ -33,7 +33,7 @@ WORD_BYTES = 100_000
 _PREDICT = "predict --workload w.toml --machine m.toml --devices 2,4 --global-batch 64"
 COMMANDS = (
     f"{_PREDICT} --fusion-threshold 0,32KiB,inf --json",
-    f"{_PREDICT} --fusion-rule horovod --algorithm ring --overlap off",
+    f"{_PREDICT} --fusion-rule horovod --algorithm ring --set overlap=off",
     f"{_PREDICT} --output out.json",
     "report sweep --output again",
     "report sweep --json",
@@ -49,7 +49,7 @@ COMMANDS = (
     "sweep fusion-threshold --model mlp:4 --budget 1ms --devices x --output s",
     "profile --model mlp:4 --local-batch 0 --output w.json",
     "bench allreduce --devices 0 --min 4B --max 8B",
-    "reproduce --model mlp:4 --devices 1 --steps 1 --leaves x",
+    "reproduce --model mlp:4 --devices 1 --steps 1 --set leaves=x",
     "profile --workload w.toml --from-steps devices=1,local_batch=64,step_s=392ms --output fitted",
     "explain --measured 1:0.4s,16:0.6s --parameters 100000000 --json",
     "predict --workload w.toml --machine m.toml --devices 4 --rank strategy",

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from each_command import EACH, OF_COMMAND, STARTED, commands, is_refused, started
+from cyclopts import App
+from each_command import EACH, OF_COMMAND, STARTED, STEPS, commands, is_refused, started
 
-from dpsim.cli import app
+from dpsim.cli import app, flags
 from dpsim.launch import jobs
 from dpsim.study import other_processes
 
@@ -21,9 +22,6 @@ VALUES = {
     "--dataset": "digits",
     "--leaves": "8",
     "--global-batch": "64",
-    "--collective-overhead": "20us",
-    "--contention": "2",
-    "--synchronisation-loss": "1.1",
     "--cycle": "5ms",
     "--fusion-rule": "ddp",
     "--fusion-threshold": "64KiB",
@@ -62,20 +60,24 @@ OWN_TESTS = {
         "bench allreduce --peer-env",
     ),
     *("report --check", "report --page"),
-    *(f"reproduce --{flag}" for flag in ("torch-script", "torch-module", "bucket-cap", "script-may-write")),
-    *(f"explain --{flag}" for flag in ("torch-script", "torch-module", "trace", "devices", "steps", "network")),
+    *(f"reproduce --{flag}" for flag in ("torch-script", "script-may-write")),
+    *(f"explain --{flag}" for flag in ("torch-script", "trace", "devices", "steps", "network", "json-line")),
     *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
     *(
         "predict --target-loss",
         "predict --convergence",
         "predict --plot",
         "profile --torch-script",
-        "profile --torch-module",
     ),
-    *("tune --torch-script", "tune --torch-module"),
+    "tune --torch-script",
     *("profile --torch", "profile --from", "profile --devices", "profile --steps", "profile --script-may-write"),
 }
 """Flags that need files, PyTorch or one another, and have tests of their own."""
+
+
+OF_STEPS = ("accumulate", "fusion_rule", "fusion_threshold_bytes", "cycle_s", "algorithm", "overlap", "batch_norm")
+OF_STEPS += ("wire_dtype", "strategy", "leaves")
+"""Fields that ``profile --set`` takes with measured steps."""
 
 
 def value(command: str, flag: str, hint: Any) -> str:
@@ -94,10 +96,22 @@ def cases() -> Iterator[Any]:
     for command, application in commands(app.build()):
         for argument in application.assemble_argument_collection() if command not in LEFT_OUT else ():
             flag = argument.names[0]
-            if not flag.startswith("--") or is_refused(command, flag):
+            if flag == flags.SET:
+                yield from cases_of_fields(command, application)
+            if not flag.startswith("--") or is_refused(command, flag) or flag == flags.SET:
                 continue
             if f"{command} {flag}" not in OWN_TESTS and flag not in EACH[command].split():
                 yield pytest.param(command, f"{flag} {value(command, flag, argument.hint)}", id=f"{command} {flag}")
+
+
+def cases_of_fields(command: str, application: App) -> Iterator[Any]:
+    """Yield each field that a command takes by ``--set`` alone."""
+    for name in flags.by_set(application.default_command):
+        flag = flags.flag_of(name)
+        if not is_refused(command, flag):
+            text = value(command, flag, flags.known_fields()[name].kind) or "yes"
+            steps = f" {STEPS}" if command == "profile" and name in OF_STEPS else ""
+            yield pytest.param(command, f"--set {name}={text}{steps}", id=f"{command} --set {name}")
 
 
 @pytest.mark.parametrize(("command", "given"), list(cases()))
@@ -123,5 +137,9 @@ def test_every_flag_that_is_left_out_exists() -> None:
         for command, application in commands(app.build())
         for argument in application.assemble_argument_collection()
         for name in argument.names
+    } | {
+        f"{command} {flags.flag_of(name)}"
+        for command, application in commands(app.build())
+        for name in flags.by_set(application.default_command)
     }
     assert {*OWN_TESTS, *OF_COMMAND} <= known

@@ -17,6 +17,9 @@ OTHERS = frozenset(
         "--batch-size",
         "--bind-to",
         "--by",
+        "--compute-dtype",
+        "--extra-index-url",
+        "--force-reinstall",
         "--help",
         "--help-all",
         "--host",
@@ -69,4 +72,4 @@ def test_every_flag_that_is_named_exists() -> None:
     unknown = {(str(path.relative_to(ROOT)), flag) for path in pages for flag in _named(path) - known}
     others = ("dpsim/experiments", "dpsim/kernels", "dpsim/cli/old_names.py", "dpsim/cli/mistakes.py")
     assert not {each for each in unknown if not each[0].startswith(others)}
-    assert "--wire-dtype" in known and "--compression-dtype" not in known
+    assert "--fusion-threshold" in known and "--wire-dtype" not in known

@@ -34,8 +34,30 @@ LINES = [
     ),
     ("launch slurm --devices 2 -- trace x", "dpsim report x --trace"),
     ("compare a b --label one,two", "dpsim report a b --label one,two"),
-    ("trace 'my sweep' --devices 2", "dpsim report 'my sweep' --devices 2 --trace"),
+    ("trace 'my sweep' --devices 2", "dpsim report 'my sweep' --set devices=2 --trace"),
 ]
+
+
+FLAGS = [
+    (
+        "predict --workload w --overlap poll,off --leaves=4",
+        "predict --workload w --set overlap=poll,off --set leaves=4",
+    ),
+    ("predict --contention 2 --cycle 5ms", "predict --assume contention=2 --set cycle_s=5ms"),
+    ("train --nesterov --momentum 0.8", "train --set nesterov=yes --set momentum=0.8"),
+    (
+        "sweep --torch-module a.b --runtime dpsim -- --runtime x",
+        "sweep --torch-script a.b --set runtime=dpsim -- --runtime x",
+    ),
+    ("reproduce --accumulate 1,2", "reproduce --set accumulate=1,2"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), FLAGS)
+def test_an_old_flag_answers_with_the_line_to_type(old: str, new: str, dpsim: Dpsim) -> None:
+    code, out, err = dpsim(*old.split())
+    assert (code, out) == (2, "") and "another spelling in this version" in err
+    assert err.endswith(f"to do:   type: dpsim {new}\n")
 
 
 @pytest.mark.parametrize(("old", "new"), LINES)

@@ -61,7 +61,7 @@ def test_json_has_every_option_and_the_answer(dpsim: Dpsim) -> None:
         ((*FILES, "--devices", "2", "--", "--width", "3"), "ARGUMENTS without a script"),
         ((*FILES, "--devices", "2", "--local-batch", "4", "--global-batch", "8"), "one of the two"),
         (("--torch-script", "train.py", "--devices", "2", "--framework", "horovod"), "where DDP decides it"),
-        (("--torch-script", "train.py", "--devices", "2", "--overlap", "off"), "--overlap with a script"),
+        (("--torch-script", "train.py", "--devices", "2", "--set", "overlap=off"), "--set overlap with a script"),
         (("--torch-script", "missing.py", "--devices", "2"), "there is no such file"),
     ],
 )

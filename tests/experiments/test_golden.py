@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,3 +66,13 @@ def test_help_reads_as_it_did(dpsim: Callable[..., tuple[int, str, str]], monkey
     monkeypatch.setenv("COLUMNS", "100")
     texts = golden.help_pages(lambda line: dpsim(*line.split())[1])
     assert golden.lines_that_differ(golden.HELP.read_text(encoding="utf-8"), golden.help_words(texts)) == []
+
+
+def test_a_line_in_an_older_spelling_runs_as_it_is_typed_today(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def python(_: golden.Tree, *words: str) -> subprocess.CompletedProcess[str]:
+        old = "--overlap" in words
+        said = "  to do:   type: dpsim predict --set overlap=off" if old else ""
+        return subprocess.CompletedProcess(words, 2 if old else 0, " ".join(words[2:]), said)
+
+    monkeypatch.setattr(golden.Tree, "python", python)
+    assert golden.Tree(tmp_path, tmp_path).shown("predict --overlap off") == "predict --set overlap=off"

@@ -53,7 +53,7 @@ def setting_of(plan: Plan, local_batch: int, **varied: float | None) -> dict[str
 
 
 def varied_machine(known: Machine, layout: str, varied: dict[str, float | None]) -> Machine:
-    """The machine with the link and the contention of a setting: as with another machine file, or --contention."""
+    """The machine with the link and contention of a setting: as with another machine file, or --assume contention."""
     changes = {name: value for name, value in varied.items() if name != "contention" and value is not None}
     if changes:
         field = "link_in_node" if layout.startswith("1x") and known.link_in_node else "link"

@@ -198,7 +198,7 @@ def test_the_command_measures_messages_for_a_pipeline(
 ) -> None:
     output = tmp_path / "machine.json"
     code, out, err = dpsim(
-        "calibrate", "--strategy", "pipeline", "--budget", "100ms", "--overlap", "poll", "--output", output
+        "calibrate", "--strategy", "pipeline", "--budget", "100ms", "--set", "overlap=poll", "--output", output
     )
     assert code == 0, err
     assert "send between 2 devices" in out

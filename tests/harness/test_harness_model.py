@@ -167,7 +167,7 @@ def test_a_model_of_the_users_own_is_profiled(own: str, leaves: int) -> None:
     assert all(seconds > 0 for layer in workload.layers for seconds in layer.backward_s)
 
 
-_SWEPT = "--devices 1,2 --global-batch 32 --network node --overlap off --budget 1s --output swept"
+_SWEPT = "--devices 1,2 --global-batch 32 --network node --set overlap=off --budget 1s --output swept"
 COMMANDS = {
     "train": "train --devices 2 --global-batch 32 --steps 3",
     "profile": "profile --local-batch 4,8 --output workload.json",

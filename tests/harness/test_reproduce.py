@@ -126,8 +126,8 @@ def test_local_batch_norm_is_caught_and_its_drift_predicted(controls: Path) -> N
 
 def test_no_drift_is_predicted_where_operands_are_rounded_to_bfloat16(dpsim: Dpsim, tmp_path: Path) -> None:
     flags = ("--model", "mlp:4,norm=layer", "--dataset", PICTURES, "--global-batch", "24", "--steps", "2")
-    plain = ("--leaves", "0", "--devices", "1,2,3", "--fusion-threshold", "inf")
-    code, out, err = dpsim("reproduce", *flags, *plain, "--compute-dtype", "bfloat16", "--output", tmp_path)
+    plain = ("--set", "leaves=0", "--devices", "1,2,3", "--fusion-threshold", "inf")
+    code, out, err = dpsim("reproduce", *flags, *plain, "--set", "compute_dtype=bfloat16", "--output", tmp_path)
     assert code == 0, err
     record = read(tmp_path)
     assert record.predictions is not None and len(record.drift) == 2
@@ -165,8 +165,8 @@ def test_plain_sums_are_caught(dpsim: Dpsim) -> None:
         6,
         "--devices",
         2,
-        "--leaves",
-        0,
+        "--set",
+        "leaves=0",
         "--algorithm",
         "ring",
         "--fusion-threshold",
@@ -265,14 +265,14 @@ def test_ranks_that_disagree_keep_no_promise(controls: Path) -> None:
     [
         (("--devices", "9"), "8 leaves cannot feed 9 devices"),
         (("--algorithm", "rings"), "did you mean 'ring'"),
-        (("--overlap", "auto"), "unknown overlap 'auto'"),
+        (("--set", "overlap=auto"), "unknown overlap 'auto'"),
         (("--batch-norm", "leaf,leaf"), "one or more different values"),
         (("--batch-norm", "group"), "unknown batch norm 'group'"),
-        (("--leaves", "0", "--batch-norm", "leaf"), "batch_norm is leaf, and there are no leaves"),
-        (("--leaves", "-1"), "leaves is -1"),
+        (("--set", "leaves=0", "--batch-norm", "leaf"), "batch_norm is leaf, and there are no leaves"),
+        (("--set", "leaves=-1"), "leaves is -1"),
         (("--algorithm", "hierarchical", "--devices", "2"), "write it like --devices 2x1"),
         (("--steps", "0"), "steps is 0"),
-        (("--leaves", "0", "--wire-dtype", "float16", "--algorithm", "ring"), "cannot send float16"),
+        (("--set", "leaves=0", "--set", "wire_dtype=float16", "--algorithm", "ring"), "cannot send float16"),
         (("--model", "nml"), "nml"),
         (("--fusion-threshold", "big"), "big"),
         (("--against", "nowhere.json"), "cannot read the reproduce file nowhere.json"),
@@ -290,9 +290,9 @@ def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message:
         (("--steps", "4"), "steps is 3 there, 4 here"),
         (("--global-batch", "25"), "global_batch is 24 there, 25 here"),
         (("--batch-norm", "global"), "no configuration to compare with, for batch norm global with 8 leaves"),
-        (("--leaves", "9"), "with 9 leaves"),
-        (("--wire-dtype", "float16"), "wire_dtype is None there, 'float16' here"),
-        (("--compute-dtype", "bfloat16"), "compute_dtype is 'float32' there, 'bfloat16' here"),
+        (("--set", "leaves=9"), "with 9 leaves"),
+        (("--set", "wire_dtype=float16"), "wire_dtype is None there, 'float16' here"),
+        (("--set", "compute_dtype=bfloat16"), "compute_dtype is 'float32' there, 'bfloat16' here"),
     ],
 )
 def test_a_run_of_another_training_is_refused(

@@ -93,8 +93,8 @@ def test_norms_that_cannot_be_compared_are_refused(model: str, norms: tuple[str,
 
 
 def test_flags_of_both_scalings_are_refused(dpsim: Dpsim) -> None:
-    code, _, err = dpsim("sweep", "local-batch", "--local-batch", "4,8,16", "--scaling", "strong")
-    assert code == 2 and "--local-batch under strong scaling" in err
+    code, _, err = dpsim("sweep", "local-batch", "--local-batch", "4,8,16", "--global-batch", "8,16")
+    assert code == 2 and "--local-batch and --global-batch" in err
     code, _, err = dpsim("sweep", "batch-norm", "--local-batch", "4", "--global-batch", "8")
     assert code == 2 and "--local-batch and --global-batch" in err
     code, _, err = dpsim("sweep", "local-batch", "--local-batch", "4,8,eight")
@@ -135,8 +135,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "2,4,8,16",
             "--budget",
             "0",
-            "--overlap",
-            "off",
+            "--set",
+            "overlap=off",
         ]
         assert app.run(["sweep", "local-batch", *flags, "--output", str(folder)]) == 0
     return folder

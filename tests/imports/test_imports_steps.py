@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dpsim.errors import ConfigError, FileFormatError
-from dpsim.imports.steps import measured_steps, parse_row, read_rows
+from dpsim.fields import assigned
+from dpsim.imports.steps import FIELDS, measured_steps, read_rows
 from dpsim.machine import Link, Machine
 
 MACHINE = Machine(name="m", link=Link(latency_s=1e-6, bandwidth_bytes_per_s=1e9))
@@ -24,8 +25,8 @@ def test_a_csv_file_a_toml_file_and_the_command_line_say_the_same(tmp_path: Path
     (tmp_path / "rows.toml").write_text(TOML)
     typed = ["devices=1,local_batch=32,step_s=20ms", "devices=2x4,global_batch=256,images_per_s=9000"]
     flags = [
-        ("--row", parse_row(typed[0], "--row")),
-        ("--row", parse_row(f"{typed[1]},fusion_threshold_bytes=25MiB", "--row")),
+        ("--row", assigned([typed[0]], "--row", FIELDS)),
+        ("--row", assigned([f"{typed[1]},fusion_threshold_bytes=25MiB"], "--row", FIELDS)),
     ]
     found = [measured_steps(read_rows(tmp_path / f"rows.{kind}"), MACHINE) for kind in ("csv", "toml")]
     assert found[0] == found[1] == measured_steps(flags, MACHINE)
@@ -62,19 +63,23 @@ def test_flags_hold_for_rows_that_say_nothing_else() -> None:
         ("devices=2,local_batch=4,images_per_s=inf", "images_per_s is inf"),
         ("devices=two,local_batch=4,step_s=1s", "'two'"),
         ("devices=2,local_batch=4,step_s=1s,overlap=always", "overlap|always"),
-        ("devices=2,local_batch=4,step_s=1s,fusion=one", "field of a row"),
     ],
 )
 def test_a_row_that_is_none_is_refused_with_its_place(row: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
-        measured_steps([("row 7", parse_row(row, "--row"))], MACHINE)
+        measured_steps([("row 7", assigned([row], "--row", FIELDS))], MACHINE)
     assert str(refused.value).startswith("row 7: ")
 
 
 @pytest.mark.parametrize("text", ["devices", "devices=", "devices=1,devices=2", "=3", ""])
 def test_what_is_no_row_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="fields, each once"):
-        parse_row(text, "--row")
+        assigned([text], "--row", FIELDS)
+
+
+def test_an_unknown_field_of_a_row_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown field in --row 'overlp'(?s:.)*did you mean 'overlap'"):
+        assigned(["devices=2,overlp=off"], "--row", FIELDS)
 
 
 @pytest.mark.parametrize(

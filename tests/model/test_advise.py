@@ -235,7 +235,7 @@ def test_flags_are_those_that_make_the_plan() -> None:
         fusion_threshold_bytes=4.0 * KIB,
         overlap="thread",
     )
-    expected = "--strategy pipeline:recompute=yes --accumulate 8 --fusion-threshold 4KiB --overlap thread"
+    expected = "--strategy pipeline:recompute=yes --accumulate 8 --fusion-threshold 4KiB --set overlap=thread"
     assert report.typed(plan) == expected
     alone = msgspec.structs.replace(plan, strategy="pipeline:stages=4")
     assert report.typed(alone) == "--strategy pipeline:stages=4 --accumulate 8"

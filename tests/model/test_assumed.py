@@ -53,8 +53,8 @@ def test_intervals_that_the_machine_states_are_not_assumed() -> None:
 
 
 def test_a_flag_says_what_a_file_would_say(dpsim: Dpsim) -> None:
-    at = (*PREDICT, "--devices", "4", "--local-batch", "16", "--overlap", "thread")
-    plain, contended = (dpsim(*at, *flag)[1] for flag in ((), ("--contention", "3")))
+    at = (*PREDICT, "--devices", "4", "--local-batch", "16", "--set", "overlap=thread")
+    plain, contended = (dpsim(*at, *flag)[1] for flag in ((), ("--assume", "contention=3")))
     assert "assumed to last 1.875 times as long as alone" in " ".join(plain.split())
     assert "an allreduce beside backward is assumed" not in " ".join(contended.split())
 

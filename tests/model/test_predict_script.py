@@ -117,7 +117,7 @@ def test_layer_times_of_a_processor_are_not_claimed_for_gpus(source: str, noted:
         ((), {}),
         (("--global-batch", "256"), {"global_batch": 256}),
         (("--fusion-threshold", "1MiB"), {"threshold": 2.0**20}),
-        (("--fusion-rule", "horovod", "--overlap", "off"), {"fusion_rule": "horovod", "overlap": "off"}),
+        (("--fusion-rule", "horovod", "--set", "overlap=off"), {"fusion_rule": "horovod", "overlap": "off"}),
     ],
 )
 def test_python_and_the_command_give_the_same_number(

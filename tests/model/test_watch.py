@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 import pytest
 from watched_ranks import BACKWARD_S, LAYERS, a_rank
 
+from dpsim.cli.job import _json_line
 from dpsim.errors import ConfigError
 from dpsim.model.observed import Steps
 from dpsim.model.watch import watched
@@ -38,6 +40,15 @@ def test_a_bucket_that_nothing_hides_is_better_in_parts() -> None:
     best = seen.advised
     assert best is not None and best.buckets > 1 and 1.2 < best.low <= best.high < 1.4
     assert advice(seen)[-1] == f"DistributedDataParallel(model, bucket_cap_mb={best.cap_bytes / 2**20:.15g})"
+
+
+def test_a_line_of_json_has_the_parts_and_the_advice() -> None:
+    seen = watched([a_rank(0), a_rank(1)])
+    line = _json_line(seen)
+    shown = json.loads(line)
+    assert "\n" not in line and shown["command"] == "explain"
+    assert sum(point["seconds"] for point in shown["points"]) == pytest.approx(shown["summary"]["step_s"])
+    assert shown["summary"]["advice"] == advice(seen)
 
 
 def test_where_ranks_compute_on_all_cores_smaller_buckets_may_gain_nothing() -> None:

@@ -173,4 +173,4 @@ def test_models_that_cannot_round_refuse_it() -> None:
     Capabilities.of(own).multiply_in("float32")
     with pytest.raises(ConfigError, match="compute dtype bfloat16 for a model of your own") as refused:
         Capabilities.of(own).multiply_in("bfloat16")
-    assert "leave --compute-dtype out" in str(refused.value)
+    assert "leave compute_dtype out" in str(refused.value)

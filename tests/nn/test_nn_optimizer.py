@@ -142,7 +142,7 @@ def test_ten_steps_equal_pytorchs_under_a_changing_rate(optimizer: Sgd | AdamW, 
     [
         (Sgd, {"learning_rate": -1.0}, "learning_rate is -1.0"),
         (Sgd, {"momentum": math.nan}, "momentum is nan"),
-        (Sgd, {"momentum": 0.0, "nesterov": True}, "leave --nesterov out"),
+        (Sgd, {"momentum": 0.0, "nesterov": True}, "leave nesterov out"),
         (AdamW, {"beta1": 1.0}, "beta1 is 1.0"),
         (AdamW, {"beta2": -0.1}, "beta2 is -0.1"),
         (AdamW, {"epsilon": 0.0}, "epsilon is 0.0"),

@@ -41,6 +41,7 @@ STEPS = (
 )
 _GLOBAL, _LOCAL = "64,128,256", "8,16,32"
 OF_COMMAND = {
+    "predict --assume": "contention=2,collective_overhead_s=20us",
     "predict --rank": "strategy",
     "predict --memory": "16GiB --rank strategy",
     "predict --all": "--rank strategy",
@@ -65,7 +66,7 @@ OF_COMMAND = {
     "profile --from-steps": STEPS.partition("--from-steps ")[2] + f" --workload {MACHINES}/googlenet_k80.toml",
     "profile --workload": STEPS.partition("--workload ")[2],
     "profile --machine": f"{MACHINES}/k80_10gbe.toml --free compute {STEPS}",
-    "profile --set": f"overlap=off {STEPS}",
+    "profile --leaves": "8,batch_norm=leaf",
     "profile --free": f"compute,bandwidth {STEPS}",
     "predict --find": "bucket",
     "predict --efficiency": "90% --find devices",
@@ -83,14 +84,12 @@ OF_COMMAND = {
     "sweep --algorithm": "ring,halving-doubling",
     "sweep --network": "paced:50us,1gbit --algorithm ring,direct",
     "sweep --wire-dtype": "bfloat16 --algorithm auto,direct",
-    "sweep devices --local-batch": "16 --scaling weak",
+    "sweep devices --local-batch": "16",
     "sweep local-batch --local-batch": _LOCAL,
     "sweep local-batch --global-batch": _GLOBAL,
-    "sweep local-batch --scaling": f"strong --global-batch {_GLOBAL}",
     "sweep batch-norm --batch-norm": "local,global",
-    "sweep batch-norm --scaling": f"strong --global-batch {_GLOBAL}",
 }
-"""What follows a flag of one command."""
+"""What follows a flag of one command, or a field of its --set."""
 
 
 def commands(application: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, App]]:
@@ -111,7 +110,7 @@ def is_refused(command: str, flag: str) -> bool:
         each: [flags.flag_of(word.removesuffix("...")) for word in sweep.QUESTIONS[each].split()]
         for each in sweep.QUESTIONS
     }
-    of["script"] = [flags.flag_of(word) for word in inspect.get_annotations(script_sweep.ScriptFlags)]
+    of["script"] = [flags.flag_of(word) for word in (*inspect.get_annotations(script_sweep.ScriptFlags), "runtime")]
     return (
         name == "sweep"
         and flag not in of.get(question, ["--global-batch"])

@@ -353,9 +353,9 @@ def test_a_parameter_that_is_replaced_behind_ddp_is_named_with_its_line(dpsim: D
 
 
 def test_what_is_of_dpsims_own_training_is_refused(dpsim: Dpsim) -> None:
-    code, _, err = dpsim("reproduce", "--torch-script", "train.py", "--leaves", "4")
-    assert code == 2 and "--leaves" in err
-    code, _, err = dpsim("reproduce", "--bucket-cap", "0")
+    code, _, err = dpsim("reproduce", "--torch-script", "train.py", "--set", "leaves=4")
+    assert code == 2 and "--set leaves" in err
+    code, _, err = dpsim("reproduce", "--script-may-write")
     assert code == 2 and "--torch-script" in err
 
 

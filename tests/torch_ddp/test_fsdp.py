@@ -19,6 +19,7 @@ from dpsim.constraints import FSDP
 from dpsim.ddp_settings import FSDP_ON_GPUS, DdpSettings, ShardedUnit
 from dpsim.errors import ConfigError
 from dpsim.harness.torch_ddp.experiment import completed, script_experiment
+from dpsim.harness.torch_ddp.own_runtime import other_settings
 from dpsim.harness.torch_ddp.places import inputs_for
 from dpsim.lowering import lower
 from dpsim.machine import AllreduceCost, Machine
@@ -120,6 +121,15 @@ def test_a_step_takes_its_computation_and_every_collective_one_after_another() -
     assert prediction.step_s == pytest.approx(computed_s + 7e-3 + 4 * 3e-3)
 
 
+def test_ddp_is_measured_beside_a_script_that_fsdp_shards_instead(tmp_path: Path) -> None:
+    experiment = completed(script_experiment(script=str(a_script(tmp_path, "")), strategy="zero3"), sharded())
+    assert experiment.other_runtimes == ("torch-ddp-gloo",)
+    (other,) = other_settings(settings_of(experiment.rows), experiment.other_runtimes)
+    assert (other.runtime, other.plan.strategy, other.plan.fusion_rule) == ("torch-ddp-gloo", "data-parallel", "ddp")
+    own = completed(script_experiment(script=str(a_script(tmp_path, "")), devices=(1, 2)), sharded())
+    assert other_settings(settings_of(own.rows), own.other_runtimes) == ()
+
+
 def test_fsdp_is_measured_by_gloo_on_the_node_and_its_collectives_calibrated_at_its_units(tmp_path: Path) -> None:
     declared = script_experiment(script=str(a_script(tmp_path, "")), devices=(1, 2))
     experiment = completed(declared, sharded())
@@ -138,7 +148,7 @@ def test_fsdp_is_measured_by_gloo_on_the_node_and_its_collectives_calibrated_at_
         ({"caps_bytes": (0.0, math.inf)}, "--fusion-threshold where FSDP trains"),
         ({"communication": ("mpi",)}, "communication other than gloo"),
         ({"communication": ("nccl",)}, "communication other than gloo"),
-        ({"runtimes": ("torch-ddp", "dpsim"), "networks": ("node", "paced:1ms,1gbit")}, "--runtime dpsim"),
+        ({"runtimes": ("torch-ddp", "dpsim"), "networks": ("node", "paced:1ms,1gbit")}, "--set runtime=dpsim"),
     ],
 )
 def test_what_fsdp_by_gloo_does_not_have_is_refused(changes: dict[str, Any], given: str, tmp_path: Path) -> None:
@@ -293,6 +303,11 @@ def test_fsdp_is_predicted_and_then_measured(
     assert {point["runtime"] for point in json.loads(out)["points"]} == {FSDP}
     report = (output / "report.md").read_text()
     assert "PyTorch FSDP by gloo" in report and FSDP_ON_GPUS in report
+    beside = [point.setting for point in results.other_points]
+    assert [(each.runtime, each.plan.strategy) for each in beside] == [("torch-ddp-gloo", "data-parallel")] * bool(
+        strategy
+    )
+    assert ("times as many samples per second as DDP" in report) == bool(strategy)
 
 
 def test_the_table_of_one_unit_prices_it_exactly() -> None:

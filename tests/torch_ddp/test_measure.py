@@ -167,7 +167,7 @@ def test_before_the_script_has_run_it_is_said_what_will_be_done_at_most(
 def test_ddp_is_predicted_and_then_measured_on_the_node_and_on_a_link(dpsim: Dpsim, tmp_path: Path) -> None:
     script, output = a_script(tmp_path), tmp_path / "report"
     flags = ("--fusion-threshold", "0,5KiB", "--network", "node,paced:500us,100mbit")
-    flags += ("--runtime", "torch-ddp,dpsim")
+    flags += ("--set", "runtime=torch-ddp,dpsim")
     code, _, err = measured(dpsim, script, output, *flags, "--predict-only")
     assert code == 0, err
     for where in ("node (torch-ddp-gloo)", "node (torch-ddp-mpi)", "paced:500us,100mbit (torch-ddp-mpi)"):
@@ -222,7 +222,7 @@ def test_a_grid_of_local_batches_and_caps_is_measured_with_the_batches_of_the_lo
     monkeypatch.chdir(tmp_path)
     output = tmp_path / "report"
     flags = ("--local-batch", "32,8", "--fusion-threshold", "0,inf", "--devices", "1,2", "--algorithm", "gloo")
-    code, out, err = dpsim("sweep", "--torch-module", "four", "--output", output, "--budget", "1s", *flags, "--json")
+    code, out, err = dpsim("sweep", "--torch-script", "four", "--output", output, "--budget", "1s", *flags, "--json")
     assert code == 0, err
     points = json.loads(out)["points"]
     assert {(point["devices"], point["local_batch"]) for point in points} == {(1, 8), (1, 32), (2, 8), (2, 32)}
@@ -415,9 +415,9 @@ def test_without_torch_the_message_says_what_to_install(
         (("--local-batch", "8,8"), "local_batches"),
         (("--accumulate", "2"), "--accumulate 2, with which there is nothing to compare"),
         (("--accumulate", "1,1"), "accumulates"),
-        (("--runtime", "dpsim", "--network", "paced:1ms,100mbit"), "without DDP itself"),
-        (("--runtime", "torch-ddp,dpsim"), "--runtime dpsim with gloo and mpi on node"),
-        (("--runtime", "torch-ddp,horovod"), "'horovod'"),
+        (("--set", "runtime=dpsim", "--network", "paced:1ms,100mbit"), "without DDP itself"),
+        (("--set", "runtime=torch-ddp,dpsim"), "--set runtime=dpsim with gloo and mpi on node"),
+        (("--set", "runtime=torch-ddp,horovod"), "'horovod'"),
         (("--local-batch", "8,0"), "--local-batch is '0'"),
         (("--workload", "nowhere.json"), "nowhere.json"),
     ],

@@ -167,10 +167,10 @@ def test_a_module_of_a_package_is_run_as_python_would_with_its_arguments(
 ) -> None:
     write_package(tmp_path, "assert sys.argv[0] == __file__ and sys.argv[1:] == ['--lr', '1']\ntrain(model)")
     monkeypatch.chdir(tmp_path)
-    flags = ("--torch-module", "pack.train", "--devices", "2", "--steps", "6", "--output", "w.json")
+    flags = ("--torch-script", "pack.train", "--devices", "2", "--steps", "6", "--output", "w.json")
     code, _, err = dpsim("profile", *flags, "--", "--lr", "1")
     assert code == 0, err
-    assert "profile --torch-module pack.train:" in workloads.read(Path("w.json")).source
+    assert "profile --torch-script pack.train:" in workloads.read(Path("w.json")).source
 
 
 @pytest.mark.torch
@@ -180,8 +180,8 @@ def test_a_file_of_a_package_and_a_module_that_is_missing_are_explained(
     script = write_package(tmp_path, "train(model)")
     monkeypatch.chdir(tmp_path)
     code, _, err = dpsim("profile", "--torch-script", script)
-    assert code == 2 and "train.py:13" in err and "with --torch-module pack.train" in err
-    code, _, err = dpsim("profile", "--torch-module", "pack.trian")
+    assert code == 2 and "train.py:13" in err and "with --torch-script pack.train" in err
+    code, _, err = dpsim("profile", "--torch-script", "pack.trian")
     assert code == 2 and "there is no module 'pack.trian'" in err and "in the folder that has its package" in err
 
 
@@ -465,8 +465,8 @@ def test_without_torch_the_message_says_what_to_install(
     [
         (("--torch-script", "nowhere.py"), "there is no such file"),
         (
-            ("--torch-script", "a.py", "--model", "cnn", "--seed", "8"),
-            "--model, --seed with --torch-script",
+            ("--torch-script", "a.py", "--model", "cnn", "--set", "seed=8"),
+            "--model, --set seed with --torch-script",
         ),
         (("--devices", "4"), "--devices without --torch-script"),
         (("--", "--lr", "0.1"), "ARGUMENTS without --torch-script"),

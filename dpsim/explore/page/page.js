@@ -220,11 +220,11 @@ function command() {
   const layout = shown.plan.layout;
   const {algorithm, overlap, strategy, fusion_threshold_bytes: threshold} = setting;
   const flags = {devices: layout || setting.devices, "local-batch": setting.local_batch,
-    "fusion-rule": setting.fusion_rule, algorithm, overlap, strategy};
-  if (setting.accumulate > 1) flags.accumulate = setting.accumulate;
+    "fusion-rule": setting.fusion_rule, algorithm, strategy, set: `overlap=${overlap}`};
+  if (setting.accumulate > 1) flags.set += `,accumulate=${setting.accumulate}`;
   if (shown.plan.fusion_threshold_bytes !== null) flags["fusion-threshold"] = size(threshold).replace(" ", "");
   if (setting.batch_norm !== "local") flags["batch-norm"] = setting.batch_norm;
-  if (setting.contention !== null) flags.contention = setting.contention;
+  if (setting.contention !== null) flags.assume = `contention=${setting.contention}`;
   const moved = setting.latency_s !== null || setting.bandwidth_bytes_per_s !== null;
   const given = Object.entries(flags).map(([name, value]) => `--${name} ${value}`).join(" ");
   return `dpsim predict ${world.files} ${given}${moved ? "  # with [link] of the machine file changed" : ""}`;

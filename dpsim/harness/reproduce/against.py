@@ -53,7 +53,7 @@ def check_comparable(path: Path, reproduction: Reproduction, *, across_machines:
             f"the run in {path} has no configuration to compare with, for batch norm "
             f"{', '.join(reproduction.batch_norms)} with {reproduction.leaves} leaves",
             allowed="the same batch norm and leaves; without leaves also the same configurations",
-            remedy="give the --batch-norm and --leaves that it was made with",
+            remedy="give the --batch-norm and --set leaves that it was made with",
         )
     other = _other_machine(saved, environment(), committed().digest)
     if other and not across_machines:

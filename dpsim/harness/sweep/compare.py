@@ -24,7 +24,7 @@ from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised
 from dpsim.records.sweep import Experiment, Predictions, Results, clean_values
 from dpsim.report.sweep.question import QUESTIONS, Question
-from dpsim.setting import Setting
+from dpsim.setting import Setting, beside_fsdp
 from dpsim.study.statistics import median_interval
 
 
@@ -218,7 +218,7 @@ def _scaled_from(point: ComparedPoint, weak: bool) -> tuple[Any, ...]:
 
 def _other_run(setting: Setting, results: Results) -> dict[str, Any]:
     """Return the run of another runtime with the plan of a setting, or nothing where none was measured beside it."""
-    wanted = setting.plan, setting.network
+    wanted = beside_fsdp(setting).plan, setting.network
     runs = (run for run in results.other_points if run.step_s and (run.setting.plan, run.setting.network) == wanted)
     run = next(runs, None)
     return (

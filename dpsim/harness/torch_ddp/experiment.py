@@ -12,7 +12,7 @@ from dpsim.constraints import DDP_OVERLAPS, FSDP, HOOK, LIBRARIES
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.sweep.grids import telling
-from dpsim.harness.torch_ddp.own_runtime import OWN_RUNTIME, check_emulation
+from dpsim.harness.torch_ddp.own_runtime import BESIDE_FSDP, OWN_RUNTIME, check_emulation
 from dpsim.launch.user_script import check_program
 from dpsim.machine import NODE, Network
 from dpsim.model.ranking import LEAST_CAP_BYTES
@@ -26,7 +26,7 @@ _HOOK = "hook"
 COMMUNICATIONS = ("gloo", "mpi", "nccl", _HOOK)
 ON_PROCESSORS = ("gloo", "mpi")
 _DDP = "torch-ddp"
-"""What --runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
+"""What --set runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
 _RUNTIMES = (_DDP, OWN_RUNTIME)
 _OWN_DATA = "its own data"
 _CAP, _BATCH = "fusion_threshold_bytes", "local_batch"
@@ -58,7 +58,8 @@ def script_experiment(
     (``dpsim.torch_ddp.accumulated``); none: the script's own. ``communication`` says how DDP reduces: by ``gloo``, only
     on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU for
     each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured in turns with gloo, and not
-    predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by gloo.
+    predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by gloo,
+    and DDP is measured in turns with it, and not predicted.
     ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """
@@ -121,7 +122,7 @@ def script_experiment(
         other_runtimes=(*(name for name in runtimes if name != _DDP), *([HOOK] if _HOOK in communication else [])),
         **others,
     )
-    return experiment if strategy == DataParallel.name else _sharded(experiment)
+    return experiment if strategy == DataParallel.name else replace(_sharded(experiment), other_runtimes=(BESIDE_FSDP,))
 
 
 def _case(communication: str, network: str) -> dict[str, Any]:
@@ -139,14 +140,14 @@ def _check_runtimes(runtimes: Sequence[str], communication: Sequence[str], netwo
     """Raises ``ConfigError`` unless DDP is measured, and dpsim's runtime can do the same somewhere."""
     if _DDP not in runtimes:
         raise ConfigError(
-            f"--runtime {','.join(runtimes)}, without DDP itself",
+            f"--set runtime={','.join(runtimes)}, without DDP itself",
             allowed="torch-ddp, or torch-ddp,dpsim",
             remedy="dpsim sweep measures dpsim's own runtime alone",
         )
     emulated = any(Network.parse(network).emulated for network in networks)
     if OWN_RUNTIME in runtimes and not ("mpi" in communication and emulated):
         raise ConfigError(
-            f"--runtime dpsim with {' and '.join(communication)} on {', '.join(networks)}",
+            f"--set runtime=dpsim with {' and '.join(communication)} on {', '.join(networks)}",
             allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
             "cores would be free on which DDP computes, and gloo is not one of dpsim's transports",
             remedy="add a link such as --network paced:200us,1gbit",
@@ -237,9 +238,9 @@ def _sharded(experiment: Experiment) -> Experiment:
         given, allowed = "--accumulate", "the script's own micro-batches"
     elif experiment.values(_CAP):
         given, allowed = "--fusion-threshold", "no cap: the modules that fully_shard is given are the buckets"
-    elif experiment.other_runtimes:
-        flag = "--algorithm hook" if HOOK in experiment.other_runtimes else "--runtime dpsim"
-        given, allowed = flag, "PyTorch alone: --runtime torch-ddp --algorithm gloo"
+    elif {OWN_RUNTIME, HOOK} & {*experiment.other_runtimes}:
+        flag = "--algorithm hook" if HOOK in experiment.other_runtimes else "--set runtime=dpsim"
+        given, allowed = flag, "PyTorch alone: --set runtime=torch-ddp --algorithm gloo"
     elif not {"torch-ddp-gloo", FSDP} & {*experiment.values("runtime")}:
         given, allowed = "communication other than gloo on node", "--algorithm gloo and --network node"
     if given:

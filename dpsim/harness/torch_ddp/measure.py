@@ -20,7 +20,7 @@ from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import Study, check_same_machine, existing_predictions
 from dpsim.harness.torch_ddp.experiment import MOST_CAPS, completed, most_devices, on_gpus, shards
 from dpsim.harness.torch_ddp.gpus import check_gpus, predicted_by_nccl
-from dpsim.harness.torch_ddp.own_runtime import other_settings
+from dpsim.harness.torch_ddp.own_runtime import BESIDE_FSDP, other_settings
 from dpsim.harness.torch_ddp.places import inputs_for, settings_by_place
 from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
@@ -249,7 +249,7 @@ def _at_most(declared: Experiment, first_s: float) -> str:
     """Say what is done at most, before the script has run once."""
     devices, cases = declared.values("devices"), len({(each["network"], each["runtime"]) for each in declared.cases})
     several = [len(declared.values(name)) for name in ("local_batch", "accumulate")]
-    hook = HOOK in declared.other_runtimes
+    hook = bool({HOOK, BESIDE_FSDP} & {*declared.other_runtimes})
     caps = len(declared.values("fusion_threshold_bytes")) or (1 if hook or any(several) else MOST_CAPS)
     settings = (
         (cases + hook) * math.prod(max(count, 1) for count in several) * (len({*devices} - {1}) * caps + (1 in devices))

@@ -109,7 +109,7 @@ def batch_norm_warning(layers: Sequence[LayerSpec], plan: Plan) -> str | None:
     spread = f"{plan.global_batch} samples a step over {plan.devices} device{'s' * (plan.devices != 1)}"
     fewer = "fewer devices or micro-batches"
     if plan.batch_norm == "leaf":
-        spread, fewer = f"{plan.global_batch} samples a step in {plan.leaves} leaves", "fewer --leaves"
+        spread, fewer = f"{plan.global_batch} samples a step in {plan.leaves} leaves", "fewer leaves"
     elif plan.batch_norm == "local" and plan.accumulate > 1:
         spread += f" and {plan.accumulate} micro-batches"
     layers_take = "1 batch-norm layer takes its" if count == 1 else f"{count} batch-norm layers take their"

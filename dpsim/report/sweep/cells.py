@@ -85,7 +85,7 @@ class PointColumns:
         """Return the columns of what was measured beside PyTorch's DDP, each shown where it was."""
         return tuple(
             self(name, shown=any(getattr(point, name) is not None for point in self.comparison.scored))
-            for name in ("dpsim_step_s", "hook_step_s")
+            for name in ("dpsim_step_s", "hook_step_s", "ddp_step_s")
         )
 
     def samples_per_s(self, dispensable: int = 0) -> Column[ComparedPoint]:

@@ -19,6 +19,7 @@ from dpsim.report.sweep.question import QUESTIONS, Question
 from dpsim.report.sweep.reliability import said, uncertainty
 from dpsim.report.sweep.tables import (
     by_network,
+    ddp_sentences,
     errors_sentence,
     group_title,
     hook_sentences,
@@ -70,7 +71,7 @@ def answers(comparison: Comparison) -> tuple[str, ...]:
     """Return the answers of a sweep, in sentences, of its times and then of the quality of training."""
     report = QUESTIONS.find(comparison.experiment.question)
     of_times = (*(answer(comparison, group) for group in comparison.groups), *report.more_answers(comparison))
-    of_times += (*hook_sentences(comparison), *same_buckets_sentences(comparison))
+    of_times += (*hook_sentences(comparison), *ddp_sentences(comparison), *same_buckets_sentences(comparison))
     if comparison.quality is None:
         return of_times
     return (*of_times, *quality_answers(comparison.quality), *time_to_target(comparison))

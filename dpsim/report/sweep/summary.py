@@ -16,7 +16,7 @@ from dpsim.report.quality import answers as quality_answers
 from dpsim.report.sweep.question import QUESTIONS, Question
 from dpsim.report.sweep.reliability import beforehand_sentence, said
 from dpsim.report.sweep.summary_table import network_text, times_table, where
-from dpsim.report.sweep.tables import hook_sentences, same_buckets_sentences
+from dpsim.report.sweep.tables import ddp_sentences, hook_sentences, same_buckets_sentences
 from dpsim.report.sweep.verdict import verdict
 from dpsim.report.sweep.warnings import instant, warnings
 from dpsim.report.terminal import paragraph, table_lines
@@ -119,6 +119,7 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
         yield "Only one device was run: there is nothing to choose."
     yield from _report(comparison).more_verdicts(comparison)
     yield from hook_sentences(comparison)
+    yield from ddp_sentences(comparison)
     yield from same_buckets_sentences(comparison)
     if comparison.quality is not None:
         yield from quality_answers(comparison.quality)

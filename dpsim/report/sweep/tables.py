@@ -83,6 +83,20 @@ def same_buckets_sentences(comparison: Comparison) -> tuple[str, ...]:
     )
 
 
+def ddp_sentences(comparison: Comparison) -> Iterator[str]:
+    """Yield for each number of devices how fast FSDP is beside DDP, which trained the same script in turns with it."""
+    measured = [point for point in comparison.scored if point.ddp_step_s is not None]
+    for devices, points in grouped(measured, lambda point: point.devices).items():
+        best = min(points, key=lambda point: point.measured_s_per_sample)
+        times = (best.ddp_step_s or math.inf) / best.measured_step_s
+        noise = max(best.measured_noise, best.other_half_width or 0.0)
+        decided = "no difference beyond the noise" if 1 / (1 + noise) <= times <= 1 + noise else "measured in turns"
+        yield (
+            f"FSDP on {devices_name(devices)} trains {times:.2f} times as many samples per second as DDP (noise"
+            f" {percent(noise)}): {decided}."
+        )
+
+
 def hook_sentences(comparison: Comparison) -> Iterator[str]:
     """Yield for each number of devices what dpsim's hook gains over gloo, at the setting that is fastest by gloo."""
     measured = [point for point in comparison.scored if point.hook_step_s is not None]

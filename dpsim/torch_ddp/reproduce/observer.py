@@ -94,7 +94,7 @@ class Observer(Script):
             if self._run.bucket_cap_bytes is not None:
                 raise Refused(
                     ConfigError(
-                        "--bucket-cap for a script that calls fully_shard",
+                        "--fusion-threshold for a script that calls fully_shard",
                         allowed="it with DistributedDataParallel, for FSDP has no buckets",
                         remedy="leave it out, and give several --devices",
                     )

@@ -270,7 +270,7 @@ def _completed(experiment: Experiment) -> Experiment:
         raise ConfigError(
             f"weak scaling with {experiment.value('leaves')} leaves: each device count trains another global batch",
             allowed="leaves with strong scaling, where every device count trains the same batch",
-            remedy="leave out --reproducible and --leaves, or use --scaling strong",
+            remedy="leave out --reproducible and leaves, or give --global-batch for strong scaling",
         )
     return of_devices(experiment, thresholds)
 

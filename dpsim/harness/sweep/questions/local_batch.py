@@ -203,7 +203,7 @@ def _completed(experiment: Experiment) -> Experiment:
         raise ConfigError(
             f"a sweep over the local batch with {experiment.value('leaves')} leaves",
             allowed="training without leaves",
-            remedy="leave out --reproducible and --leaves",
+            remedy="leave out --reproducible and leaves",
         )
     varied = "local_batch" if experiment.weak else "global_batch"
     batches = experiment.values(varied)
