@@ -196,8 +196,8 @@ def _trace(folder: Path, given: ReportFlags, step: StepFlags) -> None:
 
     output = given.output or _TRACE
     flags.writable(output, "trace", inputs=tuple(folder / f"{name}.json" for name in _RECORDS))
-    conditions: dict[str, Any] = dict.fromkeys(vars(step)) | step.values()
-    if "layout" in conditions:
+    conditions = step.values()
+    if "devices" in conditions:
         conditions["devices"] = conditions.pop("layout") or str(conditions["devices"])
     setting, timelines, same_minutes = step_of_sweep(folder, conditions)
     write_trace(output, timelines)
