@@ -180,7 +180,7 @@ def _runs(pid: str) -> bool:
 
 def test_without_mpiexec_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "mpiexec_path", lambda: None)
-    with pytest.raises(CommunicationError, match=r"pip install 'dpsim\[mpich\]'"):
+    with pytest.raises(CommunicationError, match=r"pip install -e '\.\[mpich\]'"):
         jobs.on_ranks("launch_tasks:echo", {}, devices=2)
 
 
