@@ -130,8 +130,8 @@ def script_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progr
             quiet_barrier(comm)
             comm.Split(len(task.members), comm.rank)
             processes = _started(comm, listener, task, report)
-            study = Study(task, processes, report)
-            done = study.first_rounds() if task.before is None else study.measured()
+            visits = ScriptVisits(task, processes, report)
+            done = visits.first_rounds() if task.before is None else visits.measured()
             for each in processes:
                 each.end()
             return dict(codec.to_builtins(done))
@@ -199,7 +199,7 @@ def _check_trains(ended: bool, rounds_done: int) -> None:
         )
 
 
-class Study:
+class ScriptVisits:
     """The visits of one place: its settings in turns with the profile and the calibration of the same minutes."""
 
     def __init__(self, task: ScriptTask, processes: Sequence[Processes], report: Progress) -> None:
