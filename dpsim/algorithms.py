@@ -19,6 +19,8 @@ Place = Literal["messages", "shared memory", "library", "elsewhere"]
 class Line(NamedTuple):
     """Seconds of an allreduce of M bytes over a link: alpha latency + M (beta / bandwidth + gamma reduce_s_per_byte).
 
+    ``dpsim.model.formulas`` computes them, with the link's overheads of a message and of a bucket.
+
     ``*_in_node`` are the same over the link inside a node; only an algorithm that tells the two apart has them.
     ``senders`` devices of a node send over its link at the same time and share it; where a link is emulated each has
     its own.

@@ -79,7 +79,7 @@ class Progress(Protocol):
         """Hand in a bucket whose gradients are final: its allreduce may start."""
 
     def poll(self) -> None:
-        """Make progress: called by the computing thread now and then."""
+        """Make progress: called by the computing thread after each layer's backward (``StepRunner.backward_done``)."""
 
     def enqueue(self) -> Mark | None:
         """Return when every submitted allreduce is done, or in a device's queue: then with the mark at its end."""

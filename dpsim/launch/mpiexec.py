@@ -105,7 +105,8 @@ def run(
 ) -> int:
     """Return the exit code of ``command``, an ``mpiexec``; 0 if all its ranks have finished their task.
 
-    In any case no process that was started for ``folder`` is left behind on this machine. With ``stdout`` what the
+    Where a rank fails or is killed, the others are ended soon after, and in any case no process that was started for
+    ``folder`` is left behind on this machine. With ``stdout`` what the
     ranks print to stdout goes there, otherwise to ``show``, as what they print to stderr.
     Raises ``JobFailed`` after ``timeout_s``.
     """

@@ -137,7 +137,7 @@ def final_buckets(parameters: Sequence[DdpParameter], ready_order: Sequence[int]
 
 
 def _assign(parameters: Sequence[DdpParameter], order: Iterable[int], limits_bytes: tuple[float, ...]) -> Buckets:
-    """Return a bucket of one dtype and device closes once its size >= its limit; those that never do follow at the end.
+    """Return buckets of one dtype and device that close once their size >= their limit; those that never do come last.
 
     PyTorch collects the last ones from a hash map, which lists them by last first appearance of dtype and device.
     """

@@ -116,7 +116,7 @@ def _checked(starts: object, rule: str, dtype_code: Ints) -> Ints:
 
 
 def tarantella(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """Return a bucket closes once its size >= threshold (0: one per tensor, inf: one per step).
+    """Return the buckets that close once their size >= threshold (0: one per tensor, inf: one per step).
 
     Source: Tarantella ``FusedTensorInfo.cpp``.
     """
@@ -139,7 +139,7 @@ def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
 
 def capped(tensors: GradientTensors, threshold_bytes: float) -> Ints:
-    """Return a bucket closes before the tensor that would make it larger than the threshold (0: one per tensor).
+    """Return the buckets that close before a tensor would make them larger than the threshold (0: one per tensor).
 
     A tensor larger than the threshold is a bucket of its own. PyTorch's bucket cap is no such maximum: ``ddp`` adds the
     tensor first. Trainers that fill buffers of a fixed size do this; the default is DDP's ``bucket_cap_mb``, 25 MiB.

@@ -44,7 +44,7 @@ class Interval:
 
     ``shifts`` (2, parts): by how much the logarithm of the step changes where the machine's speed, the layer times,
     the collectives, and the two costs of overlap are one standard error longer (row 0) or shorter (row 1). ``width`` is
-    how many times as wide as these and the model's own error call for it was made, and by how many past studies.
+    the factor by which past studies widen the interval, and how many there were.
     ``of_each_size`` are the columns of which every size of a collective has an error of its own, and ``sizes_bytes``
     the different sizes that the plan has (none: it communicates nothing). ``assumed`` are the columns of what is
     assumed of any machine: the contention.

@@ -1,6 +1,6 @@
 """The residuals of this machine's own past studies: one file for each type of machine, beside the compiled kernels.
 
-They tell how wide the intervals of the next predictions must be (``dpsim.model.residuals``).
+They are only kept here: ``residuals`` makes of them the factor by which ``interval`` widens the next predictions.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ def _growth(tuned: Sequence[Tuned], *, whole: bool) -> Iterator[Growth]:
 def ranked_strategies(
     workload: Workload, machine: Machine, base: Plan, *, every: bool
 ) -> tuple[dict[str, list[PredictedRow]], tuple[Refusal, ...]]:
-    """Return the rows of each strategy's candidates in the order of their rank, and what no candidate is possible of.
+    """Return the rows of each strategy's candidates in the order of their rank, and why others have no candidate.
 
     Without ``every`` those are left out that cannot be the first of their strategy; see ``advise``.
     """

@@ -53,7 +53,7 @@ class CpuOps(NumpyOps):
         self._runs = functools.lru_cache(maxsize=4096)(self._find_runs)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """Return the array begins at a cache line, so that no vector crosses two lines."""
+        """Return zeros that begin at a cache line, so that no vector crosses two lines."""
         return aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
 
     def in_leaves(self) -> Ops:

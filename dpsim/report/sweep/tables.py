@@ -1,4 +1,7 @@
-"""What the reports of all questions say: the scores of the model, what overlap does, and dpsim's own runtime."""
+"""What the reports of all questions say: the scores of the model, what overlap does, and dpsim's own runtime.
+
+The table of the settings is that of ``cells.py``; its columns are those that each question names.
+"""
 
 from __future__ import annotations
 
