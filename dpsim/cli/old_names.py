@@ -75,7 +75,7 @@ def current(arguments: Sequence[str], app: App) -> Sequence[str]:
 
 def _renamed(name: str, arguments: Sequence[str], app: App) -> tuple[Callable[..., Any] | None, list[str]]:
     """Return the command that answers today, and the words that follow its name, their flags in today's spelling."""
-    first = NEW_LINES.get(name, f"dpsim {name}").split()[1]
+    first = NEW_LINES[name].split()[1] if name in NEW_LINES else name
     command = app[first].default_command if first in app and not first.startswith("-") else None
     of_fields = {flags.flag_of(field): f"{flags.SET} {field}=" for field in flags.by_set(command)}
     spelled = of_fields | NEW_FLAGS.get(first, {}) | NEW_FLAGS.get(name, {})

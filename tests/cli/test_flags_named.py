@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
-from dpsim.cli import app
+from dpsim.cli import app, old_names
 from dpsim.validation import __main__ as validation
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +74,15 @@ def test_every_flag_that_is_named_exists() -> None:
     others = ("dpsim/experiments", "dpsim/kernels", "dpsim/cli/old_names.py", "dpsim/cli/mistakes.py")
     assert not {each for each in unknown if not each[0].startswith(others)}
     assert "--fusion-threshold" in known and "--wire-dtype" not in known
+
+
+def test_every_line_of_the_pages_is_in_todays_spelling() -> None:
+    application, lines = app.build(), 0
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for block in re.findall(r"```sh\n(.*?)```|`(dpsim [^`\n]*)`", path.read_text(), re.DOTALL):
+            for line in "".join(block).replace("\\\n", " ").splitlines():
+                if line.startswith("dpsim ") and not re.search(r"[<>|;&]|\$\(", line):
+                    words = shlex.split(line, comments=True)[1:]
+                    assert old_names.current(words, application) == words, (path.name, line)
+                    lines += 1
+    assert lines > 100

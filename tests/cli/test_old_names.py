@@ -80,3 +80,9 @@ def test_every_new_line_begins_with_a_command_of_this_version() -> None:
     commands = list(app.build())
     lines = [line.split() for line in old_names.NEW_LINES.values()]
     assert all(words[1] in commands or words[:2] == ["python", "-m"] for words in lines)
+
+
+@pytest.mark.parametrize("word", ["", " "])
+def test_a_word_without_letters_is_an_unknown_command(dpsim: Dpsim, word: str) -> None:
+    code, out, err = dpsim(word, "--devices", "2")
+    assert (code, out) == (2, "") and f"unknown command {word!r}" in err
