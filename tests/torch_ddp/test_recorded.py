@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from dpsim.ddp_settings import DdpSettings
+from dpsim.errors import ConfigError
 from dpsim.lowering import lower
 from dpsim.plan import Plan
-from dpsim.torch_ddp.recorded import Mode, Recorded, RecordedParameter, RecordedStep, joined, workload_of
+from dpsim.torch_ddp.recorded import Mode, Recorded, RecordedParameter, RecordedStep, check_same, joined, workload_of
 
 
 def parameter(name: str, *shape: int, dtype: str = "float32") -> RecordedParameter:
@@ -124,3 +125,13 @@ def test_the_workload_is_sent_in_the_buckets_of_ddp() -> None:
     workload = workload_of(recorded())
     plan = Plan(devices=8, global_batch=256, fusion_rule="ddp", fusion_threshold_bytes=70)
     assert lower(workload, plan).bucket_size_bytes.tolist() == [96, 128]
+
+
+def test_a_profile_that_was_weighed_and_one_that_was_not_are_of_one_training() -> None:
+    first = workload_of(recorded())
+    assert first.ddp is not None
+    weighed = msgspec.structs.replace(first, ddp=msgspec.structs.replace(first.ddp, gradients="kept"))
+    check_same(first, weighed, 8)
+    other = msgspec.structs.replace(first, ddp=msgspec.structs.replace(first.ddp, static_graph=True))
+    with pytest.raises(ConfigError, match="trains with other settings"):
+        check_same(first, other, 8)
