@@ -12,7 +12,7 @@ from dpsim.errors import ConfigError
 if TYPE_CHECKING:
     from dpsim.cli.sweep_flags import SweepFlags
     from dpsim.records.comparison import SweepData
-    from dpsim.records.sweep import Experiment, PredictedPoint, Predictions
+    from dpsim.records.sweep import Experiment, Predictions
 
 _SHARED = (
     "devices local_batch fusion_threshold_bytes algorithm network seed runtime budget wait_until_quiet output json"
@@ -180,7 +180,7 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     predicted = [point for point in predictions.points if point.setting.repeat == 0]
     studies = min(point.interval_studies for point in predicted)
     level = predicted[0].interval_level if studies else None
-    rows = [_row(point) for point in predicted]
+    rows: list[dict[str, Any]] = []
     best: dict[str, list[dict[str, Any]]] = {}
     assumed: dict[str, None] = {}
     for where in dict.fromkeys(point.setting.where for point in predicted):
@@ -211,20 +211,6 @@ def _print_predictions(predictions: Predictions, folder: Path, *, json: bool) ->
     for sentence in (interval_sentence(level, studies), *assumed):
         print(f"Note: {sentence}.")
     print(f"predictions: {folder / 'predictions.json'}; the same command without --predict-only measures them")
-
-
-def _row(point: PredictedPoint) -> dict[str, Any]:
-    """Return the flat record of a predicted setting."""
-    plan = point.setting.plan
-    names = ("step_s", "low_s", "high_s", "exposed_communication_s")
-    return (
-        {"devices": plan.devices, "network": point.setting.network, "runtime": point.setting.runtime}
-        | {"local_batch": plan.local_batch, "accumulate": plan.accumulate, "buckets": point.buckets}
-        | {"same_buckets": ", ".join(point.names[1:]), "extrapolated": point.extrapolated}
-        | {"fusion_threshold_bytes": plan.threshold_bytes if plan.devices > 1 else None}
-        | {"predicted_samples_per_s": plan.global_batch / point.step_s}
-        | {f"predicted_{name}": getattr(point, name) for name in names}
-    )
 
 
 def _table(rows: list[dict[str, Any]], level: float | None) -> None:
