@@ -94,7 +94,7 @@ def states(folder: Path) -> list[str]:
 def test_a_slow_rank_is_named_and_the_job_ends_as_it_would(tmp_path: Path) -> None:
     with watch(tmp_path, steps=45) as process:
         out, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 7 and out == ""
+    assert process.returncode == 7 and out == "", err
     assert "anks wait for the slowest" in err and "rank 1, which takes" in err, err
     assert states(tmp_path) == ["as it was", "as it was"]
     assert not list((tmp_path / "tmp").glob("dpsim*"))
