@@ -28,7 +28,7 @@ def main(rank, folder):
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     for step in range(STEPS):
         if rank == 1:
-            time.sleep(0.05)
+            time.sleep(0.15)
         optimizer.zero_grad()
         ddp(torch.randn(4, 32)).sum().backward()
         optimizer.step()
