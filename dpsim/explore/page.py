@@ -84,7 +84,9 @@ def page_of_plan(
     ``ConfigError`` for what a page cannot hold.
     """
     begun = setting_of(plan)
-    known = world(workload, machine, [begun["local_batch"]], plan.optimizer)
+    known = world(
+        workload, machine, [begun["local_batch"]], plan.optimizer, machine.interval_widths if measured else ()
+    )
     strategies = _strategies(workload, known["schedules"])
     if begun["strategy"] not in strategies:
         begun["strategy"] = EXPLORED[0]

@@ -38,6 +38,7 @@ from dpsim.model.residuals import LEVEL, width_of
 from dpsim.optimizer import Optimizer, Sgd
 from dpsim.plan import Plan
 from dpsim.schedule import KINDS
+from dpsim.uncertainty import IntervalWidth
 from dpsim.units import ITEM_BYTES
 from dpsim.workload import Workload
 
@@ -67,13 +68,18 @@ _CONSTANTS = {
 
 
 def world(
-    workload: Workload, machine: Machine, local_batches: Sequence[int] = (), optimizer: Optimizer | None = None
+    workload: Workload,
+    machine: Machine,
+    local_batches: Sequence[int] = (),
+    optimizer: Optimizer | None = None,
+    widths: Sequence[IntervalWidth] = (),
 ) -> dict[str, Any]:
     """Return what the engine needs of a workload and a machine, which may be that of a file.
 
-    ``local_batches`` are in it beside those that every page has, and ``left_out`` says which strategies it lacks. What
-    is assumed of a machine that nobody calibrated is filled in (``dpsim.model.defaults``). Raises ``ConfigError`` for
-    what a page cannot hold: more than ``MOST_LAYERS`` layers, and slow devices.
+    ``widths`` are those of a study's intervals, in place of a prediction's beforehand. ``local_batches`` are in it
+    beside those that every page has, and ``left_out`` says which strategies it lacks. What is assumed of a machine
+    that nobody calibrated is filled in (``dpsim.model.defaults``). Raises ``ConfigError`` for what a page cannot hold:
+    more than ``MOST_LAYERS`` layers, and slow devices.
     """
     if len(workload.layers) > MOST_LAYERS:
         raise ConfigError(
@@ -88,8 +94,8 @@ def world(
             remedy="take slow_devices out of the machine file, or ask dpsim predict",
         )
     known = for_prediction(workload, machine, [_SEVERAL])
-    if machine.interval_widths:  # a study's own, which its report has
-        known = msgspec.structs.replace(known, interval_widths=machine.interval_widths)
+    if widths:
+        known = msgspec.structs.replace(known, interval_widths=tuple(widths))
     most = _LARGER_BATCHES * workload.local_batches[-1]
     powers = (1 << power for power in range(most.bit_length()))
     batches = sorted({*powers, *workload.local_batches, *local_batches})

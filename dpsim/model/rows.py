@@ -180,7 +180,7 @@ class PredictedRow(Row):
 
     def over(self, other: PredictedRow | None, *, of_two_machines: bool = False) -> Ratio:
         """Return samples per second over those of another row; exactly 1 over an equal prediction."""
-        if other is None or (self.prediction == other.prediction and not of_two_machines):
+        if other is None or (self._as_predicted(other) and not of_two_machines):
             return Ratio(1.0, 1.0, 1.0)
         value = self.images_per_s / other.images_per_s
         if not math.isfinite(value) or not other.step_s > 0:
@@ -188,6 +188,11 @@ class PredictedRow(Row):
         low, high = ratio_interval(other.predicted, self.predicted, of_two_machines=of_two_machines)
         samples = self.plan.global_batch / other.plan.global_batch
         return Ratio(value, samples * low, samples * high)
+
+    def _as_predicted(self, other: PredictedRow) -> bool:
+        """Whether both are the same prediction: one device sends nothing, whatever strategy and buckets it has."""
+        alone = self.plan.devices == other.plan.devices == 1
+        return self.prediction == other.prediction or (alone and self.step_s == other.step_s)
 
     def as_fast(self, rows: Sequence[PredictedRow]) -> list[PredictedRow]:
         """Return the other rows whose step cannot be told from this one's."""

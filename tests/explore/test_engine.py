@@ -68,6 +68,8 @@ def varied_machine(known: Machine, layout: str, varied: dict[str, float | None])
     return known
 
 
+RULES = [rule for rule in FUSION_RULES if rule != "fsdp"]
+"""Those of a page whose workload has no units of ``fully_shard``."""
 Case = tuple[dict[str, Any], Prediction, Memory, dict[str, Any]]
 
 
@@ -78,7 +80,7 @@ def random_case(draw: random.Random, layers: Workload, known: Machine) -> Case |
     nodes, rest = divmod(devices, of_a_node) if of_a_node else (0, 0)
     layout = "" if not of_a_node else f"1x{devices}" if nodes == 0 else "" if rest else f"{nodes}x{of_a_node}"
     local_batch, strategy = draw.choice(LOCAL_BATCHES), draw.choice(STRATEGIES)
-    rule, accumulate = draw.choice([*FUSION_RULES, "horovod"]), draw.choice([1, 1, 1, *MICRO_BATCHES])
+    rule, accumulate = draw.choice([*RULES, "horovod"]), draw.choice([1, 1, 1, *MICRO_BATCHES])
     threshold = draw.choice([None, 0.0, 1000.0, 32768.0, 1e6, 25e6, float("inf")])
     varied: dict[str, float | None] = {"latency_s": None, "bandwidth_bytes_per_s": None, "contention": None}
     if known.link is not None and draw.random() < 0.5:
