@@ -213,7 +213,9 @@ def _label(drawn: Timeline, step_s: float, text: str) -> str:
     """
     label = text.format(_ms(step_s))
     drawn_s = length_s(drawn)
-    return label if abs(drawn_s / step_s - 1) <= _SAME_LENGTH else f"drawn {_ms(drawn_s)}; {label}"
+    if abs(drawn_s / step_s - 1) <= _SAME_LENGTH:
+        return label
+    return f"drawn {_ms(drawn_s)}; {label.removeprefix('this ')}"
 
 
 def _ms(seconds: float) -> str:
