@@ -46,7 +46,7 @@ def other_program(folder: Path | None = None) -> str:
     before it had a name of its own is no other program: its command is the same.
     """
     folder = folder or _site_packages()
-    for name in os.listdir(folder):
+    for name in os.listdir(folder) if folder.is_dir() else ():
         if name.startswith("dpsim-") and name.endswith(".dist-info"):
             commands = folder / name / "entry_points.txt"
             if not (commands.is_file() and "dpsim.cli:main" in commands.read_text()):

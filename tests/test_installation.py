@@ -57,7 +57,7 @@ def test_the_other_program_of_this_name_is_told_and_this_one_is_not(
     ours.mkdir()
     (ours / "entry_points.txt").write_text("[console_scripts]\ndpsim = dpsim.cli:main\n")
     (tmp_path / "dpsim_train-0.1.0.dist-info").mkdir()
-    assert installation.other_program(tmp_path) == ""
+    assert installation.other_program(tmp_path) == installation.other_program(tmp_path / "missing") == ""
     (tmp_path / "dpsim-1.4.0.dist-info").mkdir()
     assert installation.other_program(tmp_path) == "dpsim-1.4.0"
     monkeypatch.setattr(installation, "_site_packages", lambda: tmp_path)

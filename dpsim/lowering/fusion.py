@@ -130,7 +130,7 @@ def per_tensor(tensors: GradientTensors, threshold_bytes: float) -> Ints:
 
 def fsdp(tensors: GradientTensors, threshold_bytes: float) -> Ints:
     """Return one bucket per tensor, which of a script's ``fully_shard`` is a unit."""
-    return closed_at(tensors, 0.0)
+    return per_tensor(tensors, threshold_bytes)
 
 
 def one(tensors: GradientTensors, threshold_bytes: float) -> Ints:

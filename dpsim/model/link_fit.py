@@ -23,7 +23,7 @@ def fitted_links(
     """(link, link inside a node) nearest to tables: each level is fitted to the rows of its own layouts.
 
     The second is ``None`` where all tables are of one level. Where the level of flat tables is unknown
-    (``dpsim.collective.level``), every device counts as a node.
+    (``dpsim.collective.Layout.level``), every device counts as a node.
     """
     inside = [t for t in tables if t.layout.level(emulated_network=emulated, cores=cores) == "inside"]
     across = [t for t in tables if t not in inside]

@@ -51,7 +51,7 @@ class Counts(NamedTuple):
 
 
 def level(machine: Machine, layout: Layout) -> Level:
-    """Say whether devices of a machine are inside one node or across several: ``dpsim.collective.level``."""
+    """Say whether devices of a machine are inside one node or across several: ``dpsim.collective.Layout.level``."""
     return layout.level(emulated_network=machine.emulated_network, cores=machine.cores)
 
 
