@@ -62,3 +62,17 @@ def without_other_program() -> str:
 
 def _site_packages() -> Path:
     return Path(sysconfig.get_path("purelib")).resolve()
+
+
+def check_torch(what: str) -> None:
+    """Raise ``ConfigError`` where PyTorch is not installed, which ``what`` needs."""
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        from dpsim.errors import ConfigError
+
+        raise ConfigError(
+            f"{what} without PyTorch, which is not installed",
+            allowed="PyTorch 2.4 or newer; its CPU build is enough on processors",
+            remedy=install("torch"),
+        ) from error

@@ -17,13 +17,13 @@ from dpsim.experiments.reports_page import committed
 
 ROOT = Path(__file__).parents[1]
 
-INJECTED = (ROOT / "dpsim" / "torch_ddp" / "injected").resolve()
+PROBE = (ROOT / "dpsim" / "torch" / "script" / "probe").resolve()
 """What runs in a watched job, whose files import each other relatively."""
 
 LEVELS = (
     {"kernels"},
-    {"comm", "launch", "nn", "torch_replica", "data", "lowering"},
-    {"runtime", "model", "report", "explore", "torch_ddp", "torch"},
+    {"comm", "launch", "nn", "data", "lowering"},
+    {"runtime", "model", "report", "explore", "torch"},
     {"study"},
     {"harness", "imports", "lab", "validation"},
     {"cli", "experiments"},
@@ -89,11 +89,11 @@ def _imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            beside = path.parent == INJECTED  # a package of another name in the job's process
+            beside = path.parent == PROBE  # a package of another name in the job's process
             assert node.module is not None and node.level == beside * (node.level == 1), (
                 f"{path}:{node.lineno}: a relative import"
             )
-            module = f"dpsim.torch_ddp.injected.{node.module}" if node.level else node.module
+            module = f"dpsim.torch.script.probe.{node.module}" if node.level else node.module
             for submodule in (f"{module}.{alias.name}" for alias in node.names):
                 names.add(submodule if submodule in files() else module)
     return names

@@ -55,7 +55,7 @@ def _answer(job: subprocess.Popen[bytes], folder: Path, *, json_line: bool) -> s
     from dpsim.comm.clock import now
     from dpsim.launch import watched_job
     from dpsim.launch.workers import computed
-    from dpsim.torch_ddp.watch_records import complete
+    from dpsim.torch.script.watch_records import complete
 
     task = functools.partial(said, watched_job.records(job, folder, complete), json_line=json_line)
     try:
@@ -83,7 +83,7 @@ def _answer(job: subprocess.Popen[bytes], folder: Path, *, json_line: bool) -> s
 def said(files: Sequence[Path], *, json_line: bool = False) -> str:
     """Return what the records in these files say of the job, as text or as one line of JSON."""
     from dpsim.model.watch import watched
-    from dpsim.torch_ddp.watch_records import paired, read
+    from dpsim.torch.script.watch_records import paired, read
 
     records, unused = read(files)
     try:

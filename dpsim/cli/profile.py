@@ -89,8 +89,8 @@ def profile(
 
 def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
     """Return the workload that is measured, or read from a trace. Raises ``ConfigError``."""
-    from dpsim.torch_ddp.profile_script import profile_script
-    from dpsim.torch_ddp.request import ScriptRequest
+    from dpsim.torch.script.profile_script import profile_script
+    from dpsim.torch.script.request import ScriptRequest
 
     sources = flags.provided(torch_script=of.torch_script, torch=of.torch, from_=of.from_)
     of_model = of.values()
@@ -177,8 +177,8 @@ def _of_model(given: dict[str, Any], local_batches: tuple[int, ...], wait: str |
 
 
 def _of_trace(path: Path, local_batches: tuple[int, ...]) -> Workload:
-    from dpsim.torch_ddp.kineto.ranks import traced_steps
-    from dpsim.torch_ddp.kineto.workload import read_trace
+    from dpsim.torch.script.kineto.ranks import traced_steps
+    from dpsim.torch.script.kineto.workload import read_trace
 
     if len(local_batches) != 1:
         if path.is_file():

@@ -60,7 +60,7 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     """
     from dpsim import machine as machines
     from dpsim import workload as workloads
-    from dpsim.harness.torch_ddp.measure import ScriptStudy
+    from dpsim.harness.script.measure import ScriptStudy
     from dpsim.launch.user_script import is_module
 
     question, experiment = _experiment(question, given, of, arguments)
@@ -88,7 +88,7 @@ def _experiment(
     question: str | None, given: SweepFlags, of: ScriptFlags, arguments: tuple[str, ...]
 ) -> tuple[str, Experiment]:
     """Return what is asked of the script, and what to measure. Raises ``ConfigError``."""
-    from dpsim.harness.torch_ddp.experiment import script_experiment
+    from dpsim.harness.script.experiment import script_experiment
     from dpsim.launch.user_script import check_program
 
     shared = _SHARED.split()
@@ -121,7 +121,7 @@ def _experiment(
 
 def _print_measured(swept: SweepData, folder: Path, *, json: bool) -> None:
     """Print what was measured, and how well it was known when buckets are ready."""
-    from dpsim.harness.torch_ddp.measure import ready_errors
+    from dpsim.harness.script.measure import ready_errors
     from dpsim.report.sweep.content import for_terminal
     from dpsim.report.sweep.saved import points, summary
 

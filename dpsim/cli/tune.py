@@ -17,8 +17,8 @@ from dpsim.registry import listed
 
 if TYPE_CHECKING:
     from dpsim.frameworks import Framework
-    from dpsim.harness.torch_ddp.measure import ScriptStudy
-    from dpsim.harness.torch_ddp.tune import Profiled
+    from dpsim.harness.script.measure import ScriptStudy
+    from dpsim.harness.script.tune import Profiled
     from dpsim.machine import Machine
     from dpsim.model.ranking import Tuned, Tuning
     from dpsim.plan import Plan
@@ -223,9 +223,9 @@ class _Job:
     ) -> _Job:
         """Profile the script that the flags name. Raises ``ConfigError``."""
         from dpsim.collective import parse_devices
-        from dpsim.harness.torch_ddp.experiment import script_experiment
-        from dpsim.harness.torch_ddp.measure import ScriptStudy
-        from dpsim.harness.torch_ddp.tune import profiled
+        from dpsim.harness.script.experiment import script_experiment
+        from dpsim.harness.script.measure import ScriptStudy
+        from dpsim.harness.script.tune import profiled
         from dpsim.launch.user_script import is_module
         from dpsim.machine import NODE, Network
 
@@ -248,12 +248,12 @@ class _Job:
         return cls(study=study, profiled=known, folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
-        from dpsim.harness.torch_ddp.tune import tune_here
+        from dpsim.harness.script.tune import tune_here
 
         return tune_here(self.study, self.profiled, self.folder, progress)
 
     def measured(self, plans: Sequence[Plan]) -> Comparison:
-        from dpsim.harness.torch_ddp.tune import measure_advised
+        from dpsim.harness.script.tune import measure_advised
 
         with show.progress() as progress:
             return measure_advised(self.study, self.profiled, plans, self.folder, progress)

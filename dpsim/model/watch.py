@@ -18,7 +18,7 @@ from dpsim.model.ranking import plan_thresholds
 from dpsim.model.step import price, scheduled
 from dpsim.schedule import Schedule
 from dpsim.setting import Grid
-from dpsim.torch_ddp.watched import WatchedRank, observed, watched_workload
+from dpsim.torch.script.watched import WatchedRank, observed, watched_workload
 from dpsim.units import format_duration
 from dpsim.workload import Workload
 

@@ -23,7 +23,7 @@ from dpsim.study.cases import run
 from dpsim.study.rows import ProfiledBatch, Rows, Series
 from dpsim.study.scatter import later_error, median_error
 from dpsim.study.statistics import median_interval
-from dpsim.torch_ddp.recorded import joined
+from dpsim.torch.script.recorded import joined
 from dpsim.workload import Workload, overhead_line
 
 Floats = NDArray[np.float64]

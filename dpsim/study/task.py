@@ -17,7 +17,7 @@ from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed
 from dpsim.study.rows import CalibratedCollective
-from dpsim.torch_ddp.request import ScriptRequest
+from dpsim.torch.script.request import ScriptRequest
 from dpsim.workload import Workload
 
 SAMPLES_SCHEMA = "dpsim.samples/3"

@@ -1,31 +1,26 @@
-"""What a PyTorch script of one's own takes from dpsim. Loads torch, so only what has loaded it imports this room."""
+"""PyTorch: what a script of one's own takes from dpsim, modules as replicas, and scripts that run as they are.
+
+The room itself loads nothing: ``dpsim.torch.allreduce_hook`` and ``dpsim.torch.ModuleTrainer`` load torch, and the
+second one MPI as well, when they are first used.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dpsim.errors import ConfigError
-from dpsim.installation import install
-
-try:
-    import torch  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ConfigError(
-        "dpsim.torch without PyTorch, which is not installed",
-        allowed="PyTorch 2.4 or newer; its CPU build is enough on processors",
-        remedy=install("torch"),
-    ) from error
-
-from dpsim.torch.hook import allreduce_hook as allreduce_hook
+from dpsim.installation import check_torch
 
 if TYPE_CHECKING:
+    from dpsim.torch.hook import allreduce_hook as allreduce_hook
     from dpsim.torch.loop import ModuleTrainer as ModuleTrainer
+
+_HOMES = {"allreduce_hook": "dpsim.torch.hook", "ModuleTrainer": "dpsim.torch.loop"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs MPI when it is first used: to load MPI starts it."""
-    if name != "ModuleTrainer":
+    if name not in _HOMES:
         raise AttributeError(f"module 'dpsim.torch' has no attribute {name!r}")
-    from dpsim.torch.loop import ModuleTrainer
-
-    return ModuleTrainer
+    check_torch("dpsim.torch")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value

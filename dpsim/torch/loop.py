@@ -16,8 +16,8 @@ from dpsim.replica import Batch
 from dpsim.runtime.micro_batches import own_leaves
 from dpsim.runtime.trainer import Trainer
 from dpsim.setting import plan_of
-from dpsim.torch_replica import TorchReplica
-from dpsim.torch_replica.replica import Loss
+from dpsim.torch.module import TorchReplica
+from dpsim.torch.module.replica import Loss
 
 
 class ModuleTrainer:

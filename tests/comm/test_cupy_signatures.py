@@ -76,7 +76,7 @@ def test_functions_that_layers_call_on_an_array_module_are_those_that_cupy_has(
         "operand",
         "matmul",
     }
-    files = [*(ROOT / "dpsim/nn").glob("*.py"), *(ROOT / "dpsim/torch_replica").glob("*.py"), ROOT / "dpsim/rng.py"]
+    files = [*(ROOT / "dpsim/nn").glob("*.py"), *(ROOT / "dpsim/torch/module").glob("*.py"), ROOT / "dpsim/rng.py"]
     files.append(ROOT / "kernels/allreduce/reference.py")
     calls = [
         call for file in files for call in calls_in(file, receivers, overridden if file.name == "array_ops.py" else ())

@@ -1,6 +1,6 @@
 """The bucket lists of PyTorch's DDP, on small lists whose buckets can be told by hand, and against the fusion rule.
 
-``tests/torch_ddp/test_bucket_lists.py`` compares them with DDP itself.
+``tests/torch_script/test_bucket_lists.py`` compares them with DDP itself.
 """
 
 from __future__ import annotations

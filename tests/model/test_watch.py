@@ -14,7 +14,7 @@ from dpsim.errors import ConfigError
 from dpsim.model.observed import Steps
 from dpsim.model.watch import watched
 from dpsim.report.watch import advice
-from dpsim.torch_ddp.watched import observed, watched_workload
+from dpsim.torch.script.watched import observed, watched_workload
 
 
 def test_a_slow_rank_is_named_with_what_the_others_wait() -> None:

@@ -22,12 +22,12 @@ from dpsim.progress import Progress
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.reductions import ReducedMemory, ShardedSteps, StreamTable, at_once
-from dpsim.torch_ddp.fsdp import check_gradients
-from dpsim.torch_ddp.in_turns import profile_in_turns
-from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, Reduction
-from dpsim.torch_ddp.request import ScriptRequest
-from dpsim.torch_ddp.timed import disconnect
-from dpsim.torch_ddp.visit import CONTROL, Turn
+from dpsim.torch.script.fsdp import check_gradients
+from dpsim.torch.script.in_turns import profile_in_turns
+from dpsim.torch.script.reductions import FutureProgress, GlooReduction, MpiReduction, Reduction
+from dpsim.torch.script.request import ScriptRequest
+from dpsim.torch.script.timed import disconnect
+from dpsim.torch.script.visit import CONTROL, Turn
 
 SIZES = (1, 5, 1000, 40_000)
 

@@ -20,7 +20,7 @@ from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.runtime.snapshot import restore, snapshot
 from dpsim.runtime.trainer import Trainer
-from dpsim.torch_replica import TorchReplica
+from dpsim.torch.module import TorchReplica
 
 DATA = "synthetic:4x4x1,classes=3,train=24,test=7"
 

@@ -37,7 +37,7 @@ from dpsim.replica import Array
 from dpsim.report.reproduce import content
 from dpsim.runtime import checkpoint
 from dpsim.study.task import Samples, samples_before
-from dpsim.torch_ddp.kineto.workload import read_trace
+from dpsim.torch.script.kineto.workload import read_trace
 from dpsim.validation.case import read_cases
 from dpsim.validation.published import read_sets
 
@@ -143,7 +143,7 @@ def _published(folder: Path) -> Reader:
 
 
 def _watched(folder: Path) -> Reader:
-    ranks = [Path(shutil.copy(path, folder)) for path in sorted((ROOT / "tests/torch_ddp/watched").iterdir())]
+    ranks = [Path(shutil.copy(path, folder)) for path in sorted((ROOT / "tests/torch_script/watched").iterdir())]
     return Reader(lambda: said(ranks), tuple(ranks))
 
 
@@ -202,7 +202,7 @@ def _grid(path: Path) -> object:
 
 
 _LOGS = sorted((ROOT / "experiments/machines/benchmarks").iterdir())
-_TRACE = ROOT / "tests/torch_ddp/traces/gloo_rank0.json.gz"
+_TRACE = ROOT / "tests/torch_script/traces/gloo_rank0.json.gz"
 _STEPS = b"devices,local_batch,step_s\n1,32,20ms\n8,32,30ms\n"
 _DEVICES = tuple(f"reports/devices/{name}.json" for name in ("predictions", "results", "drift"))
 _STRATEGIES = tuple(f"reports/strategies/{name}.json" for name in ("predictions", "results"))

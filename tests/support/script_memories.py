@@ -21,13 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from dpsim import codec
-from dpsim.torch_ddp import process_group
-from dpsim.torch_ddp.endings import EnoughSteps
-from dpsim.torch_ddp.logged import recorded_of
-from dpsim.torch_ddp.recorded import workload_of
-from dpsim.torch_ddp.request import ScriptRequest
-from dpsim.torch_ddp.run_script import install
-from dpsim.torch_ddp.step_memory import WeighingRecorder
+from dpsim.torch.script import process_group
+from dpsim.torch.script.endings import EnoughSteps
+from dpsim.torch.script.logged import recorded_of
+from dpsim.torch.script.recorded import workload_of
+from dpsim.torch.script.request import ScriptRequest
+from dpsim.torch.script.run_script import install
+from dpsim.torch.script.step_memory import WeighingRecorder
 
 DEVICES, CLASSES, TOKENS, WIDTH = 2, 10, 32, 64
 

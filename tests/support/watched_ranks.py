@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dpsim.model.observed import ObservedStep
-from dpsim.torch_ddp.watched import WatchedParameter, WatchedRank
+from dpsim.torch.script.watched import WatchedParameter, WatchedRank
 
 LAYERS, SIZE, BACKWARD_S, LOSS_S, STEPS = 8, 1 << 20, 0.080, 0.002, 12
 

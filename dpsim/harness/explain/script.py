@@ -25,8 +25,8 @@ from dpsim.plan import Plan
 from dpsim.progress import Progress, no_progress
 from dpsim.setting import Grid
 from dpsim.study.observe_task import ObserveTask
-from dpsim.torch_ddp.profile_script import check_torch, profile_script
-from dpsim.torch_ddp.request import ScriptRequest
+from dpsim.torch.script.profile_script import check_torch, profile_script
+from dpsim.torch.script.request import ScriptRequest
 from dpsim.units import format_duration, format_size
 from dpsim.workload import Workload
 

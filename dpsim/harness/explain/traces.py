@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from dpsim.model.explanation import Explanation, Part, summed, without_parts
 from dpsim.model.observed import Steps, observed_parts
-from dpsim.torch_ddp.kineto.others import Others
-from dpsim.torch_ddp.kineto.ranks import observed_traces
+from dpsim.torch.script.kineto.others import Others
+from dpsim.torch.script.kineto.ranks import observed_traces
 
 _ONE = (
     "One trace cannot tell waiting for a slower rank from communication, which has both: give a trace of each rank",

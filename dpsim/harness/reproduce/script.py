@@ -21,13 +21,21 @@ from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
 from dpsim.launch.user_script import check_program
 from dpsim.progress import Progress
-from dpsim.torch_ddp.profile_script import check_torch, script_environment
-from dpsim.torch_ddp.reproduce.causes import first_finding, is_no_number
-from dpsim.torch_ddp.reproduce.differences import OTHER_SAMPLES, REPEATED, Finding
-from dpsim.torch_ddp.reproduce.observation import REQUEST, Observed, Run, RunsRequest, read_reports
-from dpsim.torch_ddp.reproduce.rounding import EPSILON, Rounding, mean_loss, quantities, rounding_of, sent_epsilon, size
-from dpsim.torch_ddp.reproduce.samples import Samples, padding, told_by_index
-from dpsim.torch_ddp.reproduce.samples import compared as compared_samples
+from dpsim.torch.script.profile_script import check_torch, script_environment
+from dpsim.torch.script.reproduce.causes import first_finding, is_no_number
+from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED, Finding
+from dpsim.torch.script.reproduce.observation import REQUEST, Observed, Run, RunsRequest, read_reports
+from dpsim.torch.script.reproduce.rounding import (
+    EPSILON,
+    Rounding,
+    mean_loss,
+    quantities,
+    rounding_of,
+    sent_epsilon,
+    size,
+)
+from dpsim.torch.script.reproduce.samples import Samples, padding, told_by_index
+from dpsim.torch.script.reproduce.samples import compared as compared_samples
 
 _MOST_DEVICES = 64
 _WORDS = {True: "Not rounding", False: "Not comparable"}
@@ -276,7 +284,7 @@ def _observed(comparison: ScriptComparison, runs: Sequence[Run], folder: Path, p
     progress(f"training {comparison.steps} steps, {len(runs) - there} times: {', '.join(run.name for run in runs)}")
     start = folder / f"start-{runs[-1].folder}"
     start.mkdir()
-    command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch_ddp.reproduce.ranks", str(folder)]
+    command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch.script.reproduce.ranks", str(folder)]
     if not comparison.script_may_write:
         protection = script_protection(comparison.script, comparison.arguments, str(folder))
         command = protected(command, protection, start)

@@ -64,7 +64,7 @@ class Study:
     """An experiment, and what follows from it alone: derived once, for all that predict it, measure it and tell of it.
 
     ``run`` is the one driver of every study. How samples are taken is that of dpsim's own runtime; a study of a
-    PyTorch script (``dpsim.harness.torch_ddp.measure``) has its own.
+    PyTorch script (``dpsim.harness.script.measure``) has its own.
     """
 
     experiment: Experiment

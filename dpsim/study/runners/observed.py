@@ -17,10 +17,10 @@ from dpsim.machine import Network
 from dpsim.model.observed import Observed, ObservedRank
 from dpsim.progress import Progress
 from dpsim.study.observe_task import ObserveTask
-from dpsim.torch_ddp import in_turns, timed
-from dpsim.torch_ddp.observed import Observer, by_gloo
-from dpsim.torch_ddp.reductions import MpiReduction
-from dpsim.torch_ddp.run_script import install
+from dpsim.torch.script import in_turns, timed
+from dpsim.torch.script.observed import Observer, by_gloo
+from dpsim.torch.script.reductions import MpiReduction
+from dpsim.torch.script.run_script import install
 
 _REPEATS = 5
 _MOST_AT_ONCE = 64

@@ -32,9 +32,9 @@ from dpsim.study.calibration import TIME_S, CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.calibration import CollectiveTable, LoadedTable
 from dpsim.study.runners.load import nothing
-from dpsim.torch_ddp.fsdp import WaitedCollectives, check_gradients
-from dpsim.torch_ddp.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
-from dpsim.torch_ddp.visit import Turns, Visit
+from dpsim.torch.script.fsdp import WaitedCollectives, check_gradients
+from dpsim.torch.script.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
+from dpsim.torch.script.visit import Turns, Visit
 
 _NAP_S = 1e-4
 _WIDTH, _LAYERS, _BATCH = 512, 6, 64

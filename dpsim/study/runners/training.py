@@ -27,7 +27,7 @@ from dpsim.study.disturbance import Judge, Seen, Watcher
 from dpsim.study.emulation import Watch, Watched, machine_cores
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s, train
-from dpsim.torch_ddp.visit import Turns, Visit
+from dpsim.torch.script.visit import Turns, Visit
 from dpsim.workload import Workload
 
 _LOSS_TOLERANCE = 0.02

@@ -1,0 +1,295 @@
+"""The experiment of a measurement of PyTorch's DDP: which settings of a script are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from dpsim.constraints import DDP_OVERLAPS, FSDP, HOOK, LIBRARIES
+from dpsim.ddp_settings import DdpSettings
+from dpsim.errors import ConfigError, unknown
+from dpsim.harness.script.own_runtime import BESIDE_FSDP, OWN_RUNTIME, check_emulation
+from dpsim.harness.sweep.grids import telling
+from dpsim.launch.user_script import check_program
+from dpsim.machine import NODE, Network
+from dpsim.model.ranking import LEAST_CAP_BYTES
+from dpsim.records.checks import check_distinct
+from dpsim.records.sweep import Experiment
+from dpsim.setting import settings_of
+from dpsim.strategy import FULLY_SHARD, DataParallel
+from dpsim.workload import Workload
+
+_HOOK = "hook"
+COMMUNICATIONS = ("gloo", "mpi", "nccl", _HOOK)
+ON_PROCESSORS = ("gloo", "mpi")
+_DDP = "torch-ddp"
+"""What --set runtime names: PyTorch's DDP by any communication, and dpsim's own runtime."""
+_RUNTIMES = (_DDP, OWN_RUNTIME)
+_OWN_DATA = "its own data"
+_CAP, _BATCH = "fusion_threshold_bytes", "local_batch"
+_ACCUMULATE = "accumulate"
+_LISTS = {_CAP: "caps_bytes", _BATCH: "local_batches", _ACCUMULATE: "accumulates"}
+"""What ``script_experiment`` calls several values of a setting's field."""
+MOST_CAPS = 7
+"""How many bucket caps are measured where none are given."""
+
+
+def script_experiment(
+    script: str,
+    *,
+    devices: Sequence[int] = (2,),
+    caps_bytes: Sequence[float] = (),
+    local_batches: Sequence[int] = (),
+    accumulates: Sequence[int] = (),
+    communication: Sequence[str] = ON_PROCESSORS,
+    networks: Sequence[str] = (NODE,),
+    runtimes: Sequence[str] = (_DDP,),
+    strategy: str = DataParallel.name,
+    **others: Any,
+) -> Experiment:
+    """Return what to measure of a script under DDP; ``script`` is its path, or the name of a module.
+
+    ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; none: ``completed`` finds up to seven that give
+    different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace the batch size of the
+    script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step is made to have
+    (``dpsim.torch.script.accumulated``); none: the script's own. ``communication`` says how DDP reduces: by ``gloo``,
+    only on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU
+    for each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured in turns with gloo, and
+    not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by gloo,
+    and DDP is measured in turns with it, and not predicted.
+    ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
+    fields of the experiment. Raises ``ConfigError``.
+    """
+    check_program(script)
+    for what, names, known in (("communication", communication, COMMUNICATIONS), ("runtime", runtimes, _RUNTIMES)):
+        for name in names:
+            if name not in known:
+                raise unknown(what, name, known)
+    lists: dict[str, Sequence[Any]] = {"communication": communication, "networks": networks, "runtimes": runtimes}
+    lists |= {"devices": devices}
+    axes = {_BATCH: local_batches, _ACCUMULATE: accumulates, _CAP: caps_bytes}
+    lists |= {name: values for name, values in axes.items() if values}
+    for name, values in lists.items():
+        check_distinct(_LISTS.get(name, name), values)
+    if len(local_batches) == 1:
+        raise ConfigError(
+            f"--local-batch {local_batches[0]}, with which there is nothing to compare",
+            allowed="two or more local batches, such as 8,16,32",
+            remedy="give more, or give the batch to the script itself, after --",
+        )
+    if len(accumulates) == 1:
+        raise ConfigError(
+            f"--accumulate {accumulates[0]}, with which there is nothing to compare",
+            allowed="two or more numbers of micro-batches, such as 1,2,4",
+            remedy="add 1, which is the script as it is",
+        )
+    if max(devices, default=1) < 2 or min(devices) < 1:
+        raise ConfigError(
+            f"DDP on devices {', '.join(map(str, devices))}",
+            allowed="counts from 1 on, at least one of them above 1: one device communicates nothing",
+        )
+    if "nccl" in communication and len(communication) > 1:
+        raise ConfigError(
+            f"--algorithm {','.join(communication)}: one script on GPUs and on processors",
+            allowed="nccl alone, or gloo, mpi and hook",
+            remedy="measure the two apart, each into a folder of its own",
+        )
+    if _HOOK in communication and not ("gloo" in communication and NODE in networks):
+        raise ConfigError(
+            f"--algorithm {','.join(communication)} on {', '.join(networks)}: dpsim's hook without gloo on node",
+            allowed="hook with gloo on node, with which it takes turns",
+            remedy="give --algorithm gloo,hook, and leave --network out",
+        )
+    if strategy not in (DataParallel.name, FULLY_SHARD.name):
+        raise unknown("strategy of a PyTorch script", strategy, (DataParallel.name, FULLY_SHARD.name))
+    cases = [case for name in communication for network in networks if (case := _case(name, network))]
+    if not cases:
+        raise ConfigError(
+            f"{' and '.join(communication)} on {', '.join(networks)}, to which dpsim cannot hold its messages",
+            allowed="gloo and nccl on node, mpi on any network",
+            remedy="add mpi to --algorithm, or node to --network",
+        )
+    _check_runtimes(runtimes, communication, networks)
+    experiment = Experiment(
+        name="ddp",
+        dataset=_OWN_DATA,
+        axes={name: tuple(sorted(values)) for name, values in lists.items() if name in ("devices", *_LISTS)},
+        cases=tuple(cases),
+        script=script,
+        other_runtimes=(*(name for name in runtimes if name != _DDP), *([HOOK] if _HOOK in communication else [])),
+        **others,
+    )
+    return experiment if strategy == DataParallel.name else replace(_sharded(experiment), other_runtimes=(BESIDE_FSDP,))
+
+
+def _case(communication: str, network: str) -> dict[str, Any]:
+    """The fields of a way to communicate on a network; none where there is no such way."""
+    emulated = Network.parse(network).emulated
+    if communication == _HOOK or (communication != "mpi" and emulated):
+        return {}
+    algorithm, overlap = (communication, "thread") if communication != "mpi" else ("mpi", "inline")
+    if emulated:
+        algorithm, overlap = "ring", "thread"
+    return {"network": network, "runtime": f"torch-ddp-{communication}", "algorithm": algorithm, "overlap": overlap}
+
+
+def _check_runtimes(runtimes: Sequence[str], communication: Sequence[str], networks: Sequence[str]) -> None:
+    """Raises ``ConfigError`` unless DDP is measured, and dpsim's runtime can do the same somewhere."""
+    if _DDP not in runtimes:
+        raise ConfigError(
+            f"--set runtime={','.join(runtimes)}, without DDP itself",
+            allowed="torch-ddp, or torch-ddp,dpsim",
+            remedy="dpsim sweep measures dpsim's own runtime alone",
+        )
+    emulated = any(Network.parse(network).emulated for network in networks)
+    if OWN_RUNTIME in runtimes and not ("mpi" in communication and emulated):
+        raise ConfigError(
+            f"--set runtime=dpsim with {' and '.join(communication)} on {', '.join(networks)}",
+            allowed="mpi on an emulated link: dpsim's ranks wait for the profiled times, so that on the node the "
+            "cores would be free on which DDP computes, and gloo is not one of dpsim's transports",
+            remedy="add a link such as --network paced:200us,1gbit",
+        )
+
+
+def shards(experiment: Experiment) -> bool:
+    """Return whether FSDP trains, whatever the script wraps its model in."""
+    return FSDP in experiment.values("runtime")
+
+
+def on_gpus(experiment: Experiment) -> bool:
+    """Return whether each rank has a GPU."""
+    return "torch-ddp-nccl" in experiment.values("runtime")
+
+
+def most_devices(experiment: Experiment) -> int:
+    """Return the largest number of ranks of a setting."""
+    return max(map(int, experiment.values("devices")))
+
+
+def completed(experiment: Experiment, workload: Workload) -> Experiment:
+    """Fill in what the profile of the script decides: its batch, its accumulation, the bucket caps that matter.
+
+    Every cap is measured on every number of devices, by every way to communicate; where the cases have local batches,
+    they are complete, and nothing else is measured. Raises ``ConfigError``.
+    """
+    ddp = _predictable(workload)
+    if ddp.units:
+        experiment = _sharded(experiment)
+    if ddp.sync_batch_norm and not on_gpus(experiment):
+        ways = dict.fromkeys(str(name).removeprefix("torch-ddp-") for name in experiment.values("runtime"))
+        raise ConfigError(
+            f"SyncBatchNorm by {' and '.join(ways)}, where PyTorch has it for GPUs alone",
+            allowed="--algorithm nccl, on a machine with a GPU for each rank",
+            remedy="leave convert_sync_batchnorm out, and dpsim predict --batch-norm local,global says what it costs",
+        )
+    batches = tuple(map(int, experiment.values(_BATCH)))
+    _check_batches(batches, workload)
+    accumulates = experiment.values(_ACCUMULATE)
+    if accumulates and ddp.accumulate > 1:
+        raise ConfigError(
+            f"--accumulate {','.join(map(str, accumulates))}, and the script has {ddp.accumulate} micro-batches a step",
+            allowed="a script that updates after every backward()",
+            remedy="leave --accumulate out, or tell the script not to accumulate, after --",
+        )
+    base: dict[str, Any] = {"model": Path(experiment.script).name}
+    if not accumulates:
+        base[_ACCUMULATE] = ddp.accumulate
+    base["fusion_rule"] = "fsdp" if ddp.units else "ddp"
+    if ddp.sync_batch_norm:
+        base["batch_norm"] = "global"
+    if any(_BATCH in case for case in experiment.cases):
+        compared = (_CAP, _BATCH, *([_ACCUMULATE] if accumulates else []))
+        return replace(experiment, base=base, question="settings", compared=compared)
+    caps: Sequence[float] = experiment.values(_CAP)
+    if not batches:
+        base[_BATCH] = workload.local_batches[0]
+    one_cap = bool(batches or accumulates) or HOOK in experiment.other_runtimes
+    if not one_cap:
+        caps = () if ddp.units else caps or telling(workload, "ddp", LEAST_CAP_BYTES, MOST_CAPS)
+    elif ddp.bucket_cap_bytes is not None:
+        caps = caps or (ddp.bucket_cap_bytes,)
+    axes = {name: values for name, values in experiment.axes.items() if name != _CAP}
+    if len(caps) > 1 or not (one_cap or ddp.units):
+        axes[_CAP] = tuple(map(float, caps))
+    elif caps:
+        base[_CAP] = float(caps[0])
+    question, compared = "fusion-threshold", ()
+    several = tuple(name for name in _LISTS if len(experiment.values(name)) > 1)
+    if one_cap and several == (_BATCH,):
+        question = "local-batch"
+    elif one_cap:
+        question, compared = "settings", several or ("devices",)
+    elif ddp.units:
+        question, compared = "settings", ("devices",)
+    if OWN_RUNTIME in experiment.other_runtimes:
+        check_emulation(workload)
+    whole = replace(experiment, base=base, axes=axes, question=question, compared=compared)
+    settings_of(whole.rows)
+    return whole
+
+
+def _sharded(experiment: Experiment) -> Experiment:
+    """The experiment where FSDP trains: by gloo on the node alone. Raises ``ConfigError``."""
+    given, allowed = "", ""
+    if experiment.values(_ACCUMULATE):
+        given, allowed = "--accumulate", "the script's own micro-batches"
+    elif experiment.values(_CAP):
+        given, allowed = "--fusion-threshold", "no cap: the modules that fully_shard is given are the buckets"
+    elif {OWN_RUNTIME, HOOK} & {*experiment.other_runtimes}:
+        flag = "--algorithm hook" if HOOK in experiment.other_runtimes else "--set runtime=dpsim"
+        given, allowed = flag, "PyTorch alone: --set runtime=torch-ddp --algorithm gloo"
+    elif not {"torch-ddp-gloo", FSDP} & {*experiment.values("runtime")}:
+        given, allowed = "communication other than gloo on node", "--algorithm gloo and --network node"
+    if given:
+        raise ConfigError(
+            f"{given} where FSDP trains", allowed=allowed, remedy="leave it out, or measure a script with DDP"
+        )
+    case = {"network": NODE, "runtime": FSDP, "algorithm": LIBRARIES[FSDP], "strategy": FULLY_SHARD.text}
+    return replace(experiment, cases=(case | {"overlap": DDP_OVERLAPS[FSDP][0]},))
+
+
+def _check_batches(batches: Sequence[int], workload: Workload) -> None:
+    """Raises ``ConfigError`` unless the workload was profiled at the local batches that will be measured."""
+    profiled = ",".join(map(str, workload.local_batches))
+    if batches and not {*batches} <= {*workload.local_batches}:
+        wanted = ",".join(map(str, batches))
+        raise ConfigError(
+            f"--local-batch {wanted}, where the workload was profiled at {profiled}",
+            allowed="local batches that were profiled",
+            remedy=f"profile it with --local-batch {wanted}, or leave --workload out",
+        )
+    if not batches and len(workload.local_batches) > 1:
+        raise ConfigError(
+            f"a workload that was profiled at local batches {profiled}, none of which needs to be the script's own",
+            allowed="a workload of the script's own batch",
+            remedy=f"measure these with --local-batch {profiled}, or profile the script without --local-batch",
+        )
+
+
+def _predictable(workload: Workload) -> DdpSettings:
+    """What the script told DDP. Raises ``ConfigError`` for what is not predicted yet."""
+    ddp = workload.ddp
+    if ddp is None:
+        raise ConfigError(
+            f"the workload {workload.name!r} was not recorded from a PyTorch script",
+            allowed="a workload that dpsim profile --torch-script has written",
+            remedy="leave --workload out, and the script is profiled first",
+        )
+    if ddp.communication_hook:
+        raise ConfigError(
+            f"the script registers the communication hook {ddp.communication_hook}",
+            allowed="a script without a communication hook: what a hook sends is not predicted yet",
+            remedy="measure the script without it",
+        )
+    if ddp.bucket_caps_bytes or (ddp.find_unused_parameters and not ddp.static_graph):
+        given = "bucket_cap_mb_list" if ddp.bucket_caps_bytes else "find_unused_parameters"
+        of_trainer = "" if ddp.bucket_caps_bytes else ", or give TrainingArguments ddp_find_unused_parameters=False"
+        raise ConfigError(
+            f"the script sets {given}, with which DDP makes other buckets than the rule ddp predicts",
+            allowed="a script without it",
+            remedy=f"leave {given} out{of_trainer}",
+        )
+    return ddp

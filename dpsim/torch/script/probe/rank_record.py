@@ -1,0 +1,86 @@
+"""The record of a watched rank: its steps, its model, its process. Loads the standard library and PyTorch alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
+    """Return what a watcher saw of its model, and what DDP logs: a ``dpsim.torch.script.watched.WatchedRank``."""
+    ddp = watcher.ddp
+    logged = dict(ddp._get_ddp_logging_data())
+    return {
+        "run": _run(),
+        "rank": int(logged["rank"]),
+        "ranks": int(logged["world_size"]),
+        "ranks_here": int(os.environ.get("LOCAL_WORLD_SIZE") or logged["world_size"]),
+        "reason": reason,
+        "script": os.path.basename(getattr(sys.modules.get("__main__"), "__file__", None) or ""),
+        "model": type(ddp.module).__name__,
+        "torch": str(torch.__version__),
+        "device": ddp.device_type,
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "backend": watcher.backend,
+        "steps": watcher.steps,
+        "last_backward_s": watcher.last_backward_s,
+        "loss_s": watcher.loss_s,
+        "ready_ns": watcher.ready_ns,
+        "local_batch": watcher.local_batch,
+        "accumulate": watcher.accumulate,
+        "parameters": list(ddp_parameters(ddp)),
+        "rebuilt": logged.get("rebuilt_per_bucket_param_indices", ""),
+        "initial_bucket_bytes": logged["bucket_sizes"],
+        "communication_hook": logged.get("comm_hook", ""),
+        "bucket_cap_bytes": None if ddp.bucket_bytes_cap_default else int(ddp.bucket_bytes_cap),
+        "bucket_caps_bytes": list(getattr(ddp, "bucket_bytes_cap_list", ())),
+        "find_unused_parameters": bool(ddp.find_unused_parameters),
+        "static_graph": bool(ddp.static_graph),
+        "state_bytes": sum(buffer.numel() * buffer.element_size() for buffer in ddp.module.buffers()),
+        "optimizer_slots": optimizer_slots(watcher.optimizer),
+        "input_workers": getattr(watcher.loader, "_num_workers", 0),
+    }
+
+
+def _run() -> str:
+    """What the ranks of one attempt of a job have in common, as torchrun or the job itself tells them."""
+    named = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    address = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    return f"{address if named == 'none' else named} attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def optimizer_slots(optimizer: Any) -> int | None:
+    """Arrays of a parameter's size that the optimizer keeps for one; None where no optimizer was seen."""
+    if optimizer is None:
+        return None
+    tensor = torch.Tensor
+    state = [(parameter, kept) for parameter, kept in optimizer.state.items() if parameter.dim()]
+    return max(
+        (sum(isinstance(v, tensor) and v.shape == p.shape for v in kept.values()) for p, kept in state), default=0
+    )
+
+
+def ddp_parameters(ddp: Any) -> Iterator[dict[str, Any]]:
+    """Yield what there is to know of each parameter that DDP reduces, in the order of its positions."""
+    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    for name, parameter in ddp.module.named_parameters():
+        if not parameter.requires_grad or name in ddp.parameters_to_ignore:
+            continue
+        module = name.rpartition(".")[0]
+        owner = ddp.module.get_submodule(module)
+        normalises = isinstance(owner, torch.nn.modules.batchnorm._BatchNorm)
+        yield {
+            "name": name,
+            "module": module,
+            "shape": tuple(parameter.shape),
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "batch_norm_channels": owner.num_features if normalises else 0,
+            "size_bytes": parameter.numel() * parameter.element_size(),
+            "device": str(parameter.device),
+            "sparse": isinstance(owner, embeddings) and bool(owner.sparse),
+        }

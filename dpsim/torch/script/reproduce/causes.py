@@ -1,0 +1,394 @@
+"""The first step and tensor in which a run differs from the first one by more than rounding, and why.
+
+Loads no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpsim.torch.script.reproduce.differences import (
+    APART,
+    BUFFERS,
+    MISSING,
+    NOT_A_NUMBER,
+    OTHER_SAMPLES,
+    OVERWRITTEN,
+    OWN_NORM,
+    PADDED,
+    RANDOM,
+    REPEATED,
+    SCALE,
+    SEEDS,
+    SHARES,
+    UNKNOWN,
+    Finding,
+    Step,
+)
+from dpsim.torch.script.reproduce.observation import Observed, RankStep, hashes_differ
+from dpsim.torch.script.reproduce.rounding import (
+    ALLOWANCE,
+    EPSILON,
+    LOSS,
+    Rounding,
+    mean_loss,
+    quantities,
+    sent_epsilon,
+    size,
+)
+from dpsim.torch.script.reproduce.samples import Samples, compared, overlap, told_apart
+
+_SAME_WEIGHT = 1e-3
+_LEAST_WEIGHT = 1e-3
+"""Below it a rank has no share in the mean: what was compared are other samples."""
+_NEAR_ONE = 0.02
+"""Weights of a mean add to 1, but for what rounding leaves open where numbers have 16 bits."""
+_LEAST_NORMAL_HALF = 2.0**-14
+"""Below it numbers of float16 are at equal distances."""
+
+
+def first_finding(first: Observed, other: Observed, rounding: Rounding) -> Finding | None:
+    """Return the first difference that rounding does not explain; None without one."""
+    if found := _shards(first, other):
+        return found
+    for number in range(min(first.steps, other.steps)):
+        step = Step(first, other, rounding, number)
+        for check in _checks(step):
+            if finding := check(step):
+                return finding
+    return None
+
+
+def _checks(step: Step) -> Sequence[Callable[[Step], Finding | None]]:
+    """What can be checked in a step: no values where they are not numbers in both runs."""
+    if any(rank.bypassed for rank in (*step.ours, *step.theirs)):
+        return (_ranks_agree,)
+    return () if is_no_number(step.ours) and is_no_number(step.theirs) else CHECKS
+
+
+def is_no_number(ranks: Sequence[RankStep]) -> bool:
+    """Whether the loss of a rank, or a reduced gradient, is not finite."""
+    gradients = (values for rank in ranks for values in rank.reduced.values())
+    return not (all(math.isfinite(rank.loss) for rank in ranks) and all(np.isfinite(each).all() for each in gradients))
+
+
+def _shards(first: Observed, other: Observed) -> Finding | None:
+    """Whether the ranks' samplers divide an epoch, whatever ranks share within a step."""
+    found = None if other.run.same_samples else overlap(first, other)
+    if found is None:
+        return None
+    because = (
+        f"each rank draws its shard by a seed of its own: of {found.size} samples {found.repeated} train more than"
+        f" once in an epoch, and {found.never} never"
+    )
+    return Finding(other.run.name, 1, "the samples of the first epoch", SEEDS, because)
+
+
+def _begun(step: Step) -> Finding | None:
+    """Whether ranks began a step with other parameters than each other."""
+    differ = hashes_differ(tuple(rank.begun for rank in step.theirs))
+    if not differ:
+        return None
+    if step.number == 0:
+        return step.found(
+            differ[-1], SEEDS, "ranks begin with different values of it: they are drawn by each rank's own seed"
+        )
+    return step.found(differ[-1], APART, "ranks hold different values of it after their updates")
+
+
+def _buffers_seen(step: Step) -> Finding | None:
+    differ = hashes_differ(tuple(rank.buffers_seen for rank in step.theirs))
+    if not differ:
+        return None
+    return step.found(
+        differ[0],
+        BUFFERS,
+        "the forward passes of the ranks read different values of this buffer: nothing synchronises it",
+    )
+
+
+def _samples(step: Step) -> Finding | None:
+    found, ranks = compared(step.first, step.other, step.number), step.other.run.devices
+    if step.other.run.same_samples and found is not Samples.SAME:
+        found = Samples.OTHER
+    tensor = "the samples"
+    if found is Samples.SAME_ON_ALL_RANKS:
+        return step.found(tensor, REPEATED, f"all {ranks} ranks train on the same samples: no sampler divides them")
+    if found is Samples.OVERLAP:
+        return step.found(
+            tensor,
+            SEEDS,
+            "each rank draws from all samples by a seed of its own, so that some train twice and some never",
+        )
+    if found is Samples.PADDED:
+        return step.found(
+            tensor, PADDED, "the sampler repeats samples to give all ranks the same number, and they count twice"
+        )
+    if found is Samples.DROPPED:
+        return step.found(tensor, OTHER_SAMPLES, "the sampler leaves samples out to give all ranks the same number")
+    if found is Samples.OTHER:
+        return step.found(tensor, OTHER_SAMPLES, "they are in another order than in the first run")
+    if found is Samples.UNKNOWN:
+        return step.found(tensor, OTHER_SAMPLES, _drawn(step))
+    return None
+
+
+def _drawn(step: Step) -> str:
+    """What differs where the script draws its batches itself, or they are known by values that repeat."""
+    if not told_apart(step.first, step.other, step.number):
+        return "samples that are alike in value, and come from no data loader, cannot be told apart"
+    ours, theirs = (sum(rank.samples for rank in ranks) for ranks in (step.ours, step.theirs))
+    counts = f": {ours} a step on {step.first.run.name}, {theirs} on {step.other.run.name}" if ours != theirs else ""
+    return f"the script draws other samples on another number of devices{counts}"
+
+
+def _numbers(step: Step) -> Finding | None:
+    """Whether what is a number in one run is none in the other."""
+    ours, theirs = is_no_number(step.ours), is_no_number(step.theirs)
+    if ours == theirs:
+        return None
+    ranks = step.theirs if theirs else step.ours
+    losses = ", ".join(f"{rank.loss:.3g}" for rank in ranks)
+    where, other = (step.other.run.name, step.first.run.name) if theirs else (step.first.run.name, step.other.run.name)
+    what = f"the ranks' losses are {losses}" if len(ranks) > 1 else f"the loss is {losses}"
+    return step.found(
+        LOSS,
+        NOT_A_NUMBER,
+        f"{what} on {where}, and the loss and gradients are numbers on {other}: a mean over no samples is not a number",
+    )
+
+
+def _ranks_agree(step: Step) -> Finding | None:
+    """Whether the optimizers of all ranks get the same gradients."""
+    ranks = step.theirs
+    differ = hashes_differ(tuple(rank.final_hashes for rank in ranks))
+    ordered = [name for name in step.names if name in differ]
+    for name in ordered:
+        without = [number for number, rank in enumerate(ranks) if name not in rank.final]
+        if without:
+            return step.found(name, MISSING, f"rank {without[0]} has no gradient for it, and others have one")
+        own = [rank.local.get(name, rank.final[name]) for rank in ranks]
+        kept = all(_parallel(mine, rank.final[name]) for mine, rank in zip(own, ranks, strict=True))
+        if kept:
+            reason = "its gradient is not reduced: each rank updates it with that of its own samples"
+            if ranks[0].bypassed:
+                reason += ", for the loss is computed by parts of the model and not by what DDP returned"
+            return step.found(name, MISSING, reason)
+        if not hashes_differ(tuple(_keys(rank, name) for rank in ranks)):
+            return step.found(name, APART, "ranks change its gradient differently after it was reduced")
+        return step.found(name, OVERWRITTEN, "ranks get different sums of its gradient")
+    return None
+
+
+def _keys(rank: RankStep, name: str) -> dict[str, int]:
+    values = rank.reduced.get(name)
+    return {name: hash(None if values is None else values.tobytes())}
+
+
+def _parallel(local: NDArray[np.floating], final: NDArray[np.floating]) -> bool:
+    """Whether one array is the other times a number."""
+    scale = float(np.dot(local, final)) / (float(np.dot(local, local)) or 1.0)
+    return size(final - scale * local) <= 1e-5 * size(final)
+
+
+def _sums(step: Step) -> Finding | None:
+    """Whether what ranks got is the mean of what they sent."""
+    ranks, epsilon = step.theirs, sent_epsilon(step.other)
+    least = _LEAST_NORMAL_HALF if epsilon > EPSILON else 1e-30
+    if epsilon == 1.0 or len(ranks) == 1:
+        return None
+    # FSDP rounds the mean of each micro-batch before it adds them, and these may cancel each other.
+    reduced_parts = step.other.reports[0].wrapper == "FSDP" and any(len(rank.micro_batches) > 1 for rank in ranks)
+    for name in step.names:
+        got, sent = ranks[0].reduced.get(name), [rank.local.get(name) for rank in ranks]
+        present = np.array([each for each in sent if each is not None], dtype=np.float64)
+        if got is None or not present.size:
+            continue
+        mean = present.sum(axis=0) / len(ranks)
+        bound = (len(ranks) + 2) * epsilon * (np.abs(present).sum(axis=0) / len(ranks) + least)
+        if np.all(np.abs(got - mean) <= bound):
+            continue
+        moved, own = size(got - mean), size(mean) or 1.0
+        allowed = step.rounding.explains("reduced", name, step.number, mean)
+        if reduced_parts and moved <= ALLOWANCE * allowed:
+            continue
+        wrong = np.count_nonzero(np.abs(got - mean) > bound)
+        kind, because = OVERWRITTEN, f"{wrong} of {got.size} numbers that ranks got are not the mean of what they sent"
+        factor = float(np.dot(got, mean)) / (float(np.dot(mean, mean)) or 1.0)
+        if size(got - factor * mean) <= 1e-5 * size(got):
+            kind, because = SCALE, f"what ranks got is {factor:.4g} times the mean of what they sent"
+        return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
+    return None
+
+
+def _gradients(step: Step) -> Finding | None:
+    """Whether the reduced gradients are those of the first run."""
+    ours, theirs = quantities(step.ours, "reduced"), quantities(step.theirs, "reduced")
+    for name in step.names:
+        mine, their = ours.get(name), theirs.get(name)
+        if mine is None and their is None:
+            continue
+        if mine is None or their is None:
+            return step.found(name, MISSING, f"it has no gradient {_where(step, first=mine is None)}")
+        moved, allowed = size(mine - their), step.rounding.explains("reduced", name, step.number, mine)
+        if moved > ALLOWANCE * allowed:
+            own = size(mine) or 1.0
+            kind, because = _why(step, name)
+            return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
+    return None
+
+
+def _where(step: Step, *, first: bool) -> str:
+    observed = step.first if first else step.other
+    return f"on {observed.run.devices} device{'s' if observed.run.devices > 1 else ''}"
+
+
+def _why(step: Step, name: str) -> tuple[str, str]:
+    """The class and the reason of a gradient that is not the first run's, though it is the mean of the ranks'."""
+    ranks = step.theirs
+    without = [number for number, rank in enumerate(ranks) if name not in rank.local]
+    if not told_apart(step.first, step.other, step.number):
+        return OTHER_SAMPLES, _drawn(step)
+    if weights := _weights(step):
+        count = len(weights)
+        if np.ptp(weights) < _SAME_WEIGHT * np.mean(np.abs(weights)):
+            factor, where = 1 / (float(np.mean(weights)) * count), step.first.run.name
+            return SCALE, (
+                f"every gradient is {factor:.4g} times that on {where}: the loss or the gradient is scaled by another"
+                " number than the global batch"
+            )
+        shares = ", ".join(f"{weight:g}" for weight in _parts_of_one(weights))
+        samples = [rank.samples for rank in ranks]
+        unequal = f" ({', '.join(map(str, samples))} samples)" if len(set(samples)) > 1 else ""
+        return SHARES, (
+            f"the ranks' means are of unequal shares{unequal}: they belong into the mean with weights {shares},"
+            f" and {step.other.reports[0].wrapper} takes 1/{count} of each"
+        )
+    if without and len(without) < len(ranks):
+        return MISSING, f"rank {without[0]} has no gradient for it, and others have one"
+    if any(rank.draws for rank in (*ranks, *step.ours)):
+        return RANDOM, "the script draws random numbers in its step that are not one stream a sample"
+    if finding := _buffers(step):
+        return BUFFERS, f"{finding.because}: {finding.tensor}"
+    return UNKNOWN, "the ranks' gradients are of the same samples and the same parameters, and no mean of them is right"
+
+
+def _weights(step: Step) -> list[float]:
+    """The weights with which the ranks' own gradients add up to the first run's; empty where none do."""
+    ours, ranks = quantities(step.ours, "reduced"), step.theirs
+    names = [name for name in step.names if name in ours and any(name in rank.local for rank in ranks)]
+    wanted = np.concatenate([ours[name] for name in names]).astype(np.float64)
+    columns = np.stack(
+        [
+            np.concatenate([rank.local.get(name, np.zeros_like(ours[name])) for name in names]).astype(np.float64)
+            for rank in ranks
+        ],
+        axis=1,
+    )
+    weights, _, rank_of, _ = np.linalg.lstsq(columns, wanted)
+    left = wanted - columns @ weights
+    allowed = [step.rounding.explains("reduced", name, step.number, ours[name]) for name in names]
+    sizes = [ours[name].size for name in names]
+    total = float(np.sqrt(np.dot(np.square(allowed), sizes) / sum(sizes)))
+    if rank_of < len(ranks) or size(left) > ALLOWANCE * total or min(weights) < _LEAST_WEIGHT * max(weights):
+        return []
+    return [float(weight) for weight in weights]
+
+
+def _parts_of_one(weights: Sequence[float]) -> list[float]:
+    """The weights to three decimals, which add to 1 where the weights do but for rounding."""
+    total = sum(weights)
+    if abs(total - 1) > _NEAR_ONE:
+        return [round(weight, 3) for weight in weights]
+    thousandths = [1000 * weight / total for weight in weights]
+    down = [math.floor(each) for each in thousandths]
+    order = sorted(range(len(down)), key=lambda rank: down[rank] - thousandths[rank])
+    up = set(order[: 1000 - sum(down)])
+    return [(each + (rank in up)) / 1000 for rank, each in enumerate(down)]
+
+
+def _loss(step: Step) -> Finding | None:
+    mine, their = mean_loss(step.ours), mean_loss(step.theirs)
+    allowed = step.rounding.explains("loss", LOSS, step.number, np.array([mine]))
+    if abs(mine - their) <= ALLOWANCE * allowed:
+        return None
+    kind, because = UNKNOWN, "the mean of the ranks' losses is another, and the gradients are the same"
+    if any(rank.draws for rank in (*step.ours, *step.theirs)):
+        kind, because = RANDOM, "the script draws random numbers in its step that are not one stream a sample"
+    own = abs(mine) or 1.0
+    return step.found(LOSS, kind, because, difference=abs(mine - their) / own, rounding=allowed / own)
+
+
+def _final(step: Step) -> Finding | None:
+    """Whether the optimizer gets what the first run's got: clipped, unscaled and so on."""
+    ours, theirs = quantities(step.ours, "final"), quantities(step.theirs, "final")
+    for name in step.names:
+        mine, their = ours.get(name), theirs.get(name)
+        if mine is None or their is None:
+            if (mine is None) != (their is None):
+                return step.found(name, MISSING, f"the optimizer gets no gradient {_where(step, first=mine is None)}")
+            continue
+        moved, allowed = size(mine - their), step.rounding.explains("final", name, step.number, mine)
+        if moved > ALLOWANCE * allowed:
+            own, factor = size(mine) or 1.0, float(np.dot(mine, their)) / (float(np.dot(mine, mine)) or 1.0)
+            kind, because = UNKNOWN, "the script changes the gradients differently after they were reduced"
+            if size(their - factor * mine) <= 1e-4 * size(their):
+                kind, because = SCALE, f"the script scales gradients by {factor:.4g} of what it does in the first run"
+            elif factors := _factors_of_parts(step):
+                listed = " and ".join(f"{each:.3g}" for each in factors)
+                kind, because = (
+                    OWN_NORM,
+                    (
+                        f"the script scales the ranks' shards by {listed} of what it does in the first run, where all"
+                        " should be scaled by one number, such as that of the norm of all shards"
+                    ),
+                )
+            return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
+    return None
+
+
+def _factors_of_parts(step: Step) -> list[float]:
+    """The factors by which parts of the final gradients, at most one a rank, are scaled; empty where none show that."""
+    ours, theirs = quantities(step.ours, "final"), quantities(step.theirs, "final")
+    for name in sorted(ours.keys() & theirs.keys(), key=lambda each: -ours[each].size):
+        clear = np.abs(ours[name]) > 0.1 * size(ours[name])
+        ratios = np.sort(theirs[name][clear] / ours[name][clear])
+        parts = np.split(ratios, np.flatnonzero(np.diff(ratios) > _SAME_WEIGHT * np.abs(ratios[1:])) + 1)
+        if 1 < len(parts) <= len(step.theirs) and len(ratios) > 2 * len(step.theirs):
+            return [float(part.mean()) for part in parts]
+    return []
+
+
+def _buffers(step: Step) -> Finding | None:
+    """Whether buffers that are no running statistics of batch norm come from all samples."""
+    norms = tuple(f"{name}." if name else "" for name in step.other.reports[0].local_norms)
+    ours, ranks = step.ours[0].buffers, step.theirs
+    for name, mine in ours.items():
+        their = ranks[0].buffers.get(name)
+        if (norms and name.startswith(norms)) or their is None or mine.shape != their.shape:
+            continue
+        moved, own = size(mine - their), size(mine)
+        if moved > ALLOWANCE * 4 * EPSILON * max(own, size(their)) + 1e-12:
+            apart = any(not np.array_equal(their, rank.buffers.get(name, mine)) for rank in ranks[1:])
+            if apart:
+                because = "each rank updates this buffer from its own samples, and nothing adds these up"
+                return step.found(name, BUFFERS, because, difference=moved / (own or 1.0))
+    return None
+
+
+CHECKS: Sequence[Callable[[Step], Finding | None]] = (
+    _begun,
+    _buffers_seen,
+    _samples,
+    _numbers,
+    _ranks_agree,
+    _sums,
+    _gradients,
+    _loss,
+    _final,
+    _buffers,
+)

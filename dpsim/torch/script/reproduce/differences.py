@@ -1,0 +1,87 @@
+"""A difference between two runs that rounding does not explain: where it is, and of which class. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpsim.torch.script.reproduce.observation import Observed, RankStep
+from dpsim.torch.script.reproduce.rounding import Rounding
+
+REPEATED = "a sampler that repeats"
+PADDED = "a sampler that pads"
+SEEDS = "seeds by rank"
+SHARES = "means of unequal shares"
+SCALE = "a sum in place of a mean"
+BUFFERS = "buffers that are not synchronised"
+OVERWRITTEN = "a bucket written while it is sent"
+MISSING = "a missing gradient"
+OWN_NORM = "a norm of each shard's own"
+APART = "ranks that come apart"
+NOT_A_NUMBER = "a loss that is not a number"
+RANDOM = "random by design"
+OTHER_SAMPLES = "other samples"
+UNKNOWN = "no class of mistake that dpsim knows"
+
+NO_MISTAKE = (RANDOM, OTHER_SAMPLES)
+"""What makes runs incomparable, and is no mistake."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The first difference of a run that rounding does not explain: its step (from 1), tensor, class and reason.
+
+    ``difference`` and ``rounding`` are parts of the tensor's own size (None where values were not compared).
+    """
+
+    run: str
+    step: int
+    tensor: str
+    kind: str
+    because: str
+    difference: float | None = None
+    rounding: float | None = None
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether something is wrong, rather than not comparable."""
+        return self.kind not in NO_MISTAKE
+
+    @property
+    def sentence(self) -> str:
+        """Where, by how much and why."""
+        text = f"step {self.step} on {self.run}, {self.tensor}"
+        if self.difference is not None:
+            text += f", differs by {self.difference:.2g} of its size"
+        if self.rounding is not None:
+            text += f" where rounding explains {self.rounding:.1g}"
+        return f"{text}, because {self.because} (class: {self.kind})."
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the first run and of another one."""
+
+    first: Observed
+    other: Observed
+    rounding: Rounding
+    number: int
+
+    @property
+    def ours(self) -> tuple[RankStep, ...]:
+        """The ranks of the first run."""
+        return self.first.step(self.number)
+
+    @property
+    def theirs(self) -> tuple[RankStep, ...]:
+        """The ranks of the other run."""
+        return self.other.step(self.number)
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters in the order in which backward reaches them."""
+        known = dict.fromkeys((*self.first.reports[0].parameters, *self.other.reports[0].parameters))
+        return list(known)
+
+    def found(self, tensor: str, kind: str, because: str, **compared: float) -> Finding:
+        """Return a finding in this step."""
+        return Finding(self.other.run.name, self.number + 1, tensor, kind, because, **compared)

@@ -1,0 +1,77 @@
+"""What the command line and the process that runs a PyTorch script say to each other. Loads no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpsim.codec import Noun
+from dpsim.errors import ConfigError
+from dpsim.torch.script.recorded import MODES
+from dpsim.workload import Workload
+
+_MOST_DEVICES = 1_000_000
+
+
+class ScriptRequest(Noun, frozen=True):
+    """A script to run as rank 0 of ``devices``, its arguments, and how many of its synchronising steps to record.
+
+    ``script`` is a path, or the name of a module that ``python -m`` would run. Instead of it there may be a
+    ``function``, named as ``package.module:build_model``, which gives a ``torch.nn.Module`` to train.
+    ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
+    With ``must_end`` a script is refused that trains on after dpsim has ended it, which no rank of a measurement may.
+    ``fully_shard``: what the script wraps in DistributedDataParallel is sharded instead. With ``accumulates`` a script
+    is refused that could not accumulate gradients as it is (``dpsim.torch.script.accumulated``).
+    Unless ``script_may_write`` no file of the user's changes (``dpsim.launch.protection``).
+    """
+
+    script: str = ""
+    function: str = ""
+    arguments: tuple[str, ...] = ()
+    devices: int = 1
+    steps: int = 15
+    local_batch: int | None = None
+    must_end: bool = False
+    script_may_write: bool = False
+    fully_shard: bool = False
+    accumulates: bool = False
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the script's file name, or the function."""
+        return self.function or Path(self.script).name
+
+    @property
+    def flag(self) -> str:
+        """The words of the command line that ask for it."""
+        if self.function:
+            return f"--torch {self.function}"
+        return f"--torch-script {self.name}"
+
+    def __post_init__(self) -> None:
+        if bool(self.script) == bool(self.function):
+            given = "--torch-script and --torch" if self.script else "neither --torch-script nor --torch"
+            raise ConfigError(given, allowed="one of the two")
+        module, colon, name = self.function.partition(":")
+        if self.function and not (colon and name.isidentifier() and all(map(str.isidentifier, module.split(".")))):
+            raise ConfigError(
+                f"--torch is {self.function!r}",
+                allowed="package.module:function, such as models.resnet:build_model",
+                remedy="name an importable module; those in the current folder are",
+            )
+        if self.function and self.arguments:
+            raise ConfigError("ARGUMENTS with --torch", remedy="leave them out: the function gets no arguments")
+        if not 1 <= self.devices <= _MOST_DEVICES:
+            raise ConfigError(f"--devices is {self.devices}", allowed=f"1 to {_MOST_DEVICES}")
+        if self.steps < len(MODES):
+            raise ConfigError(
+                f"--steps is {self.steps}",
+                allowed=f"{len(MODES)} or more",
+                remedy="one is timed as a whole, one with a hook on each module, one with a hook on each gradient",
+            )
+
+
+class ScriptOutcome(Noun, frozen=True):
+    """What running a script came to: a workload, or the three parts of the error that says why there is none."""
+
+    workload: Workload | None = None
+    error: tuple[str, str, str] | None = None

@@ -1,0 +1,165 @@
+"""Times the steps of a user's DDP or FSDP script on one rank, a few at a time, when it is their turn. Loads torch.
+
+Between its turns the script waits where its next step would begin. The script itself is not changed.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from dpsim.comm.clock import now
+from dpsim.errors import ConfigError
+from dpsim.torch.script.endings import EnoughSteps, Refused, second_model
+from dpsim.torch.script.fsdp import ShardedModel, WaitedCollectives
+from dpsim.torch.script.logged import parameters_of
+from dpsim.torch.script.probe.around import Script
+from dpsim.torch.script.process_group import check_world_size, replace_everywhere
+from dpsim.torch.script.reductions import MpiReduction
+from dpsim.torch.script.visit import LOGGED, Turn, Visit
+
+_NANOSECOND_S = 1e-9
+
+TakeTurn = Callable[[Visit], Turn]
+"""Hands over what was done, waits for the next turn, and returns it."""
+
+
+class StepTimer(Script):
+    """Keeps when the steps of a turn began, and what was logged of each.
+
+    With a ``reduction`` DDP gets dpsim's hook over MPI; with ``dpsim_hook`` it gets the one of
+    ``dpsim.torch.allreduce_hook()``, as a user would register it.
+    """
+
+    def __init__(
+        self,
+        take_turn: TakeTurn,
+        reduction: MpiReduction | WaitedCollectives | None = None,
+        *,
+        dpsim_hook: bool = False,
+    ) -> None:
+        super().__init__()
+        self._take_turn, self._reduction, self._dpsim_hook = take_turn, reduction, dpsim_hook
+        self._visit = Visit()
+        self._left = 0
+        self._waited_s = 0.0
+        self._backward_began_s = 0.0
+
+    def built(self, ddp: Any) -> None:
+        """Let DDP log every step, and give it a hook."""
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+        reduction = self._reduction
+        if isinstance(reduction, MpiReduction):
+            if any(parameter.sparse for parameter in parameters_of(ddp)):
+                raise _not_by_hook("the script has sparse gradients, of an embedding with sparse=True", "dense ones")
+            self.register_hook(ddp, lambda _, bucket: reduction.reduce(bucket.buffer()))
+        elif self._dpsim_hook:
+            from dpsim.torch import allreduce_hook
+
+            self.register_hook(ddp, allreduce_hook(process_group=ddp.process_group))
+
+    def hooked(self, ddp: Any, hook: Any) -> None:
+        if isinstance(self._reduction, MpiReduction) or self._dpsim_hook:
+            allowed = "no hook, for DDP takes one, and this measurement needs it"
+            raise _not_by_hook("the script registers a communication hook of its own", allowed)
+
+    def other_model(self, model: Any) -> bool:
+        raise second_model("measure")
+
+    def step_begins(self, samples: int) -> None:
+        """Keep the moment; where the turn has ended, hand it over and wait for the next. Raises ``EnoughSteps``."""
+        visit = self._visit
+        if self.ddp.device_type == "cuda":
+            torch.cuda.synchronize()
+        visit.moments_s.append(now())
+        if len(visit.moments_s) > 1:
+            self._keep_logged(visit)
+        else:
+            self._forget_reductions()
+        if self._left == 0:
+            visit.bucket_bytes = bucket_bytes(self.ddp)
+            self._left = self._take_turn(visit).steps
+            if not self._left:
+                raise EnoughSteps
+            self._visit = Visit()
+            self._visit.moments_s.append(now())
+        self._left -= 1
+        self._visit.local_batches.append(samples)
+
+    def forward_begins(self, samples: int) -> None:
+        self._visit.local_batches[-1] = min(samples, self._visit.local_batches[-1])
+
+    def backward_begins(self) -> None:
+        self._backward_began_s = now()
+
+    def _keep_logged(self, visit: Visit) -> None:
+        """Keep what DDP logged of the step that has ended, or how long FSDP was in its collectives."""
+        if isinstance(self._reduction, WaitedCollectives):
+            visit.logged_s.clear()
+            visit.waited_s.append(self._reduction.taken_s())
+            return
+        self.ddp.logger.set_runtime_stats_and_log()
+        logged = self.ddp._get_ddp_logging_data()
+        for name, short in LOGGED.items():
+            visit.logged_s[short].append(_NANOSECOND_S * max(logged.get(name, 0), 0))
+        if self._reduction is None:
+            visit.waited_s.append(0.0)
+            return
+        visit.waited_s.append(self._reduction.waited_s - self._waited_s)
+        began_s = self._backward_began_s - self._waited_s
+        visit.ready_s.append([start_s - waited_s - began_s for start_s, waited_s in self._reduction.starts])
+        self._forget_reductions()
+
+    def _forget_reductions(self) -> None:
+        if isinstance(self._reduction, WaitedCollectives):
+            self._reduction.forget()
+        elif self._reduction is not None:
+            self._waited_s = self._reduction.waited_s
+            self._reduction.starts.clear()
+
+
+def bucket_bytes(ddp: Any) -> tuple[int, ...]:
+    """The sizes of the buckets that DDP uses now, as it logs them, or of FSDP's units."""
+    if isinstance(ddp, ShardedModel):
+        return ddp.bucket_bytes
+    logged = ddp._get_ddp_logging_data()
+    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes", "")
+    return tuple(int(size) for size in sizes.split(",") if size.strip())
+
+
+def _not_by_hook(given: str, allowed: str) -> Refused:
+    """What ends a script that gloo can train, and a hook over MPI cannot."""
+    return Refused(ConfigError(given, allowed=allowed, remedy="measure this script with --algorithm gloo"))
+
+
+def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None:
+    """Let the process group that the script asks for be one that meets in the file ``store``.
+
+    It is gloo's; with ``on_gpus`` NCCL's for tensors on GPUs, and each rank has the GPU of its number.
+    """
+    original = distributed_c10d.init_process_group
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    if on_gpus:
+        torch.cuda.set_device(rank)
+
+    parameters = inspect.signature(original)
+
+    def init_process_group(*arguments: Any, **keywords: Any) -> None:
+        check_world_size(parameters.bind(*arguments, **keywords).arguments, ranks)
+        original(backend, store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
+
+    replace_everywhere(original, init_process_group)
+
+
+def disconnect() -> None:
+    """End the script's process group, whose threads would abort the process as it ends."""
+    if distributed.is_initialized():
+        gc.collect()  # what refers to the group in a circle, as sharded modules do, keeps its threads
+        distributed.destroy_process_group()
+        gc.collect()

@@ -1,0 +1,387 @@
+"""Bug or rounding: what is named for which difference, and a real script with a mistake and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, Case
+from dpsim.harness.reproduce import script
+from dpsim.harness.reproduce.script import Verdict
+from dpsim.torch.script.reproduce import causes, differences
+from dpsim.torch.script.reproduce.causes import first_finding
+from dpsim.torch.script.reproduce.differences import Finding
+from dpsim.torch.script.reproduce.observation import (
+    Loader,
+    MicroBatch,
+    Observed,
+    RankReport,
+    RankStep,
+    Run,
+    read_step,
+    write_shards,
+    write_step,
+)
+from dpsim.torch.script.reproduce.rounding import ALLOWANCE, Rounding, rounding_of
+
+Dpsim = Callable[..., tuple[int, str, str]]
+WEIGHT = "head.weight"
+RNG = np.random.default_rng(0)
+OF_SAMPLES = RNG.normal(size=(8, 50))
+"""The gradient of each of eight samples."""
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def rank(samples: tuple[int, ...], reduced: np.ndarray | None = None) -> RankStep:
+    local = OF_SAMPLES[list(samples)].mean(axis=0).astype(np.float32)
+    got = local if reduced is None else reduced.astype(np.float32)
+    batch = MicroBatch(rows=samples, indices=samples, data_size=8)
+    return RankStep(
+        loss=1.0,
+        micro_batches=[batch],
+        begun={WEIGHT: 1},
+        local={WEIGHT: local},
+        reduced={WEIGHT: got},
+        final={WEIGHT: got},
+        final_hashes={WEIGHT: hash(got.tobytes())},
+    )
+
+
+def observed(folder: Path, *ranks: RankStep, null: int = 0, wrapper: str = "DDP") -> Observed:
+    """A run of one step."""
+    folder.mkdir()
+    for number, step in enumerate(ranks):
+        write_step(folder, number, 0, step)
+    loader = Loader(batch_size=8 // len(ranks), data_size=8, sampler_size=8 // len(ranks))
+    report = RankReport(steps=1, parameters=(WEIGHT,), loaders=(loader,), wrapper=wrapper)
+    return Observed(Run(folder=folder.name, devices=len(ranks), null_seed=null), folder, (report,) * len(ranks))
+
+
+def mean(*parts: tuple[int, ...]) -> np.ndarray:
+    return np.mean([OF_SAMPLES[list(samples)].mean(axis=0) for samples in parts], axis=0)
+
+
+def runs(tmp_path: Path, *ranks: RankStep, one: RankStep | None = None) -> tuple[Observed, Observed, Rounding]:
+    """The run on one device, the one on these ranks, and what rounding explains."""
+    first = observed(tmp_path / "first", one or rank(ORDER))
+    shuffled = rank(ORDER, mean(ORDER) * (1 + 1e-7))
+    rounding = rounding_of(first, [observed(tmp_path / "null", shuffled, null=1)])
+    return first, observed(tmp_path / "other", *ranks), rounding
+
+
+def finding(tmp_path: Path, *ranks: RankStep, one: RankStep | None = None) -> Finding | None:
+    return first_finding(*runs(tmp_path, *ranks, one=one))
+
+
+def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
+    step = rank(ORDER)
+    write_step(tmp_path, 1, 3, step)
+    again = read_step(tmp_path, 1, 3)
+    assert again.micro_batches == step.micro_batches and again.samples == 8
+    assert np.array_equal(again.local[WEIGHT], step.local[WEIGHT])
+
+
+HALVES = (0, 1, 2, 3), (4, 5, 6, 7)
+
+
+def test_the_mean_of_halves_differs_by_rounding(tmp_path: Path) -> None:
+    assert finding(tmp_path, *(rank(half, mean(*HALVES)) for half in HALVES)) is None
+
+
+@pytest.mark.parametrize(
+    ("shares", "reduced", "kind"),
+    [
+        (((0, 1, 2, 3), (0, 1, 2, 3)), None, differences.REPEATED),
+        (((0, 1, 2, 3), (2, 5, 6, 7)), None, differences.SEEDS),
+        (((0, 1, 2, 3, 4), (5, 6, 7)), None, differences.SHARES),
+        (HALVES, 2 * mean(*HALVES), differences.SCALE),
+        (HALVES, mean(*HALVES) + np.eye(50)[7], differences.OVERWRITTEN),
+    ],
+)
+def test_the_class_of_a_mistake_is_named(
+    tmp_path: Path, shares: tuple[tuple[int, ...], ...], reduced: np.ndarray | None, kind: str
+) -> None:
+    got = mean(*shares) if reduced is None else reduced
+    found = finding(tmp_path, *(rank(share, got) for share in shares))
+    assert found is not None and found.kind == kind and found.is_mistake and found.step == 1
+
+
+@pytest.mark.parametrize("got", [mean((0, 1, 2, 3, 4), (5, 6, 7)), 2 * mean(*HALVES), mean(*HALVES) + np.eye(50)[7]])
+def test_the_largest_difference_is_at_least_that_of_what_is_not_rounding(tmp_path: Path, got: np.ndarray) -> None:
+    compared = script._compared(*runs(tmp_path, *(rank(half, got) for half in HALVES)))
+    assert compared.finding is not None and compared.largest is not None and compared.largest > ALLOWANCE
+
+
+@pytest.mark.parametrize(
+    ("shards", "kind"),
+    [
+        ((range(0, 30), range(20, 50)), differences.SEEDS),
+        ((range(0, 25), range(25, 50)), None),
+        (([*range(25), 3], range(25, 50)), None),
+        (([each // 3 for each in range(45)], range(45)), None),
+    ],
+    ids=["by seeds", "divided", "padded", "with replacement"],
+)
+def test_shards_of_an_epoch_decide_whatever_a_step_shares(
+    tmp_path: Path, shards: tuple[Sequence[int], ...], kind: str | None
+) -> None:
+    runs = [
+        observed(tmp_path / "first", rank(ORDER)),
+        observed(tmp_path / "other", *(rank(half, mean(*HALVES)) for half in HALVES)),
+    ]
+    for run, parts in zip(runs, ([range(50)], shards), strict=True):
+        for number, part in enumerate(parts):
+            write_shards(run.folder, number, {1: np.array(part, np.int64)}, {1: 50})
+    found = first_finding(*runs, rounding_of(runs[0], []))
+    assert (None if found is None else found.kind) == kind
+    assert found is None or "of 50 samples 10 train more than once in an epoch, and 0 never" in found.because
+
+
+def by_value(samples: tuple[int, ...], rows: tuple[int, ...], reduced: np.ndarray | None = None) -> RankStep:
+    """A rank whose samples came from no data loader."""
+    return replace(rank(samples, reduced), micro_batches=[MicroBatch(rows=rows)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        (((1, 1, 1, 1), (1, 1, 1, 1)), differences.OTHER_SAMPLES),
+        (((1, 1, 1, 1), (2, 2, 2, 2)), differences.OTHER_SAMPLES),
+        (((1, 2, 3, 4), (3, 4, 5, 6)), differences.OTHER_SAMPLES),
+        (((1, 2, 3, 4), (1, 2, 3, 4)), differences.REPEATED),
+    ],
+)
+def test_what_equals_in_value_alone_is_not_the_same_sample(
+    tmp_path: Path, rows: tuple[tuple[int, ...], ...], kind: str
+) -> None:
+    ranks = [by_value(half, own, mean(*HALVES)) for half, own in zip(HALVES, rows, strict=True)]
+    found = finding(tmp_path, *ranks, one=by_value(ORDER, tuple(range(11, 19))))
+    assert found is not None and found.kind == kind
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_loss_that_is_not_a_number_is_a_mistake_on_several_devices_alone(tmp_path: Path, both: bool) -> None:
+    ranks = [replace(rank(half, mean(*HALVES)), loss=float("nan")) for half in HALVES]
+    found = finding(tmp_path, *ranks, one=replace(rank(ORDER), loss=float("nan" if both else 1.0)))
+    assert found is None if both else found is not None and found.kind == differences.NOT_A_NUMBER
+
+
+def test_a_wrapper_that_is_bypassed_leaves_a_gradient_missing(tmp_path: Path) -> None:
+    steps = [replace(rank(half), bypassed=True, micro_batches=[]) for half in (ORDER, *HALVES)]
+    found = finding(tmp_path, *steps[1:], one=steps[0])
+    assert found is not None and found.kind == differences.MISSING and "not by what DDP returned" in found.because
+
+
+@pytest.mark.parametrize("weights", [[0.508, 0.488], [0.2, 0.3, 0.5], [0.3337, 0.3331, 0.3332]])
+def test_weights_of_a_mean_are_printed_so_that_they_add_to_1(weights: list[float]) -> None:
+    printed = causes._parts_of_one(weights)
+    assert sum(printed) == pytest.approx(1.0, abs=1e-12)
+    assert max(abs(a - b) for a, b in zip(printed, weights, strict=True)) < 0.01
+
+
+def test_a_gradient_that_is_not_reduced_is_missing(tmp_path: Path) -> None:
+    found = finding(tmp_path, *map(rank, HALVES))
+    assert found is not None and (found.kind, found.tensor) == (differences.MISSING, WEIGHT)
+
+
+def test_ranks_that_begin_apart_have_seeds_of_their_own(tmp_path: Path) -> None:
+    ranks = [rank(half, mean(*HALVES)) for half in HALVES]
+    found = finding(tmp_path, ranks[0], replace(ranks[1], begun={WEIGHT: 2}))
+    assert found is not None and found.kind == differences.SEEDS
+
+
+def test_random_numbers_of_the_loop_are_no_mistake(tmp_path: Path) -> None:
+    ranks = [rank(half, mean(*HALVES)) for half in HALVES]
+    for step in ranks:
+        step.draws = True
+        for values in (step.local, step.reduced, step.final):
+            values[WEIGHT] = np.ones(50, np.float32)
+        step.final_hashes = {WEIGHT: 1}
+    found = finding(tmp_path, *ranks)
+    assert found is not None and found.kind == differences.RANDOM and not found.is_mistake
+    assert Verdict(Run(folder="", devices=1), ()).finding is None
+
+
+BY_CLOSURE = """\
+def closure():
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    [each.grad.add_(rank) for each in model.parameters()]
+optimizer.step(closure)"""
+"""Forward and backward within the optimizer's step, as in Lightning's Trainer, and a mistake after them."""
+
+
+LOOKING_AHEAD = {
+    "top": """\
+def ahead(loader):
+    batches = iter(loader)
+    batch = next(batches)
+    for following in batches:
+        yield batch
+        batch = following
+    yield batch""",
+    "model": "model = nn.Sequential(nn.Linear(16, 48), nn.Dropout(0.3), nn.Linear(48, 5))",
+    "loader": "batches = DataLoader(data, batch_size=32, sampler=sampler)",
+    "epoch": "loader = ahead(batches)",
+}
+"""Gets the next batch before it trains on one, as Accelerate's loaders do, and draws a mask for each sample."""
+
+
+SHARDS = {
+    "top": """\
+class Shard(torch.utils.data.BatchSampler):
+    def __init__(self, batches, rank, world):
+        self.batches, self.rank, self.world, self.batch_size = batches, rank, world, batches.batch_size
+    def __len__(self):
+        return len(self.batches) // self.world
+    def __iter__(self):
+        yield from list(self.batches)[self.rank::self.world]""",
+    "loader": """\
+loader = DataLoader(data, batch_size=32, shuffle=True)
+batches = loader.batch_sampler
+if world > 1:
+    loader.sampler.generator = torch.Generator().manual_seed(7)
+    batches = Shard(batches, rank, world)
+loader = DataLoader(data, batch_sampler=batches)""",
+}
+"""Replaces the script's loader on several ranks by one that deals out its batches, as Accelerate does."""
+
+
+def named(name: str) -> Case:
+    return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN) if each.name == name)
+
+
+def test_every_planted_mistake_is_of_a_class_that_can_be_named() -> None:
+    classes = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)}
+    assert {case.kind for case in MISTAKES} <= classes
+    assert all(case.kind in classes or case.design for case in BY_DESIGN)
+    assert {case.kind for case in CLEAN} == {""}
+
+
+IS_ROUNDING = "The difference is rounding in all 2 steps."
+
+
+def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2", steps: int = 2) -> tuple[int, str]:
+    script = folder / "train.py"
+    script.write_text(case.script, encoding="utf-8")
+    code, out, err = dpsim("reproduce", "--torch-script", script, "--devices", devices, "--steps", steps)
+    assert "Traceback" not in err, err
+    return code, out
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("case", "code", "words"),
+    [
+        (named("a sum as the loss"), 1, "Not rounding: step 1 on 2 devices, 4.bias, differs by 0.5 of its size"),
+        (named("the ordinary script"), 0, IS_ROUNDING),
+        (
+            named("FSDP: a mean over unequal numbers of tokens"),
+            1,
+            "and FSDP takes 1/2 of each (class: means of unequal",
+        ),
+        (named("a method of the module"), 1, "and not by what DDP returned (class: a missing gradient)"),
+        (named("batches that the loop draws without a seed"), 0, "draws its samples without a seed"),
+        (named("a loss that is not a number"), 0, "The loss is nan from step 1 on, on 1 device too"),
+        (Case("a mistake in a closure", {"step": BY_CLOSURE}), 1, "Not rounding: step 1 on 2 devices"),
+        (
+            Case("a sum, looking ahead", {**LOOKING_AHEAD, "step": named("a sum as the loss").parts["step"]}),
+            1,
+            "a sum in place of a mean",
+        ),
+        (Case("a library's shards", SHARDS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
+        (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, IS_ROUNDING),
+    ],
+)
+def test_a_script_is_judged(dpsim: Dpsim, tmp_path: Path, case: Case, code: int, words: str) -> None:
+    found = judged(dpsim, tmp_path, case)
+    assert found[0] == code and words in found[1], found
+
+
+@pytest.mark.torch
+def test_shards_of_any_number_of_ranks_are_compared_whole(dpsim: Dpsim, tmp_path: Path) -> None:
+    """Five rows of the last layer are no multiple of the ranks, and AdamW's states and the clipped norm are shards."""
+    code, out = judged(dpsim, tmp_path, named("FSDP: several units, AdamW, the norm clipped"), "2,1,4")
+    assert code == 0 and IS_ROUNDING in out
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [each for each in (*MISTAKES, *CLEAN) if "FSDP" in each.name], ids=lambda case: case.name
+)
+def test_scripts_with_fully_shard_are_judged_as_those_with_ddp(dpsim: Dpsim, tmp_path: Path, case: Case) -> None:
+    code, out = judged(dpsim, tmp_path, case, steps=4)
+    assert (code, f"(class: {case.kind})" in out) == ((1, True) if case.kind else (0, False)), out
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrap", "given"),
+    [
+        (", mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)", "mixed precision, which is not compared"),
+        ("[0]); fully_shard(model[2]", "two models"),
+        ("); model.set_requires_gradient_sync(False", "FSDP has reduced no gradient"),
+        ("); model.parameters = (lambda: early", "builds its optimizer before fully_shard"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_name(dpsim: Dpsim, tmp_path: Path, wrap: str, given: str) -> None:
+    script = tmp_path / "train.py"
+    sharded = {
+        "top": "from torch.distributed import fsdp\nfrom torch.distributed.fsdp import fully_shard",
+        "wrap": f"early = list(model.parameters())\nfully_shard(model{wrap})",
+    }
+    script.write_text(Case("", sharded).script, encoding="utf-8")
+    code, _, err = dpsim("reproduce", "--torch-script", script, "--devices", "1,2", "--steps", "1")
+    assert code == 2 and given in err and "Traceback" not in err, err
+
+
+@pytest.mark.torch
+def test_a_parameter_that_is_replaced_behind_ddp_is_named_with_its_line(dpsim: Dpsim, tmp_path: Path) -> None:
+    case = Case("", {"more": "model.module[4].weight = nn.Parameter(torch.ones(5, 32))"})
+    script = tmp_path / "train.py"
+    script.write_text(case.script, encoding="utf-8")
+    (line,) = [number for number, text in enumerate(case.script.splitlines(), 1) if "torch.ones" in text]
+    code, _, err = dpsim("reproduce", "--torch-script", script, "--devices", "1,2", "--steps", "1")
+    assert code == 2 and f"train.py:{line} replaces the parameter 4.weight after Distributed" in err, err
+    assert "Traceback" not in err
+
+
+def test_what_is_of_dpsims_own_training_is_refused(dpsim: Dpsim) -> None:
+    code, _, err = dpsim("reproduce", "--torch-script", "train.py", "--set", "leaves=4")
+    assert code == 2 and "--set leaves" in err
+    code, _, err = dpsim("reproduce", "--script-may-write")
+    assert code == 2 and "--torch-script" in err
+
+
+def test_shards_that_are_scaled_by_different_numbers_have_norms_of_their_own(tmp_path: Path) -> None:
+    ranks = [rank(half, mean(*HALVES)) for half in HALVES]
+    scaled = ranks[0].final[WEIGHT] * np.repeat([0.5, 0.25], 25).astype(np.float32)
+    for step in ranks:
+        step.final, step.final_hashes = {WEIGHT: scaled}, {WEIGHT: 3}
+    found = finding(tmp_path, *ranks)
+    assert found is not None and found.kind == differences.OWN_NORM and "0.25 and 0.5" in found.because
+
+
+@pytest.mark.parametrize("wrapper", ["DDP", "FSDP"])
+def test_only_micro_batches_that_fsdp_reduces_one_by_one_may_cancel(tmp_path: Path, wrapper: str) -> None:
+    """Each is rounded before they are added, so that a small sum has an error of the size of its large parts."""
+    near_zero = np.concatenate([[6e-8], mean(*HALVES)[1:]])
+    ranks = [rank(half, near_zero) for half in HALVES]
+    for step in ranks:
+        step.local[WEIGHT][0] = 1e-9
+        step.micro_batches = [two_samples(step, 0), two_samples(step, 2)]
+    first = observed(tmp_path / "first", rank(ORDER, np.concatenate([[0.0], mean(ORDER)[1:]])))
+    found = first_finding(first, observed(tmp_path / "other", *ranks, wrapper=wrapper), rounding_of(first, []))
+    assert (found is None) == (wrapper == "FSDP")
+
+
+def two_samples(step: RankStep, at: int) -> MicroBatch:
+    """Two samples of a rank's only batch as a micro-batch."""
+    two = step.micro_batches[0].indices[at : at + 2]
+    return MicroBatch(rows=two, indices=two, data_size=8)

@@ -1,0 +1,56 @@
+"""DDP's reductions: gloo's sums, and means over dpsim's own transports, one after another and at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
+pytestmark = pytest.mark.torch
+
+OnRanks = Callable[..., Any]
+WAYS = {
+    "gloo": {"overlap": "gloo"},
+    "node": {"overlap": "inline", "network": "node", "algorithm": "mpi"},
+    "link": {"overlap": "thread", "network": "paced:100us,1gbit", "algorithm": "ring"},
+}
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_every_rank_ends_with_the_same_sum_or_mean(devices: int, on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = on_ranks("ranks_torch:reduced", {"ways": WAYS, "folder": str(tmp_path)}, devices=devices)
+    for way in WAYS:
+        for turn in range(2):
+            total = sum(range(1 + turn, devices + 1 + turn))
+            expected = total if way == "gloo" else total / devices
+            for rank in ranks:
+                values = [value for of_tensor in rank[way]["values"][turn] for value in of_tensor]
+                assert values == pytest.approx([expected] * len(values)), way
+        for rank in ranks:
+            spans = rank[way]["spans"]
+            assert [size for size, _, _ in spans] == [8000] * 4
+            assert all(start_s <= end_s for _, start_s, end_s in spans)
+            assert all(after[1] >= before[2] for before, after in itertools.pairwise(spans)), "one after another"
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_a_stream_begins_when_the_last_rank_has_computed(devices: int, on_ranks: OnRanks) -> None:
+    cost = on_ranks("ranks_torch:streamed", {}, devices=devices)
+    assert cost["at_once"] == {"4": 24, "1024": 1}
+    assert 0 < max(cost["time_s"].values()) < 0.9 * cost["lag_s"], "no time of a rank that waits for a later one"
+
+
+def test_a_gradient_that_cannot_be_reduced_over_mpi_is_refused() -> None:
+    import torch
+
+    from dpsim.errors import ConfigError
+    from dpsim.torch.script.reductions import _array
+
+    assert _array(torch.ones(2, 3)).shape == (6,)
+    with pytest.raises(ConfigError, match="gradients of bfloat16 on cpu") as refused:
+        _array(torch.ones(2, dtype=torch.bfloat16))
+    assert "--algorithm gloo" in refused.value.remedy

@@ -1,0 +1,42 @@
+"""Where a script's exception was raised. Needs no torch."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import pytest
+
+from dpsim.torch.script.script_error import calls_to, place_in, remedy_of
+
+
+def again(number: int) -> None:
+    if number == 0:
+        raise ValueError
+    again(number - 1)
+
+
+def test_of_a_deep_recursion_only_the_innermost_calls_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, extracted = sys.getrecursionlimit(), list[int]()
+    extract = traceback.StackSummary.extract
+
+    def counted(frames: object, **options: object) -> traceback.StackSummary:
+        extracted.append(len(kept := list(frames)))  # type: ignore[call-overload]
+        return extract(iter(kept), **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(traceback.StackSummary, "extract", counted)
+    sys.setrecursionlimit(limit + 5000)
+    try:
+        again(5000)
+    except ValueError as error:
+        place, calls = place_in(__name__, error.__traceback__, "x"), calls_to(__name__, error.__traceback__)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert place.startswith("test_script_error.py:") and calls.count(" in again: ") == 8
+    assert extracted == [1000]
+
+
+def test_another_number_of_ranks_in_lightning_is_no_failure_of_the_script() -> None:
+    lightning = ValueError("... the product (2 * 1) does not match the world size (1).")
+    assert "WORLD_SIZE" in remedy_of(lightning) and "--devices" in remedy_of(lightning)
+    assert remedy_of(ValueError("no data"), "start it by hand") == "start it by hand; it has to work on this machine"
