@@ -58,8 +58,8 @@ def script_experiment(
     (``dpsim.torch.script.accumulated``); none: the script's own. ``communication`` says how DDP reduces: by ``gloo``,
     only on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU
     for each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured in turns with gloo, and
-    not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by gloo,
-    and DDP is measured in turns with it, and not predicted.
+    not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by
+    gloo, and DDP is measured in turns with it, and not predicted.
     ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """
