@@ -48,6 +48,7 @@ TABLES = {
     "samples": ("`.samples()`, `samples.csv`", "a row for each raw sample"),
     "timeline": ("`.timeline()`, `timeline.csv`", "a row for each event of a timeline"),
 }
+DTYPES = {unit: AnyColumn(unit).dtype for unit in UNITS}
 
 
 def example() -> str:
@@ -59,46 +60,58 @@ def example() -> str:
 
 
 def units() -> str:
-    """Say what each unit means."""
-    return "".join(f"- {unit}: {meaning}\n" for unit, meaning in UNITS.items())
+    """Say what each unit means, and its data type."""
+    return "".join(f"- {unit} ({DTYPES[unit]}): {meaning}\n" for unit, meaning in UNITS.items())
 
 
 def columns() -> str:
-    """Return every column of every table of every kind of result."""
+    """Return every column of every kind of result, once: a table names those that another one above it explains."""
     sections = []
+    explained: set[tuple[str, ...]] = set()
     for kind, tables in FRAMES.items():
         title, command = KINDS[kind]
         sections.append(f"## {title}\n\nWritten by {command}.\n")
         for name, of_table in tables.items():
             call, rows = TABLES[name]
-            sections.append(f"### {title}: {name}\n\n{call}: {rows}.\n\n{_table(of_table)}")
+            above = [f"`{column.name}`" for column in of_table if _meaning(column) in explained]
+            new = [column for column in of_table if _meaning(column) not in explained]
+            explained |= {_meaning(column) for column in new}
+            named = f" Explained above: {', '.join(above)}." if above else ""
+            sections.append(f"### {title}: {name}\n\n{call}: {rows}.{named}\n\n{table(new)}")
     return "\n".join(sections)
 
 
-def _table(of_table: Sequence[AnyColumn]) -> str:
-    rows = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.text.replace('|', chr(92) + '|')} |\n" for c in of_table]
-    return "".join(["| column | type | unit | meaning |\n|---|---|---|---|\n", *rows])
+def _meaning(column: AnyColumn) -> tuple[str, ...]:
+    return column.name, column.dtype, column.unit, column.text
+
+
+def table(of_table: Sequence[AnyColumn]) -> str:
+    """Return the rows of columns, below their heads."""
+    rows = ["| column | unit | meaning |\n|---|---|---|\n"]
+    for column in of_table:
+        dtype = "" if column.dtype == DTYPES[column.unit] else f" ({column.dtype})"
+        rows.append(f"| `{column.name}` | {column.unit}{dtype} | {column.text.replace('|', chr(92) + '|')} |\n")
+    return "".join(rows)
 
 
 def impossible() -> str:
-    """Every impossible combination, with what is allowed and what to do."""
-    rows = ["| impossible | allowed | to do |\n|---|---|---|\n"]
+    """Every impossible combination, and what is allowed instead."""
+    rows = ["| impossible | allowed |\n|---|---|\n"]
     for row in ALL_CONSTRAINTS:
-        allowed = row.allowed if isinstance(row.allowed, str) else "what the error lists"
-        cells = (re.sub(r"\{(\w+)(!r)?\}", r"`\1`", text) for text in (row.given, allowed, row.remedy))
-        rows.append(f"| {' | '.join(cells)} |\n")
+        if isinstance(row.allowed, str):
+            given, allowed = (re.sub(r"\{(\w+)(!r)?\}", r"`\1`", text) for text in (row.given, row.allowed))
+            rows.append(f"| {given} | {allowed} |\n")
+    fields = (row.fields.split()[1] for row in ALL_CONSTRAINTS if not isinstance(row.allowed, str))
+    rows.append(f"| a {', '.join(fields)} that PyTorch's `runtime` does not have | what the error lists |\n")
     return "".join(rows)
 
 
 def fields() -> str:
-    """Every field that a command takes by ``--set`` alone, its meaning, and these commands."""
+    """Every field that some command takes by ``--set`` alone, and its meaning."""
     application, known = app.build(), flags.known_fields()
-    commands: dict[str, list[str]] = {}
-    for command in application:
-        for name in flags.by_set(application[command].default_command) if not command.startswith("-") else ():
-            commands.setdefault(name, []).append(command)
-    rows = [f"| `{name}` | {known[name].text} | {', '.join(commands[name])} |\n" for name in sorted(commands)]
-    return "".join(["| field | meaning | by `--set` alone in |\n|---|---|---|\n", *rows])
+    commands = [application[command].default_command for command in application if not command.startswith("-")]
+    names = sorted({name for command in commands for name in flags.by_set(command)})
+    return "".join(["| field | meaning |\n|---|---|\n", *(f"| `{name}` | {known[name].text} |\n" for name in names)])
 
 
 def glossary() -> str:
