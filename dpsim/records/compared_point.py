@@ -95,8 +95,7 @@ class ComparedPoint(Row):
     )
     measured_step_s = _Column[float](
         "s",
-        "The measured time of a step: the median over all clean samples, or over all where too few are clean or it is "
-        "not known which are.",
+        "The measured time of a step: the median over clean samples, or over all where too few are known to be clean.",
         head="measured ms",
         form="ms",
     )
@@ -199,8 +198,7 @@ class ComparedPoint(Row):
     )
     same_buckets = _Column(
         "text",
-        "The other fusion rules and thresholds of the grid that make the same buckets: they are one setting, measured "
-        "once. Empty: none.",
+        "Other fusion rules and thresholds that make the same buckets, and were measured as this setting.",
         lambda p: ", ".join(p.predicted.names[1:]),
     )
     slow_samples = _Column(
@@ -210,7 +208,7 @@ class ComparedPoint(Row):
     )
     null_step_s = _Column(
         "s",
-        "The time of a step by a simple guess that the model has to beat, with the name of the guess after the dot.",
+        "The time of a step by a simple guess, whose name stands after the dot.",
         lambda p: dict[str, float](),
         each=True,
     )

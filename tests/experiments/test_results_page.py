@@ -26,6 +26,6 @@ def test_the_page_explains_every_column_of_every_table() -> None:
             section = rest.split("\n#")[0]
             assert heading and len(before) >= len(above)
             for column in columns:
-                (row,) = results_page.table([column]).splitlines()[2:]
-                assert row in section or (row in before and f"`{column.name}`" in section.split("\n|")[0])
+                line = results_page.listed([column])
+                assert line in section or (line in before and f"`{column.name}`" in section.split("\n- ")[0])
             above = before
