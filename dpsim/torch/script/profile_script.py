@@ -19,11 +19,13 @@ from dpsim.launch.child_process import child
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
-from dpsim.launch.user_script import check_program
-from dpsim.torch.script.recorded import joined
-from dpsim.torch.script.request import ScriptOutcome, ScriptRequest
+from dpsim.launch.user_program import check_program
+from dpsim.torch.script.recorded import joined, workload_of
+from dpsim.torch.script.request import ScriptRequest
+from dpsim.torch.script.script_record import ScriptOutcome, recorded_of
 from dpsim.workload import Workload
 
+_START = Path(__file__).parent / "probe" / "start.py"
 _OUTPUT = {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
@@ -46,8 +48,8 @@ def _profile(request: ScriptRequest) -> Workload:
     """Run the script once. Raises ``ConfigError``."""
     with shown_once() as output, scratch.scratch("torch") as folder:
         paths = folder / "request.json", folder / "outcome.json"
-        codec.write(paths[0], request)
-        command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch.script.run_script", *map(str, paths)]
+        codec.write(paths[0], codec.to_builtins(request) | {"name": request.name, "flag": request.flag})
+        command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, str(_START), *map(str, paths)]
         if not request.script_may_write:
             command = protected(command, script_protection(request.script, request.arguments), folder)
         environment = script_environment(request.devices, folder)
@@ -64,13 +66,13 @@ def _profile(request: ScriptRequest) -> Workload:
     if outcome.error is not None:
         given, allowed, remedy = outcome.error
         raise ConfigError(given, allowed=allowed, remedy=remedy)
-    if outcome.workload is None:
+    if outcome.record is None:
         raise ConfigError(
             f"{request.name} has changed the file in which its process tells what was recorded",
             allowed="a script that leaves dpsim's files alone",
             remedy="take out what writes to outcome.json",
         )
-    return outcome.workload
+    return workload_of(recorded_of(outcome.record, request))
 
 
 def check_torch() -> None:
