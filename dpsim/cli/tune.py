@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,7 +245,13 @@ class _Job:
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         study = ScriptStudy(experiment=declared, script_may_write=bool(measured.script_may_write))
         batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
-        known = profiled(study, batches, progress, accumulates=measured.measure)
+        known = profiled(
+            study,
+            batches,
+            progress,
+            accumulates=measured.measure,
+            python=sys.executable if source.machine is None else None,
+        )
         return cls(study=study, profiled=known, folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from dpsim.torch.script.request import ScriptRequest
 from dpsim.torch.script.script_record import ScriptOutcome, recorded_of
 from dpsim.workload import Workload
 
-_START = Path(__file__).parent / "probe" / "start.py"
+START = Path(__file__).parent / "probe" / "start.py"
 _OUTPUT = {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
@@ -40,9 +39,7 @@ def profile_script(request: ScriptRequest, local_batches: Sequence[int] = (), *,
     if request.script:
         check_program(request.script)
     by = job_python(python)
-    if not by.is_own:
-        told = f"dpsim: {request.name} runs with {by.path} (Python {by.version}, PyTorch {by.torch})"
-        print(told, file=sys.stderr, flush=True)
+    by.tell(request.name)
     if not local_batches:
         return _profile(request, by)
     batches = sorted(set(local_batches))
@@ -54,7 +51,7 @@ def _profile(request: ScriptRequest, by: JobPython) -> Workload:
     with shown_once() as output, scratch.scratch("torch") as folder:
         paths = folder / "request.json", folder / "outcome.json"
         codec.write(paths[0], codec.to_builtins(request) | {"name": request.name, "flag": request.flag})
-        command = [*WITHOUT_TERMINAL_SIGNALS, by.path, str(_START), *map(str, paths)]
+        command = [*WITHOUT_TERMINAL_SIGNALS, by.path, str(START), "run_script", *map(str, paths)]
         if not request.script_may_write:
             command = protected(command, script_protection(request.script, request.arguments), folder)
         environment = script_environment(request.devices, folder, by.environment())
