@@ -245,13 +245,8 @@ class _Job:
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         study = ScriptStudy(experiment=declared, script_may_write=bool(measured.script_may_write))
         batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
-        known = profiled(
-            study,
-            batches,
-            progress,
-            accumulates=measured.measure,
-            python=sys.executable if source.machine is None else None,
-        )
+        python = sys.executable if source.machine is None else None  # that which is measured, or the job's own
+        known = profiled(study, batches, progress, accumulates=measured.measure, python=python)
         return cls(study=study, profiled=known, folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:

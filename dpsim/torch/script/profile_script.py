@@ -82,8 +82,9 @@ def check_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "PyTorch is not installed beside dpsim",
-            allowed="PyTorch 2.4 or newer, for --torch-script and --torch alone",
-            remedy=f"{install('torch')}, in the environment that the script runs in",
+            allowed="it, where dpsim itself measures the ranks of a script; profile, reproduce, explain -- COMMAND and"
+            " tune with --machine enter the environment that the script has",
+            remedy=install("torch"),
         )
 
 
