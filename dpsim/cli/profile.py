@@ -101,13 +101,14 @@ def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
     of_script = flags.provided(
         arguments=arguments or None, devices=of.devices, steps=of.steps, script_may_write=of.script_may_write
     )
+    named_python = flags.provided(python=of.python)
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")
     if not sources:
-        _refuse(of_script, "without --torch-script", "name the script, or leave them out")
+        _refuse(of_script | named_python, "without --torch-script", "name the script, or leave them out")
         return _of_model(of_model, local_batches, of.wait_until_quiet)
     if of.from_ is not None:
-        unused = of_model | of_script | flags.provided(wait_until_quiet=of.wait_until_quiet)
+        unused = of_model | of_script | named_python | flags.provided(wait_until_quiet=of.wait_until_quiet)
         _refuse(unused, "with --from", "leave them out: the trace says what it was recorded of")
         return _of_trace(of.from_, local_batches)
     (source,) = map(_flag, sources)
@@ -138,7 +139,7 @@ def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]
         raise ConfigError("--dataset without --model", remedy="leave --dataset out: the workload has its own shapes")
     unused = {name: value for name, value in named.items() if name not in _SHAPES}
     if not scripts:
-        unused |= flags.provided(arguments=arguments or None, devices=of.devices, steps=of.steps)
+        unused |= flags.provided(arguments=arguments or None, devices=of.devices, steps=of.steps, python=of.python)
         unused |= flags.provided(script_may_write=of.script_may_write, wait_until_quiet=of.wait_until_quiet)
     _refuse(unused, "with --from-steps", "leave them out: nothing is profiled")
 
