@@ -1,4 +1,4 @@
-"""``python stub_torch.py PROBE``: loads every file of the probe with a stub in place of PyTorch, and prints how many."""
+"""``python stub_torch.py PROBE``: loads each file of the probe with a stub in place of PyTorch, and prints how many."""
 
 import importlib
 import sys
