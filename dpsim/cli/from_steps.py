@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsim.cli import flags, outputs, show
+from dpsim.cli import flags, outputs, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def fit(
     given = [(text, "=" in text and not Path(text).exists()) for text in of.from_steps or ()]
     files = [Path(text) for text, is_row in given if not is_row]
     flags.writable(folder, folders=("estimate",), inputs=(*inputs, of.machine, *files))
-    free = free_names(flags.listed("--free", of.free, str) or DEFAULT_FREE)
+    free = free_names(readers.listed("--free", of.free, str) or DEFAULT_FREE)
     machine = _machine(of.machine, free)
     rows = [row for file in files for row in read_rows(file)]
     rows += [(f"--from-steps {text}", assigned([text], "--from-steps", FIELDS)) for text, is_row in given if is_row]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, from_steps, show
+from dpsim.cli import flags, from_steps, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
     from dpsim.torch.script.profile_script import profile_script
     from dpsim.torch.script.request import ScriptRequest
 
-    sources = flags.provided(torch_script=of.torch_script, torch=of.torch, from_=of.from_)
+    sources = readers.provided(torch_script=of.torch_script, torch=of.torch, from_=of.from_)
     of_model = of.values()
     of_steps = {name: of_model[name] for name in of_model if name in of.by_set and name not in _OF_A_MODEL}
     _refuse(of_steps, "without --from-steps", "leave them out, or give the steps that were measured")
     local_batches = of_model.pop("local_batch", ())
-    of_script = flags.provided(
+    of_script = readers.provided(
         arguments=arguments or None, devices=of.devices, steps=of.steps, script_may_write=of.script_may_write
     )
     if len(sources) > 1:
@@ -106,7 +106,7 @@ def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
         _refuse(of_script, "without --torch-script", "name the script, or leave them out")
         return _of_model(of_model, local_batches, of.wait_until_quiet)
     if of.from_ is not None:
-        unused = of_model | of_script | flags.provided(wait_until_quiet=of.wait_until_quiet)
+        unused = of_model | of_script | readers.provided(wait_until_quiet=of.wait_until_quiet)
         _refuse(unused, "with --from", "leave them out: the trace says what it was recorded of")
         return _of_trace(of.from_, local_batches)
     (source,) = map(_flag, sources)
@@ -128,8 +128,8 @@ def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]
 
     named = of.values()
     common = {name: named.pop(name) for name in of.by_set if name in named and name not in _OF_A_MODEL}
-    scripts = flags.provided(torch_script=of.torch_script, torch=of.torch)
-    sources = flags.provided(model=named.get("model"), workload=steps.workload, from_=of.from_) | scripts
+    scripts = readers.provided(torch_script=of.torch_script, torch=of.torch)
+    sources = readers.provided(model=named.get("model"), workload=steps.workload, from_=of.from_) | scripts
     if len(sources) != 1 or of.from_ is not None:
         given = f"--from-steps with {' and '.join(map(_flag, sources)) or 'no workload'}"
         raise ConfigError(given, allowed="one of --model, --workload and --torch-script")
@@ -137,8 +137,8 @@ def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]
         raise ConfigError("--dataset without --model", remedy="leave --dataset out: the workload has its own shapes")
     unused = {name: value for name, value in named.items() if name not in _SHAPES}
     if not scripts:
-        unused |= flags.provided(arguments=arguments or None, devices=of.devices, steps=of.steps)
-        unused |= flags.provided(script_may_write=of.script_may_write, wait_until_quiet=of.wait_until_quiet)
+        unused |= readers.provided(arguments=arguments or None, devices=of.devices, steps=of.steps)
+        unused |= readers.provided(script_may_write=of.script_may_write, wait_until_quiet=of.wait_until_quiet)
     _refuse(unused, "with --from-steps", "leave them out: nothing is profiled")
 
     def workload() -> Workload:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def rank(
             raise ConfigError(f"{spelled(name)} {text} with --rank strategy", allowed="one of them")
     known = next(iter(machines.values()))
     if of.memory is not None:
-        known = msgspec.structs.replace(known, memory_bytes=flags.memory(of.memory))
+        known = msgspec.structs.replace(known, memory_bytes=readers.memory(of.memory))
     advice = advise(workload, known, grid, every=of.all)
     _check_tried(advice, workload, grid, spelled)
     points, summary = report.records(advice, every=of.all), report.summary(advice, workload)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
 from dpsim.registry import listed
@@ -96,7 +96,7 @@ def tune(
     from dpsim import workload as workloads
     from dpsim.report import tuning as report
 
-    framework, counts = FRAMEWORKS.find(given.framework), flags.counts_or_layouts(devices)
+    framework, counts = FRAMEWORKS.find(given.framework), readers.counts_or_layouts(devices)
     flags.writable(measured.output, folders=("sweep",))
     scripted = source.torch_script is not None
     here = scripted and source.machine is None
@@ -238,12 +238,12 @@ class _Job:
             networks=(network,),
             communication=("mpi" if Network.parse(network).emulated else "gloo",),
             **{name: value for name, value in given.values().items() if name == "seed"},
-            **flags.provided(budget_s=flags.budget(measured.budget)),
+            **readers.provided(budget_s=readers.budget(measured.budget)),
         )
         folder = measured.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         study = ScriptStudy(experiment=declared, script_may_write=bool(measured.script_may_write))
-        batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
+        batches = readers.listed("--local-batch", given.local_batch, readers.whole_numbers("--local-batch")) or ()
         known = profiled(study, batches, progress, accumulates=measured.measure)
         return cls(study=study, profiled=known, folder=folder)
 

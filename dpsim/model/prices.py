@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,24 +11,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import Collective
+from dpsim.comm.message_steps import BY_DIRECT_EXCHANGE, transmission
 from dpsim.data.sharding import device_leaves, largest_share
+from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import Machine
 from dpsim.memo import remember
-from dpsim.model.cost import (
-    Curve,
-    added_s,
-    at,
-    compute_slowdown,
-    copy_curve,
-    idle_curve,
-    overlapped_curve,
-    sums_curve,
-    whole,
-)
+from dpsim.model.cost import added_s, compute_slowdown, copy_curve, idle_curve, overlapped_curve, sums_curve, whole
+from dpsim.model.curve import Curve, at
 from dpsim.model.formulas import rounds
 from dpsim.model.messages import NO_MESSAGES, messages_of
-from dpsim.model.ordered import along_the_tree
 from dpsim.model.simulate import Prices
 from dpsim.model.slowest import expected_slowest
 from dpsim.plan import Plan
@@ -200,8 +194,8 @@ def _points(machine: Machine, schedule: Schedule, curves: _Curves) -> list[Float
         stops = (own_blocks(blocks, part, parts).stop for part in range(parts))
         points[-1] = along_the_tree(machine, plan.joining, (0, *stops), points[-1])
     copied = (schedule.gradient_slots, schedule.gradient_slots, schedule.parameter_slots, schedule.parameter_slots)
-    for number, slots in enumerate(copied):
-        if slots:
+    for number, copied_slots in enumerate(copied):
+        if copied_slots:
             points[number] = _with_copies(points[number], copy_curve(machine, collective), plan.data_devices)
     if machine.wake_s:  # the parts of a stage stop for their sums, and may have slept before
         points[-1] = _later(points[-1], machine.wake_s)
@@ -259,3 +253,39 @@ def _layer_arrays(
     launch = np.array([[layer.launch_s, layer.launched_backward_s] for layer in workload.layers]).T * launch_factor
     rows = [times.forward_s * factor, times.backward_s * factor, times.gradient_ready_s * factor, *launch]
     return np.array(rows), np.array([bool(layer.tensors) for layer in workload.layers])
+
+
+_MOST_SIMULATED = 8
+"""Devices up to which messages that are not those of the direct exchange are followed one by one."""
+
+
+def along_the_tree(
+    machine: Machine, collective: Collective, bounds: Sequence[int], points: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """A curve of a collective (rows bytes, seconds, ...) that adds along the tree of ``slots(bounds)``.
+
+    What grows with the bytes takes as many times as long as the collective's messages take longer, or as it moves more
+    bytes in shared memory; its latency stays.
+    """
+    where = collective.layout.level(emulated_network=machine.emulated_network, cores=machine.cores)
+    factor = _factor(collective, tuple(bounds), inside=where == "inside")
+    if factor == 1:
+        return points
+    times = points[1:]
+    return np.vstack([points[0], times[:, :1] + factor * (times - times[:, :1])])
+
+
+@functools.lru_cache(maxsize=1024)
+def _factor(collective: Collective, bounds: tuple[int, ...], *, inside: bool) -> float:
+    algorithm, n, order = ALGORITHMS.find(collective.algorithm), collective.devices, slots(bounds)
+    if algorithm.place == "elsewhere":
+        return 1.0
+    held = [order.owners.count(rank) for rank in range(n)]
+    if algorithm.place == "shared memory" and inside:
+        return (sum(held) + n) / (2 * n)  # each slice of all partial sums is read once, and its sum written to all
+    listed = algorithm.place == "messages" and algorithm.steps is None and algorithm.name not in BY_DIRECT_EXCHANGE
+    if listed and n <= _MOST_SIMULATED:
+        group = n, collective.layout.of_a_node, collective.kind
+        return transmission(algorithm.name, order, *group) / transmission(algorithm.name, None, *group)
+    busiest = max(max(own * (n - 1), sum(held) - own) for own in held)
+    return (busiest + n - 1) / (2 * (n - 1)) if collective.kind == "allreduce" else busiest / (n - 1)

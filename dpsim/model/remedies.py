@@ -12,8 +12,8 @@ from dpsim.errors import ConfigError
 from dpsim.fusion_rules import DDP_RULES
 from dpsim.machine import Machine
 from dpsim.model.explanation import Remedy
-from dpsim.model.ranking import plan_thresholds
 from dpsim.model.rows import PredictedRow
+from dpsim.model.thresholds import plan_thresholds
 from dpsim.plan import Plan
 from dpsim.units import format_size
 from dpsim.workload import Workload

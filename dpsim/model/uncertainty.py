@@ -13,7 +13,6 @@ from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, OverlapCost
 from dpsim.memo import remember
 from dpsim.model.cost import (
     SEND_ALGORITHM,
-    at,
     compute_slowdown,
     emulated_link,
     idle_curve,
@@ -23,6 +22,7 @@ from dpsim.model.cost import (
     tables_of,
     whole,
 )
+from dpsim.model.curve import at
 from dpsim.model.prices import local_share
 from dpsim.model.scaling import layout_error, level
 from dpsim.schedule import Schedule

@@ -14,8 +14,8 @@ from dpsim.model.explanation import Explanation, summed, without_parts
 from dpsim.model.link_fit import rate_of_time
 from dpsim.model.observed import LEAST_STEPS, Steps, observed_parts
 from dpsim.model.points import plan_one
-from dpsim.model.ranking import plan_thresholds
 from dpsim.model.step import price, scheduled
+from dpsim.model.thresholds import plan_thresholds
 from dpsim.schedule import Schedule
 from dpsim.setting import Grid
 from dpsim.torch.script.watched import WatchedRank, observed, watched_workload

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -30,7 +29,6 @@ from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
-from dpsim.records.checks import check_stall_after
 from dpsim.replica import Batch, BatchSums, Capabilities, Replica, TunableReplica
 from dpsim.runtime import rank_status
 from dpsim.runtime.arena import Tensors, gathered
@@ -102,7 +100,7 @@ class Trainer:
         self._groups = StageGroups.of(self.schedule, comm, network, sleeps=able.emulated is not None)
         transports = self._connect(network, selection, backend, able)
         self.transport = transports.gradients
-        board = _status_board(comm, stall_after_s)
+        board = rank_status.watched_board(comm, stall_after_s)
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Compression(str(plan.wire_dtype)), comm)
         status = board.status if board else None
@@ -352,12 +350,6 @@ class Trainer:
         while True:
             yield from epoch_batches(len(self.dataset.train_y), self.plan.global_batch, self.seed, self.epoch)
             self.epoch += 1
-
-
-def _status_board(comm: MPI.Intracomm, stall_after_s: float) -> rank_status.Board | None:
-    """Return where ranks say what they do; ``None`` where nobody watches. Raises ``ConfigError`` for a bad time."""
-    check_stall_after(stall_after_s)
-    return rank_status.Board(comm) if comm.size > 1 and 0 < stall_after_s < math.inf else None
 
 
 def _train_log(schedule: Schedule, comm: MPI.Intracomm, samples: int) -> TrainLog:

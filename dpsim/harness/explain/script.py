@@ -24,7 +24,7 @@ from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
 from dpsim.progress import Progress, no_progress
 from dpsim.setting import Grid
-from dpsim.study.observe_task import ObserveTask
+from dpsim.study.task import ObserveTask
 from dpsim.torch.script.profile_script import check_torch, profile_script
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.units import format_duration, format_size
