@@ -179,9 +179,9 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     from dpsim.imports import ImportConfig, import_machine
 
     fields = of.values()
-    known = readers.provided(algorithms=fields.pop("algorithm", None), format=of.format, out_of_place=of.out_of_place)
-    known |= {name: fields.pop(name) for name in ("network", "devices") if name in fields}
-    known["keep_outliers"] = of.keep_outliers
+    config = readers.provided(algorithms=fields.pop("algorithm", None), format=of.format, out_of_place=of.out_of_place)
+    config |= {name: fields.pop(name) for name in ("network", "devices") if name in fields}
+    config["keep_outliers"] = of.keep_outliers
     _refuse(
         fields | readers.provided(budget=of.budget, wait_until_quiet=of.wait_until_quiet),
         "with --from nothing is measured",
@@ -189,7 +189,7 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     files = readers.listed("--from", ",".join(of.from_ or ()), str) or ()
     flags.writable(of.output, "machine", inputs=map(Path, files))
     line_rate, replaced = _line_rate(of), of.output.exists()
-    machine, tables = import_machine(ImportConfig(files=files, **known))
+    machine, tables = import_machine(ImportConfig(files=files, **config))
     codec.write(of.output, machine)
     imported = [
         {"file": table.file, "benchmark": table.benchmark, "measured": table.measured}

@@ -143,11 +143,11 @@ def _refuse(given: Sequence[flags.Flags], used: tuple[str, ...], source: str) ->
 def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
     from dpsim.harness.explain.script import ScriptToExplain, explain_script
 
-    given = readers.provided(
+    options = readers.provided(
         devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write
     )
     with show.measuring(of.wait_until_quiet) as progress:
-        return explain_script(ScriptToExplain(script=of.torch_script or "", arguments=arguments, **given), progress)
+        return explain_script(ScriptToExplain(script=of.torch_script or "", arguments=arguments, **options), progress)
 
 
 def _traces(traces: str) -> Explanation:
@@ -168,9 +168,9 @@ def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
     """Return the steps of ``--measured``. Raises ``ConfigError``."""
     from dpsim.imports.steps import measured_steps
 
-    given = readers.provided(local_batch=of.local_batch, global_batch=of.global_batch)
-    batch = given or {"local_batch": 1}
-    if len(given) > 1:
+    batches = readers.provided(local_batch=of.local_batch, global_batch=of.global_batch)
+    batch = batches or {"local_batch": 1}
+    if len(batches) > 1:
         raise ConfigError("--local-batch with --global-batch", allowed="one of the two")
     rows = []
     for part in readers.listed("--measured", measured, str) or ():
@@ -182,7 +182,7 @@ def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
                 allowed="devices and a step, 16:0.61s, or devices and samples a second, 2x8:160/s",
                 remedy="write --measured 1:0.40s,16:0.61s",
             )
-        if rate != value and not given:
+        if rate != value and not batches:
             raise ConfigError(
                 f"--measured {part} without a batch",
                 allowed="--local-batch or --global-batch with samples a second",

@@ -90,8 +90,8 @@ class Flags:
     def given(self) -> dict[str, Any]:
         """Return the flags that are given, with another value than their default, and the fields of ``--set``."""
         defaults = {each.name: each.default for each in fields(cast("Any", self))}
-        given = {name: value for name, value in vars(self).items() if value != defaults[name] and name != "set"}
-        return given | self._assigned()
+        chosen = {name: value for name, value in vars(self).items() if value != defaults[name] and name != "set"}
+        return chosen | self._assigned()
 
     def _assigned(self) -> dict[str, str]:
         """Return the texts of ``--set``. Raises ``ConfigError`` for fields that have been given by their flags, too."""
@@ -116,19 +116,19 @@ class Flags:
         ``reproducible``, where a class has such a flag, stands for the default number of leaves. Raises
         ``ConfigError``.
         """
-        known, assigned, values = known_fields(), self._assigned(), dict[str, Any]()
-        for name, several in self.several.items():
-            given = assigned.get(name, vars(self).get(name))
-            if given is None or name not in known:
+        all_fields, assigned, values = known_fields(), self._assigned(), dict[str, Any]()
+        for name, lists in self.several.items():
+            value = assigned.get(name, vars(self).get(name))
+            if value is None or name not in all_fields:
                 continue
-            if several:
-                values[name] = _list(name, self.spelled(name), known[name], given)
+            if lists:
+                values[name] = _list(name, self.spelled(name), all_fields[name], value)
             elif name == "devices":
-                values["devices"], values["layout"] = layout(given)
+                values["devices"], values["layout"] = layout(value)
             elif name in assigned:
-                values[name] = _one(name, known[name], given)
+                values[name] = _one(name, all_fields[name], value)
             else:
-                values[name] = _reader(name)(given) if isinstance(given, str) else given
+                values[name] = _reader(name)(value) if isinstance(value, str) else value
         if not vars(self).get("reproducible"):
             return values
         from dpsim.plan import DEFAULT_LEAVES

@@ -170,8 +170,8 @@ def predict(
         )
     elif asked.find is not None:
         find.refuse_beside("--find", beside)
-        found = find.answers(asked.find, target, question.workload, question.read, question.grid, question.prepared)
-        find.show_answers(found, question.named, answer.output, json=answer.json)
+        answers = find.answers(asked.find, target, question.workload, question.read, question.grid, question.prepared)
+        find.show_answers(answers, question.named, answer.output, json=answer.json)
     else:
         points, summary = question.predicted(fit)
         _show(question, answer, points, summary)

@@ -183,9 +183,9 @@ def _of_trace(path: Path, local_batches: tuple[int, ...]) -> Workload:
     if len(local_batches) != 1:
         if path.is_file():
             traced_steps(path)  # a trace that no batch helps is refused first
-        given = ",".join(map(str, local_batches))
+        batches = ",".join(map(str, local_batches))
         raise ConfigError(
-            f"--from with --local-batch {given}" if given else "--from without --local-batch",
+            f"--from with --local-batch {batches}" if batches else "--from without --local-batch",
             allowed="the number of samples that each rank trained on at once: --local-batch 32",
             remedy="the trace does not say it, and its times are of one batch",
         )
@@ -230,12 +230,14 @@ def _print_ddp(ddp: DdpSettings, local_batches: tuple[int, ...], output: Path) -
     from dpsim.units import format_size
 
     sizes = ", ".join(map(format_size, ddp.bucket_bytes[:5])) + (", ..." if len(ddp.bucket_bytes) > 5 else "")
-    several = "s" if len(ddp.bucket_bytes) > 1 else ""
+    plural = "s" if len(ddp.bucket_bytes) > 1 else ""
     if ddp.units:
-        kept = sum(not unit.reshard for unit in ddp.units)
-        print(f"FSDP gathers {len(ddp.units)} unit{several}, {kept} of them once a step (last unit first): {sizes}")
+        kept_units = sum(not unit.reshard for unit in ddp.units)
+        print(
+            f"FSDP gathers {len(ddp.units)} unit{plural}, {kept_units} of them once a step (last unit first): {sizes}"
+        )
     else:
-        print(f"DDP sends {len(ddp.bucket_bytes)} bucket{several}: {sizes}")
+        print(f"DDP sends {len(ddp.bucket_bytes)} bucket{plural}: {sizes}")
     if ddp.whole_buckets:
         print("what is in them is not known, so they cannot be divided: record the trace with record_shapes=True")
     if ddp.wire_dtype is not None:

@@ -129,8 +129,8 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
     if fields.get("leaves") == 0:
         fields.setdefault("batch_norm", ("local",))
     optimizer = changed(Reproduction().optimizer, fields.pop("optimizer", None), readers.taken(fields, Sgd))
-    known = Reproduction.__struct_fields__
-    fields = {name if name in known else _PLURAL.get(name, f"{name}s"): value for name, value in fields.items()}
+    names = Reproduction.__struct_fields__
+    fields = {name if name in names else _PLURAL.get(name, f"{name}s"): value for name, value in fields.items()}
     return Reproduction(**fields, optimizer=optimizer)
 
 

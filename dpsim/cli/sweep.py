@@ -190,16 +190,16 @@ def _batches(base: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ``ConfigError`` for both.
     """
-    local, whole = given.get("local_batch"), given.get("global_batch")
-    if local and whole:
+    local_batch, global_batch = given.get("local_batch"), given.get("global_batch")
+    if local_batch and global_batch:
         raise ConfigError(
             "--local-batch and --global-batch",
             allowed="--local-batch under weak scaling, --global-batch under strong scaling",
             remedy="give one of the two",
         )
-    if not local and not whole:
+    if not local_batch and not global_batch:
         return {}
-    return {"local_batch": local, "global_batch": whole}
+    return {"local_batch": local_batch, "global_batch": global_batch}
 
 
 def run(

@@ -244,8 +244,8 @@ class _Job:
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         study = ScriptStudy(experiment=declared, script_may_write=bool(measured.script_may_write))
         batches = readers.listed("--local-batch", given.local_batch, readers.whole_numbers("--local-batch")) or ()
-        known = profiled(study, batches, progress, accumulates=measured.measure)
-        return cls(study=study, profiled=known, folder=folder)
+        profiled_inputs = profiled(study, batches, progress, accumulates=measured.measure)
+        return cls(study=study, profiled=profiled_inputs, folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
         from dpsim.harness.script.tune import tune_here

@@ -99,8 +99,8 @@ def batch_factor(machine: Machine, workload: Workload, local_batch: float) -> fl
     f B / b + 1 - f with the machine's ``fixed_share`` f of the times at the known batch B. 1 where it is not known, or
     where times at several batches tell what a step takes whatever the batch.
     """
-    share, known = machine.fixed_share, workload.local_batches
-    return 1.0 if not share or len(known) > 1 else share * known[0] / local_batch + 1 - share
+    share, profiled_batches = machine.fixed_share, workload.local_batches
+    return 1.0 if not share or len(profiled_batches) > 1 else share * profiled_batches[0] / local_batch + 1 - share
 
 
 def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:

@@ -146,14 +146,14 @@ def tune(workload: Workload, machine: Machine, grid: Grid) -> Tuning:
     cannot be priced.
     """
     devices, local_batches = grid.values("devices"), grid.values("local_batch")
-    whole = bool(grid.values("global_batch"))
-    if whole and local_batches:
+    has_global_batch = bool(grid.values("global_batch"))
+    if has_global_batch and local_batches:
         raise ConfigError(
             f"a global batch of {grid.value('global_batch')} and local batches {', '.join(map(str, local_batches))}",
             allowed="one of the two: under one global batch each device has its share",
         )
-    batches = () if whole else local_batches or workload.local_batches
-    first = {} if whole else {"local_batch": batches[0]}
+    batches = () if has_global_batch else local_batches or workload.local_batches
+    first = {} if has_global_batch else {"local_batch": batches[0]}
     check_distinct("devices", devices, key=lambda each: parse_devices(each)[0])
     counts = sorted((number, each) for each in devices if (number := parse_devices(each)[0]) > 1)
     if not counts:
@@ -170,8 +170,8 @@ def tune(workload: Workload, machine: Machine, grid: Grid) -> Tuning:
                 allowed="rules with a threshold, such as ddp",
                 remedy="profile a script with DistributedDataParallel: of a trace, or of FSDP, the buckets are given",
             )
-        tuned.append(_tuned(workload, machine, default, batches, () if whole else ACCUMULATIONS))
-    return Tuning(tuned=tuple(tuned), growth=tuple(_growth(tuned, whole=whole)), script=script)
+        tuned.append(_tuned(workload, machine, default, batches, () if has_global_batch else ACCUMULATIONS))
+    return Tuning(tuned=tuple(tuned), growth=tuple(_growth(tuned, whole=has_global_batch)), script=script)
 
 
 def _tuned(
@@ -308,8 +308,8 @@ class _Search:
 
     def _with_thresholds(self, plan: Plan) -> list[Plan]:
         """Return the plan with each threshold; without devices that have the same layers there is nothing to fuse."""
-        several = self._thresholds if plan.data_devices > 1 else self._thresholds[:1]
-        return [replace(plan, fusion_threshold_bytes=each) for each in several]
+        thresholds = self._thresholds if plan.data_devices > 1 else self._thresholds[:1]
+        return [replace(plan, fusion_threshold_bytes=each) for each in thresholds]
 
     def _variants(self, plan: Plan) -> Iterator[PredictedRow]:
         """Yield the plan with each threshold and overlap, priced; plans that differ in overlap have one schedule."""

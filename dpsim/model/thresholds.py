@@ -27,10 +27,10 @@ def caps_up_to_all(workload: Workload, least_bytes: float) -> list[float]:
 
 def distinguishing(caps: Iterable[T], buckets: Callable[[T], Hashable]) -> list[T]:
     """Return the first cap of each list of buckets: others would only repeat a price or a measurement."""
-    found: dict[Hashable, T] = {}
+    by_buckets: dict[Hashable, T] = {}
     for cap in caps:
-        found.setdefault(buckets(cap), cap)
-    return list(found.values())
+        by_buckets.setdefault(buckets(cap), cap)
+    return list(by_buckets.values())
 
 
 def plan_thresholds(

@@ -76,10 +76,10 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         small = _small_buckets(observed, steps, runs[1], base)
         parts, base = ([*parts, small], base) if small.low_s > 0 else (observed_parts(steps), steps)
     workload = _profile(of, observed, notes, progress)
-    found: tuple[Remedy, ...] = ()
+    predicted_remedies: tuple[Remedy, ...] = ()
     if workload is not None:
         try:
-            found = remedies(workload, *_predicted(of, observed, workload, parts))
+            predicted_remedies = remedies(workload, *_predicted(of, observed, workload, parts))
         except ConfigError as error:
             notes.append(f"Remedies are not predicted: {error.given}")
         parts = _split(parts, workload, observed)
@@ -89,7 +89,7 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         float(steps.step_s.mean()),
         parts,
         f"{len(steps.step_s)} steps of real ranks{f' over {of.network}' * (of.network != 'node')}{steps.clean_share}",
-        remedies=(*without_parts(parts), *found),
+        remedies=(*without_parts(parts), *predicted_remedies),
         notes=tuple(notes),
     )
 

@@ -100,7 +100,7 @@ def with_groups(results: Results, predictions: Predictions, blind: Predictions |
     points = compare(predictions, results, blind=blind).points
     groups = grouped((point for point in points if point.scored), lambda point: (_place(point), point.group))
     settings = [{point.setting.first_run for point in members} for members in groups.values()]
-    several = [point.null_step_s for point in points if point.scored and point.devices > 1]
+    nulls_s = [point.null_step_s for point in points if point.scored and point.devices > 1]
     return msgspec.structs.replace(
         results,
         groups=tuple(
@@ -109,8 +109,8 @@ def with_groups(results: Results, predictions: Predictions, blind: Predictions |
         ),
         guesses=tuple(
             name
-            for name in (several[0] if several else ())
-            if name != scores.HINDSIGHT and all(name in nulls for nulls in several)
+            for name in (nulls_s[0] if nulls_s else ())
+            if name != scores.HINDSIGHT and all(name in nulls for nulls in nulls_s)
         ),
     )
 

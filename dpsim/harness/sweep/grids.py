@@ -90,9 +90,9 @@ def of_devices(
         network=None,
         algorithm=None,
     )
-    whole = msgspec.structs.replace(changed, cases=crossed)
-    fitting(whole)
-    return whole
+    completed = msgspec.structs.replace(changed, cases=crossed)
+    fitting(completed)
+    return completed
 
 
 def _networks(experiment: Experiment) -> tuple[dict[str, Any], ...]:

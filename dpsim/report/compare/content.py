@@ -159,8 +159,8 @@ def _pair_warnings(comparison: RunComparison, pair: Row) -> Iterator[ReportWarni
 
 def _overlapping(*runs: ComparedRun) -> bool:
     begun, ended = ([instant(getattr(run, name)) for run in runs] for name in ("measured_from", "measured_until"))
-    known = [each for each in (*begun, *ended) if each is not None]
-    return len(known) == 2 * len(runs) and max(known[: len(runs)]) < min(known[len(runs) :])
+    instants = [each for each in (*begun, *ended) if each is not None]
+    return len(instants) == 2 * len(runs) and max(instants[: len(runs)]) < min(instants[len(runs) :])
 
 
 def _point_warnings(comparison: RunComparison) -> Iterator[ReportWarning]:
