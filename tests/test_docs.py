@@ -26,7 +26,7 @@ _BUDGET = re.compile(r"(--budget |^budget_s = )\d+(s?)", re.MULTILINE)
 _FILE = re.compile(r"# (\w+\.(?:py|toml|txt))\n")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 _SAID_BY_EXPLAIN = {
-    "190 ms of 610 ms are exposed communication": "190 ms of a step of 610 ms (31%) go to communication that is not hidden",
+    "190 ms of 610 ms are exposed communication": "190 ms of a step of 610 ms (31%) go to communication",
     "gradients in 16 bits would save 158 ms": "gradients sent in 16 bits (fp16_compress_hook): 158 ms less",
 }
 """The README's answer to why a step is slow, and where ``dpsim explain`` says so."""
