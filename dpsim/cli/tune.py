@@ -226,7 +226,7 @@ class _Job:
         from dpsim.harness.script.experiment import script_experiment
         from dpsim.harness.script.measure import ScriptStudy
         from dpsim.harness.script.tune import profiled
-        from dpsim.launch.user_script import is_module
+        from dpsim.launch.user_program import is_module
         from dpsim.machine import NODE, Network
 
         script = source.torch_script or ""

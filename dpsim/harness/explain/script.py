@@ -14,7 +14,7 @@ from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.script_output import on_ranks_shown_once
-from dpsim.launch.user_script import check_program, is_module
+from dpsim.launch.user_program import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
 from dpsim.model.observed import Observed, Steps, joined, observed_parts

@@ -19,7 +19,7 @@ from dpsim.launch.child_process import child
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
-from dpsim.launch.user_script import check_program
+from dpsim.launch.user_program import check_program
 from dpsim.progress import Progress
 from dpsim.torch.script.profile_script import check_torch, script_environment
 from dpsim.torch.script.reproduce.causes import first_finding, is_no_number

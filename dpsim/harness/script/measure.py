@@ -26,7 +26,7 @@ from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.script_output import on_ranks_shown_once
-from dpsim.launch.user_script import is_module
+from dpsim.launch.user_program import is_module
 from dpsim.machine import Machine
 from dpsim.model import past
 from dpsim.model.residuals import all_widths

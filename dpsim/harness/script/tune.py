@@ -18,7 +18,7 @@ from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.setting import Grid
-from dpsim.torch.script.endings import ENDED_EARLY, WITH_ACCUMULATE
+from dpsim.torch.script.probe.endings import ENDED_EARLY, WITH_ACCUMULATE
 from dpsim.torch.script.profile_script import profile_script
 from dpsim.torch.script.recorded import joined
 from dpsim.workload import Workload

@@ -19,8 +19,8 @@ from dpsim.progress import Progress
 from dpsim.study.observe_task import ObserveTask
 from dpsim.torch.script import in_turns, timed
 from dpsim.torch.script.observed import Observer, by_gloo
+from dpsim.torch.script.probe.run_script import install
 from dpsim.torch.script.reductions import MpiReduction
-from dpsim.torch.script.run_script import install
 
 _REPEATS = 5
 _MOST_AT_ONCE = 64

@@ -16,11 +16,11 @@ from torch.distributed import distributed_c10d
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import EnoughSteps, Refused, second_model
-from dpsim.torch.script.fsdp import ShardedModel, WaitedCollectives
-from dpsim.torch.script.logged import parameters_of
 from dpsim.torch.script.probe.around import Script
-from dpsim.torch.script.process_group import check_world_size, replace_everywhere
+from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
+from dpsim.torch.script.probe.fsdp import ShardedModel, WaitedCollectives
+from dpsim.torch.script.probe.process_group import check_world_size, replace_everywhere
+from dpsim.torch.script.probe.rank_record import ddp_parameters
 from dpsim.torch.script.reductions import MpiReduction
 from dpsim.torch.script.visit import LOGGED, Turn, Visit
 
@@ -56,7 +56,7 @@ class StepTimer(Script):
         ddp._set_ddp_runtime_logging_sample_rate(1)
         reduction = self._reduction
         if isinstance(reduction, MpiReduction):
-            if any(parameter.sparse for parameter in parameters_of(ddp)):
+            if any(parameter["sparse"] for parameter in ddp_parameters(ddp)):
                 raise _not_by_hook("the script has sparse gradients, of an embedding with sparse=True", "dense ones")
             self.register_hook(ddp, lambda _, bucket: reduction.reduce(bucket.buffer()))
         elif self._dpsim_hook:

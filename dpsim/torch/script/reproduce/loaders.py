@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import Refused
+from dpsim.torch.script.probe.endings import Refused
 from dpsim.torch.script.reproduce.observation import Loader, Run, dealt, write_shards
 from dpsim.torch.script.reproduce.streams import root_index
 

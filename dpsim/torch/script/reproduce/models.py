@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import Refused
-from dpsim.torch.script.fsdp import ShardedModel, check_optimizer, give_up
-from dpsim.torch.script.process_group import replace_everywhere
+from dpsim.torch.script.probe.endings import Refused
+from dpsim.torch.script.probe.fsdp import ShardedModel, check_optimizer, give_up
+from dpsim.torch.script.probe.process_group import replace_everywhere
 
 Tensor = Any
 

@@ -14,9 +14,9 @@ import torch
 from torch import distributed
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import EnoughSteps, Refused, second_model
-from dpsim.torch.script.fsdp import ShardedModel
 from dpsim.torch.script.probe.around import Script, leading_extent
+from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
+from dpsim.torch.script.probe.fsdp import ShardedModel
 from dpsim.torch.script.reproduce.loaders import Loaders
 from dpsim.torch.script.reproduce.models import Given, InReplicas, InShards, check_reduced, digest, whole
 from dpsim.torch.script.reproduce.observation import MicroBatch, RankReport, RankStep, Run, write_step

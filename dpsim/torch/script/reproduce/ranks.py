@@ -21,18 +21,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.launch.user_script import run_as_main
+from dpsim.launch.user_program import run_as_main
 from dpsim.torch.script import timed
-from dpsim.torch.script.endings import Ending, EnoughSteps, Refused
-from dpsim.torch.script.fsdp import watch
+from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused
+from dpsim.torch.script.probe.fsdp import watch
+from dpsim.torch.script.probe.run_script import act_as_rank, take_over_spawn
+from dpsim.torch.script.probe.script_error import calls_to, remedy_of, what_happened
 from dpsim.torch.script.reproduce import loaders as data_loaders
 from dpsim.torch.script.reproduce import streams as sample_streams
 from dpsim.torch.script.reproduce.loaders import Loaders
 from dpsim.torch.script.reproduce.observation import REQUEST, RankReport, Run, RunsRequest, write_report
 from dpsim.torch.script.reproduce.observer import Observer
 from dpsim.torch.script.reproduce.values import seed_untouched
-from dpsim.torch.script.run_script import act_as_rank, take_over_spawn
-from dpsim.torch.script.script_error import calls_to, remedy_of, what_happened
 
 _GRACE_S = 15.0
 """How long ranks may go on after one has ended: they may wait for it for ever."""

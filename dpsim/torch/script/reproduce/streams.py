@@ -20,7 +20,7 @@ from torch import distributed
 from torch.nn import functional
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from dpsim.torch.script.process_group import replace_everywhere
+from dpsim.torch.script.probe.process_group import replace_everywhere
 
 _SEED_BITS = 2**63 - 1
 _FILLS = ("bernoulli_", "normal_", "uniform_", "exponential_", "log_normal_", "cauchy_")

@@ -15,7 +15,7 @@ from torch import distributed
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import ReduceOp, distributed_c10d
 
-from dpsim.torch.script.endings import check_ranks
+from dpsim.torch.script.probe.endings import check_ranks
 
 BACKEND = "dpsim"
 _BARRIER_BYTES = 4
@@ -139,7 +139,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         with _collective(outputs):
-            for copies, tensor in zip(outputs, inputs, strict=True):
+            for copies, tensor in zip(outputs, inputs):
                 for copy in copies:
                     copy.copy_(tensor)
         return _finished(outputs)
@@ -156,7 +156,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
     all_gather_single = _allgather_base  # its name since PyTorch 2.13, likewise below
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        for output, tensor in zip(outputs, inputs, strict=True):
+        for output, tensor in zip(outputs, inputs):
             self._allgather_base(output, tensor)
         return _finished(outputs)
 
@@ -164,7 +164,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         with _collective(outputs):
-            for output, parts in zip(outputs, inputs, strict=True):
+            for output, parts in zip(outputs, inputs):
                 output.copy_(parts[self.rank()])
                 self._reduce(output, opts)
         return _finished(outputs)
@@ -176,7 +176,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
     reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        for output, tensor in zip(outputs, inputs, strict=True):
+        for output, tensor in zip(outputs, inputs):
             self._reduce_scatter_base(output, tensor, opts)
         return _finished(outputs)
 
@@ -184,7 +184,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         with _collective(outputs):
-            for output, parts in zip(outputs, inputs, strict=False):  # only the sending rank has parts
+            for output, parts in zip(outputs, inputs):  # only the sending rank has parts
                 output.copy_(parts[self.rank()])
         return _finished(outputs)
 
