@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from dpsim.report.glossary import terms
 
 ROOT = Path(__file__).parents[1]
+Dpsim = Callable[..., tuple[int, str, str]]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _BUDGET = re.compile(r"(--budget |^budget_s = )\d+(s?)", re.MULTILINE)
@@ -89,14 +91,15 @@ def test_the_listed_commands_run_one_after_the_other(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
-def test_the_readme_shows_what_predict_prints() -> None:
+def test_the_readme_shows_what_predict_prints(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer that a command gives from files or flags alone."""
+    monkeypatch.chdir(ROOT)
     shown = re.findall(r"^\*\*(.*?)\*\* (.*)\n\n```sh\ndpsim ([^`]*)```", README, re.MULTILINE)
     assert len(shown) == 6
     for question, answer, arguments in shown:
         if parts := _ANSWERS.get(question):
-            command = [sys.executable, "-m", "dpsim", *arguments.replace("\\\n", " ").split()]
-            printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+            code, printed, err = dpsim(*arguments.replace("\\\n", " ").split())
+            assert code == 0, err
             assert all(part in answer and (said or part) in printed for part, said in parts.items()), printed
 
 

@@ -44,6 +44,12 @@ class JobPython(NamedTuple):
         """Whether it is the Python that runs dpsim."""
         return self.path == sys.executable
 
+    def tell(self, script: str) -> None:
+        """Say on stderr what ``script`` runs with, unless it is dpsim's own Python."""
+        if not self.is_own:
+            told = f"dpsim: {script} runs with {self.path} (Python {self.version}, PyTorch {self.torch})"
+            print(told, file=sys.stderr, flush=True)
+
     def environment(self) -> dict[str, str]:
         """Return the variables of its processes: those of this process, without what is of dpsim's environment."""
         variables = dict(os.environ)

@@ -51,7 +51,7 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
         link = transport(group, Network.parse(setting.network))
         reduction = MpiReduction(link, setting.plan.algorithm, setting.plan.overlap)
     become(group.rank, group.size)
-    timed.connect(
+    process_group.connect(
         str(Path(folder) / f"ranks-{number}"), group.rank, group.size, on_gpus=setting.runtime == "torch-ddp-nccl"
     )
     turns = Turns(folder, number)
@@ -62,7 +62,7 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
     _run(script, turns, timer)
     if reduction is not None:
         reduction.close()
-    timed.disconnect()
+    process_group.disconnect()
 
 
 def profile_in_turns(group: MPI.Intracomm, request: ScriptRequest, folder: str, number: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,23 +25,26 @@ from dpsim.torch.script.request import ScriptRequest
 from dpsim.torch.script.script_record import ScriptOutcome, recorded_of
 from dpsim.workload import Workload
 
-_START = Path(__file__).parent / "probe" / "start.py"
+START = Path(__file__).parent / "probe" / "start.py"
 _OUTPUT = {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def profile_script(request: ScriptRequest, local_batches: Sequence[int] = (), *, python: str | None = None) -> Workload:
+def profile_script(
+    request: ScriptRequest, local_batches: Sequence[int] = (), *, python: str | JobPython | None = None
+) -> Workload:
     """Run the script in a process of its own, as rank 0 of ``request.devices``, and return what it trained.
 
-    Its Python is ``python``, or the one that ``dpsim.launch.job_python`` finds.
+    Its Python is ``python``, or the one that ``dpsim.launch.job_python`` finds, and then says.
     With ``local_batches`` it runs once for each of them, and the workload has tables over them. What the script prints
     goes to stderr, lines that are alike once. Raises ``ConfigError`` for a script that cannot be profiled.
     """
     if request.script:
         check_program(request.script)
-    by = job_python(python)
-    if not by.is_own:
-        told = f"dpsim: {request.name} runs with {by.path} (Python {by.version}, PyTorch {by.torch})"
-        print(told, file=sys.stderr, flush=True)
+    if isinstance(python, JobPython):
+        by = python
+    else:
+        by = job_python(python)
+        by.tell(request.name)
     if not local_batches:
         return _profile(request, by)
     batches = sorted(set(local_batches))
@@ -54,7 +56,7 @@ def _profile(request: ScriptRequest, by: JobPython) -> Workload:
     with shown_once() as output, scratch.scratch("torch") as folder:
         paths = folder / "request.json", folder / "outcome.json"
         codec.write(paths[0], codec.to_builtins(request) | {"name": request.name, "flag": request.flag})
-        command = [*WITHOUT_TERMINAL_SIGNALS, by.path, str(_START), *map(str, paths)]
+        command = [*WITHOUT_TERMINAL_SIGNALS, by.path, str(START), "run_script", *map(str, paths)]
         if not request.script_may_write:
             command = protected(command, script_protection(request.script, request.arguments), folder)
         environment = script_environment(request.devices, folder, by.environment())
@@ -85,8 +87,9 @@ def check_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "PyTorch is not installed beside dpsim",
-            allowed="PyTorch 2.4 or newer, for --torch-script and --torch alone",
-            remedy=f"{install('torch')}, in the environment that the script runs in",
+            allowed="it, where dpsim itself measures the ranks of a script; profile, reproduce, explain -- COMMAND and"
+            " tune with --machine enter the environment that the script has",
+            remedy=install("torch"),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -299,3 +300,30 @@ def replace_everywhere(original: Any, replacement: Any) -> None:
     for module_name, module in list(sys.modules.items()):
         if module_name.split(".")[0] == "torch" and getattr(module, "__dict__", {}).get(name) is original:
             setattr(module, name, replacement)
+
+
+def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None:
+    """Let the process group that the script asks for be one that meets in the file ``store``.
+
+    It is gloo's; with ``on_gpus`` NCCL's for tensors on GPUs, and each rank has the GPU of its number.
+    """
+    original = distributed_c10d.init_process_group
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    if on_gpus:
+        torch.cuda.set_device(rank)
+
+    parameters = inspect.signature(original)
+
+    def init_process_group(*arguments: Any, **keywords: Any) -> None:
+        check_world_size(parameters.bind(*arguments, **keywords).arguments, ranks)
+        original(backend, store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
+
+    replace_everywhere(original, init_process_group)
+
+
+def disconnect() -> None:
+    """End the script's process group, whose threads would abort the process as it ends."""
+    if distributed.is_initialized():
+        gc.collect()  # what refers to the group in a circle, as sharded modules do, keeps its threads
+        distributed.destroy_process_group()
+        gc.collect()

@@ -1,4 +1,4 @@
-"""``python start.py REQUEST OUTCOME``: runs a user's PyTorch script in the environment of a job, for dpsim.
+"""``python start.py MODULE PATHS``: runs a module of this folder in the environment of a job, for dpsim.
 
 That may be another environment than dpsim's, which has nothing of what dpsim needs. Of dpsim it loads this folder and
 the few modules beside it that load the standard library alone.
@@ -6,6 +6,7 @@ the few modules beside it that load the standard library alone.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import warnings
@@ -29,6 +30,5 @@ if __name__ == "__main__":
     if Path(sys.path[0]) == Path(__file__).parent:  # Python puts it there, unless it is told not to
         del sys.path[0]
     load_dpsim()
-    from dpsim.torch.script.probe.run_script import main
-
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    module = importlib.import_module(f"dpsim.torch.script.probe.{sys.argv[1]}")
+    module.main(*map(Path, sys.argv[2:]))
