@@ -94,9 +94,9 @@ def test_the_listed_commands_run_one_after_the_other(tmp_path: Path) -> None:
 
 def test_the_readme_shows_what_predict_prints(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer that a command gives from files or flags alone."""
+    monkeypatch.chdir(ROOT)
     shown = re.findall(r"^\*\*(.*?)\*\* (.*)\n\n```sh\ndpsim ([^`]*)```", README, re.MULTILINE)
     assert len(shown) == 6
-    monkeypatch.chdir(ROOT)
     for question, answer, arguments in shown:
         if parts := _ANSWERS.get(question):
             code, printed, err = dpsim(*shlex.split(arguments.replace("\\\n", " ")))
