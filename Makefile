@@ -23,7 +23,8 @@ marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
 
 # What another processor may round, choose or reproduce otherwise.
 PROCESSOR_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_schedule.py,$(wildcard tests/kernels/test_*.py)) \
-	tests/nn tests/runtime tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
+	tests/nn $(wildcard $(addprefix tests/runtime/test_,leaves.py runtime_training.py strategies.py zero1.py)) \
+	tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
 
 .PHONY: help sweep dist accuracy neighbours validate test test-avx2 test-slow attacks test-torch test-cupy check gpu-check format clean
 
@@ -66,14 +67,14 @@ test-avx2: $(VENV)/.ready-dev
 	OPENBLAS_CORETYPE=Haswell DPSIM_VECTORS=avx2 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(PROCESSOR_TESTS)
 
 test-slow: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(call marked,slow)
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal $(call marked,slow)
 
 # More than an hour: kills of all commands, damaged inputs and odd command lines. The kills continue where they were interrupted.
 attacks: $(VENV)/.ready-torch
 	$(BIN)/python -m dpsim.experiments.stress.kills --parts readers,commands,kills --output $(ATTACKS)
 
 test-torch: $(VENV)/.ready-torch
-	$(BIN)/python -m pytest -m torch -n 2 --dist load $(call marked,torch)
+	$(BIN)/python -m pytest -m torch -n 2 --dist worksteal $(call marked,torch)
 
 test-cupy: $(VENV)-cupy/.ready
 	PYTHONPATH="$(abspath $(VENV)-cupy)" $(BIN)/python -m pytest -m cupy -n 2 $(call marked,cupy)

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from dpsim.report.glossary import terms
 
 ROOT = Path(__file__).parents[1]
+Dpsim = Callable[..., tuple[int, str, str]]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _BUDGET = re.compile(r"(--budget |^budget_s = )\d+(s?)", re.MULTILINE)
@@ -79,33 +81,28 @@ def test_the_listed_commands_run_one_after_the_other(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
-def test_the_readme_shows_what_predict_prints() -> None:
+def test_the_readme_shows_what_predict_prints(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of the page's example, line for line, and each answer that is quoted from such a table."""
+    monkeypatch.setenv("COLUMNS", "110")  # as wide as the README's block
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     files = "--workload {0}/googlenet_k80.toml --machine {0}/k80_10gbe.toml".format(ROOT / "experiments" / "machines")
-    printed = _predicted(f"{files} --devices 2,4,8 --local-batch 16")
+
+    def predicted(arguments: str) -> str:
+        code, out, err = dpsim("predict", *arguments.split())
+        assert code == 0, err
+        return out
+
+    printed = predicted(f"{files} --devices 2,4,8 --local-batch 16")
     shown = next(block for _, block in _BLOCK.findall(text) if block.startswith("GoogleNet"))
     assert shown.strip().splitlines() == [line.rstrip() for line in printed.splitlines() if not line.startswith("Note")]
     assert (gain := "speedup 4.43 (3.37 to 5.87), scaling efficiency 55") in printed and f"{gain} %" in text
-    batches = _predicted(f"{files} --devices 4 --local-batch 16,32,64")
+    batches = predicted(f"{files} --devices 4 --local-batch 16,32,64")
     assert (batch := "local batch 64 trains most samples per second, 621.8") in batches and batch in text
     upgrade = files.replace("k80_10gbe", "ethernet_10gbit") + f",{ROOT}/experiments/machines/ethernet_100gbit.toml"
-    printed = _predicted(f"{upgrade} --devices 8 --local-batch 16 --algorithm ring")
+    printed = predicted(f"{upgrade} --devices 8 --local-batch 16 --algorithm ring")
     assert (faster := "131 ms instead of 187 ms: 1.43 times as fast (1.08 to 1.79)") in printed and faster in text
-    thresholds = _predicted(f"{files} --devices 4 --local-batch 64 --fusion-threshold 0,1MiB,16MiB,inf")
+    thresholds = predicted(f"{files} --devices 4 --local-batch 64 --fusion-threshold 0,1MiB,16MiB,inf")
     assert (best := "fastest at threshold 0 (no certain difference: 1 MiB, 16 MiB)") in thresholds and best in text
-
-
-def _predicted(arguments: str) -> str:
-    """Return what ``dpsim predict`` prints in a window as wide as the README's block."""
-    return subprocess.run(
-        [sys.executable, "-m", "dpsim", "predict", *arguments.split()],
-        env=os.environ | {"COLUMNS": "110"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)

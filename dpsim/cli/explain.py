@@ -48,7 +48,9 @@ class ScriptFlags(flags.Flags, of="torch_script network"):
     network: str | None = flags.flag(
         "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
     )
-    json_line: bool = flags.flag("Of a job: also print the answer as one line of JSON on stderr.", default=False)
+    json_line: Path | None = flags.flag(
+        "Of a job: the file for the answer as a line of JSON, beside the text on stderr."
+    )
     script_may_write: flags.ScriptMayWrite = None
     wait_until_quiet: flags.WaitUntilQuiet = None
 
@@ -105,7 +107,7 @@ def explain(
     (source,) = sources
     unused = {"torch_script": (of,), "measured": (script,), "trace": (script, of)}
     _refuse(unused[source], (source, "json"), flags.flag_of(source))
-    if script.json_line:
+    if script.json_line is not None:
         raise ConfigError("--json-line without the command of a job", allowed="--json", remedy="type --json")
     if of.measured is not None:
         explained = _steps(of, of.measured)

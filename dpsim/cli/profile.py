@@ -50,6 +50,7 @@ class ModelFlags(
     from_: Path | None = flags.flag(
         "Read the trace (.json, .json.gz) that PyTorch's profiler made of one rank of a DDP training.", name="--from"
     )
+    python: flags.Python = None
     devices: int | None = flags.flag("With --torch-script, --torch: ranks that it sees (8).")
     steps: int | None = flags.flag("With --torch-script, --torch: training steps to record; then it is ended (15).")
     script_may_write: flags.ScriptMayWrite = None
@@ -100,20 +101,21 @@ def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
     of_script = readers.provided(
         arguments=arguments or None, devices=of.devices, steps=of.steps, script_may_write=of.script_may_write
     )
+    named_python = readers.provided(python=of.python)
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")
     if not sources:
-        _refuse(of_script, "without --torch-script", "name the script, or leave them out")
+        _refuse(of_script | named_python, "without --torch-script", "name the script, or leave them out")
         return _of_model(of_model, local_batches, of.wait_until_quiet)
     if of.from_ is not None:
-        unused = of_model | of_script | readers.provided(wait_until_quiet=of.wait_until_quiet)
+        unused = of_model | of_script | named_python | readers.provided(wait_until_quiet=of.wait_until_quiet)
         _refuse(unused, "with --from", "leave them out: the trace says what it was recorded of")
         return _of_trace(of.from_, local_batches)
     (source,) = map(_flag, sources)
     _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
     request = ScriptRequest(script=of.torch_script or "", function=of.torch or "", **({"devices": 8} | of_script))
     with show.measuring(of.wait_until_quiet):
-        return profile_script(request, local_batches)
+        return profile_script(request, local_batches, python=of.python)
 
 
 _SHAPES = ("model", "dataset")
@@ -137,7 +139,7 @@ def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]
         raise ConfigError("--dataset without --model", remedy="leave --dataset out: the workload has its own shapes")
     unused = {name: value for name, value in named.items() if name not in _SHAPES}
     if not scripts:
-        unused |= readers.provided(arguments=arguments or None, devices=of.devices, steps=of.steps)
+        unused |= readers.provided(arguments=arguments or None, devices=of.devices, steps=of.steps, python=of.python)
         unused |= readers.provided(script_may_write=of.script_may_write, wait_until_quiet=of.wait_until_quiet)
     _refuse(unused, "with --from-steps", "leave them out: nothing is profiled")
 

@@ -6,6 +6,7 @@ cut to be written.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import sys
@@ -21,9 +22,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import Refused
-from dpsim.torch.script.fsdp import ShardedModel, check_optimizer, give_up
-from dpsim.torch.script.process_group import replace_everywhere
+from dpsim.torch.script.probe.endings import Refused
+from dpsim.torch.script.probe.fsdp import ShardedModel, check_optimizer, give_up
+from dpsim.torch.script.probe.process_group import replace_everywhere
 
 Tensor = Any
 
@@ -117,7 +118,7 @@ class InShards:
         @functools.wraps(foreach_reduce)
         def reduce(parameters: Any, gradients: Any, *arguments: Any, **keywords: Any) -> Any:
             _check_same_parameters([each._param_fqn for each in parameters], parameters[0].mesh_info)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
+            for parameter, gradient in zip(parameters, gradients):
                 kept = parameter.sharded_param.grad
                 local(parameter._param_fqn, gradient if kept is None else gradient + whole(kept))
             return foreach_reduce(parameters, gradients, *arguments, **keywords)
@@ -205,8 +206,8 @@ class Given:
         same = [each is not None and each[2] == digest(each[0].to_local()) for each in known]
         ranks: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(ranks, same)
-        on_all = map(all, zip(*ranks, strict=True))
-        return {id(each[0]): each[1] for each, kept in zip(known, on_all, strict=True) if each is not None and kept}
+        on_all = map(all, zip(*ranks))
+        return {id(each[0]): each[1] for each, kept in zip(known, on_all) if each is not None and kept}
 
 
 def _named_parameters(module: Any) -> list[tuple[str, Any]]:
@@ -232,7 +233,13 @@ def write(tensor: Tensor, values: Tensor) -> None:
 
 def digest(tensor: Tensor) -> int:
     """Return a hash of the bits of a tensor that is whole."""
-    return hashed(whole(tensor).reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return hashed(content(whole(tensor)))
+
+
+def content(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor on the host, without NumPy, which the environment of a job need not have."""
+    values = tensor.detach().contiguous()
+    return ctypes.string_at(values.data_ptr(), values.numel() * values.element_size())
 
 
 def hashed(content: bytes) -> int:
