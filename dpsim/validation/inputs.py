@@ -282,9 +282,7 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     degrees_of_freedom = len(part.known) - len(names)
     if COMPUTE in names and degrees_of_freedom > 0:
         scatter = _scatter(misfits(start), degrees_of_freedom)
-        by_line = _changed(
-            by_line, "workload", lambda base: msgspec.structs.replace(base, relative_uncertainty=scatter)
-        )
+        by_line = _changed(by_line, "workload", functools.partial(msgspec.structs.replace, relative_uncertainty=scatter))
     return _with_free(by_line, free(start), fill)
 
 

@@ -107,7 +107,11 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("report a b --format csv --trace", "--format, --trace with several folders", "leave it out"),
         ("predict --page a.html --set overlap=off", "--set overlap with --page", "a slider for each setting"),
         ("explain --json --devices 2 -- python a.py", "--devices, --json with a command and no script", "leave it out"),
-        ("explain --json-line a.json --measured 1:1s,2:1s --parameters 9", "--json-line with --measured", "leave it out"),
+        (
+            "explain --json-line a.json --measured 1:1s,2:1s --parameters 9",
+            "--json-line with --measured",
+            "leave it out",
+        ),
         ("explain --json-line a.json --set overlap=off -- python a.py", "--set overlap with a command", "leave it out"),
         ("explain --steps 2 -- python a.py", "--steps is 2", "5 or more"),
         ("explain nowhere.py", "there is no command 'nowhere.py'", "dpsim explain -- python"),
