@@ -140,7 +140,7 @@ def _compared(
     tuned: Tuned, machine: Machine, job: _Job | None, given: SettingFlags, measured: MeasureFlags
 ) -> Comparison:
     """Measure the best options and the default in turns. Raises ``ConfigError`` where there is no other option."""
-    from dpsim.harness.tuned import MEASURED
+    from dpsim.harness.sweep.scores import MEASURED
 
     samples = math.inf if job else _samples(given)
     accumulation = job is None or not job.profiled.cannot_accumulate
@@ -153,7 +153,7 @@ def _compared(
 
 def _print_measured(comparison: Comparison, tuned: Tuned, workload: Workload, framework: Framework) -> tuple[str, str]:
     """Print what was measured, and return the answer and the line to paste."""
-    from dpsim.harness.tuned import measured_regret
+    from dpsim.harness.sweep.scores import measured_regret
     from dpsim.report import tuning as report
 
     rows = report.measured_records(comparison, tuned)
