@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.harness.script.measure import ScriptStudy
-    from dpsim.launch.user_script import is_module
+    from dpsim.launch.user_program import is_module
 
     question, experiment = _experiment(question, given, of, arguments)
     script = experiment.script
@@ -89,7 +89,7 @@ def _experiment(
 ) -> tuple[str, Experiment]:
     """Return what is asked of the script, and what to measure. Raises ``ConfigError``."""
     from dpsim.harness.script.experiment import script_experiment
-    from dpsim.launch.user_script import check_program
+    from dpsim.launch.user_program import check_program
 
     shared = _SHARED.split()
     if unused := [name for name in given.given() if name not in shared]:
@@ -104,8 +104,8 @@ def _experiment(
     return question, script_experiment(
         script,
         arguments=arguments,
-        **flags.provided(
-            devices=flags.listed("--devices", given.devices, flags.whole("--devices")),
+        **readers.provided(
+            devices=readers.listed("--devices", given.devices, readers.whole_numbers("--devices")),
             caps_bytes=values.get("fusion_threshold_bytes"),
             local_batches=values.get("local_batch"),
             accumulates=values.get("accumulate"),
@@ -114,7 +114,7 @@ def _experiment(
             runtimes=values.get("runtime"),
             strategy=of.strategy,
             seed=values.get("seed"),
-            budget_s=flags.budget(given.budget),
+            budget_s=readers.budget(given.budget),
         ),
     )
 

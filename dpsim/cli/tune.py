@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
 from dpsim.registry import listed
@@ -96,7 +97,7 @@ def tune(
     from dpsim import workload as workloads
     from dpsim.report import tuning as report
 
-    framework, counts = FRAMEWORKS.find(given.framework), flags.counts_or_layouts(devices)
+    framework, counts = FRAMEWORKS.find(given.framework), readers.counts_or_layouts(devices)
     flags.writable(measured.output, folders=("sweep",))
     scripted = source.torch_script is not None
     here = scripted and source.machine is None
@@ -226,7 +227,7 @@ class _Job:
         from dpsim.harness.script.experiment import script_experiment
         from dpsim.harness.script.measure import ScriptStudy
         from dpsim.harness.script.tune import profiled
-        from dpsim.launch.user_script import is_module
+        from dpsim.launch.user_program import is_module
         from dpsim.machine import NODE, Network
 
         script = source.torch_script or ""
@@ -238,14 +239,15 @@ class _Job:
             networks=(network,),
             communication=("mpi" if Network.parse(network).emulated else "gloo",),
             **{name: value for name, value in given.values().items() if name == "seed"},
-            **flags.provided(budget_s=flags.budget(measured.budget)),
+            **readers.provided(budget_s=readers.budget(measured.budget)),
         )
         folder = measured.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         study = ScriptStudy(experiment=declared, script_may_write=bool(measured.script_may_write))
-        batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
-        known = profiled(study, batches, progress, accumulates=measured.measure)
-        return cls(study=study, profiled=known, folder=folder)
+        batches = readers.listed("--local-batch", given.local_batch, readers.whole_numbers("--local-batch")) or ()
+        python = sys.executable if source.machine is None else None  # that which is measured, or the job's own
+        profiled_inputs = profiled(study, batches, progress, accumulates=measured.measure, python=python)
+        return cls(study=study, profiled=profiled_inputs, folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
         from dpsim.harness.script.tune import tune_here

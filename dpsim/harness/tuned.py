@@ -18,6 +18,6 @@ def measured_regret(comparison: Comparison, options: Sequence[PredictedRow], adv
 
     The best is chosen on other rounds than it is timed on, where there are enough, so that it may be negative.
     """
-    found = {option: measured_point(comparison, option.plan) for option in options}
-    points = {option: point for option, point in found.items() if point is not None}
+    measured = {option: measured_point(comparison, option.plan) for option in options}
+    points = {option: point for option, point in measured.items() if point is not None}
     return regret([*points.values()], [*points].index(advised)).mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.script_output import on_ranks_shown_once
-from dpsim.launch.user_script import check_program, is_module
+from dpsim.launch.user_program import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
 from dpsim.model.observed import Observed, Steps, joined, observed_parts
@@ -24,7 +25,7 @@ from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
 from dpsim.progress import Progress, no_progress
 from dpsim.setting import Grid
-from dpsim.study.observe_task import ObserveTask
+from dpsim.study.task import ObserveTask
 from dpsim.torch.script.profile_script import check_torch, profile_script
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.units import format_duration, format_size
@@ -76,10 +77,10 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         small = _small_buckets(observed, steps, runs[1], base)
         parts, base = ([*parts, small], base) if small.low_s > 0 else (observed_parts(steps), steps)
     workload = _profile(of, observed, notes, progress)
-    found: tuple[Remedy, ...] = ()
+    predicted_remedies: tuple[Remedy, ...] = ()
     if workload is not None:
         try:
-            found = remedies(workload, *_predicted(of, observed, workload, parts))
+            predicted_remedies = remedies(workload, *_predicted(of, observed, workload, parts))
         except ConfigError as error:
             notes.append(f"Remedies are not predicted: {error.given}")
         parts = _split(parts, workload, observed)
@@ -89,7 +90,7 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         float(steps.step_s.mean()),
         parts,
         f"{len(steps.step_s)} steps of real ranks{f' over {of.network}' * (of.network != 'node')}{steps.clean_share}",
-        remedies=(*without_parts(parts), *found),
+        remedies=(*without_parts(parts), *predicted_remedies),
         notes=tuple(notes),
     )
 
@@ -156,12 +157,12 @@ def _profile(of: ScriptToExplain, observed: Observed, notes: list[str], progress
     )
     try:
         progress(f"profiling one process on batches of {batch} and {_LARGER_BATCH * batch}")
-        return profile_script(request, (batch, _LARGER_BATCH * batch))
+        return profile_script(request, (batch, _LARGER_BATCH * batch), python=sys.executable)
     except ConfigError as error:
         notes.append(f"What of the computation no batch changes is not known: {error.given}")
     try:
         progress("profiling one process")
-        return profile_script(request)
+        return profile_script(request, python=sys.executable)
     except ConfigError as error:
         notes.append(f"Remedies are not predicted: {error.given}")
     return None

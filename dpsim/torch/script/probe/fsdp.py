@@ -1,0 +1,396 @@
+"""PyTorch's ``fully_shard`` (FSDP): what is recorded and timed of a model that it has sharded. Loads torch.
+
+On processors FSDP waits for each of its collectives: a unit is gathered as its forward begins, and where it is given up
+after forward once more in backward; its gradients are reduce-scattered as its backward ends. Nothing runs beside them.
+Source: PyTorch 2.13, ``torch/distributed/fsdp/_fully_shard``, where streams and events do nothing on a processor.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter as now
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed, nn
+from torch.distributed import fsdp
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from dpsim.errors import ConfigError
+from dpsim.torch.script.probe.endings import Refused
+from dpsim.torch.script.probe.process_group import replace_everywhere
+
+_ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+"""The collectives that FSDP calls, by their names since PyTorch 2.13, or before."""
+_UPDATES = 3
+
+
+class Unit(NamedTuple):
+    """A ``dpsim.ddp_settings.ShardedUnit``."""
+
+    name: str
+    size_bytes: int
+    reshard: bool
+
+
+class ShardedModel:
+    """A model whose root was given to ``fully_shard``, with what is asked of a DDP model, and its units.
+
+    It is made before the first forward, when the module has its shards as parameters.
+    """
+
+    static_graph = False
+
+    def __init__(self, root: Any) -> None:
+        self.module = root
+        state = root._get_fsdp_state()
+        if not hasattr(state, "_fsdp_param_groups"):
+            raise Refused(
+                ConfigError(
+                    f"the script uses fully_shard of PyTorch {torch.__version__}",
+                    allowed="that of PyTorch 2.13, whose units dpsim can read",
+                    remedy="install PyTorch 2.13 or newer",
+                )
+            )
+        self.device_type = state._device.type
+        give_up(root)
+        names = {id(parameter): name for name, parameter in root.named_parameters(remove_duplicate=False)}
+        self.groups: dict[str, list[Any]] = {}
+        self.parameters: list[tuple[str, str, Any]] = []
+        """Name, unit and shard of each parameter that is trained."""
+        for unit, module in _units(root):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                self.groups.setdefault(unit, []).append(group)
+                shards = [each.sharded_param for each in group.fsdp_params]
+                self.parameters += [(names[id(each)], unit, each) for each in shards if each.requires_grad]
+        self.called: dict[str, None] = {}
+        """The units in the order in which their forwards began."""
+
+    def modules(self) -> Any:
+        return self.module.modules()
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether the next backward reduces gradients (``set_requires_gradient_sync``)."""
+        return all(group.reduce_grads for groups in self.groups.values() for group in groups)
+
+    def began(self, module: Any) -> None:
+        """Note that the forward of a unit has begun."""
+        name = next((name for name, each in _units(self.module) if each is module), None)
+        if name in self.groups:
+            self.called.setdefault(name)
+
+    def pause(self, seconds: float) -> None:
+        """Let this rank of a ``ReplicatedGroup`` sleep so long for all parameters: in a collective as its bytes are."""
+        whole_bytes = sum(shard.numel() * shard.element_size() for _, _, shard in self.parameters)
+        for groups in self.groups.values():
+            for group in groups:
+                group.mesh_info.shard_process_group.pause_s_per_byte = seconds / whole_bytes
+
+    @property
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """The sizes of the units, in the order in which backward reduces their gradients."""
+        return tuple(unit.size_bytes for unit in reversed(self.units))
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The units with parameters that are trained, in the order of their forwards. Raises ``ConfigError``."""
+        sizes: dict[str, int] = {}
+        for _, unit, shard in self.parameters:
+            sizes[unit] = sizes.get(unit, 0) + shard.numel() * shard.element_size()
+        units = []
+        for name in self.called:
+            for group in self.groups[name]:
+                _check_group(name, group)
+            again = any(group._reshard_after_forward and group.unshard_in_backward for group in self.groups[name])
+            if name in sizes:
+                units.append(Unit(name=name, size_bytes=sizes[name], reshard=again))
+        return tuple(units)
+
+
+def give_up(root: Any) -> None:
+    """Let all units keep but their shards, also where the script has gathered them before forward."""
+    for _, module in _units(root):
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            group.wait_for_unshard()
+            group.reshard()
+
+
+def _units(root: Any) -> list[tuple[str, Any]]:
+    return [(name, module) for name, module in root.named_modules() if isinstance(module, fsdp.FSDPModule)]
+
+
+def _check_group(unit: str, group: Any) -> None:
+    """Raises ``ConfigError`` for what a script set after ``fully_shard``, and no prediction contains."""
+    for name, is_set in (
+        ("set_reshard_after_backward(False)", not group.reshard_after_backward),
+        ("set_all_reduce_hook", group._all_reduce_hook is not None),
+        ("an unshard that is not waited for", group.unshard_async_op),
+    ):
+        if is_set:
+            raise _not_done(f"{name} of the unit {unit or 'of the root'}", "units as fully_shard makes them")
+
+
+class Forwards:
+    """Calls ``around`` in place of the forward of a root, and notes the units that are called in it.
+
+    It gets that forward, which takes the model first, the model and the arguments. A unit that backward calls again, to
+    compute its activations anew, is no forward of the model.
+    """
+
+    def __init__(self, around: Callable[..., Any]) -> None:
+        self._around = around
+        self._models: dict[Any, ShardedModel] = {}
+        self._current: ShardedModel | None = None
+
+    def call(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call a module that ``fully_shard`` was given."""
+        original: Any = super(fsdp.FSDPModule, module).__call__  # type: ignore[misc]
+        if self._current is not None:
+            self._current.began(module)
+            return original(*arguments, **keywords)
+        if module._get_fsdp_state()._is_root is False:
+            return original(*arguments, **keywords)
+        if module not in self._models:
+            self._models[module] = ShardedModel(module)
+
+        def forward(model: ShardedModel, /, *arguments: Any, **keywords: Any) -> Any:
+            self._current = model
+            model.began(module)
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                self._current = None
+
+        return self._around(forward, self._models[module], *arguments, **keywords)
+
+
+def watch(around: Callable[..., Any], *, instead_of_ddp: bool, done: str = "predicted") -> None:
+    """Call ``around`` in place of the forward of every root, and refuse arguments with which FSDP is not ``done``.
+
+    With ``instead_of_ddp`` a script that wraps its model in DistributedDataParallel shards it instead.
+    """
+    forwards, shard = Forwards(around), fsdp.fully_shard
+    parameters = inspect.signature(shard)
+
+    @functools.wraps(shard)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        _check_arguments(parameters.bind(*arguments, **keywords).arguments, done)
+        return shard(*arguments, **keywords)
+
+    def call(module: Any, *arguments: Any, **keywords: Any) -> Any:
+        return forwards.call(module, arguments, keywords)
+
+    fsdp.FSDPModule.__call__ = call
+    replace_everywhere(shard, checked)
+    fsdp.FullyShardedDataParallel.__init__ = _refuse_first_version
+    if instead_of_ddp:
+        make = Optimizer.__init__
+
+        @functools.wraps(make)
+        def made(self: Any, *arguments: Any, **keywords: Any) -> None:
+            make(self, *arguments, **keywords)
+            _OPTIMIZERS.append(self)
+
+        Optimizer.__init__ = made
+        replace_everywhere(DistributedDataParallel, ShardedInstead)
+
+
+class ShardedInstead(nn.Module):
+    """What takes the place of DistributedDataParallel in a script: it shards the module, a unit for each block.
+
+    Blocks are the members of the outermost ``Sequential`` and ``ModuleList``, or the module's children where it has
+    none. As DDP does, it lets all ranks begin with rank 0's parameters and buffers.
+    """
+
+    def __init__(self, module: Any, *_: Any, **__: Any) -> None:
+        super().__init__()
+        for tensor in (*module.parameters(), *module.buffers()):
+            distributed.broadcast(tensor.detach(), src=0)
+        whole = dict(module.named_parameters())
+        for block in _blocks(module):
+            fsdp.fully_shard(block)
+        self.module = fsdp.fully_shard(module)
+        _give_shards({whole[name]: shard for name, shard in self.module.named_parameters() if name in whole})
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.module(*arguments, **keywords)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards within it add to the gradients of this rank alone."""
+        self.module.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.module.set_requires_gradient_sync(True)
+
+
+_OPTIMIZERS: list[Any] = []
+"""Those that a script has built, where what it wraps in DDP is sharded instead."""
+
+
+def _give_shards(shards: dict[Any, Any]) -> None:
+    """Let the optimizers that were built before the model was wrapped have its shards, as with DDP they are the same.
+
+    One that has a state of the whole parameters already is left alone, and refused as it steps.
+    """
+    for optimizer in _OPTIMIZERS:
+        if any(optimizer.state.get(whole) for whole in shards):
+            continue
+        for group in optimizer.param_groups:
+            group["params"] = [shards.get(each, each) for each in group["params"]]
+
+
+def _blocks(module: Any) -> list[Any]:
+    """The modules that are sharded as units of their own, each with parameters that are trained."""
+    children = list(module.children())
+    if not isinstance(module, (nn.Sequential, nn.ModuleList)):
+        lists = [each for each in children if isinstance(each, (nn.Sequential, nn.ModuleList))]
+        children = [member for each in lists for member in each] or children
+    return [each for each in children if any(parameter.requires_grad for parameter in each.parameters())]
+
+
+class WaitedCollectives:
+    """When this rank's calls of FSDP's collectives began and ended, by their kind: it waits for each."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, list[tuple[float, float]]] = {"all-gather": [], "reduce-scatter": []}
+        for collective, spans in zip((_ALL_GATHER, _REDUCE_SCATTER), self.spans.values()):
+            setattr(distributed, collective.__name__, _timed(collective, spans))
+
+    def taken_s(self) -> float:
+        """Seconds in the collectives since this was last asked for, or since ``forget``."""
+        seconds = sum(ended_s - begun_s for spans in self.spans.values() for begun_s, ended_s in spans)
+        self.forget()
+        return seconds
+
+    def forget(self) -> None:
+        """Begin anew."""
+        for spans in self.spans.values():
+            spans.clear()
+
+
+def _timed(collective: Any, spans: list[tuple[float, float]]) -> Any:
+    @functools.wraps(collective)
+    def timed(*arguments: Any, **keywords: Any) -> Any:
+        begun_s = now()
+        work = collective(*arguments, **keywords)
+        spans.append((begun_s, now()))
+        return work
+
+    return timed
+
+
+def plain_update_s(optimizer: Any) -> float | None:
+    """Seconds that an optimizer of PyTorch takes for this rank's shards as plain tensors; None for another one.
+
+    What it takes longer for shards, whose every operation is dispatched by ``DTensor``, does not grow with their size.
+    """
+    if optimizer is None or not type(optimizer).__module__.startswith("torch.optim"):
+        return None
+    if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+        return None
+    groups = []
+    for group in optimizer.param_groups:
+        plain = [
+            nn.Parameter(each.detach().to_local().clone()) for each in group["params"] if isinstance(each, DTensor)
+        ]
+        for each in plain:
+            each.grad = torch.ones_like(each)
+        groups.append(group | {"params": plain})
+    copy = type(optimizer)(groups)
+    times = []
+    for _ in range(_UPDATES):
+        began_s = now()
+        copy.step()
+        times.append(now() - began_s)
+    return min(times)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises ``Refused`` for an optimizer that has none of the shards: it was built before the model was sharded."""
+    if not any(isinstance(each, DTensor) for group in optimizer.param_groups for each in group["params"]):
+        raise Refused(
+            ConfigError(
+                "the script builds its optimizer before fully_shard, of parameters that are no longer the model's",
+                allowed="an optimizer of the parameters that the sharded model has",
+                remedy="build the optimizer behind fully_shard, or behind DistributedDataParallel",
+            )
+        )
+
+
+def _check_arguments(given: dict[str, Any], done: str) -> None:
+    """Raises ``Refused`` for arguments of ``fully_shard`` with which a script is not predicted, or not compared."""
+    policy, mesh, reshard = (given.get(name) for name in ("mp_policy", "mesh", "reshard_after_forward"))
+    dtypes = [getattr(policy, name, None) for name in ("param_dtype", "reduce_dtype", "output_dtype")]
+    for words, is_given, allowed in (
+        ("a list of modules", isinstance(given["module"], (list, tuple)), "a module a call"),
+        ("mp_policy, which is mixed precision", any(dtypes), "parameters and gradients in their own dtype"),
+        (
+            "offload_policy, which offloads to the host",
+            isinstance(given.get("offload_policy"), fsdp.CPUOffloadPolicy),
+            "parameters that stay on the device",
+        ),
+        ("a mesh of several dimensions (HSDP)", mesh is not None and mesh.ndim > 1, "a mesh of one dimension"),
+        (
+            "a mesh of some of the ranks",
+            mesh is not None and mesh.ndim == 1 and mesh.size() != distributed.get_world_size(),
+            "a mesh of all ranks",
+        ),
+        (
+            f"reshard_after_forward={reshard}, a number of ranks",
+            isinstance(reshard, int) and not isinstance(reshard, bool),
+            "reshard_after_forward True, False or None",
+        ),
+        ("shard_placement_fn", given.get("shard_placement_fn") is not None, "parameters cut along their first extent"),
+        ("dp_mesh_dims", given.get("dp_mesh_dims") is not None, "a mesh of one dimension"),
+    ):
+        if is_given:
+            raise Refused(_not_done(f"fully_shard with {words}", allowed, done))
+
+
+def _not_done(given: str, allowed: str, done: str = "predicted") -> ConfigError:
+    rest = "compare" if done == "compared" else "measure"
+    return ConfigError(
+        f"the script uses {given}, which is not {done}", allowed=allowed, remedy=f"leave it out to {rest} the rest"
+    )
+
+
+def _refuse_first_version(*_: Any, **__: Any) -> None:
+    raise Refused(
+        ConfigError(
+            "the script uses FullyShardedDataParallel, PyTorch's first FSDP",
+            allowed="a script that trains with DistributedDataParallel or with fully_shard",
+            remedy="call torch.distributed.fsdp.fully_shard on the modules that it wraps, and then on the model",
+        )
+    )
+
+
+def check_gradients() -> None:
+    """Raises ``ConfigError`` unless a step's gradients by ``fully_shard`` are those of DDP, on the calling ranks."""
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    torch.manual_seed(0)
+    plain, sharded = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2))
+    sharded.load_state_dict(plain.state_dict())
+    fsdp.fully_shard(sharded[0])
+    fsdp.fully_shard(sharded)
+    samples = torch.randn(4, 8, generator=torch.Generator().manual_seed(1 + rank))
+    for model in (DistributedDataParallel(plain), sharded):
+        model(samples).square().sum().backward()
+    for parameter, shard in zip(plain.parameters(), sharded.parameters()):
+        whole = shard.grad.full_tensor()
+        if not torch.allclose(whole, parameter.grad, rtol=1e-4, atol=1e-5):
+            ratio = float((whole * parameter.grad).sum() / parameter.grad.square().sum())
+            raise ConfigError(
+                f"fully_shard of PyTorch {torch.__version__} over gloo gives {ratio:.3g} times DDP's gradients on"
+                f" {ranks} ranks",
+                allowed="a PyTorch with which both train alike, such as 2.13",
+                remedy="install another version of PyTorch",
+            )

@@ -1,0 +1,170 @@
+"""The process that lets a script train on ranks of its own, one run after the other. Loads torch.
+
+``start.py`` calls it with a folder. It reads a ``RunsRequest`` (``dpsim.torch.script.reproduce.observation``) there and
+gives each run a folder in it.
+PyTorch is loaded once: ranks are forked from this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from dpsim.errors import ConfigError
+from dpsim.launch.user_program import run_as_main
+from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused
+from dpsim.torch.script.probe.fsdp import watch
+from dpsim.torch.script.probe.process_group import connect
+from dpsim.torch.script.probe.reproduce import loaders as data_loaders
+from dpsim.torch.script.probe.reproduce import streams as sample_streams
+from dpsim.torch.script.probe.reproduce.loaders import Loaders
+from dpsim.torch.script.probe.reproduce.observer import Observer
+from dpsim.torch.script.probe.reproduce.report import REQUEST, RankReport, write_report
+from dpsim.torch.script.probe.reproduce.values import seed_untouched
+from dpsim.torch.script.probe.run_script import act_as_rank, take_over_spawn
+from dpsim.torch.script.probe.script_error import calls_to, remedy_of, what_happened
+
+_GRACE_S = 15.0
+"""How long ranks may go on after one has ended: they may wait for it for ever."""
+_POLL_S = 0.02
+
+
+def train(request: Any, folder: Path) -> None:
+    """Let the script train in every run that is asked for. Stops after a run of which all ranks died."""
+    for number, run in enumerate(request.runs):
+        own = folder / run.folder
+        if number == 0 and request.first_is_there:
+            continue
+        own.mkdir(exist_ok=True)
+        ranks = [_forked(request, run, folder, rank) for rank in range(run.devices)]
+        if not _awaited(ranks):
+            return
+
+
+def _awaited(ranks: list[int]) -> bool:
+    """Wait for the ranks; whether any ended well. Those that go on too long after another are killed."""
+    left, well, deadline_s = set(ranks), False, float("inf")
+    while left:
+        for pid in tuple(left):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                left.discard(pid)
+                well = well or status == 0
+                deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+        if left and time.monotonic() > deadline_s:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            deadline_s = float("inf")
+        time.sleep(_POLL_S)
+    return well
+
+
+def _forked(request: Any, run: Any, folder: Path, rank: int) -> int:
+    """Start a rank; returns its process id."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pid = os.fork()
+    if pid == 0:
+        _become_rank(request, run, folder, rank)
+    return pid
+
+
+def _become_rank(request: Any, run: Any, folder: Path, rank: int) -> NoReturn:
+    own, first = folder / run.folder, request.runs[0]
+    code = 1
+    try:
+        act_as_rank(rank, run.devices)
+        take_over_spawn(rank, run.devices)
+        torch.set_num_threads(1)
+        connect(str(own / "ranks"), rank, run.devices)
+        seed_untouched(rank)
+        if run.own_seeds and rank:
+            torch.manual_seed(rank)
+        loaders = Loaders(run, first, own, folder / first.folder, rank)
+        data_loaders.install(loaders)
+        observer = Observer(run, rank, request.steps, own, folder / first.folder, loaders)
+        install(observer, run.bucket_cap_bytes)
+        report = _ran(request, rank, observer, own)
+        write_report(own, rank, report)
+        code = 1 if report.error else 0
+        loaders.write_shards()
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
+    """Put ``observer`` around DDP, FSDP, backward and every optimizer of this process."""
+    observer.listen_to_construction(bucket_cap_bytes)
+    observer.wrap(torch.autograd, "backward", observer.backward)
+    observer.wrap(Optimizer, "__init__", observer.constructed)
+    watch(observer.sharded, instead_of_ddp=False, done="compared")
+    observer.given.install()
+    register_optimizer_step_pre_hook(observer.optimizer_begins)
+    register_optimizer_step_post_hook(observer.optimizer_ends)
+    sample_streams.install(observer.streams)
+
+
+def _ran(request: Any, rank: int, observer: Observer, folder: Path) -> RankReport:
+    """Run the script, and return what this rank says at its end."""
+    pid = os.getpid()
+
+    def begun(ending: Ending) -> None:
+        """Write the report before the script, which may catch what ends it, can go on."""
+        if os.getpid() == pid:
+            error = _parts(ending.error) if isinstance(ending, Refused) else None
+            write_report(folder, rank, observer.report(error=error))
+
+    Ending.begun = begun
+    error: ConfigError | None = None
+    try:
+        run_as_main(request.script, request.arguments)
+    except EnoughSteps:
+        return observer.report()
+    except Refused as refused:
+        error = refused.error
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            error = _died(request, rank, ended)
+    except ConfigError as mistake:
+        error = mistake
+    except BaseException as raised:
+        error = _died(request, rank, raised)
+    return observer.report(ended=error is None, error=None if error is None else _parts(error))
+
+
+def _parts(error: ConfigError) -> tuple[str, str, str]:
+    return error.given, error.allowed, error.remedy
+
+
+def _died(request: Any, rank: int, error: BaseException) -> ConfigError:
+    name = Path(request.script).name
+    try:
+        given = what_happened("__main__", name, error, on=f" on rank {rank} of {os.environ['WORLD_SIZE']}")
+    except ConfigError as mistake:
+        return mistake
+    if not isinstance(error, SystemExit):
+        given += calls_to("__main__", error.__traceback__)
+    return ConfigError(given, remedy=remedy_of(error))
+
+
+def main(folder: Path) -> None:
+    """Train as the request in the folder asks."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored until here
+    text = (folder / REQUEST).read_text(encoding="utf-8")
+    train(json.loads(text, object_hook=lambda each: SimpleNamespace(**each)), folder)
