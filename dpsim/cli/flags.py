@@ -115,18 +115,20 @@ class Flags:
         """Return how fields are given: ``--devices, --set overlap``."""
         return ", ".join(f"{SET} {name}" if name in cls.by_set else flag_of(name) for name in names)
 
-    def values(self) -> dict[str, Any]:
+    def values(self, **readers: Callable[[str], Any]) -> dict[str, Any]:
         """Return the values of the fields that are given, of one ``devices`` its ``layout`` too.
 
-        ``reproducible``, where a class has such a flag, stands for the default number of leaves. Raises
-        ``ConfigError``.
+        ``readers`` read lists by the names of their fields, in place of the readers of all commands. ``reproducible``,
+        where a class has such a flag, stands for the default number of leaves. Raises ``ConfigError``.
         """
         known, assigned, values = known_fields(), self._assigned(), dict[str, Any]()
         for name, several in self.several.items():
             given = assigned.get(name, vars(self).get(name))
             if given is None or name not in known:
                 continue
-            if several:
+            if name in readers:
+                values[name] = listed(self.spelled(name), given, readers[name])
+            elif several:
                 values[name] = _list(name, self.spelled(name), known[name], given)
             elif name == "devices":
                 values["devices"], values["layout"] = layout(given)
