@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.cli.script_sweep import DEFAULT
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
@@ -87,7 +87,7 @@ def tune(
     from dpsim import workload as workloads
     from dpsim.report import tuning as report
 
-    framework, counts = FRAMEWORKS.find(given.framework), flags.counts_or_layouts(devices)
+    framework, counts = FRAMEWORKS.find(given.framework), readers.counts_or_layouts(devices)
     flags.writable(of_run.output, folders=("sweep",))
     scripted = source.torch_script is not None
     here = scripted and source.machine is None
@@ -187,10 +187,9 @@ class _Job:
         folder = of_run.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         study = ScriptStudy(experiment=declared, script_may_write=bool(of_run.script_may_write))
-        batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
+        batches = readers.listed("--local-batch", given.local_batch, readers.whole_numbers("--local-batch")) or ()
         python = sys.executable if source.machine is None else None  # that which is measured, or the job's own
-        known = profiled(study, batches, progress, python=python)
-        return cls(study=study, profiled=known, folder=folder)
+        return cls(study=study, profiled=profiled(study, batches, progress, python=python), folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
         from dpsim.harness.script.tune import tune_here

@@ -152,8 +152,8 @@ def _sentences(best: Sequence[Record], fit: StepsFit, convergence: Convergence, 
     for rows in grouped(best, lambda point: tuple(point[name] for name in names)).values():
         fastest: dict[int, Record] = {}
         for point in rows:
-            kept = fastest.setdefault(point["devices"], point)
-            if point["time_to_target_s"] < kept["time_to_target_s"]:
+            best_so_far = fastest.setdefault(point["devices"], point)
+            if point["time_to_target_s"] < best_so_far["time_to_target_s"]:
                 fastest[point["devices"]] = point
         count = paying_devices({devices: point["time_to_target_s"] for devices, point in fastest.items()})
         point = fastest[count]

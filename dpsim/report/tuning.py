@@ -46,12 +46,12 @@ def setting(plan: Plan, default: Plan) -> str:
 
 def records(tuning: Tuning) -> list[Record]:
     """Return every option of every number of devices as a flat record; ``field`` is what it varies."""
-    found = []
+    options_of_all = []
     for tuned in tuning.tuned:
         lists = {"fusion_threshold_bytes": tuned.caps, "local_batch": tuned.batches, "accumulate": tuned.accumulations}
         for field, options in (lists | {"cap and batch": (tuned.together,)}).items():
-            found += [_record(option, tuned, field) for option in options]
-    return found
+            options_of_all += [_record(option, tuned, field) for option in options]
+    return options_of_all
 
 
 def _record(row: PredictedRow, tuned: Tuned, field: str) -> Record:
@@ -114,7 +114,7 @@ def shown(tuned: Tuned) -> list[Record]:
 
 def columns(rows: Sequence[Record]) -> tuple[Column[Record], ...]:
     """Return the columns of the table of one number of devices."""
-    some = len({row["extrapolated"] for row in rows}) > 1
+    differ = len({row["extrapolated"] for row in rows}) > 1
     return (
         Column(head="setting", cell=lambda row: row["setting"], left=True),
         *declared("buckets", "predicted_step_s"),
@@ -122,7 +122,7 @@ def columns(rows: Sequence[Record]) -> tuple[Column[Record], ...]:
         Column(head="gain", cell=lambda row: "" if row["default"] else f"{row['gain']:.2f}x"),
         Column(head="90% interval", cell=lambda row: "" if row["default"] else _ends(row, "gain")),
         Column(head="", cell=_verdict, left=True),
-        Column(head="", cell=lambda row: "extrapolated" * row["extrapolated"], left=True, shown=some),
+        Column(head="", cell=lambda row: "extrapolated" * row["extrapolated"], left=True, shown=differ),
     )
 
 

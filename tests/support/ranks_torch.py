@@ -128,26 +128,30 @@ def _join(comm: MPI.Intracomm, folder: str) -> None:
     distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
 
 
-def sharded_gradients(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> str | None:
-    """What ``check_gradients`` says, on rank 0; with ``summed`` where FSDP sums gradients instead of averaging them."""
+def sharded_gradients(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str] | None:
+    """What ``check_gradients`` says, on rank 0: where FSDP averages gradients, and then where it sums them."""
     _join(comm, argument["folder"])
-    if argument["summed"]:
-        shard = fsdp.fully_shard
+    said = [_refused()]
+    shard = fsdp.fully_shard
 
-        def summing(module: Any) -> Any:
-            sharded = shard(module)
-            sharded.set_force_sum_reduction_for_comms(True)
-            sharded.set_gradient_divide_factor(1.0)
-            return sharded
+    def summing(module: Any) -> Any:
+        sharded = shard(module)
+        sharded.set_force_sum_reduction_for_comms(True)
+        sharded.set_gradient_divide_factor(1.0)
+        return sharded
 
-        fsdp.fully_shard = summing
-    refused = ""
+    fsdp.fully_shard = summing
+    said.append(_refused())
+    disconnect()
+    return None if comm.rank else said
+
+
+def _refused() -> str:
     try:
         check_gradients()
     except ConfigError as error:
-        refused = str(error)
-    disconnect()
-    return None if comm.rank else refused
+        return str(error)
+    return ""
 
 
 def sharded_steps(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:

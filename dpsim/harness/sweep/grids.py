@@ -16,7 +16,7 @@ from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Network
-from dpsim.model.ranking import caps_up_to_all, distinguishing
+from dpsim.model.thresholds import caps_up_to_all, distinguishing
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS
@@ -90,9 +90,9 @@ def of_devices(
         network=None,
         algorithm=None,
     )
-    whole = msgspec.structs.replace(changed, cases=crossed)
-    fitting(whole)
-    return whole
+    completed = msgspec.structs.replace(changed, cases=crossed)
+    fitting(completed)
+    return completed
 
 
 def _networks(experiment: Experiment) -> tuple[dict[str, Any], ...]:

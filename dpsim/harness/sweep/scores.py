@@ -174,12 +174,12 @@ def regret(members: Sequence[ComparedPoint], chosen: int) -> Regret:
     first = [random.permutation(every)[: len(every) // 2] for _ in range(HALVES)]
     sides = ([_medians(member, first, inside=inside) for member in members] for inside in (True, False))
     picked_s, timed_s = map(np.array, sides)
-    whole = np.isfinite(picked_s).all(axis=0) & np.isfinite(timed_s).all(axis=0)
-    if not whole.any():
+    complete = np.isfinite(picked_s).all(axis=0) & np.isfinite(timed_s).all(axis=0)
+    if not complete.any():
         all_s = [float(np.median(clean_values(member.runs))) / member.global_batch for member in members]
         cost = all_s[chosen] / min(all_s) - 1
         return Regret(cost, 0.0, 0)
-    picked_s, timed_s = picked_s[:, whole], timed_s[:, whole]
+    picked_s, timed_s = picked_s[:, complete], timed_s[:, complete]
     best_s = timed_s[np.argmin(picked_s, axis=0), np.arange(timed_s.shape[1])]
     costs = timed_s[chosen] / best_s - 1
     return Regret(float(costs.mean()), float(costs.std()), len(costs))
