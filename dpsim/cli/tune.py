@@ -33,11 +33,6 @@ Examples:
   dpsim tune --torch-script train.py --machine cluster.json --devices 8..64
   dpsim tune --workload w.json --machine m.json --devices 2,4,8,16
     --framework horovod{flags.WORDS}"""
-SHOWN = (
-    "--torch-script --workload --machine --devices --framework --local-batch --global-batch --set "
-    "--network --output --json"
-)
-"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class SourceFlags(flags.Flags, of="torch_script workload machine"):

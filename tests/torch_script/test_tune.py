@@ -167,9 +167,7 @@ def test_a_script_that_cannot_accumulate_is_tuned_and_the_reason_kept(declared: 
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_script_is_tuned_and_the_printed_line_runs(
-    dpsim: Dpsim, declared: Experiment, tmp_path: Path
-) -> None:
+def test_a_script_is_tuned_and_the_printed_line_runs(dpsim: Dpsim, declared: Experiment, tmp_path: Path) -> None:
     flags = ("--devices", "2", "--local-batch", "16", "--output", tmp_path / "tuned")
     code, out, err = dpsim("tune", "--torch-script", declared.script, *flags)
     assert code == 0, err
