@@ -47,7 +47,7 @@ ONE_PLACE: Mapping[str, tuple[str, set[str]]] = {
     "ratio_interval": ("the gain of a predicted row over another", {"dpsim.model.rows"}),
     "equally_fast": ("predicted rows that cannot be told apart", {"dpsim.model.rows"}),
     "candidates": ("the strategies to try, and the kernels", {"dpsim.model.ranking", "dpsim.nn.implementations"}),
-    "caps_up_to_all": ("the thresholds to try", {"dpsim.model.ranking", "dpsim.harness.sweep.grids"}),
+    "caps_up_to_all": ("the thresholds to try", {"dpsim.model.thresholds", "dpsim.harness.sweep.grids"}),
     "known_mechanisms": ("the overlaps to try", {"dpsim.model.ranking", "dpsim.model.compare"}),
     "nnls": ("the link that times imply", {"dpsim.model.link_fit"}),
     "brentq": ("a number that a time implies", {"dpsim.model.link_fit", "dpsim.model.slowest"}),
