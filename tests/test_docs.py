@@ -94,9 +94,9 @@ def test_the_listed_commands_run_one_after_the_other(tmp_path: Path) -> None:
 
 def test_the_readme_shows_what_predict_prints(dpsim: Dpsim, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer that a command gives from files or flags alone."""
+    monkeypatch.chdir(ROOT)
     shown = re.findall(r"^\*\*(.*?)\*\* (.*)\n\n```sh\ndpsim ([^`]*)```", README, re.MULTILINE)
     assert len(shown) == 6
-    monkeypatch.chdir(ROOT)
     for question, answer, arguments in shown:
         if parts := _ANSWERS.get(question):
             code, printed, err = dpsim(*shlex.split(arguments.replace("\\\n", " ")))
@@ -137,3 +137,8 @@ def test_a_formula_of_the_glossary_is_on_the_page_of_formulas() -> None:
     page = "".join((ROOT / "docs" / "formulas.md").read_text(encoding="utf-8").split())
     missing = {term.name for term in terms() if term.formula and "".join(term.formula.split()) not in page}
     assert not missing
+
+
+def test_the_documentation_does_not_grow() -> None:
+    """Words of all pages; the limit only falls."""
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in PAGES) <= 34_900

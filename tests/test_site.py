@@ -20,6 +20,7 @@ pytestmark = [
 ]
 _LINK = re.compile(r'<(?!/)(\w+)\b[^>]*?\s(?:href|src)="([^"]+)"')
 _FIRST_RESULT = """new Promise((done) => {
+  setTimeout(() => done("nothing was found in a minute"), 60000);
   const look = () => {
     const link = document.querySelector(".md-search-result__item a");
     link ? done(link.href) : setTimeout(look, 50);

@@ -109,9 +109,9 @@ def trace_events(timelines: Sequence[Timeline], *, steps: int = STEPS) -> dict[s
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def write_trace(path: Path, timelines: Sequence[Timeline], *, steps: int = STEPS) -> None:
+def write_trace(path: Path, timelines: Sequence[Timeline]) -> None:
     """Write ``trace_events`` as a JSON file that Perfetto opens."""
-    write_text(path, to_json(trace_events(timelines, steps=steps), indent=None) + "\n")
+    write_text(path, to_json(trace_events(timelines), indent=None) + "\n")
 
 
 def _names(pid: int, process: str, lanes: Sequence[int]) -> list[dict[str, Any]]:

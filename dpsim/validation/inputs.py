@@ -281,10 +281,8 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
         start = least_squares(misfits, start, loss="soft_l1", f_scale=_WRONG, **ends).x.tolist()
     degrees_of_freedom = len(part.known) - len(names)
     if COMPUTE in names and degrees_of_freedom > 0:
-        scatter = _scatter(misfits(start), degrees_of_freedom)
-        by_line = _changed(
-            by_line, "workload", lambda base: msgspec.structs.replace(base, relative_uncertainty=scatter)
-        )
+        doubt = _scatter(misfits(start), degrees_of_freedom)
+        by_line = _changed(by_line, "workload", functools.partial(msgspec.structs.replace, relative_uncertainty=doubt))
     return _with_free(by_line, free(start), fill)
 
 

@@ -175,7 +175,6 @@ def _content(
     """Return what the page says."""
     every = [point for points in by_environment.values() for point in points]
     judged = covered(comparisons)
-    inside = f"{_inside(judged)} of {counted(len(judged), 'measured step')} lie inside 90% intervals {_WIDE}."
     return Content(
         name="accuracy",
         heading="How right the predictions are",
@@ -184,7 +183,11 @@ def _content(
         answers=(
             f"Half of all predictions are within {_median_error(every)} of the measured step "
             f"({counted(len(comparisons), 'sweep')}, each with its own profile and calibration).",
-            *([inside] if judged else []),
+            *(
+                [f"{_inside(judged)} of {counted(len(judged), 'measured step')} lie inside 90% intervals {_WIDE}."]
+                if judged
+                else []
+            ),
         ),
         cards=tuple(
             Card(

@@ -21,6 +21,7 @@ from dpsim.records.train import TrainConfig
 from dpsim.runtime.asynchronous.update_order import Compute, Pull, Push, UpdateOrder
 
 OnRanks = Callable[..., Any]
+Together = Callable[..., list[Any]]
 STEPS = 12
 STRATEGIES = ("parameter-server:staleness=2", "gossip:staleness=2")
 PLAIN = Sgd(momentum=0.0)
@@ -45,12 +46,11 @@ def order_of(outcome: dict[str, Any]) -> UpdateOrder:
 
 
 def replays(
-    on_ranks: OnRanks, one: dict[str, Any], *orders: UpdateOrder, devices: tuple[int, ...] = (1,)
+    together: Together, one: dict[str, Any], *orders: UpdateOrder, devices: tuple[int, ...] = (1,)
 ) -> list[dict[str, Any]]:
-    """The results of replays of each order on each number of devices, in one job: starting ranks costs more."""
-    argument = one | {"orders": codec.to_builtins(orders), "devices": devices}
-    results: list[dict[str, Any]] = on_ranks("ranks_asynchronous:replays", argument, devices=max(devices))
-    return results
+    """The results of replays of each order on each number of devices."""
+    arguments = [one | {"order": codec.to_builtins(order)} for order in orders]
+    return together(*(("ranks_asynchronous:replay", each, n) for each in arguments for n in devices))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,13 @@ def replays(
     ],
 )
 def test_a_replay_on_any_number_of_ranks_ends_in_the_same_bits(
-    on_ranks: OnRanks, workers: int, optimizer: Optimizer, model: str, strategy: str, changed: int
+    on_ranks: OnRanks,
+    together: Together,
+    workers: int,
+    optimizer: Optimizer,
+    model: str,
+    strategy: str,
+    changed: int,
 ) -> None:
     """Each update has ``changed`` so many cells."""
     one = case(workers, optimizer, model, strategy)
@@ -74,7 +80,7 @@ def test_a_replay_on_any_number_of_ranks_ends_in_the_same_bits(
     order = order_of(outcome)
     assert len(order.orders) == workers
     assert all(sum(ticket in cell for cell in order.orders) == changed for ticket in range(STEPS * workers))
-    for again in replays(on_ranks, one, order, devices=(1, 2, 3)):
+    for again in replays(together, one, order, devices=(1, 2, 3)):
         for name in ("digest", "losses", "mean_staleness", "consensus_distance", "test_loss"):
             assert again[name] == outcome["result"][name], name
 
@@ -106,21 +112,21 @@ def in_pairs(updates: int, met: int) -> UpdateOrder:
     [(2, STRATEGIES[0], [in_turn(24), in_turn(24, 1)]), (3, STRATEGIES[1], [in_pairs(36, 3), in_pairs(36, 4)])],
 )
 def test_another_order_ends_in_other_bits(
-    on_ranks: OnRanks, workers: int, strategy: str, orders: list[UpdateOrder]
+    together: Together, workers: int, strategy: str, orders: list[UpdateOrder]
 ) -> None:
-    results = replays(on_ranks, case(workers, Sgd(), strategy=strategy), *orders, orders[0])
+    results = replays(together, case(workers, Sgd(), strategy=strategy), *orders, orders[0])
     digests = [result["digest"] for result in results]
     assert digests[0] == digests[2] != digests[1]
 
 
 @pytest.mark.parametrize(("strategy", "order"), [(STRATEGIES[1], in_turn(24)), (STRATEGIES[0], in_pairs(36, 3))])
-def test_an_order_of_another_strategy_is_refused(on_ranks: OnRanks, strategy: str, order: UpdateOrder) -> None:
+def test_an_order_of_another_strategy_is_refused(together: Together, strategy: str, order: UpdateOrder) -> None:
     one = case(len(order.orders), Sgd(), strategy=strategy)
     with pytest.raises(ConfigError, match="an order of updates that strategy"):
-        replays(on_ranks, one, order)
+        replays(together, one, order)
 
 
-def test_gossip_with_all_others_is_training_of_one_copy(on_ranks: OnRanks) -> None:
+def test_gossip_with_all_others_is_training_of_one_copy(together: Together) -> None:
     """n copies that are averaged after each update move as one copy does by 1/n of the update, but for rounding."""
     updates, pulls = STEPS * 3, [[-1] * 3 for _ in range(STEPS * 3)]
     for ticket, row in enumerate(pulls):
@@ -132,7 +138,7 @@ def test_gossip_with_all_others_is_training_of_one_copy(on_ranks: OnRanks) -> No
     )
     one_copy = UpdateOrder(takers=(0,) * updates, pulls=tuple((k,) * 3 for k in range(updates)), orders=all_meet.orders)
     (gossip,), (server,) = (
-        replays(on_ranks, case(3, PLAIN, strategy=strategy), order, devices=(2,))
+        replays(together, case(3, PLAIN, strategy=strategy), order, devices=(2,))
         for strategy, order in (("gossip:peers=2", all_meet), ("parameter-server", one_copy))
     )
     assert gossip["losses"] == pytest.approx(server["losses"], rel=1e-4) and gossip["losses"][0] != gossip["losses"][-1]
@@ -173,7 +179,12 @@ def runs(process: int) -> bool:
     ],
 )
 def test_the_others_go_on_when_workers_die(
-    on_ranks: OnRanks, capfd: pytest.CaptureFixture[str], strategy: str, dies: tuple[int, ...], where: str
+    on_ranks: OnRanks,
+    together: Together,
+    capfd: pytest.CaptureFixture[str],
+    strategy: str,
+    dies: tuple[int, ...],
+    where: str,
 ) -> None:
     """A worker dies while it computes, when it has written new versions, or when these count and are not counted."""
     one = case(3, Sgd(), strategy=strategy)
@@ -186,7 +197,7 @@ def test_the_others_go_on_when_workers_die(
         assert sorted(map(len, order.orders)) == [STEPS * 3 - len(dies)] * 3
     said = capfd.readouterr().err
     assert all(said.count(f"worker {rank} (process ") == (rank in dies) for rank in range(3)), said
-    (again,) = replays(on_ranks, one, order)
+    (again,) = replays(together, one, order)
     assert again["digest"] == outcome["result"]["digest"]
     assert not [*filter(runs, outcome["processes"])]
 

@@ -163,17 +163,16 @@ def test_a_digest_is_of_parameters_optimizer_state_and_running_statistics(on_ran
     assert len(set(digests.values())) == len(digests)
 
 
-@pytest.mark.parametrize("devices", [2, 3])
-def test_rank_0s_parameters_and_running_statistics_are_everyones(devices: int, on_ranks: OnRanks) -> None:
+def test_rank_0s_parameters_and_running_statistics_are_everyones(together: Callable[..., Any]) -> None:
     argument = {"model": "cnn:3,4", "dataset": "synthetic:6x5x2,classes=3,train=24,test=6"}
-    actual = on_ranks("ranks_runtime:perturbed_start", argument, devices=devices)
-    assert actual == {"parameters": True, "state": True, "has_state": True, "digest": True}
+    for actual in together(*(("ranks_runtime:perturbed_start", argument, devices) for devices in (2, 3))):
+        assert actual == {"parameters": True, "state": True, "has_state": True, "digest": True}
 
 
-def test_evaluation_counts_every_test_sample_once_at_any_device_count(on_ranks: OnRanks) -> None:
+def test_evaluation_counts_every_test_sample_once_at_any_device_count(together: Callable[..., Any]) -> None:
     sizes = (1, 3, 11)
     every = [case("evaluate") | {"dataset": DATASET.replace("test=11", f"test={size}")} for size in sizes]
-    alone, *others = on_ranks("ranks_runtime:evaluated", {"cases": every, "devices": [1, 2, 3, 4]}, devices=4)
+    alone, *others = together(*(("ranks_runtime:evaluated", {"cases": every}, n) for n in (1, 2, 3, 4)))
     for devices, actual in enumerate(others, start=2):
         for size, (expected,), sums in zip(sizes, alone, actual, strict=True):
             assert len(sums) == devices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from typing import Any
@@ -85,14 +84,8 @@ def train(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) -> dict[s
     }
 
 
-def replays(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) -> list[dict[str, Any]]:
-    """The results of ``case["orders"]``, each replayed on the first ranks of its ``case["devices"]``."""
-    results = []
-    for order, devices in itertools.product(case["orders"], case["devices"]):
-        some = comm.Split(0 if comm.rank < devices else MPI.UNDEFINED, comm.rank)
-        if some == MPI.COMM_NULL:
-            continue
-        worker, plan = _worker(some, case)
-        replayed = training.replay(some, worker, plan, codec.decode(order, UpdateOrder, "order"), _rate)
-        results.append(dict(codec.to_builtins(replayed)))
-    return results
+def replay(comm: MPI.Intracomm, case: dict[str, Any], report: Progress) -> dict[str, Any]:
+    """The result of the replay of ``case["order"]``."""
+    worker, plan = _worker(comm, case)
+    order = codec.decode(case["order"], UpdateOrder, "order")
+    return dict(codec.to_builtins(training.replay(comm, worker, plan, order, _rate)))

@@ -135,17 +135,14 @@ def perturbed_start(comm: MPI.Intracomm, argument: dict[str, Any], report: Progr
     }
 
 
-def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[list[list[dict[str, Any]]]]:
-    """The sums over the test set on every rank, of every case, on the first ranks of each number of ``devices``."""
+def evaluated(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[list[dict[str, Any]]]:
+    """Every case: the sums over the test set before any step, on every rank."""
     actual = []
-    for devices in argument["devices"]:
-        some = comm.Split(0 if comm.rank < devices else MPI.UNDEFINED, comm.rank)
-        for case in argument["cases"] if some != MPI.COMM_NULL else ():
-            trainer = open_trainer(some, case)
-            actual.append([codec.to_builtins(sums) for sums in some.allgather(trainer.evaluate())])
-            trainer.close()
-    of_each = len(argument["cases"])
-    return [actual[start : start + of_each] for start in range(0, len(actual), of_each)]
+    for case in argument["cases"]:
+        trainer = open_trainer(comm, case)
+        actual.append([codec.to_builtins(sums) for sums in comm.allgather(trainer.evaluate())])
+        trainer.close()
+    return actual
 
 
 def not_finite(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> None:

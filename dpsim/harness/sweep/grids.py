@@ -151,15 +151,15 @@ def refuse_all_overlaps(experiment: Experiment) -> None:
         )
 
 
-def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:
-    """Return at most ``count`` thresholds from 0 to infinity, all of which give different buckets.
+def telling_thresholds(experiment: Experiment) -> tuple[float, ...]:
+    """Return at most 9 thresholds from 0 to infinity, all of which give different buckets.
 
     Other thresholds would only repeat a measurement (``telling``).
     """
     dataset = load_dataset(experiment.dataset, experiment.seed)
     model = setting_of(experiment.rows[0]).model
     workload = describe(models.load(model, dataset.input_shape, dataset.classes).replica(), "model")
-    return telling(workload, "tarantella", _LEAST_BYTES, count)
+    return telling(workload, "tarantella", _LEAST_BYTES, _THRESHOLDS)
 
 
 def telling(workload: Workload, rule: str, least_bytes: float, count: int) -> tuple[float, ...]:
