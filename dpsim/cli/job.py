@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpsim.cli import outputs, show
 from dpsim.errors import ConfigError, DpsimError
@@ -19,8 +19,15 @@ from dpsim.errors import ConfigError, DpsimError
 if TYPE_CHECKING:
     from dpsim.model.watch import Watched
 
-Answer = tuple[str, str]
-"""What is said as text, and as one line of JSON."""
+
+class Answer(NamedTuple):
+    """What is said as text, as one line of JSON, and as a JSON object for the job's own logger."""
+
+    text: str
+    line: str
+    logged: str
+
+
 STEPS, _LEAST_STEPS = 30, 5
 _NICE = 10
 _POLL_S, _AFTER_THE_JOB_S = 0.1, 30.0
@@ -44,10 +51,11 @@ def explain(command: tuple[str, ...], steps: int, *, json_line: Path | None = No
         print("dpsim: this job is already being watched; it is started as it is", file=sys.stderr)
         os.execvp(command[0], command)
     with scratch("watch") as folder, watched_job.started(command, watched_job.environment(folder, steps)) as job:
-        text, line = _answer(job, folder)
-        print(f"\n{text}", file=sys.stderr, flush=True)  # a progress bar may have left its line open
+        answer = _answer(job, folder)
+        _write(folder / watched_job.ANSWER, answer.logged)
+        print(f"\n{answer.text}", file=sys.stderr, flush=True)  # a progress bar may have left its line open
         if json_line is not None:
-            _write(json_line, line)
+            _write(json_line, answer.line)
         return watched_job.exit_code(job)
 
 
@@ -99,12 +107,14 @@ def _nothing(reason: str) -> Answer:
     from dpsim import codec
 
     line = codec.to_json(show.json_object("explain", (), {"nothing_learned": reason, "advice": []}), indent=None)
-    return f"dpsim: {reason}", line
+    return Answer(f"dpsim: {reason}", line, "{}")
 
 
 def said(files: Sequence[Path]) -> Answer:
     """Return what the records in these files say of the job."""
+    from dpsim import codec
     from dpsim.model.watch import watched
+    from dpsim.report import watch as own
     from dpsim.torch.script.watch_records import paired, read
 
     records, unused = read(files)
@@ -127,7 +137,7 @@ def said(files: Sequence[Path]) -> Answer:
             )
         ranks, left_out = paired(records)
         seen = watched(ranks, (*unused, *left_out))
-        return _text(seen), _json_line(seen)
+        return Answer(_text(seen), _json_line(seen), codec.to_json(own.logged(seen), indent=None))
     except DpsimError as error:
         return _nothing(str(error))
 

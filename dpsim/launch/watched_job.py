@@ -21,6 +21,8 @@ from dpsim.errors import ConfigError
 
 VARIABLE = "DPSIM_WATCH"
 """Has the number of steps and the folder of the records, separated by a colon."""
+ANSWER = "answer.json"
+"""The file of that folder in which the job finds what its records say."""
 _STARTUP = Path(__file__).parents[1] / "torch" / "script" / "probe" / "startup"
 _POLL_S = 0.1
 _LAST_RANK_S = 15.0

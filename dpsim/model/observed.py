@@ -142,6 +142,12 @@ class Steps:
         order = np.argsort(self.undelayed_s.mean(axis=1), kind="stable")
         return int(order[(len(order) - 1) // 2])
 
+    @property
+    def slow_rank(self) -> int | None:
+        """The rank for which the others wait in most steps; None where it is now one of them, now another."""
+        slow = int(self.undelayed_s.mean(axis=1).argmax())
+        return slow if slow != self.typical and (self.slowest == slow).mean() >= _MOSTLY else None
+
 
 def most_delayed_s(step_s: Any) -> Any:
     """Seconds for which a thread may have had no core in a clean step of so many seconds."""
@@ -192,15 +198,14 @@ def _part(kind: Kind, values: Floats, text: str, details: tuple[str, ...] = ()) 
 def _slowest(steps: Steps) -> tuple[str, tuple[str, ...]]:
     """The text and the details of waiting: which rank is the slowest, how often, and each rank's own times."""
     own = steps.undelayed_s.mean(axis=1)
-    slowest, typical = int(own.argmax()), steps.typical
-    share = float((steps.slowest == slowest).mean())
-    longer_s = own[slowest] - own[typical]
-    if slowest == typical or share < _MOSTLY:
+    slowest, typical = steps.slow_rank, steps.typical
+    if slowest is None:
         text = "whichever rank is the slowest in a step"
     else:
         text = (
             f"rank {slowest}, which takes {format_duration(own[slowest])} itself where rank {typical} takes"
-            f" {format_duration(own[typical])}: {format_duration(longer_s)} longer, {_where(steps, slowest, typical)}"
+            f" {format_duration(own[typical])}: {format_duration(own[slowest] - own[typical])} longer,"
+            f" {_where(steps, slowest, typical)}"
         )
     details = tuple(
         f"rank {rank}: computes {format_duration(computed)}, loads {format_duration(loads)}, does"

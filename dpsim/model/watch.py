@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -50,12 +50,14 @@ class CapGain:
 class Watched:
     """Where the time of a watched job's steps goes, and what each other bucket cap would gain, the surest first.
 
-    ``caps`` is empty where ``untuned`` says why none is priced.
+    ``slow_rank`` is the rank for which the others wait in most steps, if there is one. ``caps`` is empty where
+    ``untuned`` says why none is priced.
     """
 
     ranks: tuple[WatchedRank, ...]
     explained: Explanation
     workload: Workload
+    slow_rank: int | None
     caps: tuple[CapGain, ...] = ()
     untuned: str = ""
 
@@ -99,11 +101,13 @@ def watched(ranks: Sequence[WatchedRank], notes: Sequence[str] = ()) -> Watched:
         notes=(*notes, *_notes(ranks)),
     )
     workload = watched_workload(ranks, steps)
+    slow_rank = None if steps.slow_rank is None else ranks[steps.slow_rank].rank
+    seen = Watched(ranks=ranks, explained=explained, workload=workload, slow_rank=slow_rank)
     try:
         caps = _priced(workload, ranks[0], float(steps.exposed_s.mean()), float(steps.step_s.mean()))
     except ConfigError as error:
-        return Watched(ranks=ranks, explained=explained, workload=workload, untuned=error.given)
-    return Watched(ranks=ranks, explained=explained, workload=workload, caps=caps)
+        return replace(seen, untuned=error.given)
+    return replace(seen, caps=caps)
 
 
 def _notes(ranks: Sequence[WatchedRank]) -> tuple[str, ...]:

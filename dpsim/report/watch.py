@@ -31,6 +31,21 @@ def advice(seen: Watched) -> list[str]:
     ]
 
 
+def logged(seen: Watched) -> dict[str, float | str]:
+    """Return the numbers and texts for the job's own logger, by name; a slow rank and a cap only if there is one."""
+    seconds = {part.kind: part.seconds for part in seen.explained.parts}
+    values: dict[str, float | str] = {
+        "dpsim/exposed_ms": 1e3 * seconds["communication"],
+        "dpsim/waiting_ms": 1e3 * seconds["slowest rank"],
+        "dpsim/advice": " ".join(advice(seen)),
+    }
+    if seen.slow_rank is not None:
+        values["dpsim/slow_rank"] = seen.slow_rank
+    if seen.advised is not None:
+        values["dpsim/advised_bucket_cap_mb"] = seen.advised.cap_bytes / 2**20
+    return values
+
+
 def _range(gain: CapGain) -> str:
     low, high = (f"{each - 1:.1%}" for each in (gain.low, gain.high))
     return low if low == high else f"{low} to {high}"

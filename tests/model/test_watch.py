@@ -13,7 +13,7 @@ from dpsim.cli.job import _json_line
 from dpsim.errors import ConfigError
 from dpsim.model.observed import Steps
 from dpsim.model.watch import watched
-from dpsim.report.watch import advice
+from dpsim.report.watch import advice, logged
 from dpsim.torch.script.watched import observed, watched_workload
 
 
@@ -49,6 +49,14 @@ def test_a_line_of_json_has_the_parts_and_the_advice() -> None:
     assert "\n" not in line and shown["command"] == "explain"
     assert sum(point["seconds"] for point in shown["points"]) == pytest.approx(shown["summary"]["step_s"])
     assert shown["summary"]["advice"] == advice(seen)
+
+
+def test_the_jobs_logger_gets_a_slow_rank_and_a_cap_where_there_is_one() -> None:
+    even, uneven = (logged(watched([a_rank(1, late_s=late_s), a_rank(0)])) for late_s in (0.0, 0.030))
+    assert even["dpsim/exposed_ms"] == pytest.approx(40) and uneven["dpsim/exposed_ms"] == pytest.approx(10)
+    assert even["dpsim/waiting_ms"] == pytest.approx(0) and uneven["dpsim/waiting_ms"] == pytest.approx(30)
+    assert "dpsim/slow_rank" not in even and uneven["dpsim/slow_rank"] == 1
+    assert str(even["dpsim/advice"]).endswith(f"bucket_cap_mb={even['dpsim/advised_bucket_cap_mb']:.15g})")
 
 
 def test_where_ranks_compute_on_all_cores_smaller_buckets_may_gain_nothing() -> None:

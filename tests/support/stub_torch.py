@@ -1,4 +1,4 @@
-"""``python stub_torch.py PROBE``: loads each file of the probe with a stub in place of PyTorch, and prints how many."""
+"""``python stub_torch.py PROBE``: loads every file of the probe with stubs for what it imports; prints how many."""
 
 import importlib
 import sys
@@ -28,10 +28,11 @@ class Stub(types.ModuleType):
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds torch and all that is in it."""
+    """Finds torch and the frameworks of the callbacks, and all that is in them."""
 
     def find_spec(self, name, path, target=None):
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "torch" else None
+        stubbed = name.partition(".")[0] in ("torch", "lightning", "transformers")
+        return ModuleSpec(name, self, is_package=True) if stubbed else None
 
     def create_module(self, spec):
         return Stub(spec.name)

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from dpsim.model.observed import ObservedStep
-from dpsim.torch.script.watched import WatchedParameter, WatchedRank
+from dpsim.torch.script.script_record import ReducedParameter
+from dpsim.torch.script.watched import WatchedRank
 
 LAYERS, SIZE, BACKWARD_S, LOSS_S, STEPS = 8, 1 << 20, 0.080, 0.002, 12
 
@@ -30,7 +31,7 @@ def a_rank(rank: int, *, late_s: float = 0.0, exposed_s: float = 0.040, **change
         )
         began_s = steps[-1].ended_s
     parameters = tuple(
-        WatchedParameter(
+        ReducedParameter(
             name=f"{number}.weight",
             module=str(number),
             shape=(SIZE,),

@@ -44,9 +44,9 @@ def test_a_record_that_cannot_be_read_is_a_note_beside_the_others(content: bytes
     files = written(tmp_path, a_rank(0), a_rank(1))
     other = tmp_path / "rank-a.json"
     other.mkdir() if content is None else other.write_bytes(content)
-    answer = said([*files, other])
+    answer = said([*files, other]).text
     assert "on 2 ranks" in answer and "Note: the record rank-a.json is not used: " in answer
-    alone = said([other])
+    alone = said([other]).text
     assert alone.startswith("dpsim: nothing was learned of the job")
     assert "fully_shard (FSDP) are not watched yet" in alone and "sweep and reproduce take scripts with FSDP" in alone
 
@@ -150,7 +150,8 @@ def test_a_job_that_has_ended_waits_no_longer_than_half_a_minute_for_an_answer(
     )
     written(tmp_path, a_rank(0), a_rank(1))
     job: Any = Job(clock, ends_s)
-    text, line = cli_job._answer(job, tmp_path)
+    text, line, logged = cli_job._answer(job, tmp_path)
+    assert logged == "{}"
     assert "was not computed within 30 s" in text and json.loads(line)["summary"]["nothing_learned"] in text
     assert ends_s + 30.0 <= clock[0] < ends_s + 30.5
     assert computations == [cli_job._NICE, 0][-1 if ends_s == 0 else 0 :]  # behind the job, and then before all else

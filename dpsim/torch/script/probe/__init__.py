@@ -15,6 +15,12 @@ library alone (``tests/test_structure.py`` holds the list). Between dpsim's proc
   many steps of a DDP model to watch, and where to leave the record of each rank. ``FOLDER/rank-RANK-PROCESS.json`` has
   what a rank saw, with the fields of ``dpsim.torch.script.watched.WatchedRank``; times are seconds of the machine's
   monotonic clock. It has another name until it is whole. ``reason`` says why there is less than was asked for. dpsim's
-  side reads it as a stranger's (``dpsim.torch.script.watch_records``). Nothing else is said: the job's side answers no
-  question, prints nothing and raises nothing, and takes itself away.
+  side reads it as a stranger's (``dpsim.torch.script.watch_records``). Once it has computed what they say, it writes
+  ``FOLDER/answer.json``: an object of numbers and texts by the names under which a logger shows them
+  (``dpsim.report.watch.logged``), empty where nothing was learned. A job that wants it there imports a callback:
+  ``from dpsim_callbacks import LightningCallback`` or ``HuggingFaceCallback``. A finder at the end of ``sys.meta_path``
+  knows this module by its name alone, and loads a callback's file, and with it the framework, when it is imported; in a
+  job started without dpsim this raises ``ImportError``. Rank 0 then looks for the answer at the ends of steps, at most
+  once a second. Nothing else is said: the job's side answers no question, prints nothing and raises nothing, and what
+  watches takes itself away.
 """

@@ -1,7 +1,8 @@
 """Python loads this at the start of every process of a watched job: it waits for the job's import of DDP.
 
-It then lets the module of that name which the job would have loaded without it do its work. Whatever goes wrong here is
-no concern of the job: nothing is raised and nothing is printed.
+It also offers the module ``dpsim_callbacks`` to a job that imports it. It then lets the module of that name which the
+job would have loaded without it do its work. Whatever goes wrong here is no concern of the job: nothing is raised and
+nothing is printed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,8 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _AWAITED = "torch.nn.parallel.distributed"
 _NEVER_COMPILED = "<frozen importlib>"
 """How the names of files begin that TorchDynamo skips (PyTorch, torch/_dynamo/trace_rules.py, SKIP_DIRS)."""
+_CALLBACKS = {"LightningCallback": "lightning_callback", "HuggingFaceCallback": "hugging_face_callback"}
+"""What the job can import of ``dpsim_callbacks``, and the file that has it."""
 
 
 class _Awaiting(MetaPathFinder):
@@ -42,15 +45,36 @@ class _Awaiting(MetaPathFinder):
         return spec
 
 
-def _watch(module: ModuleType) -> None:
-    """Load what watches, as a package that the job cannot import by its files, and let it await a model of DDP.
+class _Callbacks(MetaPathFinder, Loader):
+    """Finds the module ``dpsim_callbacks``, which loads a callback when that is imported from it."""
 
-    Its code bears the names of files that ``torch.compile`` never looks into, or it would compile what watches too.
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == "dpsim_callbacks" else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        def callback(name: str) -> Any:
+            if name not in _CALLBACKS:
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            found = getattr(_load("answer", _CALLBACKS[name]), name)
+            found.__module__ = module.__name__  # from where a spawned process imports it
+            return vars(module).setdefault(name, found)
+
+        vars(module)["__getattr__"] = callback
+
+
+def _watch(module: ModuleType) -> None:
+    """Let what watches await a model of DDP."""
+    _load("around", "rank_record", "watched").await_model(module.DistributedDataParallel)
+
+
+def _load(*names: str) -> Any:
+    """Load files of the probe, as modules of a package that the job cannot import by its files; return the last.
+
+    Their code bears the names of files that ``torch.compile`` never looks into, or it would compile what watches too.
     """
-    package = ModuleType("_dpsim")
+    package = sys.modules.setdefault("_dpsim", ModuleType("_dpsim"))
     package.__path__ = []
-    sys.modules[package.__name__] = package
-    for name in ("around", "rank_record", "watched"):
+    for name in names:
         path = os.path.join(os.path.dirname(_FOLDER), f"{name}.py")
         with open(path, encoding="utf-8") as file:
             code = compile(file.read(), f"{_NEVER_COMPILED} {path}", "exec")
@@ -58,7 +82,7 @@ def _watch(module: ModuleType) -> None:
         loaded.__package__ = package.__name__
         sys.modules[loaded.__name__] = loaded
         exec(code, vars(loaded))
-    sys.modules["_dpsim.watched"].await_model(module.DistributedDataParallel)
+    return loaded
 
 
 def _load_the_jobs_own() -> None:
@@ -77,4 +101,5 @@ if __name__ == "sitecustomize":
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != _FOLDER]
     if "DPSIM_WATCH" in os.environ:
         sys.meta_path.insert(0, _Awaiting())
+        sys.meta_path.append(_Callbacks())
     _load_the_jobs_own()
