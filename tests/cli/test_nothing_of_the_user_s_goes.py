@@ -26,7 +26,7 @@ READ = {
     *("--against", "--convergence"),
 }
 """Flags with a path that is read. Any other one is written."""
-NEEDED = {"doctor": "--tune"}
+NEEDED = {"doctor": "--tune", "explain --json-line": "-- true"}
 FOREIGN = {
     "index.html": b"<!doctype html><title>my page about dpsim</title>",
     "report.md": b"# My report on dpsim\n",
@@ -55,7 +55,7 @@ def _cases() -> Iterator[Any]:
             if not flag.startswith("--") or flag in READ or (Path not in kinds and flag != "--record"):
                 continue
             beside = str(OF_COMMAND.get(f"{command} {flag}", "")).partition(" ")[2]
-            needed = NEEDED[command] if command in NEEDED else EACH[command]
+            needed = NEEDED.get(f"{command} {flag}") or NEEDED.get(command) or EACH[command]
             yield pytest.param(command, flag, f"{needed} {beside}", id=f"{command} {flag}")
 
 
@@ -81,7 +81,7 @@ def test_what_the_user_has_at_an_output_stays(
     words = needed.replace(" --output again", "").replace(" --output merged.json", "")
     of_a_file = [f"mine/{name}" for name in FILES]
     for given in ("mine", "parent", *of_a_file):
-        code, _, err = dpsim(*command.split(), *words.split(), flag, given)
+        code, _, err = dpsim(*command.split(), flag, given, *words.split())
         assert code == 2 and ("cannot write" in err or "cannot draw" in err or "exists" in err), (given, err)
     assert _digests(tmp_path) == before
 
