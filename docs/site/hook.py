@@ -7,10 +7,10 @@ or a folder leads to its own page. The navigation is the list of docs/README.md.
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from latex2mathml.converter import convert
@@ -20,6 +20,9 @@ from mkdocs.structure.nav import Link, Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+import dpsim  # noqa: E402 - alone it is of the standard library
+
 _ASSETS = ("iframe-worker.js", "iframe-worker.LICENSE", "site.css")
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[#)])")
 _HTML_LINK = re.compile(r'(?:href|src)="([^"#:]+)"')
@@ -85,20 +88,15 @@ def _read(name: str) -> str:
 
 
 def _api() -> str:
-    """Return the page of the names that dpsim offers, by the modules that have them."""
-    assigned = [node for node in ast.parse(_read("dpsim/__init__.py")).body if isinstance(node, ast.Assign)]
-    lists = {ast.unparse(node.targets[0]): node.value for node in assigned}
-    homes, modules = ast.literal_eval(lists["_HOMES"]), ast.literal_eval(lists["_MODULES"])
-    names = sorted((name, module) for module, names in homes.items() for name in names)
+    """Return the page of the names that dpsim offers."""
+    homes = [(name, f"{module}.{name}") for name, module in sorted(dpsim._HOME.items())]
     groups = {
-        "Functions": [(name, f"{module}.{name}") for name, module in names if name.islower()],
-        "Classes": [(name, f"{module}.{name}") for name, module in names if not name.islower()],
-        "Modules": [(name, f"dpsim.{name}") for name in modules],
+        "Functions": [path for name, path in homes if name.islower()],
+        "Classes": [path for name, path in homes if not name.islower()],
+        "Modules": [f"dpsim.{name}" for name in dpsim._MODULES],
     }
-    return _API + "".join(
-        f"\n## {group}\n\n" + "".join(_OBJECT.format(path, name) for name, path in paths)
-        for group, paths in groups.items()
-    )
+    parts = ("".join(_OBJECT.format(path, path.rpartition(".")[2]) for path in paths) for paths in groups.values())
+    return _API + "".join(f"\n## {group}\n\n{part}" for group, part in zip(groups, parts, strict=True))
 
 
 def _reached() -> list[str]:

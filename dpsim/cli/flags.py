@@ -110,18 +110,20 @@ class Flags:
         """Return how fields are given: ``--devices, --set overlap``."""
         return ", ".join(f"{SET} {name}" if name in cls.by_set else flag_of(name) for name in names)
 
-    def values(self) -> dict[str, Any]:
+    def values(self, **read: Callable[[str], Any]) -> dict[str, Any]:
         """Return the values of the fields that are given, of one ``devices`` its ``layout`` too.
 
-        ``reproducible``, where a class has such a flag, stands for the default number of leaves. Raises
-        ``ConfigError``.
+        ``read`` has functions that read the values of some lists, by the names of the fields. ``reproducible``, where a
+        class has such a flag, stands for the default number of leaves. Raises ``ConfigError``.
         """
         all_fields, assigned, values = known_fields(), self._assigned(), dict[str, Any]()
         for name, lists in self.several.items():
             value = assigned.get(name, vars(self).get(name))
             if value is None or name not in all_fields:
                 continue
-            if lists:
+            if name in read:
+                values[name] = listed(self.spelled(name), value, read[name])
+            elif lists:
                 values[name] = _list(name, self.spelled(name), all_fields[name], value)
             elif name == "devices":
                 values["devices"], values["layout"] = layout(value)

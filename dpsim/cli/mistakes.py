@@ -22,7 +22,7 @@ from dpsim.errors import ConfigError, unknown
 _GONE = {
     "--experiment": "give the file in place of the question: dpsim sweep FILE.toml",
     "--scaling": "leave it out: --local-batch is weak scaling, --global-batch strong scaling",
-    "--measure": "declare the plans to measure in a file, and type: dpsim sweep FILE.toml (docs/grid.md)",
+    "--measure": "type the dpsim sweep that dpsim tune prints last; other plans: dpsim sweep FILE.toml (docs/grid.md)",
     "--source": "leave it out: --trace writes the measured step above the predicted one",
 }
 """By a flag of earlier versions what to do today."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dpsim.records.comparison import SweepData
     from dpsim.records.sweep import Experiment, Predictions
 
+DEFAULT = "default"
+"""What ``--fusion-threshold`` calls the bucket cap that the script has."""
 _SHARED = (
     "devices local_batch fusion_threshold_bytes algorithm network seed runtime budget wait_until_quiet output json"
 )
@@ -25,8 +27,8 @@ class ScriptFlags(flags.Flags, of="torch_script accumulate...", group="Your own 
 
     torch_script: str | None = flags.flag(
         "Your own PyTorch script, or module as python -m takes it, which trains with DistributedDataParallel or "
-        "fully_shard. --fusion-threshold are "
-        "sizes for DDP's bucket_cap_mb (up to seven that matter), --local-batch batch sizes for its data loaders, "
+        "fully_shard. --fusion-threshold are sizes for DDP's bucket_cap_mb (up to seven that matter), or default (the "
+        "script's own), --local-batch batch sizes for its data loaders, "
         "--devices ranks on this machine (2); --algorithm is how DDP reduces: gloo (on node alone), mpi (a hook, over "
         "dpsim's transports), or both (default); gloo,hook: also what dpsim.torch.allreduce_hook() gains over gloo; or "
         "nccl (a GPU a rank)."
@@ -98,7 +100,7 @@ def _experiment(
             allowed=f"{given.spelled(*shared)}, {of.spelled(*vars(of))}",
             remedy="leave it out, or give the script its arguments after --",
         )
-    values = given.values() | of.values()
+    values = given.values(fusion_threshold_bytes=_cap) | of.values()
     question, script = _question(question, values), of.torch_script or ""
     check_program(script)
     return question, script_experiment(
@@ -117,6 +119,11 @@ def _experiment(
             budget_s=readers.budget(given.budget),
         ),
     )
+
+
+def _cap(text: str) -> float | None:
+    """Return a bucket cap in bytes; ``None``: the script's own. Raises ``ConfigError``."""
+    return None if text == DEFAULT else readers.threshold(text)
 
 
 def _print_measured(swept: SweepData, folder: Path, *, json: bool) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from dpsim.cli import flags, readers, show
+from dpsim.cli.script_sweep import DEFAULT
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
 from dpsim.registry import listed
@@ -22,23 +23,16 @@ if TYPE_CHECKING:
     from dpsim.harness.script.tune import Profiled
     from dpsim.machine import Machine
     from dpsim.model.ranking import Tuned, Tuning
-    from dpsim.plan import Plan
     from dpsim.progress import Progress
-    from dpsim.records.comparison import Comparison
     from dpsim.workload import Workload
 
 EXAMPLES = f"""\
 Examples:
   dpsim tune --torch-script train.py --devices 2
-  dpsim tune --torch-script train.py --devices 2 --measure -- --width 1024
+  dpsim tune --torch-script train.py --devices 2 -- --width 1024
   dpsim tune --torch-script train.py --machine cluster.json --devices 8..64
   dpsim tune --workload w.json --machine m.json --devices 2,4,8,16
     --framework horovod{flags.WORDS}"""
-SHOWN = (
-    "--torch-script --workload --machine --devices --framework --local-batch --global-batch --set "
-    "--measure --budget --network --output --json"
-)
-"""The flags that ``--help`` shows; ``--help-all`` shows all."""
 
 
 class SourceFlags(flags.Flags, of="torch_script workload machine"):
@@ -51,7 +45,7 @@ class SourceFlags(flags.Flags, of="torch_script workload machine"):
     machine: Path | None = flags.flag("A machine file (with a script: calibrated here if left out).")
 
 
-class SettingFlags(flags.Flags, of="local_batch... global_batch", by_set="algorithm overlap strategy dataset seed"):
+class SettingFlags(flags.Flags, of="local_batch... global_batch", by_set="algorithm overlap strategy"):
     """The flags of the plans that are compared."""
 
     framework: str = flags.flag(f"Whose buckets and default: {listed(FRAMEWORKS)}.", default="ddp")
@@ -60,25 +54,14 @@ class SettingFlags(flags.Flags, of="local_batch... global_batch", by_set="algori
     )
     global_batch: int | None = flags.flag("Samples per step over all devices, in place of local batches.")
 
-    def of_plans(self) -> dict[str, Any]:
-        """Return the fields of the plans; those that are left are of the measurement. Raises ``ConfigError``."""
-        from dpsim.plan import Plan
 
-        return {
-            name: value for name, value in self.values().items() if name in ("local_batch", *Plan.__struct_fields__)
-        }
+class RunFlags(flags.Flags, of="network script_may_write"):
+    """The flags of profiling and calibrating a script."""
 
-
-class MeasureFlags(flags.Flags, of="measure budget model network script_may_write"):
-    """The flags of measuring what is advised."""
-
-    measure: bool = flags.flag("Also measure the best four and the default, in turns on this machine.", default=False)
-    budget: str | None = flags.flag("Time to measure, like 60s (45s).")
-    model: str | None = flags.flag("With --workload and --measure: the model that was profiled.")
     network: str | None = flags.flag("With a script: node, or an emulated link such as paced:200us,1gbit (node).")
     script_may_write: flags.ScriptMayWrite = None
     wait_until_quiet: flags.WaitUntilQuiet = None
-    output: Path | None = flags.flag("Folder of the records [reports/tune-NAME; of a model reports/tuned].")
+    output: Path | None = flags.flag("Folder of the records of a script [reports/tune-NAME].")
 
 
 def tune(
@@ -86,45 +69,47 @@ def tune(
     source: SourceFlags,
     devices: Annotated[str, Parameter(help="Numbers of devices: 2,4,8 or 8..1024 (doubling), or layouts: 2x4.")],
     given: SettingFlags,
-    measured: MeasureFlags,
+    of_run: RunFlags,
     json: flags.Json = False,
 ) -> None:
     """Say which bucket cap, batch, accumulation and devices to use, and the line to paste.
 
     A script is profiled and calibrated here, as dpsim sweep does; or files are
     given. Each gain over the default has the 90% interval of the difference.
+    Of a script that is calibrated here the last line is the dpsim sweep that
+    measures the fastest and the default in turns.
     """
     from dpsim import workload as workloads
     from dpsim.report import tuning as report
 
     framework, counts = FRAMEWORKS.find(given.framework), readers.counts_or_layouts(devices)
-    flags.writable(measured.output, folders=("sweep",))
+    flags.writable(of_run.output, folders=("sweep",))
     scripted = source.torch_script is not None
     here = scripted and source.machine is None
-    _check(source, given, measured, arguments, here=here, json=json)
-    with show.measuring(measured.wait_until_quiet) if scripted else show.progress() as progress:
-        job = _Job.of(source, counts, arguments, given, measured, progress) if scripted else None
+    _check(source, given, of_run, arguments, here=here)
+    with show.measuring(of_run.wait_until_quiet) if scripted else show.progress() as progress:
+        job = _Job.of(source, counts, arguments, given, of_run, progress) if scripted else None
         if job is not None and here:
             tuning, workload, machine = job.tuned(progress)
         else:
             workload = job.profiled.workload if job else workloads.read(source.workload or Path())
             batches = job.profiled.batches if job else ()
             tuning, machine = _of_files(workload, source, counts, given, framework, batches)
+    sweep = job.sweep(tuning.advised) if job and here else ""
     if json:
-        show.print_json("tune", report.records(tuning), report.summary(tuning, framework, workload))
+        summary = report.summary(tuning, framework, workload) | {"sweep": sweep}
+        show.print_json("tune", report.records(tuning), summary)
         return
-    _print_tuning(tuning, workload, framework, decide=here and not measured.measure)
+    _print_tuning(tuning, workload, framework)
     for sentence in _notes(tuning, workload, machine, job):
         print(f"Note: {sentence}.")
-    answer = report.answer(tuning.advised, framework, workload)
-    if measured.measure:
-        comparison = _compared(tuning.advised, machine, job, given, measured)
-        answer = _print_measured(comparison, tuning.advised, workload, framework)
-    print("\n".join(filter(None, answer)))
+    print("\n".join(filter(None, report.answer(tuning.advised, framework, workload))))
+    if sweep:
+        print(f"To measure the fastest and the default in turns:\n{sweep}")
 
 
-def _print_tuning(tuning: Tuning, workload: Workload, framework: Framework, *, decide: bool) -> None:
-    """Print the tables and sentences of a tuning, with ``decide`` the command that would decide between equals."""
+def _print_tuning(tuning: Tuning, workload: Workload, framework: Framework) -> None:
+    """Print the tables and sentences of a tuning."""
     from dpsim.report import tuning as report
 
     for tuned in dict.fromkeys((tuning.advised, tuning.tuned[-1])):
@@ -132,54 +117,15 @@ def _print_tuning(tuning: Tuning, workload: Workload, framework: Framework, *, d
         title = f"{workload.name}, {framework.title} on {plan.layout or plan.devices} devices"
         show.table(report.columns(rows), rows, title=title)
     show.table(report.growth_columns(), report.growth_records(tuning))
-    for sentence in report.sentences(tuning, decide="the same command with --measure" * decide):
+    for sentence in report.sentences(tuning):
         print(sentence)
 
 
-def _compared(
-    tuned: Tuned, machine: Machine, job: _Job | None, given: SettingFlags, measured: MeasureFlags
-) -> Comparison:
-    """Measure the best options and the default in turns. Raises ``ConfigError`` where there is no other option."""
-    from dpsim.harness.sweep.scores import MEASURED
-
-    samples = math.inf if job else _samples(given)
-    accumulation = job is None or not job.profiled.cannot_accumulate
-    options = tuned.to_measure(MEASURED, accumulation=accumulation, most_samples=samples)
-    plans = [tuned.default.plan, *(option.plan for option in options)]
-    if len(plans) == 1:
-        raise ConfigError("nothing to measure: no other cap or batch than the default's", remedy="leave --measure out")
-    return job.measured(plans) if job else _measured_model(plans, machine, given, measured)
-
-
-def _print_measured(comparison: Comparison, tuned: Tuned, workload: Workload, framework: Framework) -> tuple[str, str]:
-    """Print what was measured, and return the answer and the line to paste."""
-    from dpsim.harness.sweep.scores import measured_regret
-    from dpsim.report import tuning as report
-
-    rows = report.measured_records(comparison, tuned)
-    show.table(report.measured_columns(), rows, title="Measured in turns")
-    if report.measured_point(comparison, tuned.advised.plan) is None:
-        print("What is advised was left out of the measurement: raise the budget to measure it.")
-    else:
-        print(report.regret_sentence(measured_regret(comparison, tuned.caps, tuned.advised), rows))
-    for sentence in report.measured_batches(rows):
-        print(sentence)
-    return report.measured_answer(rows, framework, workload)
-
-
-def _check(
-    source: SourceFlags,
-    given: SettingFlags,
-    measured: MeasureFlags,
-    arguments: Sequence[str],
-    *,
-    here: bool,
-    json: bool,
-) -> None:
+def _check(source: SourceFlags, given: SettingFlags, of_run: RunFlags, arguments: Sequence[str], *, here: bool) -> None:
     """Raise ``ConfigError`` for flags that do not go together; ``here``: a script is calibrated on this machine."""
     files = source.workload is not None and source.machine is not None
     scripted = source.torch_script is not None
-    unused = [given.spelled(name) for name in given.of_plans() if name != "local_batch"]
+    unused = [given.spelled(name) for name in given.values() if name != "local_batch"]
     wrong = None
     if scripted and source.workload is not None:
         wrong = "--workload and a script", "one of the two", ""
@@ -192,14 +138,8 @@ def _check(
         names = ", ".join(unused or [f"--framework {given.framework}"])
         remedy = "leave it out, or give --machine with the times of the framework's allreduces"
         wrong = f"{names} with a script that is calibrated here, where DDP decides it", "DDP by its own library", remedy
-    elif measured.wait_until_quiet is not None and not scripted and not measured.measure:
-        wrong = "--wait-until-quiet with files alone, where nothing is measured", "", "leave it out, or add --measure"
-    elif measured.measure and json:
-        wrong = "--measure with --json", "", "leave --json out: the folder of --measure has files for programs"
-    elif measured.measure and scripted and not here:
-        wrong = "--measure with a script and --machine", "this machine, which is calibrated", "leave --machine out"
-    elif measured.measure and not scripted and measured.model is None:
-        wrong = "--measure without --model: a workload file is not what is trained", "", "add --model"
+    elif of_run.wait_until_quiet is not None and not scripted:
+        wrong = "--wait-until-quiet with files alone, where nothing is measured", "", "leave it out"
     if wrong is not None:
         raise ConfigError(wrong[0], allowed=wrong[1], remedy=wrong[2])
 
@@ -219,7 +159,7 @@ class _Job:
         counts: Sequence[int | str],
         arguments: tuple[str, ...],
         given: SettingFlags,
-        measured: MeasureFlags,
+        of_run: RunFlags,
         progress: Progress,
     ) -> _Job:
         """Profile the script that the flags name. Raises ``ConfigError``."""
@@ -231,34 +171,55 @@ class _Job:
         from dpsim.machine import NODE, Network
 
         script = source.torch_script or ""
-        network = measured.network or NODE
+        network = of_run.network or NODE
         declared = script_experiment(
             script,
             arguments=arguments,
             devices=[parse_devices(count)[0] for count in counts],
             networks=(network,),
             communication=("mpi" if Network.parse(network).emulated else "gloo",),
-            **{name: value for name, value in given.values().items() if name == "seed"},
-            **readers.provided(budget_s=readers.budget(measured.budget)),
         )
-        folder = measured.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
+        folder = of_run.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
-        study = ScriptStudy(experiment=declared, script_may_write=bool(measured.script_may_write))
+        study = ScriptStudy(experiment=declared, script_may_write=bool(of_run.script_may_write))
         batches = readers.listed("--local-batch", given.local_batch, readers.whole_numbers("--local-batch")) or ()
         python = sys.executable if source.machine is None else None  # that which is measured, or the job's own
-        profiled_inputs = profiled(study, batches, progress, accumulates=measured.measure, python=python)
-        return cls(study=study, profiled=profiled_inputs, folder=folder)
+        return cls(study=study, profiled=profiled(study, batches, progress, python=python), folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
         from dpsim.harness.script.tune import tune_here
 
         return tune_here(self.study, self.profiled, self.folder, progress)
 
-    def measured(self, plans: Sequence[Plan]) -> Comparison:
-        from dpsim.harness.script.tune import measure_advised
+    def sweep(self, tuned: Tuned) -> str:
+        """Return the ``dpsim sweep`` that measures what is fastest and the default; empty where there is nothing else.
 
-        with show.progress() as progress:
-            return measure_advised(self.study, self.profiled, plans, self.folder, progress)
+        The fastest cap is measured, and where it is certainly faster, the fastest batch; if none is, accumulation.
+        """
+        default, experiment = tuned.default.plan, self.study.experiment
+        caps = [_typed(option.plan.threshold_bytes) for option in tuned.caps if option is not tuned.default]
+        batch, accumulation = tuned.batches[0], tuned.accumulations[0]
+        more = []
+        if batch.gain.certain:
+            more = ["--local-batch", f"{default.local_batch:g},{batch.plan.local_batch:g}"]
+        elif accumulation.gain.certain and not self.profiled.cannot_accumulate:
+            more = ["--accumulate", f"{default.accumulate},{accumulation.plan.accumulate}"]
+        if not caps and not more:
+            return ""
+        (case,) = experiment.cases
+        words = ["dpsim", "sweep", "--torch-script", experiment.script, "--devices", str(default.devices)]
+        words += ["--fusion-threshold", ",".join([DEFAULT, *caps[:1]]), *more]
+        words += ["--network", case["network"], "--algorithm", case["runtime"].removeprefix("torch-ddp-")]
+        words += ["--script-may-write"] * self.study.script_may_write
+        return shlex.join([*words, *(["--", *experiment.arguments] if experiment.arguments else [])])
+
+
+def _typed(size_bytes: float) -> str:
+    """Return a size as one types it, exactly."""
+    from dpsim.units import format_size, parse_size
+
+    text = format_size(size_bytes).replace(" ", "")
+    return text if parse_size(text) == size_bytes else f"{size_bytes:.0f}"
 
 
 def _of_files(
@@ -280,7 +241,7 @@ def _of_files(
     machine = for_prediction(
         workload, machines.read(source.machine or ""), [parse_devices(count)[0] for count in counts]
     )
-    grid = Grid.of(devices=counts, **given.of_plans())
+    grid = Grid.of(devices=counts, **given.values())
     if batches and not grid.values("global_batch"):
         grid = grid.changed(local_batch=tuple(batches))
     if workload.ddp is None or framework.name != "ddp":
@@ -291,28 +252,6 @@ def _of_files(
     return tune(workload, machine, grid), machine
 
 
-def _samples(given: SettingFlags) -> int:
-    """The samples of the data set on which a model is measured."""
-    from dpsim.data import load_dataset
-    from dpsim.records.sweep import Experiment
-
-    values = given.values()
-    return len(load_dataset(values.get("dataset", Experiment().dataset), 0).train_y)
-
-
-def _measured_model(plans: Sequence[Plan], machine: Machine, given: SettingFlags, measured: MeasureFlags) -> Comparison:
-    """Measure plans of a model of dpsim's own in turns."""
-    from dpsim.cli.sweep import run
-    from dpsim.harness.sweep.experiment import experiment_of_plans
-
-    waits = machine.emulated_network and plans[0].devices > (machine.cores or math.inf)
-    values = given.values() | measured.values()
-    base = {name: value for name, value in values.items() if name in ("model", "dataset")}
-    base |= {"network": machine.network} | ({"compute": "emulated"} if waits else {})
-    experiment = experiment_of_plans("tuned", plans, **base)
-    return run(experiment, measured.output, command="tune", wait=measured.wait_until_quiet)
-
-
 def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | None) -> list[str]:
     from dpsim.model.cautions import cautions
 
@@ -320,7 +259,7 @@ def _notes(tuning: Tuning, workload: Workload, machine: Machine, job: _Job | Non
     refusal = job.profiled.refusal if job is not None else None
     notes = [f"no larger local batches were compared: {refusal.given}"] if refusal else []
     if job is not None and job.profiled.cannot_accumulate:
-        notes.append(f"accumulation is predicted and not measured, since the script {job.profiled.cannot_accumulate}")
+        notes.append(f"accumulation is predicted, and cannot be measured: the script {job.profiled.cannot_accumulate}")
     return [
         *filter(None, [tuning.script.sentence]),
         *tuning.script.unpriced,

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import heapq
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -79,15 +78,6 @@ class Tuned:
     def as_fast(self) -> tuple[PredictedRow, ...]:
         """The other caps that may well be as fast as the fastest one."""
         return tuple(self.caps[0].as_fast(self.caps[1:]))
-
-    def to_measure(self, count: int, *, accumulation: bool, most_samples: float = math.inf) -> tuple[PredictedRow, ...]:
-        """Return up to ``count`` options to measure beside the default, none with more than ``most_samples`` a step.
-
-        The fastest cap, the fastest batch, both together, the fastest accumulation if asked for, then the next caps.
-        """
-        firsts = [self.caps[0], self.batches[0], self.together, *self.accumulations[:accumulation]]
-        options = {each.plan: each for each in (*firsts, *self.caps) if each.plan.global_batch <= most_samples}
-        return tuple(each for plan, each in options.items() if plan != self.default.plan)[:count]
 
 
 @dataclass(frozen=True, kw_only=True)

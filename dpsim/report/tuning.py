@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,13 +11,11 @@ from dpsim.frameworks import Framework
 from dpsim.model.ranking import LEAST_SHARE, Growth, Tuned, Tuning
 from dpsim.model.rows import PredictedRow, Ratio
 from dpsim.plan import Plan
-from dpsim.records.compared_point import ComparedPoint
-from dpsim.records.comparison import Comparison
 from dpsim.report.advice import MEASUREMENTS
 from dpsim.report.prediction import declared
 from dpsim.report.table import Column
 from dpsim.report.words import counted, devices_name, enumerated, percent
-from dpsim.units import ITEM_BYTES, format_duration, format_size
+from dpsim.units import ITEM_BYTES, format_size
 from dpsim.workload import Workload
 
 Record = dict[str, Any]
@@ -156,8 +154,8 @@ def _ends(row: Record, name: str) -> str:
     return f"{row[f'{name}_low']:.2f}-{row[f'{name}_high']:.2f}"
 
 
-def sentences(tuning: Tuning, *, decide: str = "") -> Iterator[str]:
-    """Yield what follows from the tables; ``decide`` is the command that would decide what is not certain."""
+def sentences(tuning: Tuning) -> Iterator[str]:
+    """Yield what follows from the tables."""
     tuned = tuning.advised
     yield _devices(tuning.growth, tuning.first_not_paying)
     best = tuned.caps[0]
@@ -170,8 +168,8 @@ def sentences(tuning: Tuning, *, decide: str = "") -> Iterator[str]:
     yield from _batches(tuned)
     if tuned.undecided is not None:
         subject, remedy = MEASUREMENTS[tuned.undecided]
-        command = f"{remedy} would decide" + f": {decide}" * bool(decide)
-        yield f"It is not certain that {cap_bytes(best.plan)} is faster. Most of that is {subject}; {command}."
+        why = f"Most of that is {subject}; {remedy} would decide"
+        yield f"It is not certain that {cap_bytes(best.plan)} is faster. {why}."
 
 
 def _devices(growth: Sequence[Growth], stop: Growth | None) -> str:
@@ -196,34 +194,17 @@ def _devices(growth: Sequence[Growth], stop: Growth | None) -> str:
 
 
 def _batches(tuned: Tuned) -> Iterator[str]:
-    best = tuned.batches[0], tuned.accumulations[0]
-    yield from _batch_sentence(tuned.default.plan, {each.plan: _times(each.gain) for each in best if each.gain.certain})
-
-
-def measured_batches(rows: Sequence[Record]) -> Iterator[str]:
-    """Yield the sentence of the batch and the accumulation that were measured to be faster by more than the noise."""
-    default: Plan = next(row["plan"] for row in rows if row["default"])
-    with_default_cap = [row for row in rows if row["plan"].fusion_threshold_bytes == default.fusion_threshold_bytes]
-    gains = {
-        row["plan"]: f"{row['gain']:.2f} times (noise {percent(row['noise'])})"
-        for row in with_default_cap
-        if row["gain"] > 1 + row["noise"]
-    }
-    yield from _batch_sentence(default, gains, "measured, ")
-
-
-def _batch_sentence(default: Plan, gains: Mapping[Plan, str], how: str = "") -> Iterator[str]:
-    """Yield the sentence of plans that have another batch or accumulation than the default; nothing of no plan."""
     parts = [
-        f"a local batch of {plan.local_batch:g} trains {gain}"
-        if plan.accumulate == default.accumulate
-        else f"{plan.accumulate} micro-batches a step (no_sync) train {gain}"
-        for plan, gain in gains.items()
+        f"a local batch of {each.plan.local_batch:g} trains {_times(each.gain)}"
+        if each.plan.accumulate == tuned.default.plan.accumulate
+        else f"{each.plan.accumulate} micro-batches a step (no_sync) train {_times(each.gain)}"
+        for each in (tuned.batches[0], tuned.accumulations[0])
+        if each.gain.certain
     ]
     if parts:
         yield (
             "The batch is yours to choose, since more samples a step change how training converges:"
-            f" {how}{' and '.join(parts)} as many samples per second as the default."
+            f" {' and '.join(parts)} as many samples per second as the default."
         )
 
 
@@ -248,82 +229,3 @@ def paste(plan: Plan, framework: Framework, workload: Workload) -> str:
     """Return the line that sets a plan's bucket cap in a framework."""
     largest = max(workload.tensors, key=lambda tensor: tensor.size_bytes)
     return framework.line(plan.threshold_bytes, ITEM_BYTES[largest.dtype])
-
-
-def measured_point(comparison: Comparison, plan: Plan) -> ComparedPoint | None:
-    """Return what was measured of a plan; ``None`` where it was not."""
-    key = _key(plan)
-    on_several = (point for point in comparison.scored if point.devices > 1)
-    settings = ((point, (point.setting, *point.predicted.same_buckets)) for point in on_several)
-    return next((point for point, same in settings if any(_key(each.plan) == key for each in same)), None)
-
-
-def _key(plan: Plan) -> tuple[float | None, int, int]:
-    return plan.fusion_threshold_bytes, plan.global_batch, plan.accumulate
-
-
-def measured_records(comparison: Comparison, tuned: Tuned) -> list[Record]:
-    """Return what was measured of the default and of each option, with the gain that was predicted.
-
-    ``noise`` is the largest of the A/A difference (``aa``: that of the medians of two runs of one setting) and of the
-    half widths of the two medians' intervals.
-    """
-    default = measured_point(comparison, tuned.default.plan)
-    assert default is not None
-    every = (tuned.default, *tuned.caps, *tuned.batches, *tuned.accumulations, tuned.together)
-    measured = {each.plan: (each, measured_point(comparison, each.plan)) for each in every}
-    caps = [each.plan for each in tuned.caps]
-    return [
-        {
-            "setting": setting(option.plan, tuned.default.plan),
-            "default": point is default,
-            "cap_alone": option.plan in caps,
-            "plan": option.plan,
-            "measured_step_s": point.measured_step_s,
-            "images_per_s": 1 / point.measured_s_per_sample,
-            "gain": default.measured_s_per_sample / point.measured_s_per_sample,
-            "predicted_gain": option.gain.value,
-            "noise": max(default.measured_noise, point.measured_noise),
-            "aa": point.noise or 0.0,
-        }
-        for option, point in measured.values()
-        if point is not None
-    ]
-
-
-def measured_columns() -> tuple[Column[Record], ...]:
-    """Return the columns of the table of what was measured."""
-    return (
-        Column(head="setting", cell=lambda row: row["setting"], left=True),
-        Column(head="measured step", cell=lambda row: format_duration(row["measured_step_s"])),
-        Column(head="samples/s", cell=lambda row: _speed(row["images_per_s"])),
-        Column(head="gain", cell=lambda row: "" if row["default"] else f"{row['gain']:.3f}x"),
-        Column(head="predicted", cell=lambda row: "" if row["default"] else f"{row['predicted_gain']:.3f}x"),
-        Column(head="noise", cell=lambda row: "" if row["default"] else percent(row["noise"])),
-    )
-
-
-def regret_sentence(regret: float, rows: Sequence[Record]) -> str:
-    """Return what following the prediction costs, by what was measured."""
-    return (
-        f"The advised cap is {percent(max(regret, 0.0))} slower than the best of those measured, chosen on other rounds"
-        f" than timed; two runs of one setting differ by {percent(max(row['aa'] for row in rows))}."
-    )
-
-
-def measured_answer(rows: Sequence[Record], framework: Framework, workload: Workload) -> tuple[str, str]:
-    """Return the sentence of what was measured and the line to paste; batches are the user's to choose."""
-    caps = [row for row in rows if row["cap_alone"]]
-    best = max(caps, key=lambda row: row["gain"])
-    plan: Plan = best["plan"]
-    devices = devices_name(plan.devices)
-    if best["default"] or best["gain"] <= 1 + best["noise"]:
-        return (
-            f"No bucket cap was faster than {framework.title}'s default on {devices} by more than the noise: leave it.",
-            "",
-        )
-    return (
-        f"Set {framework.title}'s bucket cap to {cap_bytes(plan)}: measured, {devices} train {best['gain']:.2f} times"
-        f" as many samples per second as with the default (noise {percent(best['noise'])}).",
-        paste(plan, framework, workload),
-    )

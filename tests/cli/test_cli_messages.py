@@ -98,6 +98,11 @@ def test_what_predict_writes_says_what_it_is(dpsim: Dpsim, tmp_path: Path) -> No
         ("sweep local-batch --workload w.json", "--workload without --torch-script", "name the script"),
         ("sweep devices --experiment a.toml", "--experiment is no flag of this version", "dpsim sweep FILE.toml"),
         ("report a --trace --source measured", "--source is no flag of this version", "--trace writes"),
+        (
+            "tune --devices 2 --measure",
+            "--measure is no flag of this version",
+            "that dpsim tune prints last",
+        ),
         ("predict --rank strategy --measure", "--measure is no flag of this version", "dpsim sweep FILE.toml"),
         ("sweep devices -- 1", "'1' is more than this command takes", ""),
         ("predict", "--workload is missing", "see dpsim predict --help"),

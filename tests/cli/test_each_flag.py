@@ -69,7 +69,7 @@ OWN_TESTS = {
         "predict --plot",
         "profile --torch-script",
     ),
-    "tune --torch-script",
+    *("tune --torch-script", "tune --wait-until-quiet"),
     *(
         "profile --torch",
         "profile --from",

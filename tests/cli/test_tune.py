@@ -46,6 +46,7 @@ def test_json_has_every_option_and_the_answer(dpsim: Dpsim) -> None:
         assert point["gain_certain"] == (point["gain_low"] > 1)
     assert [each["devices"] for each in summary["growth"]] == [2, 4]
     assert summary["devices"] == 4 and summary["answer"].endswith("on 4 devices: leave it.") and not summary["line"]
+    assert summary["sweep"] == "", "files say neither what is trained nor that it is this machine"
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,7 @@ def test_json_has_every_option_and_the_answer(dpsim: Dpsim) -> None:
         ((*FILES, "--torch-script", "train.py", "--devices", "2"), "--workload and a script"),
         ((*FILES, "--devices", "1"), "on which nothing is communicated"),
         ((*FILES, "--devices", "2", "--framework", "hovorod"), "did you mean 'horovod'"),
-        ((*FILES, "--devices", "2", "--measure"), "--measure without --model"),
-        ((*FILES, "--devices", "2", "--measure", "--json"), "--measure with --json"),
+        ((*FILES, "--devices", "2", "--wait-until-quiet"), "where nothing is measured"),
         ((*FILES, "--devices", "2", "--", "--width", "3"), "ARGUMENTS without a script"),
         ((*FILES, "--devices", "2", "--local-batch", "4", "--global-batch", "8"), "one of the two"),
         (("--torch-script", "train.py", "--devices", "2", "--framework", "horovod"), "where DDP decides it"),

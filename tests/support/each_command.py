@@ -45,8 +45,6 @@ OF_COMMAND = {
     "predict --rank": "strategy",
     "predict --memory": "16GiB --rank strategy",
     "predict --all": "--rank strategy",
-    "tune --measure": "--model mlp:8",
-    "tune --wait-until-quiet": "10m --measure --model mlp:8",
     "tune --local-batch": "64,128",
     "explain --machine": f"{MACHINES}/k80_10gbe.toml",
     "explain --network-log": f"{LOG.parent}/nccl.json",

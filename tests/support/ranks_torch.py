@@ -25,9 +25,9 @@ from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.reductions import ReducedMemory, ShardedSteps, StreamTable, at_once
 from dpsim.torch.script.in_turns import profile_in_turns
 from dpsim.torch.script.probe.fsdp import check_gradients
+from dpsim.torch.script.probe.process_group import disconnect
 from dpsim.torch.script.reductions import FutureProgress, GlooReduction, MpiReduction, Reduction
 from dpsim.torch.script.request import ScriptRequest
-from dpsim.torch.script.timed import disconnect
 from dpsim.torch.script.visit import CONTROL, Turn
 
 SIZES = (1, 5, 1000, 40_000)

@@ -276,6 +276,15 @@ def test_micro_batches_are_compared_with_the_script_s_own_bucket_cap() -> None:
     assert {*compared(both)} == {"accumulate", "fusion_threshold_bytes"}
 
 
+def test_the_script_s_own_bucket_cap_is_compared_with_others() -> None:
+    config = script_experiment(script=__file__, caps_bytes=(2.0**10, None), communication=("gloo",))
+    by_default = completed(config, four_layers(ddp=DdpSettings(torch="2.13.0", devices=2)))
+    assert by_default.values("fusion_threshold_bytes") == (None, 2.0**10), "None: the first bucket is of 1 MiB"
+    assert [setting.plan.fusion_threshold_bytes for setting in settings_of(by_default.rows)] == [None, 2.0**10]
+    assert compared(by_default) == ("fusion_threshold_bytes",)
+    assert completed(config, four_layers()).values("fusion_threshold_bytes") == (25 * 2.0**20, 2.0**10)
+
+
 def test_a_script_that_accumulates_already_is_not_made_to() -> None:
     ddp = DdpSettings(torch="2.13.0", devices=2, accumulate=4)
     with pytest.raises(ConfigError, match="the script has 4 micro-batches a step"):

@@ -1,12 +1,12 @@
-"""``dpsim tune`` of a script: its batches, what is measured beside the default, and scripts that cannot be tuned."""
+"""``dpsim tune`` of a script: its batches, the line that measures its advice, and scripts that cannot be tuned."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from dpsim.ddp_settings import DdpSettings
@@ -14,12 +14,10 @@ from dpsim.errors import ConfigError
 from dpsim.harness.script import tune as harness
 from dpsim.harness.script.experiment import completed, script_experiment
 from dpsim.harness.script.measure import ScriptStudy
-from dpsim.plan import Plan
+from dpsim.machine import Link, Machine
 from dpsim.records.sweep import Experiment
-from dpsim.setting import setting_of, settings_of
-from dpsim.study.task import ScriptTask
-from dpsim.torch.script.probe.endings import ENDED_EARLY
-from dpsim.torch.script.recorded import joined
+from dpsim.setting import settings_of
+from dpsim.torch.script.probe.endings import WITH_ACCUMULATE
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.workload import Layer, Tensor, Workload
 
@@ -63,10 +61,12 @@ def declared(tmp_path: Path) -> Experiment:
     return script_experiment(str(tmp_path / "four.py"), communication=("gloo",), budget_s=1.0)
 
 
-def profiling(most: int) -> Callable[..., Workload]:
+def profiling(most: int, cannot_accumulate: str = "") -> Callable[..., Workload]:
     """Profiles of a script with a batch of 4 that can be given batches up to ``most``."""
 
-    def profile_script(request: ScriptRequest, local_batches: Sequence[int] = (4,)) -> Workload:
+    def profile_script(request: ScriptRequest, local_batches: Sequence[int] = (4,), **_: object) -> Workload:
+        if request.accumulates and cannot_accumulate:
+            raise ConfigError(WITH_ACCUMULATE + cannot_accumulate)
         if max(local_batches) > most:
             raise ConfigError(f"--local-batch {max(local_batches)} is more than the data")
         return workload(max(local_batches))
@@ -100,82 +100,82 @@ def test_a_batch_that_was_asked_for_is_not_left_out_silently(
         harness.profiled(ScriptStudy(experiment=declared), (16,), print)
 
 
-def test_what_is_measured_are_the_given_pairs_of_cap_and_batch(declared: Experiment) -> None:
-    (case,) = declared.cases
-    pairs = [{"local_batch": 4}, {"local_batch": 4, "fusion_threshold_bytes": 4096.0}, {"local_batch": 16}]
-    cases = tuple(case | pair for pair in pairs)
-    experiment = completed(msgspec.structs.replace(declared, cases=cases), joined([workload(4), workload(16)]))
-    plans = [setting.plan for setting in settings_of(experiment.rows)]
-    assert [(plan.local_batch, plan.fusion_threshold_bytes) for plan in plans] == [(4, None), (4, 4096.0), (16, None)]
-    assert experiment.compared == ("fusion_threshold_bytes", "local_batch")
-    task = ScriptTask(experiment=experiment, inputs=None, place=0, meeting="")
-    assert task.sets_local_batch and task.request(16).local_batch == 16
+def planned(study: ScriptStudy, experiment: Experiment) -> SimpleNamespace:
+    """Predictions of a study's settings: its workload, a slow link, and the settings."""
+    assert study.seen is not None
+    points = [SimpleNamespace(setting=setting) for setting in settings_of(completed(experiment, study.seen).rows)]
+    machine = Machine(name="m", link=Link(latency_s=1e-3, bandwidth_bytes_per_s=1e8))
+    return SimpleNamespace(workloads=(study.seen,), machines=(machine,), points=points)
 
 
-def plans(*accumulates: int) -> list[Plan]:
-    row = {"devices": 2, "local_batch": 4, "fusion_rule": "ddp", "algorithm": "gloo", "overlap": "thread"}
-    return [setting_of(row | {"runtime": "torch-ddp-gloo", "accumulate": count}).plan for count in accumulates]
-
-
-def test_the_best_accumulation_is_measured_beside_the_default(
-    declared: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("most", "fields", "cannot"),
+    [
+        (64, {"local_batch": (4, 16)}, ""),
+        (4, {"accumulate": (1, 8)}, ""),
+        (4, {}, "gives the optimizer's step a closure"),
+    ],
+    ids=["batch", "accumulation", "cap alone"],
+)
+def test_the_line_that_is_printed_measures_the_fastest_and_the_default(
+    most: int,
+    fields: dict[str, tuple[int, ...]],
+    cannot: str,
+    dpsim: Dpsim,
+    declared: Experiment,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    asked: list[Experiment] = []
+    def predict(study: ScriptStudy, *_: object) -> SimpleNamespace:
+        if study.seen is None:
+            studied.append(study.experiment)
+            raise ConfigError("studied")
+        return planned(study, study.experiment)
 
-    def run(study: ScriptStudy, *_: object) -> SimpleNamespace:
-        asked.append(completed(study.experiment, workload(4)))
-        return SimpleNamespace(comparison=None)
-
-    monkeypatch.setattr(ScriptStudy, "run", run)
-    known = harness.Profiled(workload=workload(4), batches=(4,), refusal=None)
-    harness.measure_advised(ScriptStudy(experiment=declared), known, plans(1, 8), tmp_path, print)
-    measured = [setting.plan for setting in settings_of(asked[0].rows)]
-    assert [(plan.accumulate, plan.global_batch) for plan in measured] == [(1, 8), (8, 64)]
-    assert "accumulate" in asked[0].compared and "accumulate" not in asked[0].base
-    task = ScriptTask(experiment=asked[0], inputs=None, place=0, meeting="")
-    assert task.sets_accumulation and not task.sets_local_batch
-
-
-def test_a_script_that_is_too_short_to_accumulate_is_measured_without(
-    declared: Experiment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folders, lines = [], list[str]()
-
-    def run(study: ScriptStudy, folder: Path, progress: object) -> SimpleNamespace:
-        folders.append(folder)
-        if study.experiment.values("accumulate"):
-            raise ConfigError(f"{ENDED_EARLY} 3 rounds of 8 training steps")
-        return SimpleNamespace(comparison=len(study.experiment.rows))
-
-    monkeypatch.setattr(ScriptStudy, "run", run)
-    known = harness.Profiled(workload=workload(4), batches=(4,), refusal=None)
-    default, accumulating = plans(1, 8)
-    capped = msgspec.structs.replace(default, fusion_threshold_bytes=4096.0)
-    given = [default, capped, accumulating]
-    found: object = harness.measure_advised(ScriptStudy(experiment=declared), known, given, tmp_path, lines.append)
-    assert found == 2 and folders == [tmp_path / "measured", tmp_path / "without-accumulation" / "measured"]
-    assert lines == ["warning: accumulation is not measured, since the script ended after 3 rounds of 8 training steps"]
-    with pytest.raises(ConfigError, match="3 rounds"):
-        harness.measure_advised(ScriptStudy(experiment=declared), known, [default, accumulating], tmp_path, print)
+    studied = list[Experiment]()
+    monkeypatch.setattr(harness, "profile_script", profiling(most, cannot))
+    monkeypatch.setattr(ScriptStudy, "predict", predict)
+    flags = ("--torch-script", declared.script, "--devices", "2", "--output", tmp_path / "tuned")
+    code, out, err = dpsim("tune", *flags, "--", "--name", "two words")
+    assert code == 0, err
+    assert ("Note: accumulation is predicted, and cannot be measured" in out) == bool(cannot)
+    *_, title, line = out.splitlines()
+    assert title == "To measure the fastest and the default in turns:" and line.endswith(" -- --name 'two words'")
+    name, *words = shlex.split(line)
+    end = words.index("--")
+    _, _, err = dpsim(*words[:end], "--predict-only", *words[end:])
+    assert name == "dpsim" and "studied" in err
+    (experiment,) = studied
+    assert experiment.script == declared.script and experiment.arguments == ("--name", "two words")
+    assert experiment.values("devices") == (2,) and experiment.values("runtime") == ("torch-ddp-gloo",)
+    assert {
+        name: experiment.values(name) for name in ("local_batch", "accumulate") if experiment.values(name)
+    } == fields
+    default, cap = experiment.values("fusion_threshold_bytes")
+    assert default is None and 0 <= cap < 25 * 2**20
 
 
 @pytest.mark.torch
 def test_a_script_that_cannot_accumulate_is_tuned_and_the_reason_kept(declared: Experiment) -> None:
     script = Path(declared.script)
     script.write_text(SCRIPT.replace("        optimizer.step()", "        optimizer.step(lambda: None)"))
-    found = harness.profiled(ScriptStudy(experiment=declared), (4,), print, accumulates=True)
+    found = harness.profiled(ScriptStudy(experiment=declared), (4,), print)
     assert found.workload.local_batches == (4,)
     assert found.cannot_accumulate.startswith("gives the optimizer's step a closure")
 
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_script_is_tuned(dpsim: Dpsim, declared: Experiment, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_a_script_is_tuned_and_the_printed_line_runs(dpsim: Dpsim, declared: Experiment, tmp_path: Path) -> None:
     flags = ("--devices", "2", "--local-batch", "16", "--output", tmp_path / "tuned")
     code, out, err = dpsim("tune", "--torch-script", declared.script, *flags)
     assert code == 0, err
     assert "default: bucket cap 25 MiB, local batch 4" in out and "local batch 16" in out
+    words = shlex.split(out.splitlines()[-1])
+    code, out, err = dpsim(*words[1:], "--budget", "1s", "--output", tmp_path / "swept")
+    assert code == 0, err
+    assert f"report: {tmp_path / 'swept' / 'index.html'}" in out and (tmp_path / "swept" / "results.json").exists()
 
 
 @pytest.mark.torch

@@ -41,7 +41,7 @@ def script_experiment(
     script: str,
     *,
     devices: Sequence[int] = (2,),
-    caps_bytes: Sequence[float] = (),
+    caps_bytes: Sequence[float | None] = (),
     local_batches: Sequence[int] = (),
     accumulates: Sequence[int] = (),
     communication: Sequence[str] = ON_PROCESSORS,
@@ -52,14 +52,14 @@ def script_experiment(
 ) -> Experiment:
     """Return what to measure of a script under DDP; ``script`` is its path, or the name of a module.
 
-    ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; none: ``completed`` finds up to seven that give
-    different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace the batch size of the
-    script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step is made to have
-    (``dpsim.torch.script.probe.accumulated``); none: the script's own. ``communication`` says how DDP reduces: by
-    ``gloo``, only on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``,
-    with one GPU for each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured in turns
-    with gloo, and not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP
-    instead, by gloo, and DDP is measured in turns with it, and not predicted.
+    ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes, ``None`` the script's own; none: ``completed`` finds up
+    to seven that give different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace
+    the batch size of the script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step
+    is made to have (``dpsim.torch.script.probe.accumulated``); none: the script's own. ``communication`` says how DDP
+    reduces: by ``gloo``, only on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by
+    ``nccl``, with one GPU for each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured
+    in turns with gloo, and not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded
+    by FSDP instead, by gloo, and DDP is measured in turns with it, and not predicted.
     ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """
@@ -113,16 +113,21 @@ def script_experiment(
             remedy="add mpi to --algorithm, or node to --network",
         )
     _check_runtimes(runtimes, communication, networks)
+    in_order = {name: tuple(sorted(lists[name], key=_own_first)) for name in ("devices", *_LISTS) if name in lists}
     experiment = Experiment(
         name="ddp",
         dataset=_OWN_DATA,
-        axes={name: tuple(sorted(values)) for name, values in lists.items() if name in ("devices", *_LISTS)},
+        axes=in_order,
         cases=tuple(cases),
         script=script,
         other_runtimes=(*(name for name in runtimes if name != _DDP), *([HOOK] if _HOOK in communication else [])),
         **others,
     )
     return experiment if strategy == DataParallel.name else replace(_sharded(experiment), other_runtimes=(BESIDE_FSDP,))
+
+
+def _own_first(value: float | None) -> float:
+    return -1.0 if value is None else value
 
 
 def _case(communication: str, network: str) -> dict[str, Any]:
@@ -172,8 +177,7 @@ def most_devices(experiment: Experiment) -> int:
 def completed(experiment: Experiment, workload: Workload) -> Experiment:
     """Fill in what the profile of the script decides: its batch, its accumulation, the bucket caps that matter.
 
-    Every cap is measured on every number of devices, by every way to communicate; where the cases have local batches,
-    they are complete, and nothing else is measured. Raises ``ConfigError``.
+    Every cap is measured on every number of devices, by every way to communicate. Raises ``ConfigError``.
     """
     ddp = _predictable(workload)
     if ddp.units:
@@ -200,24 +204,21 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     base["fusion_rule"] = "fsdp" if ddp.units else "ddp"
     if ddp.sync_batch_norm:
         base["batch_norm"] = "global"
-    if any(_BATCH in case for case in experiment.cases):
-        compared = (_CAP, _BATCH, *([_ACCUMULATE] if accumulates else []))
-        return replace(experiment, base=base, question="settings", compared=compared)
-    caps: Sequence[float] = experiment.values(_CAP)
+    caps = tuple(dict.fromkeys(ddp.bucket_cap_bytes if cap is None else cap for cap in experiment.values(_CAP)))
     if not batches:
         base[_BATCH] = workload.local_batches[0]
-    one_cap = bool(batches or accumulates) or HOOK in experiment.other_runtimes
+    one_cap = bool(batches or accumulates or None in caps) or HOOK in experiment.other_runtimes
     if not one_cap:
         caps = () if ddp.units else caps or telling(workload, "ddp", LEAST_CAP_BYTES, MOST_CAPS)
     elif ddp.bucket_cap_bytes is not None:
         caps = caps or (ddp.bucket_cap_bytes,)
     axes = {name: values for name, values in experiment.axes.items() if name != _CAP}
     if len(caps) > 1 or not (one_cap or ddp.units):
-        axes[_CAP] = tuple(map(float, caps))
-    elif caps:
+        axes[_CAP] = tuple(None if cap is None else float(cap) for cap in caps)
+    elif caps and caps[0] is not None:
         base[_CAP] = float(caps[0])
-    question, compared = "fusion-threshold", ()
-    several = tuple(name for name in _LISTS if len(experiment.values(name)) > 1)
+    question, compared = "fusion-threshold", tuple[str, ...]()
+    several = tuple(name for name in _LISTS if len(axes.get(name, ())) > 1)
     if one_cap and several == (_BATCH,):
         question = "local-batch"
     elif one_cap:

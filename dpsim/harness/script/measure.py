@@ -255,8 +255,6 @@ def _at_most(declared: Experiment, first_s: float) -> str:
     settings = (
         (cases + hook) * math.prod(max(count, 1) for count in several) * (len({*devices} - {1}) * caps + (1 in devices))
     )
-    if any("local_batch" in case for case in declared.cases):
-        settings = len(declared.rows)
     places = f" on each of {cases} places" if cases > 1 else ""
     return (
         f"at most {settings} settings: first {first_rounds_text(first_s)} of profiles and calibrations{places},"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
-from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.fields import shared
 from dpsim.grouping import grouped
@@ -231,19 +230,3 @@ def _predicted_point(
         machine=of_machine,
         same_buckets=same,
     )
-
-
-def experiment_of_plans(name: str, plans: Sequence[Plan], **base: Any) -> Experiment:
-    """Return the experiment that measures these plans beside each other; ``base`` are fields of all its settings.
-
-    ``compared`` are the fields in which the plans differ, in which each plan is a case of its own.
-    """
-    rows = [codec.to_builtins(plan) for plan in plans]
-    for row, plan in zip(rows, plans, strict=True):
-        row["devices"] = plan.layout or plan.devices
-        del row["layout"]
-    varied = [field for field in rows[0] if any(row[field] != rows[0][field] for row in rows)]
-    common = {field: value for field, value in rows[0].items() if field not in varied and value is not None}
-    cases = tuple({field: row[field] for field in varied if row[field] is not None} for row in rows)
-    dataset = {"dataset": base.pop("dataset")} if "dataset" in base else {}
-    return Experiment(name=name, base=common | base, cases=cases, compared=tuple(varied), **dataset)

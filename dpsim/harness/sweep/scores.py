@@ -11,15 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import FileFormatError
-from dpsim.model.rows import PredictedRow
 from dpsim.records.compared_point import ComparedPoint
-from dpsim.records.comparison import HALVES, HALVES_SEED, Comparison, Group, Overall, OverlapEffect, Score
+from dpsim.records.comparison import HALVES, HALVES_SEED, Group, Overall, OverlapEffect, Score
 from dpsim.records.sweep import clean_values, enough_clean
-from dpsim.report.tuning import measured_point
 from dpsim.study.statistics import Interval
 
-MEASURED = 4
-"""How many settings ``tune`` measures beside the default."""
 PERFECT_SCALING = "perfect_scaling"
 PREDICTED_NULLS = (PERFECT_SCALING, "alpha_beta_no_overlap", "largest_bucket")
 PROFILED_NULLS = ("free_communication", "nothing_hidden")
@@ -314,13 +310,3 @@ def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...
             )
         )
     return tuple(effects)
-
-
-def measured_regret(comparison: Comparison, options: Sequence[PredictedRow], advised: PredictedRow) -> float:
-    """Return time per sample of the advised option over that of the best of those measured - 1 (``regret``).
-
-    The best is chosen on other rounds than it is timed on, where there are enough, so that it may be negative.
-    """
-    measured = {option: measured_point(comparison, option.plan) for option in options}
-    points = {option: point for option, point in measured.items() if point is not None}
-    return regret([*points.values()], [*points].index(advised)).mean
