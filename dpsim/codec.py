@@ -100,7 +100,7 @@ def to_builtins(value: Any) -> Any:
 
 def convert(raw: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
     """Return the noun of plain values; a kind of text, such as a layout, is made of its text."""
-    return msgspec.convert(raw, kind, strict=strict, dec_hook=_of_text)
+    return msgspec.convert(raw, kind, strict=strict, dec_hook=_of_text, str_keys=True)
 
 
 def to_json(value: Any, *, indent: int | None = 1) -> str:

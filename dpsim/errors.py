@@ -6,6 +6,7 @@ import difflib
 import unicodedata
 from collections.abc import Iterable
 
+_LONGEST_TEXT = 1000
 _BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -74,3 +75,18 @@ def unknown(what: str, given: object, allowed: Iterable[str], *, remedy: str = "
     near = difflib.get_close_matches(str(given), words, n=1)
     hint = f"did you mean {near[0]!r}?" if near else remedy
     return ConfigError(f"unknown {what} {str(given)!r}", allowed=", ".join(words), remedy=hint)
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, on a single line of at most 1000 characters that a terminal shows as they are."""
+    try:
+        said = str(error)
+    except Exception:  # the user's own __str__
+        said = ""
+    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(said.split()))
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
+
+
+def is_missing(module: str, error: ModuleNotFoundError) -> bool:
+    """Return whether what was not found is ``module`` or a package around it, and nothing that it imports."""
+    return error.name is not None and f"{module}.".startswith(f"{error.name}.")

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from dpsim.errors import ConfigError, DpsimError
+from dpsim.errors import ConfigError, DpsimError, is_missing
 
 _PYTHON = "python:"
-
-_LONGEST_TEXT = 1000
 
 _IGNORED = (str(Path(__file__).parent), "<frozen", importlib.__path__[0], contextlib.__file__)
 
@@ -35,16 +33,6 @@ def place_of(error: BaseException, *others: str) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith((*_IGNORED, *others))]
     return f"{Path(outside[-1].filename).name}, line {outside[-1].lineno}" if outside else ""
-
-
-def text_of(error: BaseException) -> str:
-    """Return what an exception says, on a single line of at most 1000 characters that a terminal shows as they are."""
-    try:
-        said = str(error)
-    except Exception:  # the user's own __str__
-        said = ""
-    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(said.split()))
-    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +79,6 @@ def imported(token: str, expected: Expected) -> tuple[ModuleType, str, str]:
             remedy=f"write it, or name another function: {token.removesuffix(':' + function)}:FUNCTION",
         )
     return module, function, digest
-
-
-def is_missing(module: str, error: ModuleNotFoundError) -> bool:
-    """Return whether what was not found is ``module`` or a package around it, and nothing that it imports."""
-    return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
 @contextlib.contextmanager

@@ -259,6 +259,9 @@ ScriptMayWrite = Annotated[
     bool | None,
     Parameter(negative="", help="Let the script change your files; otherwise what it writes is discarded."),
 ]
+Python = Annotated[
+    str | None, Parameter(help="The Python that the script runs with (that of the active environment with PyTorch).")
+]
 WaitUntilQuiet = Annotated[
     str | None,
     Parameter(

@@ -50,6 +50,7 @@ class ModelFlags(
     from_: Path | None = flags.flag(
         "Read the trace (.json, .json.gz) that PyTorch's profiler made of one rank of a DDP training.", name="--from"
     )
+    python: flags.Python = None
     devices: int | None = flags.flag("With --torch-script, --torch: ranks that it sees (8).")
     steps: int | None = flags.flag("With --torch-script, --torch: training steps to record; then it is ended (15).")
     script_may_write: flags.ScriptMayWrite = None
@@ -113,7 +114,7 @@ def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
     _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
     request = ScriptRequest(script=of.torch_script or "", function=of.torch or "", **({"devices": 8} | of_script))
     with show.measuring(of.wait_until_quiet):
-        return profile_script(request, local_batches)
+        return profile_script(request, local_batches, python=of.python)
 
 
 _SHAPES = ("model", "dataset")

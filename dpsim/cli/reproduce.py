@@ -35,8 +35,8 @@ _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "str
 
 class ReproduceFlags(
     flags.Flags,
-    of="torch_script script_may_write model dataset devices... fusion_threshold_bytes... algorithm... batch_norm..."
-    " steps global_batch against across_machines output strategy...",
+    of="torch_script python script_may_write model dataset devices... fusion_threshold_bytes... algorithm..."
+    " batch_norm... steps global_batch against across_machines output strategy...",
     by_set="accumulate... overlap... leaves wire_dtype compute_dtype optimizer learning_rate seed",
 ):
     """The flags of what is compared, and of the record."""
@@ -49,6 +49,7 @@ class ReproduceFlags(
         "Bytes to fuse, like 0,32KiB,1MiB,inf; of a script sizes for DDP's bucket_cap_mb (its own).",
         name=("--fusion-threshold", "--bucket-cap"),
     )
+    python: flags.Python = None
     script_may_write: flags.ScriptMayWrite = None
     devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4 (a script has 1,2,4).")
     algorithm: str | None = flags.flag("all, or a list of dpsim's algorithms (auto).")
@@ -79,9 +80,9 @@ def reproduce(
     """
     if given.torch_script is not None:
         return _script(given, given.torch_script, arguments)
-    if arguments or given.script_may_write:
+    if arguments or given.script_may_write or given.python:
         raise ConfigError(
-            "ARGUMENTS or --script-may-write without a script",
+            "ARGUMENTS, --script-may-write or --python without a script",
             allowed="these with --torch-script",
             remedy="name the script, or leave them out",
         )
@@ -134,7 +135,7 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
     return Reproduction(**fields, optimizer=optimizer)
 
 
-_OF_SCRIPTS = ["torch_script", "fusion_threshold_bytes", "script_may_write", "devices", "steps", "json"]
+_OF_SCRIPTS = ["torch_script", "python", "fusion_threshold_bytes", "script_may_write", "devices", "steps", "json"]
 
 
 def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> int:
@@ -151,6 +152,7 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
         script=script,
         arguments=arguments,
         script_may_write=bool(given.script_may_write),
+        python=given.python,
         **flags.provided(
             devices=flags.listed("--devices", given.devices, flags.whole("--devices")),
             caps_bytes=given.values().get("fusion_threshold_bytes"),

@@ -61,7 +61,7 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.harness.script.measure import ScriptStudy
-    from dpsim.launch.user_script import is_module
+    from dpsim.launch.user_program import is_module
 
     question, experiment = _experiment(question, given, of, arguments)
     script = experiment.script
@@ -89,7 +89,7 @@ def _experiment(
 ) -> tuple[str, Experiment]:
     """Return what is asked of the script, and what to measure. Raises ``ConfigError``."""
     from dpsim.harness.script.experiment import script_experiment
-    from dpsim.launch.user_script import check_program
+    from dpsim.launch.user_program import check_program
 
     shared = _SHARED.split()
     if unused := [name for name in given.given() if name not in shared]:

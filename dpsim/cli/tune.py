@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,7 +227,7 @@ class _Job:
         from dpsim.harness.script.experiment import script_experiment
         from dpsim.harness.script.measure import ScriptStudy
         from dpsim.harness.script.tune import profiled
-        from dpsim.launch.user_script import is_module
+        from dpsim.launch.user_program import is_module
         from dpsim.machine import NODE, Network
 
         script = source.torch_script or ""
@@ -244,7 +245,8 @@ class _Job:
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         study = ScriptStudy(experiment=declared, script_may_write=bool(measured.script_may_write))
         batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
-        known = profiled(study, batches, progress, accumulates=measured.measure)
+        python = sys.executable if source.machine is None else None  # that which is measured, or the job's own
+        known = profiled(study, batches, progress, accumulates=measured.measure, python=python)
         return cls(study=study, profiled=known, folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:

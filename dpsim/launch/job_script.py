@@ -14,7 +14,7 @@ from dpsim.codec import Noun
 from dpsim.errors import CommunicationError, ConfigError
 from dpsim.launch import jobs
 from dpsim.launch.rank_process import THREAD_VARIABLES
-from dpsim.launch.user_script import check_script
+from dpsim.launch.user_program import check_script
 
 _WORD = re.compile(r"[\w.,:/@%+=~^-]+")
 _TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}")

@@ -36,7 +36,7 @@ from dpsim.study.runners.allreduce import turns
 
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSTOP)
 _GOES_ON_S, _REPORTS_S, _CONTINUES_S = 3.0, 100.0, 900.0
-_SCRIPTS = ("dpsim.torch.script.run_script", turns.__file__)
+_SCRIPTS = ("dpsim.torch.script.probe.run_script", turns.__file__)
 _NEXT = "from dpsim.launch.scratch import scratch\nwith scratch('next'): pass"
 _DIGEST = re.compile(r"digest of the parameters (\w+)")
 _RANKS = ("launcher", "keeper", "mpiexec", "proxy", "rank")

@@ -22,8 +22,8 @@ from dpsim.progress import Progress
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.reductions import ReducedMemory, ShardedSteps, StreamTable, at_once
-from dpsim.torch.script.fsdp import check_gradients
 from dpsim.torch.script.in_turns import profile_in_turns
+from dpsim.torch.script.probe.fsdp import check_gradients
 from dpsim.torch.script.reductions import FutureProgress, GlooReduction, MpiReduction, Reduction
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.torch.script.timed import disconnect

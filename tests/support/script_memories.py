@@ -21,13 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from dpsim import codec
-from dpsim.torch.script import process_group
-from dpsim.torch.script.endings import EnoughSteps
-from dpsim.torch.script.logged import recorded_of
+from dpsim.torch.script.probe import process_group
+from dpsim.torch.script.probe.endings import EnoughSteps
+from dpsim.torch.script.probe.run_script import install
+from dpsim.torch.script.probe.script_record import script_record
+from dpsim.torch.script.probe.step_memory import WeighingRecorder
 from dpsim.torch.script.recorded import workload_of
 from dpsim.torch.script.request import ScriptRequest
-from dpsim.torch.script.run_script import install
-from dpsim.torch.script.step_memory import WeighingRecorder
+from dpsim.torch.script.script_record import ScriptRecord, recorded_of
 
 DEVICES, CLASSES, TOKENS, WIDTH = 2, 10, 32, 64
 
@@ -141,7 +142,8 @@ def profiled(kind: str, batch: int) -> Any:
     with contextlib.suppress(EnoughSteps):
         train(kind, batch, 20)
     recorder.leave()
-    return codec.to_builtins(workload_of(recorded_of(recorder, ScriptRequest(script="train.py", devices=DEVICES))))
+    record = codec.convert(script_record(recorder), ScriptRecord)
+    return codec.to_builtins(workload_of(recorded_of(record, ScriptRequest(script="train.py", devices=DEVICES))))
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 
 from dpsim.errors import ConfigError  # noqa: E402
-from dpsim.torch.script.accumulated import Accumulation  # noqa: E402
-from dpsim.torch.script.endings import Refused  # noqa: E402
+from dpsim.torch.script.probe.accumulated import Accumulation  # noqa: E402
+from dpsim.torch.script.probe.endings import Refused  # noqa: E402
 from dpsim.torch.script.profile_script import profile_script  # noqa: E402
 from dpsim.torch.script.request import ScriptRequest  # noqa: E402
 

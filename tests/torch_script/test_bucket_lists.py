@@ -13,9 +13,12 @@ from torch import distributed  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch_architectures import ARCHITECTURES  # noqa: E402
 
+from dpsim import codec  # noqa: E402
 from dpsim.lowering.ddp import Buckets, final_buckets, initial_buckets  # noqa: E402
-from dpsim.torch.script import logged, process_group  # noqa: E402
-from dpsim.torch.script.parameters import reduced_parameters  # noqa: E402
+from dpsim.torch.script.probe import process_group  # noqa: E402
+from dpsim.torch.script.probe.parameters import reduced_parameters  # noqa: E402
+from dpsim.torch.script.probe.rank_record import ddp_record  # noqa: E402
+from dpsim.torch.script.script_record import DdpRecord, check_buckets  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -52,8 +55,12 @@ def trained(architecture: str, steps: int, **arguments: Any) -> tuple[Any, list[
     return ddp, order
 
 
+def record(ddp: Any) -> DdpRecord:
+    return codec.convert(ddp_record(ddp), DdpRecord)
+
+
 def sizes(ddp: Any, buckets: Buckets) -> tuple[int, ...]:
-    parameters = logged.parameters_of(ddp)
+    parameters = record(ddp).ddp_parameters
     return tuple(sum(parameters[index].size_bytes for index in bucket) for bucket in buckets)
 
 
@@ -64,11 +71,13 @@ def test_predicted_lists_are_those_that_ddp_logs(architecture: str, name: str) -
     if (architecture, name) in FAILS_IN_DDP:
         pytest.skip("DDP itself refuses unused parameters without find_unused_parameters or static_graph")
     ddp, order = trained(architecture, 4, **ARGUMENTS[name])
-    parameters, options, data = logged.parameters_of(ddp), logged.options_of(ddp), ddp._get_ddp_logging_data()
+    of_ddp, data = record(ddp), ddp._get_ddp_logging_data()
+    parameters, options = of_ddp.ddp_parameters, of_ddp.options
     expected = final_buckets(parameters, order, options)
     assert ", ".join(map(str, sizes(ddp, initial_buckets(parameters, options)))) == data["bucket_sizes"]
     assert bool(data.get("has_rebuilt_buckets")) == options.rebuilds
-    assert logged.kept_buckets(ddp) == expected
+    check_buckets(of_ddp)
+    assert of_ddp.buckets == expected
     if options.rebuilds:
         assert ", ".join(map(str, sizes(ddp, expected))) == data["rebuilt_bucket_sizes"]
 
@@ -76,10 +85,10 @@ def test_predicted_lists_are_those_that_ddp_logs(architecture: str, name: str) -
 def test_the_architectures_have_several_buckets_and_shared_and_unused_parameters_and_dtypes() -> None:
     for architecture in ARCHITECTURES:
         ddp, _ = trained(architecture, 0, find_unused_parameters=True, bucket_cap_mb=0.3)
-        assert len(initial_buckets(logged.parameters_of(ddp), logged.options_of(ddp))) > 3
+        assert len(initial_buckets(record(ddp).ddp_parameters, record(ddp).options)) > 3
     gpt, _ = trained("gpt", 0)
-    assert len(logged.parameters_of(gpt)) == len(list(gpt.module.parameters()))
-    assert len({parameter.dtype for parameter in logged.parameters_of(trained("mixed", 0)[0])}) == 4
+    assert len(record(gpt).ddp_parameters) == len(list(gpt.module.parameters()))
+    assert len({parameter.dtype for parameter in record(trained("mixed", 0)[0]).ddp_parameters}) == 4
 
 
 def test_sparse_gradients_and_ignored_and_frozen_parameters() -> None:
@@ -90,5 +99,5 @@ def test_sparse_gradients_and_ignored_and_frozen_parameters() -> None:
     for _ in range(4):
         ddp(torch.zeros(2, dtype=torch.long)).sum().backward()
     assert [name for name, _ in reduced_parameters(ddp)] == ["0.weight", "1.bias", "2.weight"]
-    assert logged.kept_buckets(ddp) == final_buckets(logged.parameters_of(ddp), [2, 1, 0], logged.options_of(ddp))
-    assert logged.kept_buckets(ddp) == ((0,), (2, 1))
+    assert record(ddp).buckets == final_buckets(record(ddp).ddp_parameters, [2, 1, 0], record(ddp).options)
+    assert record(ddp).buckets == ((0,), (2, 1))

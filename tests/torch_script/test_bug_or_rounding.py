@@ -12,20 +12,19 @@ import pytest
 from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, Case
 from dpsim.harness.reproduce import script
 from dpsim.harness.reproduce.script import Verdict
-from dpsim.torch.script.reproduce import causes, differences
-from dpsim.torch.script.reproduce.causes import first_finding
-from dpsim.torch.script.reproduce.differences import Finding
-from dpsim.torch.script.reproduce.observation import (
+from dpsim.torch.script.probe.reproduce.report import (
+    KINDS,
     Loader,
     MicroBatch,
-    Observed,
     RankReport,
     RankStep,
-    Run,
-    read_step,
     write_shards,
     write_step,
 )
+from dpsim.torch.script.reproduce import causes, differences
+from dpsim.torch.script.reproduce.causes import first_finding
+from dpsim.torch.script.reproduce.differences import Finding
+from dpsim.torch.script.reproduce.observation import Observed, Run, read_step
 from dpsim.torch.script.reproduce.rounding import ALLOWANCE, Rounding, rounding_of
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -51,11 +50,17 @@ def rank(samples: tuple[int, ...], reduced: np.ndarray | None = None) -> RankSte
     )
 
 
+def written(step: RankStep) -> RankStep:
+    """The step with the formats and bytes of its arrays, as a rank writes it."""
+    kinds = {kind: {name: ("f4", each.tobytes()) for name, each in getattr(step, kind).items()} for kind in KINDS}
+    return replace(step, **kinds)
+
+
 def observed(folder: Path, *ranks: RankStep, null: int = 0, wrapper: str = "DDP") -> Observed:
     """A run of one step."""
     folder.mkdir()
     for number, step in enumerate(ranks):
-        write_step(folder, number, 0, step)
+        write_step(folder, number, 0, written(step))
     loader = Loader(batch_size=8 // len(ranks), data_size=8, sampler_size=8 // len(ranks))
     report = RankReport(steps=1, parameters=(WEIGHT,), loaders=(loader,), wrapper=wrapper)
     return Observed(Run(folder=folder.name, devices=len(ranks), null_seed=null), folder, (report,) * len(ranks))
@@ -79,7 +84,7 @@ def finding(tmp_path: Path, *ranks: RankStep, one: RankStep | None = None) -> Fi
 
 def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
     step = rank(ORDER)
-    write_step(tmp_path, 1, 3, step)
+    write_step(tmp_path, 1, 3, written(step))
     again = read_step(tmp_path, 1, 3)
     assert again.micro_batches == step.micro_batches and again.samples == 8
     assert np.array_equal(again.local[WEIGHT], step.local[WEIGHT])
@@ -135,7 +140,7 @@ def test_shards_of_an_epoch_decide_whatever_a_step_shares(
     ]
     for run, parts in zip(runs, ([range(50)], shards), strict=True):
         for number, part in enumerate(parts):
-            write_shards(run.folder, number, {1: np.array(part, np.int64)}, {1: 50})
+            write_shards(run.folder, number, {1: list(part)}, {1: 50})
     found = first_finding(*runs, rounding_of(runs[0], []))
     assert (None if found is None else found.kind) == kind
     assert found is None or "of 50 samples 10 train more than once in an epoch, and 0 never" in found.because

@@ -89,8 +89,8 @@ def test_an_update_that_calls_a_closure_is_timed_without_it() -> None:
     """Lightning's Trainer runs forward and backward within the optimizer's step."""
     import torch
 
-    from dpsim.torch.script.endings import EnoughSteps
     from dpsim.torch.script.observed import Observer
+    from dpsim.torch.script.probe.endings import EnoughSteps
 
     def slow_forward(ddp: Any, batch: Any) -> Any:
         time.sleep(0.01)

@@ -182,7 +182,7 @@ def test_a_script_with_synchronised_batch_norm_on_a_processor_is_explained(dpsim
 def test_it_is_told_from_batch_norm_of_each_rank() -> None:
     import torch
 
-    from dpsim.torch.script.run_script import synchronises_batch_norm
+    from dpsim.torch.script.probe.script_record import synchronises_batch_norm
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
     assert not synchronises_batch_norm(model)

@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from dpsim.torch.script import process_group  # noqa: E402
+from dpsim.torch.script.probe import process_group  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

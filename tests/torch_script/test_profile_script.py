@@ -391,7 +391,7 @@ def test_an_exception_is_shown_with_the_calls_of_the_script_and_whether_it_ends_
     assert calls[-1].startswith("linear.py") and "dpsim" not in err.partition("to do:")[0].removeprefix("dpsim: ")
     script.write_text(PREAMBLE + "dist.init_process_group()\ndist.all_reduce(torch.zeros(2, dtype=torch.bool))")
     code, _, err = dpsim("profile", "--torch-script", script, "--output", tmp_path / "w.json")
-    assert code == 2 and "dpsim/torch/script/process_group.py" in err and "this is a defect of dpsim" in err
+    assert code == 2 and "dpsim/torch/script/probe/process_group.py" in err and "this is a defect of dpsim" in err
 
 
 @pytest.mark.torch

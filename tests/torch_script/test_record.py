@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 
-from dpsim.torch.script import process_group, record  # noqa: E402
-from dpsim.torch.script.endings import EnoughSteps  # noqa: E402
-from dpsim.torch.script.record import Recorder  # noqa: E402
+from dpsim.torch.script.probe import process_group, record  # noqa: E402
+from dpsim.torch.script.probe.endings import EnoughSteps  # noqa: E402
+from dpsim.torch.script.probe.record import Recorder  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,8 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering import lower
 from dpsim.plan import Plan
-from dpsim.torch.script.recorded import Mode, Recorded, RecordedParameter, RecordedStep, check_same, joined, workload_of
+from dpsim.torch.script.probe.steps import Mode, RecordedStep
+from dpsim.torch.script.recorded import Recorded, RecordedParameter, check_same, joined, workload_of
 
 
 def parameter(name: str, *shape: int, dtype: str = "float32") -> RecordedParameter:

@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from dpsim.torch.script.script_error import calls_to, place_in, remedy_of
+from dpsim.torch.script.probe.script_error import calls_to, place_in, remedy_of
 
 
 def again(number: int) -> None:

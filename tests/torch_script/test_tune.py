@@ -18,7 +18,7 @@ from dpsim.plan import Plan
 from dpsim.records.sweep import Experiment
 from dpsim.setting import setting_of, settings_of
 from dpsim.study.task import ScriptTask
-from dpsim.torch.script.endings import ENDED_EARLY
+from dpsim.torch.script.probe.endings import ENDED_EARLY
 from dpsim.torch.script.recorded import joined
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.workload import Layer, Tensor, Workload

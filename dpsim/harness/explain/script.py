@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.script_output import on_ranks_shown_once
-from dpsim.launch.user_script import check_program, is_module
+from dpsim.launch.user_program import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
 from dpsim.model.observed import Observed, Steps, joined, observed_parts
@@ -156,12 +157,12 @@ def _profile(of: ScriptToExplain, observed: Observed, notes: list[str], progress
     )
     try:
         progress(f"profiling one process on batches of {batch} and {_LARGER_BATCH * batch}")
-        return profile_script(request, (batch, _LARGER_BATCH * batch))
+        return profile_script(request, (batch, _LARGER_BATCH * batch), python=sys.executable)
     except ConfigError as error:
         notes.append(f"What of the computation no batch changes is not known: {error.given}")
     try:
         progress("profiling one process")
-        return profile_script(request)
+        return profile_script(request, python=sys.executable)
     except ConfigError as error:
         notes.append(f"Remedies are not predicted: {error.given}")
     return None

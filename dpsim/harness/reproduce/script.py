@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,17 @@ from dpsim import codec
 from dpsim.errors import ConfigError
 from dpsim.launch import scratch
 from dpsim.launch.child_process import child
+from dpsim.launch.job_python import JobPython, job_python
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
-from dpsim.launch.user_script import check_program
+from dpsim.launch.user_program import check_program
 from dpsim.progress import Progress
-from dpsim.torch.script.profile_script import check_torch, script_environment
+from dpsim.torch.script.probe.reproduce.report import REQUEST
+from dpsim.torch.script.profile_script import START, script_environment
 from dpsim.torch.script.reproduce.causes import first_finding, is_no_number
 from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED, Finding
-from dpsim.torch.script.reproduce.observation import REQUEST, Observed, Run, RunsRequest, read_reports
+from dpsim.torch.script.reproduce.observation import Observed, Run, RunsRequest, read_reports
 from dpsim.torch.script.reproduce.rounding import (
     EPSILON,
     Rounding,
@@ -124,6 +125,7 @@ class ScriptComparison:
     caps_bytes: tuple[float, ...] = ()
     steps: int = 8
     script_may_write: bool = False
+    python: str | None = None
 
     def __post_init__(self) -> None:
         if len({*self.devices}) < 2 and len(self.caps_bytes) < 2:
@@ -139,6 +141,11 @@ class ScriptComparison:
             )
         if self.steps < 1:
             raise ConfigError(f"--steps is {self.steps}", allowed="1 or more")
+
+    @property
+    def by(self) -> JobPython:
+        """The Python that the ranks run: ``python``, or the one that ``dpsim.launch.job_python`` finds."""
+        return job_python(self.python)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -158,7 +165,7 @@ class ScriptComparison:
 def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
     """Let the script train in all runs, and return what they came to. Raises ``ConfigError``."""
     check_program(comparison.script)
-    check_torch()
+    comparison.by.tell(Path(comparison.script).name)
     with scratch.scratch("torch") as folder:
         first, *others = _observed(comparison, comparison.runs, folder, progress)
         nulls = [each for each in others if each.run.null_seed]
@@ -284,11 +291,11 @@ def _observed(comparison: ScriptComparison, runs: Sequence[Run], folder: Path, p
     progress(f"training {comparison.steps} steps, {len(runs) - there} times: {', '.join(run.name for run in runs)}")
     start = folder / f"start-{runs[-1].folder}"
     start.mkdir()
-    command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch.script.reproduce.ranks", str(folder)]
+    command = [*WITHOUT_TERMINAL_SIGNALS, comparison.by.path, str(START), "reproduce.ranks", str(folder)]
     if not comparison.script_may_write:
         protection = script_protection(comparison.script, comparison.arguments, str(folder))
         command = protected(command, protection, start)
-    environment = script_environment(2, start) | scratch.environment(folder)
+    environment = script_environment(2, start, comparison.by.environment()) | scratch.environment(folder)
     with shown_once() as output:
         with written(start, output) as file, child(command, env=environment, stdout=file, stderr=file) as process:
             process.wait()

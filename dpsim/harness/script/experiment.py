@@ -13,7 +13,7 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.script.own_runtime import BESIDE_FSDP, OWN_RUNTIME, check_emulation
 from dpsim.harness.sweep.grids import telling
-from dpsim.launch.user_script import check_program
+from dpsim.launch.user_program import check_program
 from dpsim.machine import NODE, Network
 from dpsim.model.ranking import LEAST_CAP_BYTES
 from dpsim.records.checks import check_distinct
@@ -55,11 +55,11 @@ def script_experiment(
     ``caps_bytes`` are the values of ``bucket_cap_mb`` in bytes; none: ``completed`` finds up to seven that give
     different buckets, or with ``local_batches`` takes the script's own. ``local_batches`` replace the batch size of the
     script's data loaders; none: its own. ``accumulates`` are numbers of micro-batches that a step is made to have
-    (``dpsim.torch.script.accumulated``); none: the script's own. ``communication`` says how DDP reduces: by ``gloo``,
-    only on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``, with one GPU
-    for each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured in turns with gloo, and
-    not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP instead, by
-    gloo, and DDP is measured in turns with it, and not predicted.
+    (``dpsim.torch.script.probe.accumulated``); none: the script's own. ``communication`` says how DDP reduces: by
+    ``gloo``, only on the network ``node``; by ``mpi``, dpsim's own transports, on all ``networks``; or by ``nccl``,
+    with one GPU for each rank, only on ``node``. With ``hook``, ``dpsim.torch.allreduce_hook()`` is measured in turns
+    with gloo, and not predicted. With the ``strategy`` zero3 the model that the script wraps in DDP is sharded by FSDP
+    instead, by gloo, and DDP is measured in turns with it, and not predicted.
     ``runtimes`` are DDP, and dpsim's own runtime if it is measured in turns with DDP. ``others`` are
     fields of the experiment. Raises ``ConfigError``.
     """

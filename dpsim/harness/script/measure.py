@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.script_output import on_ranks_shown_once
-from dpsim.launch.user_script import is_module
+from dpsim.launch.user_program import is_module
 from dpsim.machine import Machine
 from dpsim.model import past
 from dpsim.model.residuals import all_widths
@@ -187,7 +188,7 @@ class ScriptStudy(Study):
         seen = self.seen
         if seen is None:
             progress(f"profiling {declared.script} as rank 0 of {most_devices(declared)} in one process")
-            seen = profile_script(self.request, batches)
+            seen = profile_script(self.request, batches, python=sys.executable)
         _check_same_batch(given, seen)
         experiment = completed(declared, given or seen)
         current = environment()

@@ -18,7 +18,7 @@ from dpsim.plan import Plan
 from dpsim.progress import Progress
 from dpsim.records.comparison import Comparison
 from dpsim.setting import Grid
-from dpsim.torch.script.endings import ENDED_EARLY, WITH_ACCUMULATE
+from dpsim.torch.script.probe.endings import ENDED_EARLY, WITH_ACCUMULATE
 from dpsim.torch.script.profile_script import profile_script
 from dpsim.torch.script.recorded import joined
 from dpsim.workload import Workload
@@ -43,9 +43,14 @@ class Profiled:
 
 
 def profiled(
-    study: ScriptStudy, local_batches: Sequence[int], progress: Progress, *, accumulates: bool = False
+    study: ScriptStudy,
+    local_batches: Sequence[int],
+    progress: Progress,
+    *,
+    accumulates: bool = False,
+    python: str | None = None,
 ) -> Profiled:
-    """Profile the script at its own batch and at ``local_batches``, or at twice and four times its own.
+    """Profile the script with ``python`` at its own batch and at ``local_batches``, or at twice and four times its own.
 
     With ``accumulates`` it is tried whether the script can be made to accumulate. Raises ``ConfigError`` where the
     script cannot be profiled, or not at one of the given batches.
@@ -54,12 +59,12 @@ def profiled(
     progress(f"profiling {request.name} as rank 0 of {request.devices} in one process")
     refusal, cannot_accumulate = None, ""
     try:
-        workloads = [profile_script(msgspec.structs.replace(request, accumulates=accumulates))]
+        workloads = [profile_script(msgspec.structs.replace(request, accumulates=accumulates), python=python)]
     except ConfigError as error:
         if not error.given.startswith(WITH_ACCUMULATE):
             raise
         cannot_accumulate = error.given.removeprefix(WITH_ACCUMULATE)
-        workloads = [profile_script(request)]
+        workloads = [profile_script(request, python=python)]
     own = workloads[0].local_batches[0]
     settings = completed(study.experiment, workloads[0])  # refuses what is not predicted
     if shards(settings):
@@ -73,7 +78,7 @@ def profiled(
             continue
         progress(f"profiling {request.name} at a local batch of {batch}")
         try:
-            workloads.append(profile_script(request, [batch]))
+            workloads.append(profile_script(request, [batch], python=python))
         except ConfigError as error:
             if local_batches:
                 raise

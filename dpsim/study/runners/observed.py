@@ -17,10 +17,11 @@ from dpsim.machine import Network
 from dpsim.model.observed import Observed, ObservedRank
 from dpsim.progress import Progress
 from dpsim.study.observe_task import ObserveTask
-from dpsim.torch.script import in_turns, timed
+from dpsim.torch.script import in_turns
 from dpsim.torch.script.observed import Observer, by_gloo
+from dpsim.torch.script.probe import process_group
+from dpsim.torch.script.probe.run_script import install
 from dpsim.torch.script.reductions import MpiReduction
-from dpsim.torch.script.run_script import install
 
 _REPEATS = 5
 _MOST_AT_ONCE = 64
@@ -32,7 +33,7 @@ def observe_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     network = Network.parse(task.network)
     reduction = MpiReduction(transport(comm, network), "ring", "thread") if network.emulated else None
     in_turns.become(comm.rank, comm.size)
-    timed.connect(str(Path(task.meeting) / "ranks"), comm.rank, comm.size)
+    process_group.connect(str(Path(task.meeting) / "ranks"), comm.rank, comm.size)
     reduce = None if reduction is None else reduction.reduce
     collectives: dict[int, float] = {}
     observer = Observer(task.steps, lambda each: collectives.update(_timed(comm, reduce or by_gloo, each.rank)), reduce)
@@ -42,7 +43,7 @@ def observe_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     in_turns.run_script((task.script, task.arguments), observer)
     if reduction is not None:
         reduction.close()
-    timed.disconnect()
+    process_group.disconnect()
     ranks = comm.gather(codec.to_builtins(observer.rank))
     if ranks is None:
         return None

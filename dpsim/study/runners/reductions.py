@@ -32,7 +32,7 @@ from dpsim.study.calibration import TIME_S, CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.calibration import CollectiveTable, LoadedTable
 from dpsim.study.runners.load import nothing
-from dpsim.torch.script.fsdp import WaitedCollectives, check_gradients
+from dpsim.torch.script.probe.fsdp import WaitedCollectives, check_gradients
 from dpsim.torch.script.reductions import FutureProgress, GlooReduction, MpiReduction, ReducedArray, Reduction
 from dpsim.torch.script.visit import Turns, Visit
 

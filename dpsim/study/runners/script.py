@@ -52,7 +52,7 @@ from dpsim.study.runners.training import wait_in_turns
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import ScriptTask
-from dpsim.torch.script.endings import ENDED_EARLY
+from dpsim.torch.script.probe.endings import ENDED_EARLY
 from dpsim.torch.script.recorded import check_same
 from dpsim.torch.script.visit import CONTROL, Turn, Visit
 from dpsim.workload import Workload
@@ -98,9 +98,9 @@ def _take_part(task: ScriptTask, subject: Setting | int | CalibrateConfig, group
         workload = emulated_workload(task.workload, task.machine, subject.plan)
         wait_in_turns(group, subject, workload, experiment.seed, task.meeting, number)
     elif isinstance(subject, Setting):
-        from dpsim.torch.script.accumulated import accumulate
-        from dpsim.torch.script.batches import replace_batch_size
         from dpsim.torch.script.in_turns import train_in_turns
+        from dpsim.torch.script.probe.accumulated import accumulate
+        from dpsim.torch.script.probe.batches import replace_batch_size
 
         if task.sets_local_batch:
             replace_batch_size(int(subject.plan.local_batch))

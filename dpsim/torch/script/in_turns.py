@@ -11,25 +11,28 @@ from typing import Any
 
 from mpi4py import MPI
 
+from dpsim import codec
 from dpsim.comm.group import quiet_barrier
 from dpsim.comm.networks import transport
 from dpsim.constraints import FSDP, HOOK
 from dpsim.errors import ConfigError
 from dpsim.launch.rank_process import pin
-from dpsim.launch.user_script import run_as_main
+from dpsim.launch.user_program import run_as_main
 from dpsim.machine import Network
 from dpsim.setting import Setting
-from dpsim.torch.script import process_group, timed
-from dpsim.torch.script.batches import replace_batch_size
-from dpsim.torch.script.endings import EnoughSteps, Refused
-from dpsim.torch.script.fsdp import WaitedCollectives
-from dpsim.torch.script.logged import recorded_of
-from dpsim.torch.script.record import Recorder
+from dpsim.torch.script import timed
+from dpsim.torch.script.probe import process_group
+from dpsim.torch.script.probe.batches import replace_batch_size
+from dpsim.torch.script.probe.endings import EnoughSteps, Refused
+from dpsim.torch.script.probe.fsdp import WaitedCollectives
+from dpsim.torch.script.probe.record import Recorder
+from dpsim.torch.script.probe.run_script import act_as_rank, install, take_over_spawn
+from dpsim.torch.script.probe.script_error import calls_to, remedy_of, what_happened
+from dpsim.torch.script.probe.script_record import script_record
 from dpsim.torch.script.recorded import workload_of
 from dpsim.torch.script.reductions import MpiReduction
 from dpsim.torch.script.request import ScriptRequest
-from dpsim.torch.script.run_script import act_as_rank, install, take_over_spawn
-from dpsim.torch.script.script_error import calls_to, remedy_of, what_happened
+from dpsim.torch.script.script_record import ScriptRecord, recorded_of
 from dpsim.torch.script.visit import Turns, Visit
 
 Script = tuple[str, tuple[str, ...]]
@@ -48,7 +51,7 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
         link = transport(group, Network.parse(setting.network))
         reduction = MpiReduction(link, setting.plan.algorithm, setting.plan.overlap)
     become(group.rank, group.size)
-    timed.connect(
+    process_group.connect(
         str(Path(folder) / f"ranks-{number}"), group.rank, group.size, on_gpus=setting.runtime == "torch-ddp-nccl"
     )
     turns = Turns(folder, number)
@@ -59,7 +62,7 @@ def train_in_turns(group: MPI.Intracomm, setting: Setting, script: Script, folde
     _run(script, turns, timer)
     if reduction is not None:
         reduction.close()
-    timed.disconnect()
+    process_group.disconnect()
 
 
 def profile_in_turns(group: MPI.Intracomm, request: ScriptRequest, folder: str, number: int) -> None:
@@ -73,7 +76,10 @@ def profile_in_turns(group: MPI.Intracomm, request: ScriptRequest, folder: str, 
     turns = Turns(folder, number)
 
     def recorded(recorder: Recorder) -> None:
-        profiled = workload_of(recorded_of(recorder, request)) if recorder.steps else None
+        profiled = None
+        if recorder.steps:
+            record = codec.convert(script_record(recorder), ScriptRecord)
+            profiled = workload_of(recorded_of(record, request))
         turn = turns.take(Visit(profiled=profiled))
         if not turn.steps:
             raise EnoughSteps

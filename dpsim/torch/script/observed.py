@@ -7,14 +7,16 @@ from typing import Any
 
 from torch import distributed
 
+from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import final_buckets
 from dpsim.model.observed import ObservedRank, ObservedStep
-from dpsim.torch.script.endings import EnoughSteps, Refused, second_model
-from dpsim.torch.script.fsdp import ShardedModel
-from dpsim.torch.script.logged import options_of, parameters_of
 from dpsim.torch.script.probe.around import SETTLED_STEPS, CoreTime, Script
+from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
+from dpsim.torch.script.probe.fsdp import ShardedModel
+from dpsim.torch.script.probe.rank_record import ddp_record
+from dpsim.torch.script.script_record import DdpRecord
 from dpsim.torch.script.timed import bucket_bytes
 
 _MOST_HOOKED = 8
@@ -92,8 +94,9 @@ class Observer(Script):
 
     def _hook(self) -> None:
         """Give DDP a hook where its buckets go over an emulated link, or are so few that noting each takes no time."""
-        parameters = parameters_of(self.ddp)
-        buckets = final_buckets(parameters, range(len(parameters) - 1, -1, -1), options_of(self.ddp))
+        record = codec.convert(ddp_record(self.ddp), DdpRecord)
+        parameters = record.ddp_parameters
+        buckets = final_buckets(parameters, range(len(parameters) - 1, -1, -1), record.options)
         few = not self._hooks_itself and len(buckets) <= _MOST_HOOKED
         reduce = self._reduce or (by_gloo if few else None)
         self._hooked = reduce is not None

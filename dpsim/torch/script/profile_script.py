@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,41 +15,46 @@ from dpsim.errors import ConfigError
 from dpsim.installation import install
 from dpsim.launch import scratch
 from dpsim.launch.child_process import child
+from dpsim.launch.job_python import JobPython, job_python
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
-from dpsim.launch.user_script import check_program
-from dpsim.torch.script.recorded import joined
-from dpsim.torch.script.request import ScriptOutcome, ScriptRequest
+from dpsim.launch.user_program import check_program
+from dpsim.torch.script.recorded import joined, workload_of
+from dpsim.torch.script.request import ScriptRequest
+from dpsim.torch.script.script_record import ScriptOutcome, recorded_of
 from dpsim.workload import Workload
 
+START = Path(__file__).parent / "probe" / "start.py"
 _OUTPUT = {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def profile_script(request: ScriptRequest, local_batches: Sequence[int] = ()) -> Workload:
+def profile_script(request: ScriptRequest, local_batches: Sequence[int] = (), *, python: str | None = None) -> Workload:
     """Run the script in a process of its own, as rank 0 of ``request.devices``, and return what it trained.
 
+    Its Python is ``python``, or the one that ``dpsim.launch.job_python`` finds.
     With ``local_batches`` it runs once for each of them, and the workload has tables over them. What the script prints
     goes to stderr, lines that are alike once. Raises ``ConfigError`` for a script that cannot be profiled.
     """
     if request.script:
         check_program(request.script)
-    check_torch()
+    by = job_python(python)
+    by.tell(request.name)
     if not local_batches:
-        return _profile(request)
+        return _profile(request, by)
     batches = sorted(set(local_batches))
-    return joined([_profile(msgspec.structs.replace(request, local_batch=batch)) for batch in batches])
+    return joined([_profile(msgspec.structs.replace(request, local_batch=batch), by) for batch in batches])
 
 
-def _profile(request: ScriptRequest) -> Workload:
-    """Run the script once. Raises ``ConfigError``."""
+def _profile(request: ScriptRequest, by: JobPython) -> Workload:
+    """Run the script once by this Python. Raises ``ConfigError``."""
     with shown_once() as output, scratch.scratch("torch") as folder:
         paths = folder / "request.json", folder / "outcome.json"
-        codec.write(paths[0], request)
-        command = [*WITHOUT_TERMINAL_SIGNALS, sys.executable, "-m", "dpsim.torch.script.run_script", *map(str, paths)]
+        codec.write(paths[0], codec.to_builtins(request) | {"name": request.name, "flag": request.flag})
+        command = [*WITHOUT_TERMINAL_SIGNALS, by.path, str(START), "run_script", *map(str, paths)]
         if not request.script_may_write:
             command = protected(command, script_protection(request.script, request.arguments), folder)
-        environment = script_environment(request.devices, folder)
+        environment = script_environment(request.devices, folder, by.environment())
         with written(folder, output) as file, child(command, env=environment, stdout=file, stderr=file) as process:
             code = process.wait()
         if not paths[1].exists():
@@ -64,13 +68,13 @@ def _profile(request: ScriptRequest) -> Workload:
     if outcome.error is not None:
         given, allowed, remedy = outcome.error
         raise ConfigError(given, allowed=allowed, remedy=remedy)
-    if outcome.workload is None:
+    if outcome.record is None:
         raise ConfigError(
             f"{request.name} has changed the file in which its process tells what was recorded",
             allowed="a script that leaves dpsim's files alone",
             remedy="take out what writes to outcome.json",
         )
-    return outcome.workload
+    return workload_of(recorded_of(outcome.record, request))
 
 
 def check_torch() -> None:
@@ -78,13 +82,14 @@ def check_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "PyTorch is not installed beside dpsim",
-            allowed="PyTorch 2.4 or newer, for --torch-script and --torch alone",
-            remedy=f"{install('torch')}, in the environment that the script runs in",
+            allowed="it, where dpsim itself measures the ranks of a script; profile, reproduce, explain -- COMMAND and"
+            " tune with --machine enter the environment that the script has",
+            remedy=install("torch"),
         )
 
 
-def script_environment(devices: int, folder: Path) -> dict[str, str]:
-    """The environment, with one compute thread where several ranks would run, as ``torchrun`` sets it.
+def script_environment(devices: int, folder: Path, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment ``variables``, with one compute thread where several ranks would run, as ``torchrun`` sets it.
 
     Data loaders leave temporary files behind, so these go below ``folder``. What the script prints is written at once,
     and PyTorch's profiler of memory prints nothing.
@@ -93,4 +98,4 @@ def script_environment(devices: int, folder: Path) -> dict[str, str]:
     temporary = folder / "tmp"
     temporary.mkdir()
     place = {"TMPDIR": str(scratch.short_path(folder, temporary))}
-    return threads | _OUTPUT | dict(os.environ) | scratch.environment(folder) | place
+    return threads | _OUTPUT | dict(variables) | scratch.environment(folder) | place

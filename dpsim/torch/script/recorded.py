@@ -10,20 +10,16 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import msgspec
 
-from dpsim.ddp_settings import DdpSettings, GradientMemory
+from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering.ddp import Buckets
 from dpsim.model.observed import most_delayed_s
+from dpsim.torch.script.probe.steps import MODES, RecordedStep, StepMemory
 from dpsim.workload import Layer, Tensor, Workload, overhead_line
-
-Mode = Literal["whole", "forward", "gradients"]
-MODES: tuple[Mode, ...] = ("whole", "forward", "gradients")
-"""What a step is timed for: as a whole, or with a hook on every module, or with a hook on every gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,49 +31,6 @@ class RecordedParameter:
     shape: tuple[int, ...]
     dtype: str
     batch_norm_channels: int = 0
-
-
-@dataclass(kw_only=True)
-class RecordedStep:
-    """One synchronising step: seconds by part, summed over its micro-batches.
-
-    ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
-    ``delayed_s``: the training thread could run and had no core (0 where that is not known).
-    ``loss_s`` lies between forward and backward. ``module_s`` has the forward seconds from the start of one module to
-    the start of the next, and ``ready_s`` the seconds from the start of that backward until the gradient of each
-    parameter (by position) was final. ``own_collectives`` are those that the script asks for outside of backward:
-    the bytes of each allreduce, and None for each other one.
-    """
-
-    mode: Mode | None
-    start_s: float
-    step_s: float = 0.0
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    last_backward_s: float = 0.0
-    loss_s: float = 0.0
-    update_s: float = 0.0
-    input_s: float = 0.0
-    delayed_s: float = 0.0
-    micro_batches: int = 0
-    local_batch: int = 1
-    own_collectives: tuple[int | None, ...] = ()
-    module_s: dict[str, float] = field(default_factory=dict)
-    ready_s: dict[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepMemory:
-    """What lives at most in a step beside parameters, gradients, optimizer state and DDP's buckets, in bytes.
-
-    ``activation_bytes``: while a micro-batch goes forward and back, with its input; ``update_bytes``: in an update.
-    ``saved_bytes`` is what autograd keeps until backward, by module.
-    """
-
-    activation_bytes: int
-    update_bytes: int
-    saved_bytes: Mapping[str, int]
-    gradients: GradientMemory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the command line and the process that runs a PyTorch script say to each other. Loads no torch."""
+"""What the command line asks of the process that runs a PyTorch script. Loads no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
-from dpsim.torch.script.recorded import MODES
-from dpsim.workload import Workload
+from dpsim.torch.script.probe.steps import MODES
 
 _MOST_DEVICES = 1_000_000
 
@@ -20,7 +19,7 @@ class ScriptRequest(Noun, frozen=True):
     ``local_batch`` replaces the batch size of the script's data loaders, or is given to the function (None: theirs).
     With ``must_end`` a script is refused that trains on after dpsim has ended it, which no rank of a measurement may.
     ``fully_shard``: what the script wraps in DistributedDataParallel is sharded instead. With ``accumulates`` a script
-    is refused that could not accumulate gradients as it is (``dpsim.torch.script.accumulated``).
+    is refused that could not accumulate gradients as it is (``dpsim.torch.script.probe.accumulated``).
     Unless ``script_may_write`` no file of the user's changes (``dpsim.launch.protection``).
     """
 
@@ -68,10 +67,3 @@ class ScriptRequest(Noun, frozen=True):
                 allowed=f"{len(MODES)} or more",
                 remedy="one is timed as a whole, one with a hook on each module, one with a hook on each gradient",
             )
-
-
-class ScriptOutcome(Noun, frozen=True):
-    """What running a script came to: a workload, or the three parts of the error that says why there is none."""
-
-    workload: Workload | None = None
-    error: tuple[str, str, str] | None = None

@@ -5,22 +5,17 @@ Between its turns the script waits where its next step would begin. The script i
 
 from __future__ import annotations
 
-import gc
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import distributed
-from torch.distributed import distributed_c10d
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import EnoughSteps, Refused, second_model
-from dpsim.torch.script.fsdp import ShardedModel, WaitedCollectives
-from dpsim.torch.script.logged import parameters_of
 from dpsim.torch.script.probe.around import Script
-from dpsim.torch.script.process_group import check_world_size, replace_everywhere
+from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
+from dpsim.torch.script.probe.fsdp import ShardedModel, WaitedCollectives
+from dpsim.torch.script.probe.rank_record import ddp_parameters
 from dpsim.torch.script.reductions import MpiReduction
 from dpsim.torch.script.visit import LOGGED, Turn, Visit
 
@@ -56,7 +51,7 @@ class StepTimer(Script):
         ddp._set_ddp_runtime_logging_sample_rate(1)
         reduction = self._reduction
         if isinstance(reduction, MpiReduction):
-            if any(parameter.sparse for parameter in parameters_of(ddp)):
+            if any(parameter["sparse"] for parameter in ddp_parameters(ddp)):
                 raise _not_by_hook("the script has sparse gradients, of an embedding with sparse=True", "dense ones")
             self.register_hook(ddp, lambda _, bucket: reduction.reduce(bucket.buffer()))
         elif self._dpsim_hook:
@@ -136,30 +131,3 @@ def bucket_bytes(ddp: Any) -> tuple[int, ...]:
 def _not_by_hook(given: str, allowed: str) -> Refused:
     """What ends a script that gloo can train, and a hook over MPI cannot."""
     return Refused(ConfigError(given, allowed=allowed, remedy="measure this script with --algorithm gloo"))
-
-
-def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None:
-    """Let the process group that the script asks for be one that meets in the file ``store``.
-
-    It is gloo's; with ``on_gpus`` NCCL's for tensors on GPUs, and each rank has the GPU of its number.
-    """
-    original = distributed_c10d.init_process_group
-    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
-    if on_gpus:
-        torch.cuda.set_device(rank)
-
-    parameters = inspect.signature(original)
-
-    def init_process_group(*arguments: Any, **keywords: Any) -> None:
-        check_world_size(parameters.bind(*arguments, **keywords).arguments, ranks)
-        original(backend, store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
-
-    replace_everywhere(original, init_process_group)
-
-
-def disconnect() -> None:
-    """End the script's process group, whose threads would abort the process as it ends."""
-    if distributed.is_initialized():
-        gc.collect()  # what refers to the group in a circle, as sharded modules do, keeps its threads
-        distributed.destroy_process_group()
-        gc.collect()

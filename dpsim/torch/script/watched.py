@@ -8,38 +8,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-import msgspec
-
-from dpsim.codec import Noun
-from dpsim.ddp_settings import DdpSettings
-from dpsim.lowering.ddp import Buckets, DdpOptions, DdpParameter, initial_buckets
 from dpsim.model.observed import Observed, ObservedRank, ObservedStep, Steps
-from dpsim.torch.script.recorded import Recorded, RecordedParameter, RecordedStep, workload_of
+from dpsim.torch.script.probe.steps import RecordedStep
+from dpsim.torch.script.recorded import Recorded, workload_of
+from dpsim.torch.script.script_record import DdpRecord
 from dpsim.workload import Workload
 
 
-class WatchedParameter(Noun, frozen=True):
-    """A parameter that DDP reduces; ``module`` has it, with so many channels of batch norm (0: none)."""
-
-    name: str
-    module: str
-    shape: tuple[int, ...]
-    dtype: str
-    batch_norm_channels: int
-    size_bytes: int
-    device: str
-    sparse: bool
-
-
-class WatchedRank(Noun, frozen=True):
+class WatchedRank(DdpRecord, frozen=True):
     """The record of one rank.
 
     ``run`` is the same for all ranks of one attempt of a job. ``reason`` says why watching ended early; it is empty
     where it did not, or where the job itself ended. Each step has the seconds of its synchronising backward until the
     last gradient (``last_backward_s``), the nanoseconds from the end of forward until each gradient was ready
-    (``ready_ns``), and the seconds from there to that backward (``loss_s``). ``rebuilt`` has DDP's buckets, as it logs
-    them. The process has ``cores`` and computes with ``threads``. ``own_s`` is what watching took, from the making of
-    its hooks to its record.
+    (``ready_ns``), and the seconds from there to that backward (``loss_s``). The process has ``cores`` and
+    computes with ``threads``. ``own_s`` is what watching took, from the making of its hooks to its record.
     """
 
     rank: int
@@ -48,8 +31,6 @@ class WatchedRank(Noun, frozen=True):
     reason: str
     script: str
     model: str
-    torch: str
-    device: str
     cores: int
     threads: int
     backend: str
@@ -59,48 +40,15 @@ class WatchedRank(Noun, frozen=True):
     ready_ns: tuple[tuple[int, ...], ...]
     local_batch: int
     accumulate: int
-    parameters: tuple[WatchedParameter, ...]
-    rebuilt: str
-    initial_bucket_bytes: str
-    communication_hook: str
-    bucket_cap_bytes: int | None
-    bucket_caps_bytes: tuple[int, ...]
-    find_unused_parameters: bool
-    static_graph: bool
-    state_bytes: int
     optimizer_slots: int | None
     input_workers: int
     own_s: float
     run: str = ""
 
     @property
-    def buckets(self) -> Buckets:
-        """The buckets that DDP keeps, each of positions in ``parameters``, in the order in which it sends them."""
-        if self.rebuilt:
-            return tuple(tuple(map(int, bucket.split())) for bucket in self.rebuilt.split(","))
-        major, minor = self.torch.split(".")[:2]
-        options = DdpOptions(
-            bucket_cap_bytes=self.bucket_cap_bytes,
-            bucket_caps_bytes=self.bucket_caps_bytes,
-            find_unused_parameters=self.find_unused_parameters,
-            static_graph=self.static_graph,
-            torch_version=(int(major), int(minor)),
-        )
-        return initial_buckets([_ddp_parameter(each) for each in self.parameters], options)
-
-    @property
     def computes_on_every_core(self) -> bool:
         """Whether the ranks compute on all cores, so that an allreduce takes away some of what backward has."""
         return self.device == "cpu" and self.cores < self.ranks_here * (self.threads + 1)
-
-    @property
-    def bucket_bytes(self) -> tuple[int, ...]:
-        """The sizes of ``buckets``."""
-        return tuple(sum(self.parameters[index].size_bytes for index in bucket) for bucket in self.buckets)
-
-
-def _ddp_parameter(each: WatchedParameter) -> DdpParameter:
-    return DdpParameter(size_bytes=each.size_bytes, dtype=each.dtype, device=each.device, sparse=each.sparse)
 
 
 def observed(ranks: Sequence[WatchedRank]) -> Observed:
@@ -125,10 +73,7 @@ def watched_workload(ranks: Sequence[WatchedRank], steps: Steps) -> Workload:
     Where the forward of each module was not seen, the first one has it all: no allreduce is under way then.
     """
     rank = sorted(ranks, key=lambda each: each.rank)[steps.typical]
-    parameters = tuple(
-        RecordedParameter(**{name: getattr(each, name) for name in RecordedParameter.__dataclass_fields__})
-        for each in rank.parameters
-    )
+    parameters = rank.recorded_parameters
     first: dict[str, int] = {}
     for index, parameter in enumerate(parameters):
         first.setdefault(parameter.module, index)
@@ -141,7 +86,7 @@ def watched_workload(ranks: Sequence[WatchedRank], steps: Steps) -> Workload:
             first_parameter=first,
             buckets=rank.buckets,
             steps=(*map(_whole, rank.steps, rank.last_backward_s, [rank] * len(rank.steps)), _gradients(rank)),
-            ddp=_settings(rank),
+            ddp=rank.settings(devices=rank.ranks, accumulate=rank.accumulate),
             state_bytes=rank.state_bytes,
             optimizer_slots=rank.optimizer_slots,
             input_workers=rank.input_workers,
@@ -169,13 +114,3 @@ def _gradients(rank: WatchedRank) -> RecordedStep:
     whole.mode = "gradients"
     whole.ready_s = {index: max(seconds - loss_s, 0.0) for index, seconds in enumerate(moments_s) if seconds > 0}
     return whole
-
-
-def _settings(rank: WatchedRank) -> DdpSettings:
-    shared = set(DdpSettings.__struct_fields__) & set(WatchedRank.__struct_fields__) - {"initial_bucket_bytes"}
-    return DdpSettings(
-        devices=rank.ranks,
-        initial_bucket_bytes=tuple(int(size) for size in rank.initial_bucket_bytes.split(",") if size.strip()),
-        bucket_bytes=rank.bucket_bytes,
-        **{name: value for name, value in msgspec.structs.asdict(rank).items() if name in shared - {"bucket_bytes"}},
-    )

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from dpsim.torch.script.accumulated import accumulate
+from dpsim.torch.script.probe.accumulated import accumulate
 
 UPDATES = 4
 

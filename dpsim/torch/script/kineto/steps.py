@@ -13,7 +13,7 @@ from typing import TypeVar
 from dpsim.errors import FileFormatError
 from dpsim.torch.script.kineto.clock import DeviceClock, HostClock, clock_of
 from dpsim.torch.script.kineto.marks import Allreduce, Function, Gradient, Marks, Span
-from dpsim.torch.script.recorded import RecordedStep
+from dpsim.torch.script.probe.steps import RecordedStep
 from dpsim.units import ITEM_BYTES
 
 S = TypeVar("S", bound=Span)

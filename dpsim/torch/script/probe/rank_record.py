@@ -22,8 +22,6 @@ def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
         "reason": reason,
         "script": os.path.basename(getattr(sys.modules.get("__main__"), "__file__", None) or ""),
         "model": type(ddp.module).__name__,
-        "torch": str(torch.__version__),
-        "device": ddp.device_type,
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "backend": watcher.backend,
@@ -33,6 +31,18 @@ def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
         "ready_ns": watcher.ready_ns,
         "local_batch": watcher.local_batch,
         "accumulate": watcher.accumulate,
+        **ddp_record(ddp),
+        "optimizer_slots": optimizer_slots(watcher.optimizer),
+        "input_workers": getattr(watcher.loader, "_num_workers", 0),
+    }
+
+
+def ddp_record(ddp: Any) -> dict[str, Any]:
+    """Return what a DDP model was given, and what it logs: a ``dpsim.torch.script.watched.DdpRecord``."""
+    logged = ddp._get_ddp_logging_data()
+    return {
+        "torch": str(torch.__version__),
+        "device": ddp.device_type,
         "parameters": list(ddp_parameters(ddp)),
         "rebuilt": logged.get("rebuilt_per_bucket_param_indices", ""),
         "initial_bucket_bytes": logged["bucket_sizes"],
@@ -41,10 +51,13 @@ def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
         "bucket_caps_bytes": list(getattr(ddp, "bucket_bytes_cap_list", ())),
         "find_unused_parameters": bool(ddp.find_unused_parameters),
         "static_graph": bool(ddp.static_graph),
-        "state_bytes": sum(buffer.numel() * buffer.element_size() for buffer in ddp.module.buffers()),
-        "optimizer_slots": optimizer_slots(watcher.optimizer),
-        "input_workers": getattr(watcher.loader, "_num_workers", 0),
+        "state_bytes": state_bytes(ddp),
     }
+
+
+def state_bytes(model: Any) -> int:
+    """The bytes of a model's buffers, such as the running statistics of batch norm."""
+    return sum(buffer.numel() * buffer.element_size() for buffer in model.module.buffers())
 
 
 def _run() -> str:

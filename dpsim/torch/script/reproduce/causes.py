@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.torch.script.probe.reproduce.report import RankStep
 from dpsim.torch.script.reproduce.differences import (
     APART,
     BUFFERS,
@@ -29,7 +30,7 @@ from dpsim.torch.script.reproduce.differences import (
     Finding,
     Step,
 )
-from dpsim.torch.script.reproduce.observation import Observed, RankStep, hashes_differ
+from dpsim.torch.script.reproduce.observation import Observed, hashes_differ
 from dpsim.torch.script.reproduce.rounding import (
     ALLOWANCE,
     EPSILON,
@@ -171,7 +172,7 @@ def _ranks_agree(step: Step) -> Finding | None:
         without = [number for number, rank in enumerate(ranks) if name not in rank.final]
         if without:
             return step.found(name, MISSING, f"rank {without[0]} has no gradient for it, and others have one")
-        own = [rank.local.get(name, rank.final[name]) for rank in ranks]
+        own = [rank.local[name] if name in rank.local else rank.final[name] for rank in ranks]
         kept = all(_parallel(mine, rank.final[name]) for mine, rank in zip(own, ranks, strict=True))
         if kept:
             reason = "its gradient is not reduced: each rank updates it with that of its own samples"
@@ -373,7 +374,7 @@ def _buffers(step: Step) -> Finding | None:
             continue
         moved, own = size(mine - their), size(mine)
         if moved > ALLOWANCE * 4 * EPSILON * max(own, size(their)) + 1e-12:
-            apart = any(not np.array_equal(their, rank.buffers.get(name, mine)) for rank in ranks[1:])
+            apart = any(not np.array_equal(their, rank.buffers[name]) for rank in ranks[1:] if name in rank.buffers)
             if apart:
                 because = "each rank updates this buffer from its own samples, and nothing adds these up"
                 return step.found(name, BUFFERS, because, difference=moved / (own or 1.0))

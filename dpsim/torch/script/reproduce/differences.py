@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpsim.torch.script.reproduce.observation import Observed, RankStep
+from dpsim.torch.script.probe.reproduce.report import RankStep
+from dpsim.torch.script.reproduce.observation import Observed
 from dpsim.torch.script.reproduce.rounding import Rounding
 
 REPEATED = "a sampler that repeats"

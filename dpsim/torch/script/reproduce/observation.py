@@ -1,28 +1,25 @@
-"""What is asked of the ranks that run a script for a comparison, and what each says of its steps. Loads no torch."""
+"""What is asked of the ranks that run a script for a comparison, and what they have written. Loads no torch."""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dpsim import codec
 from dpsim.codec import Noun
+from dpsim.torch.script.probe.reproduce.report import KINDS, REPORT, SHARDS, STEP, RankReport, RankStep
 from dpsim.units import format_size
 
 IntArray = NDArray[np.int64]
 Tensors = dict[str, NDArray[np.floating]]
-"""Values of tensors by their names: at most ``MOST_VALUES`` of each, taken at equal distances."""
-
-MOST_VALUES = 2**16
-REQUEST = "request.json"
-_META, _REPORT, _SHARDS, _SIZES = "meta", "report-{}.json", "shards-{}.npz", "sizes-{}.npz"
+"""Values of tensors by their names: at most ``report.MOST_VALUES`` of each, taken at equal distances."""
 
 
 class Run(Noun, frozen=True):
@@ -65,140 +62,31 @@ class RunsRequest(Noun, frozen=True):
     first_is_there: bool = False
 
 
-class MicroBatch(Noun, frozen=True):
-    """The samples of a forward pass: hashes of their rows, and their indices in a data set of ``data_size`` samples.
-
-    Without indices (``data_size`` 0) the batch came from no data loader with a data set of known size.
-    """
-
-    rows: tuple[int, ...]
-    epoch: int = 0
-    indices: tuple[int, ...] = ()
-    data_size: int = 0
-
-
-class Loader(Noun, frozen=True):
-    """A data loader: its batch size, the samples of its data set and of its sampler (0: not known)."""
-
-    batch_size: int
-    data_size: int = 0
-    sampler_size: int = 0
-    sampler: str = ""
-
-
-class RankReport(Noun, frozen=True):
-    """What a rank says at its end.
-
-    ``parameters`` are their names in the order in which backward reaches them, ``local_norms`` the batch norms that use
-    a rank's own samples, ``switched`` the kinds of random numbers that were drawn from one stream a sample. DDP or FSDP
-    is the ``wrapper``.
-    """
-
-    ended: bool = False
-    error: tuple[str, str, str] | None = None
-    steps: int = 0
-    parameters: tuple[str, ...] = ()
-    local_norms: tuple[str, ...] = ()
-    switched: tuple[str, ...] = ()
-    hook: str = ""
-    wrapper: str = "DDP"
-    loaders: tuple[Loader, ...] = ()
-
-
-class _Meta(Noun, frozen=True):
-    loss: float
-    micro_batches: tuple[MicroBatch, ...]
-    begun: dict[str, int]
-    buffers_seen: dict[str, int]
-    settings: dict[str, float]
-    final_hashes: dict[str, int]
-    draws: bool
-    bypassed: bool
-
-
-@dataclass
-class RankStep:
-    """A step of one rank.
-
-    ``loss`` is the mean over its micro-batches. ``begun`` are hashes of all parameters before the state of the first
-    run was loaded, ``buffers_seen`` those of the buffers that forward got. Gradients are ``local`` before they are
-    reduced, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers``
-    have their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were
-    drawn that could not be switched to one stream a sample. ``bypassed``: the step was of gradients of a wrapped model
-    whose own forward was not called.
-    """
-
-    loss: float = 0.0
-    micro_batches: list[MicroBatch] = field(default_factory=list)
-    begun: dict[str, int] = field(default_factory=dict)
-    buffers_seen: dict[str, int] = field(default_factory=dict)
-    settings: dict[str, float] = field(default_factory=dict)
-    final_hashes: dict[str, int] = field(default_factory=dict)
-    draws: bool = False
-    bypassed: bool = False
-    local: Tensors = field(default_factory=dict)
-    reduced: Tensors = field(default_factory=dict)
-    final: Tensors = field(default_factory=dict)
-    buffers: Tensors = field(default_factory=dict)
-
-    @property
-    def samples(self) -> int:
-        """The number of samples in all micro-batches."""
-        return sum(len(each.rows) for each in self.micro_batches)
-
-
-_KINDS = ("local", "reduced", "final", "buffers")
-
-
-def write_step(folder: Path, rank: int, number: int, step: RankStep) -> None:
-    """Write a step, the ``number``-th from 0, of a rank of the run in ``folder``."""
-    meta = _Meta(
-        loss=step.loss,
-        micro_batches=tuple(step.micro_batches),
-        begun=step.begun,
-        buffers_seen=step.buffers_seen,
-        settings=step.settings,
-        final_hashes=step.final_hashes,
-        draws=step.draws,
-        bypassed=step.bypassed,
-    )
-    arrays = {f"{kind}|{name}": values for kind in _KINDS for name, values in getattr(step, kind).items()}
-    arrays[_META] = np.frombuffer(msgspec.msgpack.encode(meta), dtype=np.uint8)  # JSON has no NaN
-    with open(folder / f"step-{number}-{rank}.npz", "wb") as file:
-        np.savez(file, **arrays)
-
-
 def read_step(folder: Path, rank: int, number: int) -> RankStep:
-    """Read what ``write_step`` wrote."""
-    with np.load(folder / f"step-{number}-{rank}.npz") as saved:
-        arrays = dict(saved)
-    meta = msgspec.msgpack.decode(arrays.pop(_META).tobytes(), type=_Meta)
-    step = RankStep(**msgspec.structs.asdict(meta) | {"micro_batches": list(meta.micro_batches)})
+    """Read what ``report.write_step`` wrote."""
+    said, arrays = _read(folder / STEP.format(number, rank))
+    tensors: dict[str, Tensors] = {kind: {} for kind in KINDS}
     for name, values in arrays.items():
         kind, _, tensor = name.partition("|")
-        getattr(step, kind)[tensor] = values
-    return step
+        tensors[kind][tensor] = values
+    return codec.convert(said | tensors, RankStep)
 
 
-def write_shards(folder: Path, rank: int, shards: Mapping[int, IntArray], sizes: Mapping[int, int]) -> None:
-    """Write the indices that a rank gets in the first epoch of each loader, and the sizes of the loaders' data sets."""
-    for name, values in ((_SHARDS, shards), (_SIZES, sizes)):
-        with open(folder / name.format(rank), "wb") as file:
-            arrays: dict[str, Any] = {str(number): np.asarray(value) for number, value in values.items()}
-            np.savez(file, **arrays)
-
-
-def write_report(folder: Path, rank: int, report: RankReport) -> None:
-    """Write what a rank says at its end."""
-    codec.write(folder / _REPORT.format(rank), report)
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Read a line of JSON, and the arrays that follow."""
+    header, _, content = path.read_bytes().partition(b"\n")
+    read = json.loads(header)
+    arrays, begin = {}, 0
+    for name, kind, size in read["arrays"]:
+        arrays[name] = np.frombuffer(content, dtype=f"<{kind}", count=size // int(kind[1:]), offset=begin)
+        begin += size
+    return read["said"], arrays
 
 
 def read_reports(folder: Path, devices: int) -> list[RankReport | None]:
     """Read what each rank said at its end; None of one that died without."""
-    paths = [folder / _REPORT.format(rank) for rank in range(devices)]
-    return [
-        codec.decode(codec.read_raw(path, "report"), RankReport, "report") if path.exists() else None for path in paths
-    ]
+    paths = [folder / REPORT.format(rank) for rank in range(devices)]
+    return [codec.convert(codec.read_raw(path, "report"), RankReport) if path.exists() else None for path in paths]
 
 
 @dataclass(frozen=True)
@@ -225,25 +113,17 @@ class Observed:
 
         Loaders that gave training batches on all ranks, and whose epoch is known.
         """
-        kinds: list[list[dict[str, IntArray]]] = [[], []]
-        for name, ranks in zip((_SHARDS, _SIZES), kinds, strict=True):
-            for rank in range(self.run.devices):
-                path = self.folder / name.format(rank)
-                if not path.exists():
-                    return {}
-                with np.load(path) as saved:
-                    ranks.append(dict(saved))
-        indices, sizes = kinds
-        names = set.intersection(*(set(rank) for rank in indices))
+        ranks: list[tuple[dict[str, Any], dict[str, IntArray]]] = []
+        for rank in range(self.run.devices):
+            path = self.folder / SHARDS.format(rank)
+            if not path.exists():
+                return {}
+            ranks.append(_read(path))
+        names = set.intersection(*(set(indices) for _, indices in ranks))
         return {
-            int(name): ([rank[name] for rank in indices], [int(rank[name]) for rank in sizes])
+            int(name): ([indices[name] for _, indices in ranks], [sizes[name] for sizes, _ in ranks])
             for name in sorted(names, key=int)
         }
-
-
-def dealt(global_batch: tuple[int, ...], rank: int, devices: int) -> tuple[int, ...]:
-    """Return the samples of a global batch that a rank gets where they are dealt out in turn."""
-    return global_batch[rank::devices]
 
 
 def hashes_differ(ranks: tuple[Mapping[str, int], ...]) -> list[str]:

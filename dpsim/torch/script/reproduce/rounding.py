@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.torch.script.reproduce.observation import Observed, RankStep, Tensors
+from dpsim.torch.script.probe.reproduce.report import RankStep
+from dpsim.torch.script.reproduce.observation import Observed, Tensors
 
 ALLOWANCE = 30.0
 """A difference is more than rounding if it is so many times what the nulls came to."""

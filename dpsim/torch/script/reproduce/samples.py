@@ -12,7 +12,8 @@ from enum import Enum
 
 import numpy as np
 
-from dpsim.torch.script.reproduce.observation import Loader, Observed, RankStep
+from dpsim.torch.script.probe.reproduce.report import Loader, RankStep
+from dpsim.torch.script.reproduce.observation import Observed
 
 Identity = tuple[int, int]
 _PASS = 0.9

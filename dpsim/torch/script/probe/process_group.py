@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from torch import distributed
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import ReduceOp, distributed_c10d
 
-from dpsim.torch.script.endings import check_ranks
+from dpsim.torch.script.probe.endings import check_ranks
 
 BACKEND = "dpsim"
 _BARRIER_BYTES = 4
@@ -139,7 +140,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         with _collective(outputs):
-            for copies, tensor in zip(outputs, inputs, strict=True):
+            for copies, tensor in zip(outputs, inputs):
                 for copy in copies:
                     copy.copy_(tensor)
         return _finished(outputs)
@@ -156,7 +157,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
     all_gather_single = _allgather_base  # its name since PyTorch 2.13, likewise below
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        for output, tensor in zip(outputs, inputs, strict=True):
+        for output, tensor in zip(outputs, inputs):
             self._allgather_base(output, tensor)
         return _finished(outputs)
 
@@ -164,7 +165,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         with _collective(outputs):
-            for output, parts in zip(outputs, inputs, strict=True):
+            for output, parts in zip(outputs, inputs):
                 output.copy_(parts[self.rank()])
                 self._reduce(output, opts)
         return _finished(outputs)
@@ -176,7 +177,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
     reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        for output, tensor in zip(outputs, inputs, strict=True):
+        for output, tensor in zip(outputs, inputs):
             self._reduce_scatter_base(output, tensor, opts)
         return _finished(outputs)
 
@@ -184,7 +185,7 @@ class ReplicatedGroup(distributed.ProcessGroup):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         with _collective(outputs):
-            for output, parts in zip(outputs, inputs, strict=False):  # only the sending rank has parts
+            for output, parts in zip(outputs, inputs):  # only the sending rank has parts
                 output.copy_(parts[self.rank()])
         return _finished(outputs)
 
@@ -299,3 +300,30 @@ def replace_everywhere(original: Any, replacement: Any) -> None:
     for module_name, module in list(sys.modules.items()):
         if module_name.split(".")[0] == "torch" and getattr(module, "__dict__", {}).get(name) is original:
             setattr(module, name, replacement)
+
+
+def connect(store: str, rank: int, ranks: int, *, on_gpus: bool = False) -> None:
+    """Let the process group that the script asks for be one that meets in the file ``store``.
+
+    It is gloo's; with ``on_gpus`` NCCL's for tensors on GPUs, and each rank has the GPU of its number.
+    """
+    original = distributed_c10d.init_process_group
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    if on_gpus:
+        torch.cuda.set_device(rank)
+
+    parameters = inspect.signature(original)
+
+    def init_process_group(*arguments: Any, **keywords: Any) -> None:
+        check_world_size(parameters.bind(*arguments, **keywords).arguments, ranks)
+        original(backend, store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks)
+
+    replace_everywhere(original, init_process_group)
+
+
+def disconnect() -> None:
+    """End the script's process group, whose threads would abort the process as it ends."""
+    if distributed.is_initialized():
+        gc.collect()  # what refers to the group in a circle, as sharded modules do, keeps its threads
+        distributed.destroy_process_group()
+        gc.collect()

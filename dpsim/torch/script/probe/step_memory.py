@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from dpsim.torch.script.fsdp import ShardedModel
-from dpsim.torch.script.record import Recorder
-from dpsim.torch.script.recorded import StepMemory
+from dpsim.torch.script.probe.fsdp import ShardedModel
+from dpsim.torch.script.probe.record import Recorder
+from dpsim.torch.script.probe.steps import StepMemory
 
 _MARK = "dpsim "
 _BEGINS, _GRADIENT, _COMPUTED, _UPDATED = "begins", "gradient", "computed", "updated"

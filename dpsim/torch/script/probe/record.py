@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from dpsim.torch.script.batches import loading
-from dpsim.torch.script.endings import EnoughSteps, forked, second_model, unwrapped
-from dpsim.torch.script.fsdp import ShardedModel, check_optimizer
-from dpsim.torch.script.parameters import first_parameters, reduced_parameters
 from dpsim.torch.script.probe.around import REBUILT_STEPS, CoreTime, Script
-from dpsim.torch.script.process_group import CLOCK, ReplicatedGroup
-from dpsim.torch.script.recorded import MODES, RecordedStep, StepMemory
+from dpsim.torch.script.probe.batches import loading
+from dpsim.torch.script.probe.endings import EnoughSteps, forked, second_model, unwrapped
+from dpsim.torch.script.probe.fsdp import ShardedModel, check_optimizer
+from dpsim.torch.script.probe.parameters import first_parameters, reduced_parameters
+from dpsim.torch.script.probe.process_group import CLOCK, ReplicatedGroup
+from dpsim.torch.script.probe.steps import MODES, RecordedStep, StepMemory
 
 _UNWRAPPED_STEPS = 3
 """Optimizer steps on gradients that were reduced without DDP after which a script is refused."""
@@ -230,7 +230,7 @@ class Recorder(Script):
         """Count the forward from one module's beginning to the next one's as the first one's."""
         began_s = self._forward_began_s
         following = [*(moment_s for _, moment_s in self._modules_began[1:]), self._forward_ended_s]
-        for (name, _), next_s in zip(self._modules_began, following, strict=False):
+        for (name, _), next_s in zip(self._modules_began, following):
             step.module_s[name] = step.module_s.get(name, 0.0) + next_s - began_s
             began_s = next_s
         self._modules_began.clear()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
-from dpsim.torch.script.reproduce.models import InReplicas, InShards, whole, write
+from dpsim.torch.script.probe.reproduce.models import InReplicas, InShards, whole, write
 
 
 class TrainingState:

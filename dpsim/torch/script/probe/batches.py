@@ -7,17 +7,14 @@ import inspect
 from collections import Counter
 from collections.abc import Collection, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, dataloader
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import Refused
-from dpsim.torch.script.request import ScriptRequest
-
-if TYPE_CHECKING:
-    from dpsim.torch.script.recorded import RecordedStep
+from dpsim.torch.script.probe.endings import Refused
+from dpsim.torch.script.probe.steps import RecordedStep
 
 
 def replace_batch_size(local_batch: int) -> set[int]:
@@ -75,7 +72,7 @@ def check_one_batch(recorded: Sequence[RecordedStep], name: str) -> None:
         )
 
 
-def check_local_batch(recorded: Sequence[RecordedStep], request: ScriptRequest, too_few: Collection[int] = ()) -> None:
+def check_local_batch(recorded: Sequence[RecordedStep], request: Any, too_few: Collection[int] = ()) -> None:
     """Raises ``ConfigError`` unless the model was called with as many samples as the request asks for.
 
     ``too_few`` are the samples of the data loaders that have fewer than that.
@@ -107,7 +104,7 @@ def loading(loader: Any, local_batch: int) -> tuple[int, float]:
     times = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for _, indices in zip(range(2), loader._index_sampler, strict=False):
+    for _, indices in zip(range(2), loader._index_sampler):
         began_s = perf_counter()
         fetcher.fetch(indices)
         times.append(perf_counter() - began_s)

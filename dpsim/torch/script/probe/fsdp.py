@@ -11,7 +11,8 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from time import perf_counter as now
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed, nn
@@ -20,16 +21,22 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dpsim.comm.clock import now
-from dpsim.ddp_settings import ShardedUnit
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import Refused
-from dpsim.torch.script.process_group import replace_everywhere
+from dpsim.torch.script.probe.endings import Refused
+from dpsim.torch.script.probe.process_group import replace_everywhere
 
 _ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 """The collectives that FSDP calls, by their names since PyTorch 2.13, or before."""
 _UPDATES = 3
+
+
+class Unit(NamedTuple):
+    """A ``dpsim.ddp_settings.ShardedUnit``."""
+
+    name: str
+    size_bytes: int
+    reshard: bool
 
 
 class ShardedModel:
@@ -92,7 +99,7 @@ class ShardedModel:
         return tuple(unit.size_bytes for unit in reversed(self.units))
 
     @property
-    def units(self) -> tuple[ShardedUnit, ...]:
+    def units(self) -> tuple[Unit, ...]:
         """The units with parameters that are trained, in the order of their forwards. Raises ``ConfigError``."""
         sizes: dict[str, int] = {}
         for _, unit, shard in self.parameters:
@@ -103,7 +110,7 @@ class ShardedModel:
                 _check_group(name, group)
             again = any(group._reshard_after_forward and group.unshard_in_backward for group in self.groups[name])
             if name in sizes:
-                units.append(ShardedUnit(name=name, size_bytes=sizes[name], reshard=again))
+                units.append(Unit(name=name, size_bytes=sizes[name], reshard=again))
         return tuple(units)
 
 
@@ -255,7 +262,7 @@ class WaitedCollectives:
 
     def __init__(self) -> None:
         self.spans: dict[str, list[tuple[float, float]]] = {"all-gather": [], "reduce-scatter": []}
-        for collective, spans in zip((_ALL_GATHER, _REDUCE_SCATTER), self.spans.values(), strict=True):
+        for collective, spans in zip((_ALL_GATHER, _REDUCE_SCATTER), self.spans.values()):
             setattr(distributed, collective.__name__, _timed(collective, spans))
 
     def taken_s(self) -> float:
@@ -377,7 +384,7 @@ def check_gradients() -> None:
     samples = torch.randn(4, 8, generator=torch.Generator().manual_seed(1 + rank))
     for model in (DistributedDataParallel(plain), sharded):
         model(samples).square().sum().backward()
-    for parameter, shard in zip(plain.parameters(), sharded.parameters(), strict=True):
+    for parameter, shard in zip(plain.parameters(), sharded.parameters()):
         whole = shard.grad.full_tensor()
         if not torch.allclose(whole, parameter.grad, rtol=1e-4, atol=1e-5):
             ratio = float((whole * parameter.grad).sum() / parameter.grad.square().sum())

@@ -1,13 +1,15 @@
-"""The process that runs a user's PyTorch script, or trains their module, as rank 0 of n. Loads torch.
+"""Runs a user's PyTorch script, or trains their module, as rank 0 of n in this process. Loads torch.
 
-``python -m dpsim.torch.script.run_script REQUEST OUTCOME`` reads a ``ScriptRequest`` and writes a ``ScriptOutcome``:
-what was recorded. What the script prints goes where this process prints.
+Request and outcome are files of JSON: the fields of a ``ScriptRequest`` (``dpsim.torch.script.request``), with its name
+and flag, and those of a ``ScriptOutcome`` (``dpsim.torch.script.script_record``). What the script prints goes where
+this process prints.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import multiprocessing.process
 import os
 import signal
@@ -18,28 +20,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import msgspec
 import torch.multiprocessing
 from torch import distributed
 
-from dpsim import codec
-from dpsim.errors import ConfigError
-from dpsim.launch.user_script import module_name, run_as_main
-from dpsim.torch.script import process_group, train_function
-from dpsim.torch.script.accumulated import accumulate
-from dpsim.torch.script.batches import check_local_batch, check_one_batch, replace_batch_size
-from dpsim.torch.script.endings import Ending, EnoughSteps, Refused, check_ranks
-from dpsim.torch.script.fsdp import watch
-from dpsim.torch.script.logged import recorded_of
-from dpsim.torch.script.parameters import reduced_parameters
+from dpsim.errors import ConfigError, text_of
+from dpsim.launch.user_program import module_name, run_as_main
+from dpsim.torch.script.probe import process_group, train_function
+from dpsim.torch.script.probe.accumulated import accumulate
 from dpsim.torch.script.probe.around import Script
-from dpsim.torch.script.record import Recorder
-from dpsim.torch.script.recorded import MODES, workload_of
-from dpsim.torch.script.request import ScriptOutcome, ScriptRequest
-from dpsim.torch.script.script_error import calls_to, place_in, remedy_of, what_happened
-from dpsim.torch.script.step_memory import WeighingRecorder
-from dpsim.user_code import text_of
-from dpsim.workload import Workload
+from dpsim.torch.script.probe.batches import check_local_batch, check_one_batch, replace_batch_size
+from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused, check_ranks
+from dpsim.torch.script.probe.fsdp import watch
+from dpsim.torch.script.probe.parameters import reduced_parameters
+from dpsim.torch.script.probe.record import Recorder
+from dpsim.torch.script.probe.script_error import calls_to, place_in, remedy_of, what_happened
+from dpsim.torch.script.probe.script_record import script_record
+from dpsim.torch.script.probe.step_memory import WeighingRecorder
+from dpsim.torch.script.probe.steps import MODES
 
 _GRAPH_WORDS = ("Expected to have finished reduction in the prior iteration", "training graph has changed")
 
@@ -63,7 +60,7 @@ _GRACE_S = 5.0
 """How long a script may go on after it has been ended from within, to clean up behind itself."""
 
 
-def run(request: ScriptRequest, outcome_path: Path) -> Workload:
+def run(request: Any, outcome_path: Path) -> dict[str, Any]:
     """Train as ``torchrun`` would let its rank 0 train, until enough is recorded. Raises ``ConfigError``.
 
     If the script catches what ends it and goes on, its outcome is written to ``outcome_path`` and the process ended.
@@ -76,14 +73,12 @@ def run(request: ScriptRequest, outcome_path: Path) -> Workload:
     if request.accumulates:
         accumulate(1)
     too_few = set() if request.local_batch is None else replace_batch_size(request.local_batch)
-    Ending.begun = _end_hard(os.getpid(), outcome_path, lambda: _recorded_workload(recorder, request, too_few), request)
+    Ending.begun = _end_hard(os.getpid(), outcome_path, lambda: _enough_record(recorder, request, too_few), request)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored until here
     try:
         if request.function:
             train_function.train(request.function, request.local_batch)
         else:
-            if not sys.flags.safe_path:
-                del sys.path[0]  # the current folder, which python -m dpsim... has put there
             run_as_main(request.script, request.arguments)
     except EnoughSteps:
         pass
@@ -95,22 +90,19 @@ def run(request: ScriptRequest, outcome_path: Path) -> Workload:
     except BaseException as error:
         if not recorder.complete and not (isinstance(error, SystemExit) and error.code in (None, 0)):
             raise _died(request, error) from error
-    return _recorded_workload(recorder, request, too_few)
+    return _enough_record(recorder, request, too_few)
 
 
-def _recorded_workload(recorder: Recorder, request: ScriptRequest, too_few: set[int]) -> Workload:
-    """The workload of what was recorded. Raises ``ConfigError`` where that is not enough."""
+def _enough_record(recorder: Recorder, request: Any, too_few: set[int]) -> dict[str, Any]:
+    """The record of the script. Raises ``ConfigError`` where what was recorded is not enough."""
     _check_enough(request.name, recorder)
     _check_one_graph(recorder)
     check_local_batch(recorder.steps, request, too_few)
-    workload = workload_of(recorded_of(recorder, request))
-    if workload.ddp is None or not synchronises_batch_norm(recorder.ddp.module):
-        return workload
-    return msgspec.structs.replace(workload, ddp=msgspec.structs.replace(workload.ddp, sync_batch_norm=True))
+    return script_record(recorder)
 
 
 def _end_hard(
-    pid: int, outcome_path: Path, recorded: Callable[[], Workload], request: ScriptRequest
+    pid: int, outcome_path: Path, recorded: Callable[[], dict[str, Any]], request: Any
 ) -> Callable[[Ending], None]:
     """What ``Ending.begun`` is set to in the process ``pid``: ends it a while after, in case the script goes on.
 
@@ -118,7 +110,7 @@ def _end_hard(
     """
     endings: list[Ending] = []
 
-    def outcome(ending: Ending) -> ScriptOutcome:
+    def outcome(ending: Ending) -> dict[str, Any]:
         if isinstance(ending, Refused):
             return _failed(ending.error)
         if request.must_end and len(endings) > 1:
@@ -130,13 +122,13 @@ def _end_hard(
                 )
             )
         try:
-            return ScriptOutcome(workload=recorded())
+            return {"record": recorded()}
         except ConfigError as error:
             return _failed(error)
 
     def begun(ending: Ending) -> None:
         if os.getpid() != pid:
-            codec.write(outcome_path, outcome(ending))
+            _write(outcome_path, outcome(ending))
             os.kill(pid, signal.SIGKILL)
         elif not endings:
             timer = threading.Timer(_GRACE_S, lambda: _end_with(outcome_path, outcome(ending)))
@@ -145,13 +137,6 @@ def _end_hard(
         endings.append(ending)
 
     return begun
-
-
-def synchronises_batch_norm(module: Any) -> bool:
-    """Whether a batch norm of the module takes its statistics from all ranks."""
-    from torch.nn import SyncBatchNorm
-
-    return any(isinstance(each, SyncBatchNorm) for each in module.modules())
 
 
 def act_as_rank(rank: int, devices: int) -> None:
@@ -232,7 +217,7 @@ def install(
     watch(script.forward, instead_of_ddp=instead_of_ddp)
 
 
-def _died(request: ScriptRequest, error: BaseException) -> ConfigError:
+def _died(request: Any, error: BaseException) -> ConfigError:
     """The error of a script that raised one: where, what, and what to do."""
     module = request.function.partition(":")[0] or "__main__"
     raiser = f"the {'function' if request.function else 'script'}"
@@ -331,29 +316,31 @@ def _check_one_graph(recorder: Recorder) -> None:
         )
 
 
-def main() -> None:
-    """Run the request of the command line and end this process, with whatever threads the script has left behind."""
-    request_path, outcome_path = map(Path, sys.argv[1:3])
+def main(request_path: Path, outcome_path: Path) -> NoReturn:
+    """Run the request and end this process, with whatever threads the script has left behind."""
+    request = SimpleNamespace(**json.loads(request_path.read_text(encoding="utf-8")))
     try:
-        request = codec.decode(codec.read_raw(request_path, "request"), ScriptRequest, "request")
-        outcome = ScriptOutcome(workload=run(request, outcome_path))
+        outcome: dict[str, Any] = {"record": run(request, outcome_path)}
     except ConfigError as error:
         outcome = _failed(error)
     _end_with(outcome_path, outcome)
 
 
-def _failed(error: ConfigError) -> ScriptOutcome:
-    return ScriptOutcome(error=(error.given, error.allowed, error.remedy))
+def _failed(error: ConfigError) -> dict[str, Any]:
+    return {"error": (error.given, error.allowed, error.remedy)}
 
 
-def _end_with(outcome_path: Path, outcome: ScriptOutcome) -> NoReturn:
+def _end_with(outcome_path: Path, outcome: dict[str, Any]) -> NoReturn:
     """Write the outcome and end this process."""
-    codec.write(outcome_path, outcome)
+    _write(outcome_path, outcome)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(0)
 
 
-if __name__ == "__main__":
-    main()
+def _write(outcome_path: Path, outcome: dict[str, Any]) -> None:
+    """Write the outcome, which has another name until it is whole."""
+    partial = outcome_path.with_name(f"{outcome_path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(outcome), encoding="utf-8")
+    partial.replace(outcome_path)

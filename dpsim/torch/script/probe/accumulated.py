@@ -17,9 +17,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import WITH_ACCUMULATE, Refused
 from dpsim.torch.script.probe.around import Script
-from dpsim.torch.script.process_group import replace_everywhere
+from dpsim.torch.script.probe.endings import WITH_ACCUMULATE, Refused
+from dpsim.torch.script.probe.process_group import replace_everywhere
 
 _LOOKED_AT = 2
 """Micro-batches whose gradients are looked at, whether the script has cleared them by itself."""
@@ -82,7 +82,7 @@ class Accumulation(Script):
             else torch.full_like(loss, 1 / self._wanted)
             if loss.numel() == 1
             else None
-            for loss, gradient in zip(losses, given, strict=True)
+            for loss, gradient in zip(losses, given)
         ]
 
     def update_asked_for(self, closure: Any) -> None:

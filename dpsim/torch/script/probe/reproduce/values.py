@@ -6,15 +6,14 @@ import functools
 import hashlib
 import itertools
 import random
+import sys
 from typing import Any
 
-import numpy as np
 import torch
 
-from dpsim.torch.script.reproduce.models import hashed, whole
-from dpsim.torch.script.reproduce.observation import MOST_VALUES
+from dpsim.torch.script.probe.reproduce.models import content, hashed, whole
+from dpsim.torch.script.probe.reproduce.report import MOST_VALUES
 
-Array = Any
 _NORMAL = torch.Tensor.normal_
 
 
@@ -36,40 +35,49 @@ def mean_of(tensors: Any) -> float:
     return sum(float(each.detach().float().mean()) for each in several)
 
 
-def sampled(tensor: Any) -> Array:
-    """Return at most ``MOST_VALUES`` values of a whole tensor, at equal distances, as an array of one dimension."""
+def sampled(tensor: Any) -> tuple[str, bytes]:
+    """Return at most ``MOST_VALUES`` values of a whole tensor, at equal distances: their format, and their bytes."""
     flat = whole(tensor).reshape(-1)
     stride = -(-flat.numel() // MOST_VALUES) or 1
     values = flat[::stride]
-    return (values.double() if values.dtype == torch.float64 else values.float()).numpy().copy()
+    return ("f8", content(values)) if values.dtype == torch.float64 else ("f4", content(values.float()))
 
 
 def row_hashes(inputs: Any, samples: int) -> tuple[int, ...]:
     """Return a hash for each sample: of its rows in all tensors of the inputs that have one for each."""
     leaves = torch.utils._pytree.tree_leaves(inputs)
     tensors = [each for each in leaves if isinstance(each, torch.Tensor) and each.dim() and len(each) == samples]
-    rows = [
-        each.detach().contiguous().view(torch.uint8).reshape(samples, -1).numpy() if each.numel() else None
-        for each in (each if each.dim() > 1 else each.unsqueeze(1) for each in tensors)
-    ]
-    return tuple(hashed(b"".join(row[n].tobytes() for row in rows if row is not None)) for n in range(samples))
+    rows = [(content(each), each.numel() * each.element_size() // samples) for each in tensors]
+    return tuple(hashed(b"".join(all_[n * size : (n + 1) * size] for all_, size in rows)) for n in range(samples))
 
 
 def random_state() -> bytes:
-    """Return a hash of the states of all random numbers of this process."""
-    numbers = np.random.get_state()
-    parts = (torch.get_rng_state().numpy().tobytes(), str((numbers[1].tobytes(), numbers[2], random.getstate())))  # type: ignore[index]
-    return hashlib.blake2b(parts[0] + parts[1].encode(), digest_size=8).digest()
+    """Return a hash of the states of all random numbers of this process: PyTorch's, Python's, NumPy's if it has one."""
+    state = hashlib.blake2b(content(torch.get_rng_state()), digest_size=8)
+    state.update(str(random.getstate()).encode())
+    if numpy := numpy_random():
+        _, numbers, position, *_ = numpy.get_state()
+        state.update(numbers.tobytes() + str(position).encode())
+    return state.digest()
+
+
+def numpy_random() -> Any:
+    """Return ``numpy.random`` where something has loaded NumPy, as PyTorch does if it is there; else nothing."""
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.random
 
 
 def seed_untouched(rank: int) -> None:
     """Seed what Python and NumPy seed differently in every process, so that a run can be repeated."""
     random.seed(rank)
-    np.random.seed(rank)
-    make, made = np.random.default_rng, itertools.count()
+    numpy = numpy_random()
+    if numpy is None:
+        return
+    numpy.seed(rank)
+    make, made = numpy.default_rng, itertools.count()
 
     @functools.wraps(make)
     def default_rng(seed: Any = None) -> Any:
         return make([rank, next(made)] if seed is None else seed)
 
-    np.random.default_rng = default_rng
+    numpy.default_rng = default_rng

@@ -11,11 +11,10 @@ from collections import deque
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from dpsim.errors import ConfigError
+from dpsim.errors import ConfigError, text_of
 from dpsim.launch.protected_process import VARIABLE
-from dpsim.user_code import text_of
 
-_DPSIM = str(Path(__file__).parents[2]) + os.sep
+_DPSIM = str(Path(__file__).parents[3]) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES = re.compile(r".*/(site|dist)-packages/")
 _MOST_OWN, _INNERMOST, _MOST_CALLS = 8, 3, 1000

@@ -14,13 +14,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import distributed
 from torch.nn import functional
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from dpsim.torch.script.process_group import replace_everywhere
+from dpsim.torch.script.probe.process_group import replace_everywhere
+from dpsim.torch.script.probe.reproduce.values import numpy_random
 
 _SEED_BITS = 2**63 - 1
 _FILLS = ("bernoulli_", "normal_", "uniform_", "exponential_", "log_normal_", "cauchy_")
@@ -250,14 +250,16 @@ def _fetching(original: Any) -> Any:
         one_by_one = self.auto_collation and isinstance(indices, (list, tuple)) and hasattr(self.dataset, "__getitem__")
         if not one_by_one:
             return original(self, indices)
-        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        numpy = numpy_random()
+        states = torch.get_rng_state(), random.getstate(), numpy and numpy.get_state()
         samples = []
         for index in indices:
             _seed_everything(root_index(self.dataset, index)[0])
             samples.append(self.dataset[index])
         torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        random.setstate(states[1])
+        if numpy is not None:
+            numpy.set_state(states[2])
         return self.collate_fn(samples)
 
     return fetch
@@ -266,8 +268,9 @@ def _fetching(original: Any) -> Any:
 def _seed_everything(index: Any) -> None:
     seed = _generator(-1, index if isinstance(index, int) else 0).initial_seed()
     torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
     random.seed(seed)
+    if numpy := numpy_random():
+        numpy.seed(seed % 2**32)
 
 
 def root_index(dataset: Any, index: Any) -> tuple[Any, Any]:

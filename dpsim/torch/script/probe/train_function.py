@@ -14,8 +14,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from dpsim.errors import ConfigError
-from dpsim.user_code import is_missing
+from dpsim.errors import ConfigError, is_missing
 
 MOMENTUM = 0.9
 

@@ -14,21 +14,21 @@ import torch
 from torch import distributed
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import EnoughSteps, Refused, second_model
-from dpsim.torch.script.fsdp import ShardedModel
 from dpsim.torch.script.probe.around import Script, leading_extent
-from dpsim.torch.script.reproduce.loaders import Loaders
-from dpsim.torch.script.reproduce.models import Given, InReplicas, InShards, check_reduced, digest, whole
-from dpsim.torch.script.reproduce.observation import MicroBatch, RankReport, RankStep, Run, write_step
-from dpsim.torch.script.reproduce.state import TrainingState
-from dpsim.torch.script.reproduce.streams import SampleStreams, sample_key
-from dpsim.torch.script.reproduce.values import mean_of, random_state, rounded, row_hashes, sampled
+from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
+from dpsim.torch.script.probe.fsdp import ShardedModel
+from dpsim.torch.script.probe.reproduce.loaders import Loaders
+from dpsim.torch.script.probe.reproduce.models import Given, InReplicas, InShards, check_reduced, digest, whole
+from dpsim.torch.script.probe.reproduce.report import MicroBatch, RankReport, RankStep, write_step
+from dpsim.torch.script.probe.reproduce.state import TrainingState
+from dpsim.torch.script.probe.reproduce.streams import SampleStreams, sample_key
+from dpsim.torch.script.probe.reproduce.values import mean_of, random_state, rounded, row_hashes, sampled
 
 
 class Observer(Script):
     """Around one model in DDP or FSDP, its backward passes and all optimizers of a rank."""
 
-    def __init__(self, run: Run, rank: int, steps: int, folder: Path, first_folder: Path, loaders: Loaders) -> None:
+    def __init__(self, run: Any, rank: int, steps: int, folder: Path, first_folder: Path, loaders: Loaders) -> None:
         super().__init__()
         self._run, self._rank, self._wanted = run, rank, steps
         self._folder, self._first_folder, self._loaders = folder, first_folder, loaders

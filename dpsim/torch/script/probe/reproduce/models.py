@@ -6,6 +6,7 @@ cut to be written.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import sys
@@ -21,9 +22,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import Refused
-from dpsim.torch.script.fsdp import ShardedModel, check_optimizer, give_up
-from dpsim.torch.script.process_group import replace_everywhere
+from dpsim.torch.script.probe.endings import Refused
+from dpsim.torch.script.probe.fsdp import ShardedModel, check_optimizer, give_up
+from dpsim.torch.script.probe.process_group import replace_everywhere
 
 Tensor = Any
 
@@ -232,7 +233,13 @@ def write(tensor: Tensor, values: Tensor) -> None:
 
 def digest(tensor: Tensor) -> int:
     """Return a hash of the bits of a tensor that is whole."""
-    return hashed(whole(tensor).reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return hashed(content(whole(tensor)))
+
+
+def content(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor on the host, without NumPy, which the environment of a job need not have."""
+    values = tensor.detach().contiguous()
+    return ctypes.string_at(values.data_ptr(), values.numel() * values.element_size())
 
 
 def hashed(content: bytes) -> int:

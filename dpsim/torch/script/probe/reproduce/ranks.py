@@ -1,45 +1,47 @@
 """The process that lets a script train on ranks of its own, one run after the other. Loads torch.
 
-``python -m dpsim.torch.script.reproduce.ranks FOLDER`` reads a ``RunsRequest`` in it and gives each run a folder there.
+``start.py`` calls it with a folder. It reads a ``RunsRequest`` (``dpsim.torch.script.reproduce.observation``) there and
+gives each run a folder in it.
 PyTorch is loaded once: ranks are forked from this process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dpsim import codec
 from dpsim.errors import ConfigError
-from dpsim.launch.user_script import run_as_main
-from dpsim.torch.script import timed
-from dpsim.torch.script.endings import Ending, EnoughSteps, Refused
-from dpsim.torch.script.fsdp import watch
-from dpsim.torch.script.reproduce import loaders as data_loaders
-from dpsim.torch.script.reproduce import streams as sample_streams
-from dpsim.torch.script.reproduce.loaders import Loaders
-from dpsim.torch.script.reproduce.observation import REQUEST, RankReport, Run, RunsRequest, write_report
-from dpsim.torch.script.reproduce.observer import Observer
-from dpsim.torch.script.reproduce.values import seed_untouched
-from dpsim.torch.script.run_script import act_as_rank, take_over_spawn
-from dpsim.torch.script.script_error import calls_to, remedy_of, what_happened
+from dpsim.launch.user_program import run_as_main
+from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused
+from dpsim.torch.script.probe.fsdp import watch
+from dpsim.torch.script.probe.process_group import connect
+from dpsim.torch.script.probe.reproduce import loaders as data_loaders
+from dpsim.torch.script.probe.reproduce import streams as sample_streams
+from dpsim.torch.script.probe.reproduce.loaders import Loaders
+from dpsim.torch.script.probe.reproduce.observer import Observer
+from dpsim.torch.script.probe.reproduce.report import REQUEST, RankReport, write_report
+from dpsim.torch.script.probe.reproduce.values import seed_untouched
+from dpsim.torch.script.probe.run_script import act_as_rank, take_over_spawn
+from dpsim.torch.script.probe.script_error import calls_to, remedy_of, what_happened
 
 _GRACE_S = 15.0
 """How long ranks may go on after one has ended: they may wait for it for ever."""
 _POLL_S = 0.02
 
 
-def train(request: RunsRequest, folder: Path) -> None:
+def train(request: Any, folder: Path) -> None:
     """Let the script train in every run that is asked for. Stops after a run of which all ranks died."""
     for number, run in enumerate(request.runs):
         own = folder / run.folder
@@ -69,7 +71,7 @@ def _awaited(ranks: list[int]) -> bool:
     return well
 
 
-def _forked(request: RunsRequest, run: Run, folder: Path, rank: int) -> int:
+def _forked(request: Any, run: Any, folder: Path, rank: int) -> int:
     """Start a rank; returns its process id."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -79,14 +81,14 @@ def _forked(request: RunsRequest, run: Run, folder: Path, rank: int) -> int:
     return pid
 
 
-def _become_rank(request: RunsRequest, run: Run, folder: Path, rank: int) -> NoReturn:
+def _become_rank(request: Any, run: Any, folder: Path, rank: int) -> NoReturn:
     own, first = folder / run.folder, request.runs[0]
     code = 1
     try:
         act_as_rank(rank, run.devices)
         take_over_spawn(rank, run.devices)
         torch.set_num_threads(1)
-        timed.connect(str(own / "ranks"), rank, run.devices)
+        connect(str(own / "ranks"), rank, run.devices)
         seed_untouched(rank)
         if run.own_seeds and rank:
             torch.manual_seed(rank)
@@ -118,7 +120,7 @@ def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
     sample_streams.install(observer.streams)
 
 
-def _ran(request: RunsRequest, rank: int, observer: Observer, folder: Path) -> RankReport:
+def _ran(request: Any, rank: int, observer: Observer, folder: Path) -> RankReport:
     """Run the script, and return what this rank says at its end."""
     pid = os.getpid()
 
@@ -150,7 +152,7 @@ def _parts(error: ConfigError) -> tuple[str, str, str]:
     return error.given, error.allowed, error.remedy
 
 
-def _died(request: RunsRequest, rank: int, error: BaseException) -> ConfigError:
+def _died(request: Any, rank: int, error: BaseException) -> ConfigError:
     name = Path(request.script).name
     try:
         given = what_happened("__main__", name, error, on=f" on rank {rank} of {os.environ['WORLD_SIZE']}")
@@ -161,15 +163,8 @@ def _died(request: RunsRequest, rank: int, error: BaseException) -> ConfigError:
     return ConfigError(given, remedy=remedy_of(error))
 
 
-def main() -> None:
-    """Train as the request in the folder of the command line asks."""
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
+    """Train as the request in the folder asks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored until here
-    request: Any = codec.decode(codec.read_raw(folder / REQUEST, "request"), RunsRequest, "request")
-    if not sys.flags.safe_path:
-        del sys.path[0]  # the current folder, which python -m dpsim... has put there
-    train(request, folder)
-
-
-if __name__ == "__main__":
-    main()
+    text = (folder / REQUEST).read_text(encoding="utf-8")
+    train(json.loads(text, object_hook=lambda each: SimpleNamespace(**each)), folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpsim.torch.script.fsdp import ShardedModel
+from dpsim.torch.script.probe.fsdp import ShardedModel
 
 
 def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:

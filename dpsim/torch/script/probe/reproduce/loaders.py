@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dpsim.errors import ConfigError
-from dpsim.torch.script.endings import Refused
-from dpsim.torch.script.reproduce.observation import Loader, Run, dealt, write_shards
-from dpsim.torch.script.reproduce.streams import root_index
+from dpsim.torch.script.probe.endings import Refused
+from dpsim.torch.script.probe.reproduce.report import Loader, dealt, write_shards
+from dpsim.torch.script.probe.reproduce.streams import root_index
 
 Batch = tuple[int, int, tuple[int, ...], int]
 """Number of the loader, epoch, indices and size of the data set."""
@@ -39,7 +38,7 @@ _MOST_SAMPLES = 2**21
 class Loaders:
     """The data loaders of a rank, in the order of their construction."""
 
-    def __init__(self, run: Run, first: Run, folder: Path, first_folder: Path, rank: int) -> None:
+    def __init__(self, run: Any, first: Any, folder: Path, first_folder: Path, rank: int) -> None:
         self._run, self._first, self._folder, self._first_folder = run, first, folder, first_folder
         self._rank = rank
         self._sizes: list[int] = []
@@ -115,7 +114,7 @@ class Loaders:
         for number in sorted(self._training & self._shards.keys()):
             dataset, shard, batches = self._shards[number]
             if _is_whole(dataset, shard, batches):
-                shards[number], sizes[number] = np.array(shard, np.int64), _length(dataset)
+                shards[number], sizes[number] = shard, _length(dataset)
         write_shards(self._folder, self._rank, shards, sizes)
 
     def _write(self, number: int, epoch: int, indices: tuple[int, ...]) -> None:

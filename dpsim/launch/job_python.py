@@ -1,0 +1,160 @@
+"""The Python of the environment in which a user's job runs, which may be another one than dpsim's."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from dpsim.errors import ConfigError
+from dpsim.installation import install
+
+LEAST_TORCH = (2, 4)
+_ANSWER = "dpsim asked: "
+_QUESTION = f"""
+import sys
+del sys.path[0]
+import importlib.util, json, os, platform, re
+spec = importlib.util.find_spec("torch")
+torch = "" if spec is None else "unknown"
+for folder in (spec.submodule_search_locations or []) if spec else []:
+    with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+        torch = re.search("__version__ *= *['\\"]([^'\\"]*)", file.read()).group(1)
+print({_ANSWER!r} + json.dumps([platform.python_version(), torch]))
+"""
+"""Finds PyTorch without importing it, which takes seconds."""
+_LONGEST_S = 60.0
+
+
+class JobPython(NamedTuple):
+    """A Python by its path, its version, and that of the PyTorch which it finds (empty: none)."""
+
+    path: str
+    version: str
+    torch: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the Python that runs dpsim."""
+        return self.path == sys.executable
+
+    def tell(self, script: str) -> None:
+        """Say on stderr what ``script`` runs with, unless it is dpsim's own Python."""
+        if not self.is_own:
+            told = f"dpsim: {script} runs with {self.path} (Python {self.version}, PyTorch {self.torch})"
+            print(told, file=sys.stderr, flush=True)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of its processes: those of this process, without what is of dpsim's environment."""
+        variables = dict(os.environ)
+        if not self.is_own:
+            folders = variables.get("PATH", "").split(os.pathsep)
+            variables["PATH"] = os.pathsep.join(each for each in folders if not _same(each, _OWN_FOLDER))
+            if _same(variables.get("VIRTUAL_ENV", ""), sys.prefix):
+                del variables["VIRTUAL_ENV"]
+        return variables
+
+
+_OWN_FOLDER = os.path.dirname(sys.executable)
+
+
+def job_python(named: str | None = None) -> JobPython:
+    """Return the Python that a job's PyTorch script runs with.
+
+    That is the one that was ``named``; else that of the active environment, ``$VIRTUAL_ENV`` or ``$CONDA_PREFIX``, if
+    it has PyTorch; else the one beside the first ``torchrun`` on PATH that is not dpsim's own; else dpsim's. Raises
+    ``ConfigError`` where it has no PyTorch, or one that is too old.
+    """
+    if named is not None:
+        found = _asked(_path_of(named))
+        if not found.torch:
+            raise ConfigError(
+                f"--python {named} is Python {found.version} without PyTorch",
+                allowed="the Python of the environment in which the script trains",
+                remedy="name that one, or install PyTorch there",
+            )
+        return _checked(found, f"--python {named}")
+    for path in _candidates():
+        found = _asked(path)
+        if found.torch:
+            return _checked(found, path)
+    raise ConfigError(
+        "PyTorch is neither installed beside dpsim nor in an active environment",
+        allowed="PyTorch 2.4 or newer, for --torch-script and --torch alone",
+        remedy="activate the environment in which the script trains, or name its Python by --python PATH; or"
+        f" {install('torch')}, beside dpsim",
+    )
+
+
+def _checked(found: JobPython, name: str) -> JobPython:
+    numbers = found.torch.split(".")[:2]
+    if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < LEAST_TORCH:
+        raise ConfigError(
+            f"{name} has PyTorch {found.torch}",
+            allowed=f"PyTorch {'.'.join(map(str, LEAST_TORCH))} or newer",
+            remedy="install a newer one there, or name another Python by --python PATH",
+        )
+    return found
+
+
+def _candidates() -> Iterator[str]:
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if folder := os.environ.get(variable):
+            path = Path(folder) / "bin" / "python"
+            if _same(path.parent, _OWN_FOLDER):
+                yield sys.executable
+            elif path.is_file():
+                yield str(path)
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        python = Path(folder) / "python3"
+        if folder and not _same(folder, _OWN_FOLDER) and (Path(folder) / "torchrun").is_file() and python.is_file():
+            yield str(python)
+            break
+    yield sys.executable
+
+
+def _path_of(named: str) -> str:
+    path = shutil.which(os.path.expanduser(named))
+    if path is None:
+        raise ConfigError(
+            f"--python {named}: there is no such program",
+            allowed="the path of a Python, such as .venv/bin/python",
+            remedy="correct the path",
+        )
+    return sys.executable if _same(os.path.dirname(path), _OWN_FOLDER) else path
+
+
+@functools.cache
+def _asked(path: str) -> JobPython:
+    """Ask a Python for its version and PyTorch's. Raises ``ConfigError`` for what does not answer as a Python does."""
+    try:
+        done = subprocess.run(
+            [path, "-c", _QUESTION],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_S,
+            check=False,
+        )
+        said, reason = done.stdout, f"exit code {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:  # OSError: also a program for another architecture
+        said, reason = "", getattr(error, "strerror", None) or str(error)
+    answers = [line.removeprefix(_ANSWER) for line in said.splitlines() if line.startswith(_ANSWER)]
+    if not answers:
+        raise ConfigError(
+            f"{path} does not run as Python does: {reason}",
+            allowed="a Python for this machine's processor, 3.9 or newer",
+            remedy="name the Python of the environment in which the script trains by --python PATH",
+        )
+    version, torch = json.loads(answers[-1])
+    return JobPython(path, version, torch)
+
+
+def _same(one: str | Path, other: str | Path) -> bool:
+    return bool(one) and os.path.realpath(one) == os.path.realpath(other)
