@@ -18,14 +18,18 @@ DIST := dist
 # Where the attacks count what became of them.
 ATTACKS := build/attacks
 # Quiet twice: errors are shown, the package index's warnings are not.
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --no-input
+INSTALL := -m pip --disable-pip-version-check --quiet --quiet install --no-compile --no-input
+PIP := $(BIN)/python $(INSTALL)
+# The packages of an extra alone, without dpsim and what it needs.
+EXTRA = $$($(PYTHON) -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["$(1)"])')
 
 # The files with tests of a marker: importing all others would take as long as many tests.
 marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
 
 # What another processor may round, choose or reproduce otherwise.
 PROCESSOR_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_schedule.py,$(wildcard tests/kernels/test_*.py)) \
-	tests/nn tests/runtime tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
+	tests/nn $(wildcard $(addprefix tests/runtime/test_,leaves.py runtime_training.py strategies.py zero1.py)) \
+	tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
 
 # Where the lowest versions that pyproject.toml allows could compute something else, or lack what is called.
 OLDEST := $(VENV)-oldest
@@ -33,11 +37,12 @@ OLDEST_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_schedul
 	tests/lowering tests/records tests/nn tests/report/test_report_files.py
 DIGESTS := reproduce --devices 1,2 --algorithm ring,auto --steps 5
 
-.PHONY: help sweep dist accuracy neighbours validate test test-avx2 test-oldest test-slow attacks test-torch test-cupy check gpu-check format clean
+.PHONY: help sweep dist docs accuracy neighbours validate test test-avx2 test-oldest test-slow attacks test-torch test-cupy check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
 	@echo "make dist    build a source distribution and a wheel into dist/, and print the line that installs it into another environment"
+	@echo "make docs    build the site of the documentation into build/docs (under a minute, as is installing MkDocs first)"
 	@echo "make accuracy   how right are the predictions? many sweeps, at most an hour; continues where it was interrupted"
 	@echo "make neighbours   what do sweeps say beside other processes? eight sweeps, under 20 minutes; continues where it was interrupted"
 	@echo "make validate   predict what other people measured and published: reports/validation, README (under a minute)"
@@ -83,14 +88,14 @@ test-oldest: $(VENV)/.ready $(OLDEST)/.ready
 	$(OLDEST)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile $(OLDEST_TESTS)
 
 test-slow: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile $(call marked,slow)
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal $(call marked,slow)
 
 # More than an hour: kills of all commands, damaged inputs and odd command lines. The kills continue where they were interrupted.
 attacks: $(VENV)/.ready-torch
 	$(BIN)/python -m dpsim.experiments.stress.kills --parts readers,commands,kills --output $(ATTACKS)
 
 test-torch: $(VENV)/.ready-torch
-	$(BIN)/python -m pytest -m torch -n 2 --dist load $(call marked,torch)
+	$(BIN)/python -m pytest -m torch -n 2 --dist worksteal $(call marked,torch)
 
 test-cupy: $(VENV)-cupy/.ready
 	PYTHONPATH="$(abspath $(VENV)-cupy)" $(BIN)/python -m pytest -m cupy -n 2 $(call marked,cupy)
@@ -119,11 +124,15 @@ dist: $(VENV)/.ready
 	$(BIN)/python -m build --outdir $(DIST) . > $(DIST)/build.log || { cat $(DIST)/build.log; exit 1; }
 	@echo "to install it into another environment, with an MPI library: pip install '$$(ls -t $(abspath $(DIST))/*.whl | head -1)[mpich]'"
 
+docs: $(VENV)-docs/.ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet
+	@echo "open build/docs/index.html: it is read and searched without a network"
+
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(VENV)-cupy $(VENV)-gpu $(VENV)-gpu.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(VENV)-cupy $(VENV)-docs $(VENV)-gpu $(VENV)-gpu.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find dpsim/ kernels experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -156,6 +165,13 @@ $(VENV)/.ready-torch: $(VENV)/.ready-dev
 $(VENV)-cupy/.ready: pyproject.toml | $(VENV)/.ready-dev
 	@echo "fetching $(CUPY) into $(VENV)-cupy ..."
 	$(PIP) --no-deps --upgrade --target $(VENV)-cupy "$(CUPY)"
+	@touch $@
+
+$(VENV)-docs/.ready: pyproject.toml
+	@$(PYTHON) $(CHECK)
+	@echo "installing MkDocs into $(VENV)-docs ..."
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python $(INSTALL) $(call EXTRA,docs)
 	@touch $@
 
 $(VENV)/.ready-cuda12 $(VENV)/.ready-cuda13: pyproject.toml | $(BIN)/python

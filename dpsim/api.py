@@ -15,6 +15,7 @@ from dpsim.errors import ConfigError, unknown
 from dpsim.launch import rank_info
 from dpsim.launch.rank_process import end_all, one_thread
 from dpsim.machine import Network
+from dpsim.plan import Plan
 from dpsim.replica import Replica
 from dpsim.runtime import checkpoints
 from dpsim.runtime import fit as loop
@@ -62,13 +63,8 @@ def fit(
     comm = rank_info.world()
     if comm.size > 1:
         sys.excepthook = _end_all
-    for name in plan:
-        if name not in TrainingSettings.__annotations__:
-            raise unknown("argument of fit:", name, TrainingSettings.__annotations__)
     parsed_network = Network.parse(network)
-    row = {"devices": comm.size, "global_batch": global_batch, **plan}
-    complete_plan = plan_of(row, parsed_network.default_algorithm)
-    check("network", algorithm=complete_plan.algorithm, network=parsed_network)
+    complete_plan = _complete_plan({"devices": comm.size, "global_batch": global_batch}, plan, parsed_network)
     data = load_dataset(dataset, seed) if isinstance(dataset, str) else dataset
     with one_thread():
         after_s = rank_info.stall_after_s if stall_after_s is None else stall_after_s
@@ -81,6 +77,16 @@ def fit(
         if epochs is not None or steps is None:
             ends.append(trainer.steps_per_epoch * (epochs or 1))
         return loop.fit(trainer, min(ends), callbacks)
+
+
+def _complete_plan(row: dict[str, int], plan: TrainingSettings, network: Network) -> Plan:
+    """Return the plan of a row with other fields by name. Raises ``ConfigError`` for what does not go together."""
+    for name in plan:
+        if name not in TrainingSettings.__annotations__:
+            raise unknown("argument of fit:", name, TrainingSettings.__annotations__)
+    complete_plan = plan_of({**row, **plan}, network.default_algorithm)
+    check("network", algorithm=complete_plan.algorithm, network=network)
+    return complete_plan
 
 
 def _end_all(_: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

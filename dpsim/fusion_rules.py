@@ -15,12 +15,13 @@ from dpsim.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class FusionRule:
-    """One rule that joins gradient tensors into buckets. No field has a default, so that none can be forgotten.
+    """One rule that joins gradient tensors into buckets. Only ``needs_units`` has a default: few rules are of units.
 
     ``default_threshold_bytes``: the default threshold; ``None`` for a rule without a threshold.
     ``needs_costs``: whether it decides by the times at which tensors are ready and by an allreduce's alpha and beta.
     ``while_running``: whether it decides anew in each step (a policy that runtime and model both call), so that there
     are no buckets before the step.
+    ``needs_units``: whether it differs from other rules only where a script wraps units (``fully_shard``).
     ``buckets(tensors, threshold_bytes)`` gives the first tensor of every bucket and their number
     (``dpsim.lowering.fusion``): the function, or its ``module:name``.
     """
@@ -31,6 +32,7 @@ class FusionRule:
     needs_costs: bool
     while_running: bool
     buckets: Callable[..., Any] | str
+    needs_units: bool = False
 
 
 FUSION_RULES: Registry[FusionRule] = Registry("fusion rule", FusionRule, group="dpsim.fusion_rules")
@@ -49,7 +51,7 @@ def threshold_rules() -> tuple[str, ...]:
 
 
 _KIB, _MIB = 2.0**10, 2.0**20
-# name, summary, default threshold, module; mg-wfbp alone needs costs, and horovod alone decides while running
+# name, summary, default threshold, module
 for _name, _summary, _threshold_bytes, _module in (
     ("tarantella", "a bucket closes once it holds the threshold", 32 * _KIB, "fusion"),
     ("horovod", "every cycle packs what is ready, up to the threshold", 128 * _MIB, "horovod"),
@@ -71,6 +73,7 @@ for _name, _summary, _threshold_bytes, _module in (
             needs_costs=_name == "mg-wfbp",
             while_running=_name == "horovod",
             buckets=f"dpsim.lowering.{_module}:{re.sub('[-.]', '_', _name)}",
+            needs_units=_name == "fsdp",
         )
     )
 

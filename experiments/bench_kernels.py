@@ -16,8 +16,8 @@ import numpy as np
 
 from dpsim.experiments import command
 from dpsim.kernels import update
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.cpu_ops import CpuOps
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.replica import Array
 from dpsim.study.loop import StopRule, in_turns
 

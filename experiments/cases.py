@@ -16,6 +16,7 @@ from dpsim.records.sweep import Environment
 from dpsim.study.environment import environment, stamp
 from dpsim.study.rows import rounded
 
+SCHEMA = "dpsim.cases/2"
 Case = TypeVar("Case", bound=Noun)
 
 
@@ -33,7 +34,7 @@ class Record(Noun, Generic[Case], frozen=True):
     measured_from: str
     measured_until: str
     measured: tuple[Measured[Case], ...]
-    schema: str
+    schema: str = SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,6 @@ class Study(Generic[Case]):
     """
 
     name: str
-    schema: str
     record: Any
     samples: tuple[str, ...]
     task: str
@@ -58,18 +58,12 @@ class Study(Generic[Case]):
             argument = {"case": codec.to_builtins(case)}
             taken = on_ranks(self.task, argument, devices=case.devices, pin=self.pin)
             measured.append(Measured(case=case, samples={name: rounded(values) for name, values in taken.items()}))
-        return Record(
-            environment=environment(),
-            measured_from=begun,
-            measured_until=stamp(),
-            measured=tuple(measured),
-            schema=self.schema,
-        )
+        return Record(environment=environment(), measured_from=begun, measured_until=stamp(), measured=tuple(measured))
 
     def read(self, path: Path) -> Record[Case]:
         """Read a record. Raises ``FileFormatError``."""
         what = f"record of {self.name}"
-        record: Record[Case] = codec.read(path, self.record, what, self.schema)
+        record: Record[Case] = codec.read(path, self.record, what, SCHEMA)
         for number, each in enumerate(record.measured):
             if missing := sorted({*self.samples} - each.samples.keys()):
                 raise FileFormatError(

@@ -77,7 +77,6 @@ CASES = tuple(
 
 STUDY: Study[Case] = Study(
     name="emulation",
-    schema="dpsim.emulation/2",
     record=Record[Case],
     samples=_SAMPLES,
     task="dpsim.experiments.emulation:replay_on_ranks",

@@ -1,20 +1,18 @@
 """``python -m dpsim.experiments.results_page`` writes tables of ``docs``: of results, grid, glossary and allreduce.
 
-The descriptions of columns come from ``dpsim.records.columns``, impossible combinations from ``dpsim.constraints``,
-fields from their declarations, terms from ``dpsim.report.glossary``, versions of the allreduce from their registry, the
-example and what was measured of the allreduce from the committed reports.
+The descriptions of columns come from ``dpsim.records.columns``, fields from their declarations, terms from
+``dpsim.report.glossary``, versions of the allreduce from their registry, the example and what was measured of the
+allreduce from the committed reports.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dpsim.cli import app, flags
 from dpsim.columns import UNITS, AnyColumn
-from dpsim.constraints import ALL_CONSTRAINTS
 from dpsim.experiments.command import ROOT, rewrite, with_parts
 from dpsim.harness.bench.result import result
 from dpsim.harness.load import load
@@ -43,11 +41,7 @@ KINDS = {
     ),
     "train": ("A training", "`dpsim train --output FILE`"),
 }
-TABLES = {
-    "points": ("`.frame()`, `points.csv`", "a row for each point of `--json`"),
-    "samples": ("`.samples()`, `samples.csv`", "a row for each raw sample"),
-    "timeline": ("`.timeline()`, `timeline.csv`", "a row for each event of a timeline"),
-}
+DTYPES = {unit: AnyColumn(unit).dtype for unit in UNITS}
 
 
 def example() -> str:
@@ -59,56 +53,55 @@ def example() -> str:
 
 
 def units() -> str:
-    """Say what each unit means."""
-    return "".join(f"- {unit}: {meaning}\n" for unit, meaning in UNITS.items())
+    """Say what each unit means, and its data type."""
+    return "".join(f"- {unit} ({DTYPES[unit]}): {meaning}\n" for unit, meaning in UNITS.items())
 
 
 def columns() -> str:
-    """Return every column of every table of every kind of result."""
+    """Return every column of every kind of result, once: a table names those that another one above it explains."""
     sections = []
+    explained: set[tuple[str, ...]] = set()
     for kind, tables in FRAMES.items():
         title, command = KINDS[kind]
         sections.append(f"## {title}\n\nWritten by {command}.\n")
         for name, of_table in tables.items():
-            call, rows = TABLES[name]
-            sections.append(f"### {title}: {name}\n\n{call}: {rows}.\n\n{_table(of_table)}")
+            above = [f"`{column.name}`" for column in of_table if _meaning(column) in explained]
+            new = [column for column in of_table if _meaning(column) not in explained]
+            explained |= {_meaning(column) for column in new}
+            named = f"Explained above: {', '.join(above)}.\n\n" if above else ""
+            sections.append(f"### {title}: {name}\n\n{named}{listed(new)}")
     return "\n".join(sections)
 
 
-def _table(of_table: Sequence[AnyColumn]) -> str:
-    rows = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.text.replace('|', chr(92) + '|')} |\n" for c in of_table]
-    return "".join(["| column | type | unit | meaning |\n|---|---|---|---|\n", *rows])
+def _meaning(column: AnyColumn) -> tuple[str, ...]:
+    return column.name, column.dtype, column.unit, column.text
 
 
-def impossible() -> str:
-    """Every impossible combination, with what is allowed and what to do."""
-    rows = ["| impossible | allowed | to do |\n|---|---|---|\n"]
-    for row in ALL_CONSTRAINTS:
-        allowed = row.allowed if isinstance(row.allowed, str) else "what the error lists"
-        cells = (re.sub(r"\{(\w+)(!r)?\}", r"`\1`", text) for text in (row.given, allowed, row.remedy))
-        rows.append(f"| {' | '.join(cells)} |\n")
-    return "".join(rows)
+def listed(columns: Sequence[AnyColumn]) -> str:
+    """Return a line for each column: its name, its unit, its data type where that is not the unit's, its meaning."""
+    lines = []
+    for column in columns:
+        dtype = "" if column.dtype == DTYPES[column.unit] else f", {column.dtype}"
+        lines.append(f"- `{column.name}` ({column.unit}{dtype}): {column.text}\n")
+    return "".join(lines)
 
 
 def fields() -> str:
-    """Every field that a command takes by ``--set`` alone, its meaning, and these commands."""
+    """Every field that some command takes by ``--set`` alone, and its meaning."""
     application, known = app.build(), flags.known_fields()
-    commands: dict[str, list[str]] = {}
-    for command in application:
-        for name in flags.by_set(application[command].default_command) if not command.startswith("-") else ():
-            commands.setdefault(name, []).append(command)
-    rows = [f"| `{name}` | {known[name].text} | {', '.join(commands[name])} |\n" for name in sorted(commands)]
-    return "".join(["| field | meaning | by `--set` alone in |\n|---|---|---|\n", *rows])
+    commands = [application[command].default_command for command in application if not command.startswith("-")]
+    names = sorted({name for command in commands for name in flags.by_set(command)})
+    return "".join(f"- `{name}`: {known[name].text}\n" for name in names)
 
 
 def glossary() -> str:
-    """Every term with an anchor, the other words for it, its sentence and its formula."""
+    """Every term, the other words for it, its sentence and its formula."""
     lines = []
     for term in terms():
-        anchor = re.sub(r"[^a-z0-9]+", "-", term.name.lower()).strip("-")
-        also = f" ({', '.join(term.also)})" if term.also else ""
+        others = [name for name in term.also if name.lower() not in (f"{term.name}s".lower(), f"{term.name}es".lower())]
+        also = f" ({', '.join(others)})" if others else ""
         formula = f" `{term.formula}`" if term.formula else ""
-        lines.append(f'- <a id="{anchor}"></a>**{term.name}**{also}: {term.text}{formula}\n')
+        lines.append(f"- **{term.name}**{also}: {term.text}{formula}\n")
     return "".join(lines)
 
 
@@ -135,7 +128,7 @@ def ladder(record: Path = ALLREDUCE) -> str:
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     PAGE: {"example": example, "units": units, "columns": columns},
-    ROOT / "docs" / "grid.md": {"fields": fields, "impossible": impossible},
+    ROOT / "docs" / "grid.md": {"fields": fields},
     ROOT / "docs" / "glossary.md": {"terms": glossary},
     ROOT / "docs" / "allreduce.md": {"ladder": ladder},
 }

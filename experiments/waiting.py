@@ -134,7 +134,6 @@ def predicted_s(workload: Workload, case: Case) -> float:
 
 STUDY: Study[Case] = Study(
     name="waiting",
-    schema="dpsim.waiting/2",
     record=Record[Case],
     samples=("equal_s", "drawn_s", "predicted_s", "lateness_s"),
     task="dpsim.experiments.waiting:wait_on_ranks",

@@ -93,7 +93,7 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def on_ranks() -> Callable[..., Any]:
     """``jobs.on_ranks`` with the tests' own modules on the ranks' path; it ends before pytest ends the test.
 
@@ -103,5 +103,17 @@ def on_ranks() -> Callable[..., Any]:
     def run(task: str, argument: dict[str, Any] | None = None, **options: Any) -> Any:
         env = {"PYTHONPATH": extended_path(Path(__file__).parent / "support")}
         return jobs.on_ranks(task, argument or {}, env=env, timeout_s=240, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def together(on_ranks: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Runs tasks (name, argument, devices) in one job, one after another, each on its first ranks: their results."""
+
+    def run(*tasks: tuple[str, dict[str, Any], int]) -> list[Any]:
+        argument = {"tasks": tasks}
+        results: list[Any] = on_ranks("ranks_together:together", argument, devices=max(each[2] for each in tasks))
+        return results
 
     return run

@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
     actual = {}
     for devices in (1, 2, 3, 4):
         argument = {"folder": str(tmp_path_factory.mktemp("run"))}
-        actual[devices] = jobs.on_ranks("ranks_api:everything", argument, devices=devices, env=env, timeout_s=60)
+        actual[devices] = jobs.on_ranks("ranks_api:everything", argument, devices=devices, env=env, timeout_s=240)
     return actual
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from dpsim.collective import Layout
-from dpsim.constraints import CONSTRAINTS, check, check_backend, possible
+from dpsim.constraints import check, check_backend, possible
 from dpsim.errors import ConfigError
 from dpsim.harness.sweep.questions import completed, group_name
 from dpsim.machine import Network
 from dpsim.optimizer import Lars
 from dpsim.plan import Plan
+from dpsim.plan_constraints import CONSTRAINTS
 from dpsim.records.sweep import Experiment
 from dpsim.setting import Setting, setting_of
 

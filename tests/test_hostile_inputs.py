@@ -21,7 +21,7 @@ from dpsim.collective import parse_devices
 from dpsim.data import load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError, DpsimError, FileFormatError, printable
-from dpsim.harness.finding import Finding
+from dpsim.harness.doctor_gpu import Finding
 from dpsim.imports import ImportConfig, import_machine
 from dpsim.launch import failure_report
 from dpsim.launch.failure_report import JobState

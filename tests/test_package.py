@@ -18,21 +18,28 @@ from dpsim.study.environment import environment
 Python = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[1]
 HEAVY = {"mpi4py", "cupy", "torch", "matplotlib", "pandas", "numba.cuda"}
+STARTS = ".harness.sweep.sweep .harness.train.train .harness.doctor .harness.reproduce.measure"
 
 
-def _loaded(python: Python, *modules: str) -> set[str]:
-    program = "import sys\n" + "".join(f"import {module}\n" for module in modules) + "print(*sys.modules)\n"
-    done = python("-c", program)
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("", {"numpy", "msgspec", *HEAVY}),
+        (".plan .workload .machine .records.sweep .model .study.environment .entry", HEAVY),
+        (f"{STARTS} .imports .study.calibration .study.profile .study.inputs .study.task", {"mpi4py"}),
+        (
+            ".harness.sweep.on_ranks .study.runners.calibration .harness.train.on_ranks",
+            {"scipy", "pandas", "matplotlib"},
+        ),
+        (".study.runners.script", {"torch"}),
+    ],
+    ids=["dpsim alone", "what predicts and reads", "what starts ranks", "ranks", "turns of a script"],
+)
+def test_an_import_loads_nothing_heavy(modules: str, heavy: set[str], python: Python) -> None:
+    imports = "".join(f"import dpsim{module}\n" for module in modules.split() or [""])
+    done = python("-c", f"import sys\n{imports}print(*sys.modules)")
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
-
-
-def test_importing_dpsim_loads_neither_mpi_cuda_torch_matplotlib_nor_pandas(python: Python) -> None:
-    assert not HEAVY & _loaded(python, "dpsim", "dpsim.plan", "dpsim.workload", "dpsim.machine", "dpsim.records.sweep")
-
-
-def test_importing_dpsim_alone_loads_not_even_numpy(python: Python) -> None:
-    assert not {"numpy", "msgspec", *HEAVY} & _loaded(python, "dpsim")
+    assert not heavy & {*done.stdout.split()}
 
 
 def test_what_compiles_for_cuda_has_a_numpy_that_numba_cuda_works_with() -> None:
@@ -56,14 +63,6 @@ def test_make_test_puts_the_numpy_that_is_named_over_the_installed_one() -> None
         assert len(installs) == bool(named) and all(line.endswith(f'"{named}"') for line in installs)
 
 
-def test_predict_needs_no_mpi(python: Python) -> None:
-    assert not HEAVY & _loaded(python, "dpsim.model", "dpsim.study.environment")
-
-
-def test_the_readers_of_files_load_nothing_heavy(python: Python) -> None:
-    assert not HEAVY & _loaded(python, "dpsim.entry")
-
-
 def test_loading_a_result_loads_pandas_only_for_its_tables(python: Python) -> None:
     program = (
         "import sys, dpsim\n"
@@ -74,21 +73,6 @@ def test_loading_a_result_loads_pandas_only_for_its_tables(python: Python) -> No
     )
     done = python("-c", program)
     assert (done.returncode, done.stdout) == (0, "sweep set() True\n"), done.stderr
-
-
-def test_the_process_that_launches_ranks_loads_no_mpi(python: Python) -> None:
-    modules = ("harness.sweep.sweep", "harness.train.train", "imports", "harness.doctor", "harness.reproduce.measure")
-    modules += ("study.calibration", "study.profile", "study.inputs", "study.task")
-    assert "mpi4py" not in _loaded(python, *(f"dpsim.{name}" for name in modules))
-
-
-@pytest.mark.parametrize("task", ["harness.sweep.on_ranks", "study.runners.calibration", "harness.train.on_ranks"])
-def test_a_rank_that_measures_loads_no_scipy(task: str, python: Python) -> None:
-    assert not {"scipy", "pandas", "matplotlib"} & _loaded(python, f"dpsim.{task}")
-
-
-def test_the_rank_that_gives_ddps_ranks_their_turns_loads_no_torch(python: Python) -> None:
-    assert "torch" not in _loaded(python, "dpsim.study.runners.script")
 
 
 def test_what_needs_torch_is_marked_so_that_make_test_torch_selects_it() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,7 +47,7 @@ ONE_PLACE: Mapping[str, tuple[str, set[str]]] = {
     "ratio_interval": ("the gain of a predicted row over another", {"dpsim.model.rows"}),
     "equally_fast": ("predicted rows that cannot be told apart", {"dpsim.model.rows"}),
     "candidates": ("the strategies to try, and the kernels", {"dpsim.model.ranking", "dpsim.nn.implementations"}),
-    "caps_up_to_all": ("the thresholds to try", {"dpsim.model.ranking", "dpsim.harness.sweep.grids"}),
+    "caps_up_to_all": ("the thresholds to try", {"dpsim.model.thresholds", "dpsim.harness.sweep.grids"}),
     "known_mechanisms": ("the overlaps to try", {"dpsim.model.ranking", "dpsim.model.compare"}),
     "nnls": ("the link that times imply", {"dpsim.model.link_fit"}),
     "brentq": ("a number that a time implies", {"dpsim.model.link_fit", "dpsim.model.slowest"}),
@@ -138,6 +139,38 @@ def test_no_two_files_import_each_other() -> None:
 def test_no_room_looks_upward() -> None:
     upward = {(name, other) for name, others in imports().items() for other in others if level(other) > level(name)}
     assert not upward, "imports from a higher room"
+
+
+BESIDE_PROBE = {
+    "dpsim",
+    "dpsim.errors",
+    "dpsim.installation",
+    "dpsim.launch",
+    "dpsim.launch.protected_process",
+    "dpsim.launch.user_program",
+    "dpsim.torch",
+    "dpsim.torch.script",
+}
+"""What the probe loads of dpsim beside itself, packages above included."""
+
+
+def test_the_probe_loads_the_standard_library_and_torch_alone_and_is_written_for_python_3_9() -> None:
+    """A job's environment need not have anything else; its Python may be older than dpsim's."""
+    probe = {name for name in files() if name.startswith("dpsim.torch.script.probe")}
+    loaded = probe | {other for name in probe for other in imports()[name]}
+    assert loaded - probe <= BESIDE_PROBE
+    for name in probe | BESIDE_PROBE:
+        tree = ast.parse(files()[name].read_text(encoding="utf-8"), feature_version=(3, 9))
+        assert _foreign(tree) <= {"torch"}, name
+        later = {"strict", "kw_only", "slots"} & {word.arg for word in ast.walk(tree) if isinstance(word, ast.keyword)}
+        assert not later, f"{name}: {later} came with Python 3.10"
+
+
+def _foreign(tree: ast.AST) -> set[str]:
+    """The packages beside dpsim and the standard library that a module imports."""
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in names} - {"dpsim"} - set(sys.stdlib_module_names)
 
 
 def test_every_room_has_a_level() -> None:

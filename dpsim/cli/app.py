@@ -25,7 +25,9 @@ Examples:
   dpsim train --model cnn --devices 2 --global-batch 64 --epochs 5
   dpsim predict --workload w.json --machine m.json --devices 8 --global-batch 64
 
-dpsim COMMAND --help explains a command, and --help-all has all of its flags."""
+dpsim COMMAND --help explains a command, and --help-all has all of its flags.
+
+Documentation: docs/README.md of dpsim's checkout; make docs builds it there as a site, to read without a network."""
 
 _EVERY_FLAG = "--help-all"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from cyclopts import App
 
 from dpsim.algorithms import Backend
-from dpsim.cli import flags, outputs, show
+from dpsim.cli import flags, outputs, readers, show
 
 EXAMPLES = """\
 Examples:
@@ -75,7 +75,7 @@ def allreduce(*, given: BenchFlags) -> int:
 
     flags.writable(given.output, folders=("bench",))
     outputs.drawable(given.plot)
-    fields = flags.provided(
+    fields = readers.provided(
         devices=given.devices,
         min_bytes=_size("--min", given.min),
         max_bytes=_size("--max", given.max),
@@ -85,7 +85,7 @@ def allreduce(*, given: BenchFlags) -> int:
         backend=given.backend,
         peers=_peers(given.peers),
         peer_envs=_environments(given.peer_env),
-        budget_s=flags.budget(given.budget),
+        budget_s=readers.budget(given.budget),
         seed=given.seed,
     )
     with locked(given.output):
@@ -116,7 +116,7 @@ def _algorithms(text: str | None, backend: Backend) -> tuple[str, ...] | None:
     """Return the algorithms of a list; ``all`` in it stands for dpsim's own."""
     from dpsim.study.runners.allreduce.algorithms import bench_algorithms
 
-    names = flags.listed("--algorithm", text, str)
+    names = readers.listed("--algorithm", text, str)
     if names is None or "all" not in names:
         return names
     own = bench_algorithms(backend)
@@ -126,13 +126,13 @@ def _algorithms(text: str | None, backend: Backend) -> tuple[str, ...] | None:
 def _peers(text: str | None) -> tuple[str, ...] | None:
     if text == "none":
         return ()
-    return None if text == "auto" else flags.listed("--peers", text, str)
+    return None if text == "auto" else readers.listed("--peers", text, str)
 
 
 def _environments(text: str | None) -> dict[str, str] | None:
     from dpsim.errors import ConfigError
 
-    pairs = flags.listed("--peer-env", text, lambda part: part.partition("="))
+    pairs = readers.listed("--peer-env", text, lambda part: part.partition("="))
     if pairs is not None and not all(name and folder for name, _, folder in pairs):
         raise ConfigError(
             f"--peer-env is {text!r}", allowed="NAME=FOLDER,...", remedy="write it like openmpi=/opt/env-openmpi"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.cli import flags, machine_files, show
+from dpsim.cli import flags, machine_files, readers, show
 from dpsim.cli.machine_files import bus_bandwidth, inside_a_node, link_sentence, print_tables, print_times
 from dpsim.errors import ConfigError
 from dpsim.registry import listed
@@ -116,9 +116,9 @@ def _of_files(of: CollectiveFlags, files: FileFlags, chosen: list[str]) -> None:
     elif files.show is not None:
         machine_files.show_machine(Path(files.show), files.plot, json=of.json)
     elif files.compare is not None:
-        machine_files.compare(flags.listed("--compare", files.compare, Path) or (), files.plot, json=of.json)
+        machine_files.compare(readers.listed("--compare", files.compare, Path) or (), files.plot, json=of.json)
     else:
-        machine_files.merge(flags.listed("--merge", files.merge, Path) or (), of.output, json=of.json)
+        machine_files.merge(readers.listed("--merge", files.merge, Path) or (), of.output, json=of.json)
 
 
 def _calibrate(of: CollectiveFlags) -> None:
@@ -152,7 +152,7 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     from dpsim.machine import Network
     from dpsim.study import calibration
 
-    importing = flags.provided(
+    importing = readers.provided(
         format=of.format,
         out_of_place=of.out_of_place or None,
         line_rate=of.line_rate,
@@ -163,8 +163,8 @@ def _measured(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     fields = {"local_batch": _LOCAL_BATCH} | of.values()
     if "network" in fields and "algorithm" not in fields:
         fields["algorithm"] = (Network.parse(fields["network"]).default_algorithm(fields.get("wire_dtype")),)
-    fields |= flags.provided(algorithms=fields.pop("algorithm", None), overlaps=fields.pop("overlap", None))
-    fields |= flags.provided(seconds=flags.budget(of.budget))
+    fields |= readers.provided(algorithms=fields.pop("algorithm", None), overlaps=fields.pop("overlap", None))
+    fields |= readers.provided(seconds=readers.budget(of.budget))
     if "strategy" in fields:
         fields |= calibration.devices_to_calibrate(fields["strategy"], fields.get("devices", (2,)))
     with show.measuring(of.wait_until_quiet) as progress:
@@ -179,17 +179,17 @@ def _imported(of: CollectiveFlags) -> tuple[Machine, dict[str, Any]]:
     from dpsim.imports import ImportConfig, import_machine
 
     fields = of.values()
-    known = flags.provided(algorithms=fields.pop("algorithm", None), format=of.format, out_of_place=of.out_of_place)
-    known |= {name: fields.pop(name) for name in ("network", "devices") if name in fields}
-    known["keep_outliers"] = of.keep_outliers
+    config = readers.provided(algorithms=fields.pop("algorithm", None), format=of.format, out_of_place=of.out_of_place)
+    config |= {name: fields.pop(name) for name in ("network", "devices") if name in fields}
+    config["keep_outliers"] = of.keep_outliers
     _refuse(
-        fields | flags.provided(budget=of.budget, wait_until_quiet=of.wait_until_quiet),
+        fields | readers.provided(budget=of.budget, wait_until_quiet=of.wait_until_quiet),
         "with --from nothing is measured",
     )
-    files = flags.listed("--from", ",".join(of.from_ or ()), str) or ()
+    files = readers.listed("--from", ",".join(of.from_ or ()), str) or ()
     flags.writable(of.output, "machine", inputs=map(Path, files))
     line_rate, replaced = _line_rate(of), of.output.exists()
-    machine, tables = import_machine(ImportConfig(files=files, **known))
+    machine, tables = import_machine(ImportConfig(files=files, **config))
     codec.write(of.output, machine)
     imported = [
         {"file": table.file, "benchmark": table.benchmark, "measured": table.measured}

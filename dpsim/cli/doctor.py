@@ -11,7 +11,7 @@ from dpsim.cli import flags, show
 
 if TYPE_CHECKING:
     from dpsim.choices import Choices
-    from dpsim.harness.finding import Finding
+    from dpsim.harness.doctor_gpu import Finding
     from dpsim.progress import Progress
 
 EXAMPLES = """\

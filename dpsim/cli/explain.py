@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, job, show
+from dpsim.cli import flags, job, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ class ScriptFlags(flags.Flags, of="torch_script network"):
     network: str | None = flags.flag(
         "With a script: node, where DDP communicates by gloo, or an emulated link: paced:200us,1gbit (node)."
     )
-    json_line: bool = flags.flag("Of a job: also print the answer as one line of JSON on stderr.", default=False)
+    json_line: Path | None = flags.flag(
+        "Of a job: the file for the answer as a line of JSON, beside the text on stderr."
+    )
     script_may_write: flags.ScriptMayWrite = None
     wait_until_quiet: flags.WaitUntilQuiet = None
 
@@ -95,7 +97,7 @@ def explain(
     as it would without dpsim. Its exit code is that of the command. What is
     said goes to stderr.
     """
-    sources = flags.provided(torch_script=script.torch_script, trace=script.trace, measured=of.measured)
+    sources = readers.provided(torch_script=script.torch_script, trace=script.trace, measured=of.measured)
     if not sources and arguments:
         _refuse((script, of), ("steps", "json_line"), "a command and no script")
         return job.explain(arguments, job.STEPS if script.steps is None else script.steps, json_line=script.json_line)
@@ -105,7 +107,7 @@ def explain(
     (source,) = sources
     unused = {"torch_script": (of,), "measured": (script,), "trace": (script, of)}
     _refuse(unused[source], (source, "json"), flags.flag_of(source))
-    if script.json_line:
+    if script.json_line is not None:
         raise ConfigError("--json-line without the command of a job", allowed="--json", remedy="type --json")
     if of.measured is not None:
         explained = _steps(of, of.measured)
@@ -143,15 +145,17 @@ def _refuse(given: Sequence[flags.Flags], used: tuple[str, ...], source: str) ->
 def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
     from dpsim.harness.explain.script import ScriptToExplain, explain_script
 
-    given = flags.provided(devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write)
+    options = readers.provided(
+        devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write
+    )
     with show.measuring(of.wait_until_quiet) as progress:
-        return explain_script(ScriptToExplain(script=of.torch_script or "", arguments=arguments, **given), progress)
+        return explain_script(ScriptToExplain(script=of.torch_script or "", arguments=arguments, **options), progress)
 
 
 def _traces(traces: str) -> Explanation:
     from dpsim.harness.explain.traces import explain_traces
 
-    return explain_traces(flags.listed("--trace", traces, Path) or ())
+    return explain_traces(readers.listed("--trace", traces, Path) or ())
 
 
 def _steps(of: StepFlags, measured: str) -> Explanation:
@@ -166,12 +170,12 @@ def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
     """Return the steps of ``--measured``. Raises ``ConfigError``."""
     from dpsim.imports.steps import measured_steps
 
-    given = flags.provided(local_batch=of.local_batch, global_batch=of.global_batch)
-    batch = given or {"local_batch": 1}
-    if len(given) > 1:
+    batches = readers.provided(local_batch=of.local_batch, global_batch=of.global_batch)
+    batch = batches or {"local_batch": 1}
+    if len(batches) > 1:
         raise ConfigError("--local-batch with --global-batch", allowed="one of the two")
     rows = []
-    for part in flags.listed("--measured", measured, str) or ():
+    for part in readers.listed("--measured", measured, str) or ():
         devices, colon, value = part.partition(":")
         rate = value.removesuffix("/s")
         if not (devices and colon and value):
@@ -180,7 +184,7 @@ def _rows(of: StepFlags, measured: str, machine: Machine) -> list[MeasuredStep]:
                 allowed="devices and a step, 16:0.61s, or devices and samples a second, 2x8:160/s",
                 remedy="write --measured 1:0.40s,16:0.61s",
             )
-        if rate != value and not given:
+        if rate != value and not batches:
             raise ConfigError(
                 f"--measured {part} without a batch",
                 allowed="--local-batch or --global-batch with samples a second",
@@ -199,7 +203,7 @@ def _machine(of: StepFlags) -> Machine | None:
     if of.machine is not None and of.network_log is not None:
         raise ConfigError("--machine with --network-log", allowed="one of the two")
     if of.network_log is not None:
-        files = flags.listed("--network-log", of.network_log, str) or ()
+        files = readers.listed("--network-log", of.network_log, str) or ()
         machine, tables = import_machine(ImportConfig(files=files))
         show.doubts(tables)
         return machine
@@ -216,5 +220,5 @@ def _workload(of: StepFlags) -> Workload:
         raise ConfigError(given, allowed="one of the two", remedy="--parameters 125000000 is enough")
     if of.workload is not None:
         return workloads.read(of.workload)
-    parameters = flags.whole("--parameters")(of.parameters or "")
+    parameters = readers.whole_numbers("--parameters")(of.parameters or "")
     return layers_of(parameters * ITEM_BYTES["float32"])

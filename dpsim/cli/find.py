@@ -79,14 +79,14 @@ def answers(
 ) -> list[Found]:
     """Return the answer for each machine and number of devices; how many devices, once, up to the last number."""
     devices = grid.values("devices")
-    asked = devices[-1:] if quantity == "devices" else devices
-    found = []
+    counts = devices[-1:] if quantity == "devices" else devices
+    answered = []
     for name, machine in machines.items():
-        for count in asked:
-            one = _answer(quantity, target, workload, machine, grid.changed(devices=count), prepare)
+        for count in counts:
+            answer = _answer(quantity, target, workload, machine, grid.changed(devices=count), prepare)
             before = f"{Path(name).stem}: " if len(machines) > 1 else ""
-            found.append(Found(before + one.sentence, {"machine": name} | one.record, one.notes))
-    return found
+            answered.append(Found(before + answer.sentence, {"machine": name} | answer.record, answer.notes))
+    return answered
 
 
 def _answer(
@@ -103,20 +103,20 @@ def _answer(
     from dpsim.report.inverse import bucket_sentence, of_tables, sentence
     from dpsim.report.words import interval_sentence
 
-    weak, asked, notes = not grid.values("global_batch"), dict[str, Any](find=quantity), list[str]()
+    weak, question, notes = not grid.values("global_batch"), dict[str, Any](find=quantity), list[str]()
     if target is not None:
-        asked |= {"goal": target.goal, "target": target.value}
+        question |= {"goal": target.goal, "target": target.value}
     if target is None or quantity == "bucket":
         refuse_beside("--find", {"--fusion-threshold": grid.values("fusion_threshold_bytes") or None})
         best = best_bucket(workload, prepare(machine, [parse_devices(grid.value("devices"))[0]]), grid)
-        record = asked | {"value": best.row.fusion_threshold_bytes, "value_low": best.alike[0]}
+        record = question | {"value": best.row.fusion_threshold_bytes, "value_low": best.alike[0]}
         record |= {"value_high": best.alike[1], "default_step_s": best.default.step_s}
         record |= dict(zip(("ratio", "ratio_low", "ratio_high"), best.row.gain, strict=True))
         text, point = bucket_sentence(best, target, weak=weak), best.row.record()
         summary = best.predicted.summary()
     else:
         answer = find(quantity, target, workload, machine, grid, prepare)
-        record = asked | {"value": answer.value, "value_low": answer.low, "value_high": answer.high}
+        record = question | {"value": answer.value, "value_low": answer.low, "value_high": answer.high}
         record |= {"value_until": answer.until, "predicted_at": answer.at}
         text, point, summary = sentence(answer, weak=weak), answer.point, answer.summary
         notes = [of_tables(answer)]

@@ -6,8 +6,6 @@ import functools
 import inspect
 import itertools
 import operator
-import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,23 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, TypeVar,
 from cyclopts import App, Parameter
 
 from dpsim.cli.outputs import writable as writable
+from dpsim.cli.readers import MOST_DIGITS, devices_or_layout, layout, listed, networks, threshold, whole_numbers
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from msgspec import Struct
-
-    from dpsim.collective import Layout
     from dpsim.fields import Field
 
 T = TypeVar("T")
-_MOST_DIGITS = 18
 _SEVERAL = "..."
 _UNITS = ("_s", "_bytes")
 SET = "--set"
 """The flag of the fields that few change."""
 DELIMITER = "--"
 """What stands before the arguments of a script."""
-_WAIT, _WAIT_DEFAULT, _LEAST_WAIT_S = "--wait-until-quiet", "10m", 10.0
+_WAIT, _WAIT_DEFAULT = "--wait-until-quiet", "10m"
 WORDS = "\n\nWords and formulas: docs/glossary.md and docs/formulas.md of dpsim."
 """How the help of ``dpsim``, and of commands that predict, ends."""
 
@@ -95,8 +90,8 @@ class Flags:
     def given(self) -> dict[str, Any]:
         """Return the flags that are given, with another value than their default, and the fields of ``--set``."""
         defaults = {each.name: each.default for each in fields(cast("Any", self))}
-        given = {name: value for name, value in vars(self).items() if value != defaults[name] and name != "set"}
-        return given | self._assigned()
+        chosen = {name: value for name, value in vars(self).items() if value != defaults[name] and name != "set"}
+        return chosen | self._assigned()
 
     def _assigned(self) -> dict[str, str]:
         """Return the texts of ``--set``. Raises ``ConfigError`` for fields that have been given by their flags, too."""
@@ -121,19 +116,19 @@ class Flags:
         ``reproducible``, where a class has such a flag, stands for the default number of leaves. Raises
         ``ConfigError``.
         """
-        known, assigned, values = known_fields(), self._assigned(), dict[str, Any]()
-        for name, several in self.several.items():
-            given = assigned.get(name, vars(self).get(name))
-            if given is None or name not in known:
+        all_fields, assigned, values = known_fields(), self._assigned(), dict[str, Any]()
+        for name, lists in self.several.items():
+            value = assigned.get(name, vars(self).get(name))
+            if value is None or name not in all_fields:
                 continue
-            if several:
-                values[name] = _list(name, self.spelled(name), known[name], given)
+            if lists:
+                values[name] = _list(name, self.spelled(name), all_fields[name], value)
             elif name == "devices":
-                values["devices"], values["layout"] = layout(given)
+                values["devices"], values["layout"] = layout(value)
             elif name in assigned:
-                values[name] = _one(name, known[name], given)
+                values[name] = _one(name, all_fields[name], value)
             else:
-                values[name] = _reader(name)(given) if isinstance(given, str) else given
+                values[name] = _reader(name)(value) if isinstance(value, str) else value
         if not vars(self).get("reproducible"):
             return values
         from dpsim.plan import DEFAULT_LEAVES
@@ -212,7 +207,7 @@ def _one(name: str, field: Field, text: str) -> Any:
     if not is_number:
         return _reader(name)(text)
     try:
-        return kind(text) if len(text) <= _MOST_DIGITS else kind("too long")
+        return kind(text) if len(text) <= MOST_DIGITS else kind("too long")
     except ValueError:
         allowed = "a whole number" if kind is int else "a number"
         raise ConfigError(f"{SET} {name}={text}", allowed=allowed) from None
@@ -227,7 +222,7 @@ def _list(name: str, flag: str, field: Field, text: str) -> tuple[Any, ...] | No
         return (text,) if text == "all" else parse_strategies(text)
     if name == "devices":
         return listed(flag, text, devices_or_layout)
-    return listed(flag, text, whole(flag) if _plain(field) is int else _reader(name))
+    return listed(flag, text, whole_numbers(flag) if _plain(field) is int else _reader(name))
 
 
 RateDecay = Annotated[
@@ -345,65 +340,6 @@ class _HelpInGroups:
         DefaultFormatter().render_usage(console, options, usage)
 
 
-def taken(values: dict[str, Any], *kinds: type[Struct]) -> dict[str, Any]:
-    """Remove the values of the fields of these structs, and return them."""
-    return {name: values.pop(name) for kind in kinds for name in kind.__struct_fields__ if name in values}
-
-
-def listed(flag: str, text: str | None, read: Callable[[str], T]) -> tuple[T, ...] | None:
-    """The comma-separated parts of ``text``, each converted by ``read``; None stays None. Raises ``ConfigError``."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(parts):
-        raise ConfigError(f"{flag} is {text!r}", allowed="values separated by single commas")
-    return tuple(read(part) for part in parts)
-
-
-def whole(flag: str) -> Callable[[str], int]:
-    """A function that reads whole numbers of 1 or more, for ``listed``."""
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
-            raise ConfigError(f"{flag} is {text!r}", allowed="whole numbers of 1 or more")
-        return int(text)
-
-    return read
-
-
-def threshold(text: str) -> float:
-    """A fusion threshold in bytes; warns of a bare number that is hardly meant in bytes. Raises ``ConfigError``."""
-    from dpsim.units import parse_size
-
-    size_bytes = parse_size(text)
-    if text.strip().isdecimal() and 0 < size_bytes < 1024:
-        number = text.strip()
-        print(
-            f"warning: --fusion-threshold {number} means {number} bytes; write {number}MB or {number}MiB for more",
-            file=sys.stderr,
-        )
-    return size_bytes
-
-
-def memory(text: str) -> float:
-    """The bytes of ``--memory``. Raises ``ConfigError``."""
-    from dpsim.units import parse_size
-
-    size_bytes = parse_size(text)
-    if not size_bytes:
-        raise ConfigError(f"--memory is {text!r}", allowed="more than 0 bytes, like 16GiB")
-    return size_bytes
-
-
-def budget(text: str | None) -> float | None:
-    """The seconds of a budget like ``90s`` or ``2min``; a bare number is in seconds. Raises ``ConfigError``."""
-    from dpsim.units import parse_duration
-
-    if text is None:
-        return None
-    return parse_duration(f"{text}s" if text.strip().isdecimal() else text)
-
-
 def with_wait(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command line, with the time that ``--wait-until-quiet`` waits where none follows it."""
     words = list(arguments)
@@ -419,64 +355,3 @@ def with_delimiter(arguments: Sequence[str]) -> list[str]:
     if words[:1] == ["sweep"] and DELIMITER in words:
         words.insert(words.index(DELIMITER), DELIMITER)
     return words
-
-
-def wait(text: str | None) -> float | None:
-    """The seconds of ``--wait-until-quiet``, like ``10m``; a bare number is in seconds. Raises ``ConfigError``."""
-    seconds = budget(None if text is None else re.sub(r"(?<=[0-9])m$", "min", text.strip()))
-    if seconds is not None and seconds < _LEAST_WAIT_S:
-        raise ConfigError(f"{_WAIT} {text}", allowed="10s or more: for so long the cores have to be quiet")
-    return seconds
-
-
-def layout(text: str) -> tuple[int, Layout]:
-    """(devices, layout) of a value of ``--devices``, ``8`` or ``2x4``. Raises ``ConfigError``."""
-    from dpsim.collective import parse_devices
-
-    try:
-        return parse_devices(text)
-    except ConfigError as error:
-        raise ConfigError(f"--{error.given}", allowed=error.allowed) from error
-
-
-def devices_or_layout(text: str) -> int | str:
-    """A value of ``--devices`` as a number, or as a layout of several nodes; for ``listed``."""
-    devices, node_layout = layout(text)
-    return node_layout or devices
-
-
-def counts_or_layouts(text: str) -> tuple[int | str, ...]:
-    """The values of ``--devices``. Raises ``ConfigError``.
-
-    Of these ``8..1024`` are 8, 16, 32 and so on, and 1024, and ``1x8..128x8`` as many nodes of 8 devices.
-    """
-    values: list[int | str] = []
-    for part in listed("--devices", text, str) or ():
-        first, dots, last = part.partition("..")
-        if not dots:
-            values.append(devices_or_layout(part))
-            continue
-        (first, cross, of_a_node), (last, last_cross, of_a_last) = first.partition("x"), last.partition("x")
-        begin, end = map(whole(f"an end of --devices {part}"), (first, last))
-        if begin > end or (cross, of_a_node) != (last_cross, of_a_last):
-            allowed = "the smaller number first, as in 8..1024, or nodes of as many devices, as in 1x8..128x8"
-            raise ConfigError(f"--devices is {part!r}", allowed=allowed)
-        numbers = [begin << doublings for doublings in range((end // begin).bit_length())]
-        numbers += [end] if numbers[-1] != end else []
-        values += [devices_or_layout(f"{number}{cross}{of_a_node}") for number in numbers]
-    return tuple(dict.fromkeys(values))
-
-
-def networks(text: str | None) -> tuple[str, ...] | None:
-    """The networks in a list like ``node,paced:50us,1gbit`` (two: the name of a paced one contains a comma)."""
-    if text is None:
-        return None
-    parts = re.findall(r"paced:[^,]*,[^,]*|[^,]+", text)
-    if not parts:
-        raise ConfigError(f"--network is {text!r}", allowed="node, or paced:LATENCY,BANDWIDTH, or several of them")
-    return tuple(part.strip() for part in parts)
-
-
-def provided(**values: object) -> dict[str, Any]:
-    """The values that are not None. A flag that the user leaves out keeps the default of the class it configures."""
-    return {name: value for name, value in values.items() if value is not None}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsim.cli import flags, outputs, show
+from dpsim.cli import flags, outputs, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,32 +58,32 @@ def fit(
     from dpsim.model.estimate import DEFAULT_FREE, FREE, free_names
     from dpsim.model.estimate import estimate as fitted
 
-    given = [(text, "=" in text and not Path(text).exists()) for text in of.from_steps or ()]
-    files = [Path(text) for text, is_row in given if not is_row]
+    texts = [(text, "=" in text and not Path(text).exists()) for text in of.from_steps or ()]
+    files = [Path(text) for text, is_row in texts if not is_row]
     flags.writable(folder, folders=("estimate",), inputs=(*inputs, of.machine, *files))
-    free = free_names(flags.listed("--free", of.free, str) or DEFAULT_FREE)
+    free = free_names(readers.listed("--free", of.free, str) or DEFAULT_FREE)
     machine = _machine(of.machine, free)
     rows = [row for file in files for row in read_rows(file)]
-    rows += [(f"--from-steps {text}", assigned([text], "--from-steps", FIELDS)) for text, is_row in given if is_row]
+    rows += [(f"--from-steps {text}", assigned([text], "--from-steps", FIELDS)) for text, is_row in texts if is_row]
     steps = measured_steps(rows, machine, **common)
-    found = fitted(workload(), machine, steps, free)
-    names = ", ".join(number.name for number in found.numbers)
+    estimated = fitted(workload(), machine, steps, free)
+    names = ", ".join(number.name for number in estimated.numbers)
     source = f"{outputs.FITTED}{names} fitted to {len(steps)} rows"
     paths = {"workload": folder / "workload.json", "machine": folder / "machine.json"}
     folder.mkdir(parents=True, exist_ok=True)
-    for path, noun in zip(paths.values(), (found.workload, found.machine), strict=True):
+    for path, noun in zip(paths.values(), (estimated.workload, estimated.machine), strict=True):
         codec.write(path, msgspec.structs.replace(noun, source=source))
     if json:
         points = [
             {"devices": step.plan.devices, "layout": step.plan.layout or str(step.plan.devices)}
             | {"local_batch": step.plan.local_batch, "measured_step_s": step.step_s}
             | {"predicted_step_s": step.step_s * (1 + error), "error": error}
-            for step, error in zip(steps, found.errors, strict=True)
+            for step, error in zip(steps, estimated.errors, strict=True)
         ]
-        numbers = [{**number._asdict(), "unit": FREE[number.name].unit} for number in found.numbers]
+        numbers = [{**number._asdict(), "unit": FREE[number.name].unit} for number in estimated.numbers]
         show.print_json("estimate", points, {"numbers": numbers} | {name: str(path) for name, path in paths.items()})
         return
-    for sentence in _sentences(found, FREE):
+    for sentence in _sentences(estimated, FREE):
         print(sentence)
     print(f"workload file: {paths['workload']}\nmachine file: {paths['machine']}")
 

@@ -13,27 +13,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpsim.cli import show
+from dpsim.cli import outputs, show
 from dpsim.errors import ConfigError, DpsimError
 
 if TYPE_CHECKING:
     from dpsim.model.watch import Watched
 
+Answer = tuple[str, str]
+"""What is said as text, and as one line of JSON."""
 STEPS, _LEAST_STEPS = 30, 5
 _NICE = 10
 _POLL_S, _AFTER_THE_JOB_S = 0.1, 30.0
 """Once the job has ended its exit code waits for an answer no longer than so many seconds."""
 
 
-def explain(command: tuple[str, ...], steps: int, *, json_line: bool = False) -> int:
+def explain(command: tuple[str, ...], steps: int, *, json_line: Path | None = None) -> int:
     """Start a job with DistributedDataParallel, and print on stderr where its steps' time goes; return its exit code.
 
-    With ``json_line`` that is one line of JSON. The job itself trains on, as it would without dpsim. Raises
-    ``ConfigError`` for one that cannot be started.
+    The file ``json_line`` gets it as one line of JSON, also where nothing was learned. The job itself trains on, as it
+    would without dpsim. Raises ``ConfigError`` for one that cannot be started.
     """
     from dpsim.launch import watched_job
     from dpsim.launch.scratch import scratch
 
+    outputs.writable(json_line, show.SCHEMA, flag="--json-line")
     watched_job.check_command(command)
     if steps < _LEAST_STEPS:
         raise ConfigError(f"--steps is {steps}", allowed=f"{_LEAST_STEPS} or more")
@@ -41,13 +44,14 @@ def explain(command: tuple[str, ...], steps: int, *, json_line: bool = False) ->
         print("dpsim: this job is already being watched; it is started as it is", file=sys.stderr)
         os.execvp(command[0], command)
     with scratch("watch") as folder, watched_job.started(command, watched_job.environment(folder, steps)) as job:
-        print(
-            f"\n{_answer(job, folder, json_line=json_line)}", file=sys.stderr, flush=True
-        )  # a progress bar may have left its line open
+        text, line = _answer(job, folder)
+        print(f"\n{text}", file=sys.stderr, flush=True)  # a progress bar may have left its line open
+        if json_line is not None:
+            _write(json_line, line)
         return watched_job.exit_code(job)
 
 
-def _answer(job: subprocess.Popen[bytes], folder: Path, *, json_line: bool) -> str:
+def _answer(job: subprocess.Popen[bytes], folder: Path) -> Answer:
     """Return what there is to say of the job, once its ranks have written their records.
 
     It is computed in a process of its own: while the job runs behind it, and once the job has ended with a limit.
@@ -57,7 +61,7 @@ def _answer(job: subprocess.Popen[bytes], folder: Path, *, json_line: bool) -> s
     from dpsim.launch.workers import computed
     from dpsim.torch.script.watch_records import complete
 
-    task = functools.partial(said, watched_job.records(job, folder, complete), json_line=json_line)
+    task = functools.partial(said, watched_job.records(job, folder, complete))
     try:
         answer = computed(task, lambda: watched_job.ends_within(job, _POLL_S), _NICE) if job.poll() is None else None
         if answer is None:
@@ -71,17 +75,35 @@ def _answer(job: subprocess.Popen[bytes], folder: Path, *, json_line: bool) -> s
     except OSError as error:  # no process can be started
         answer = error
     if answer is None:
-        return (
-            f"dpsim: the job has ended, and what it says was not computed within {_AFTER_THE_JOB_S:.0f} s;"
+        return _nothing(
+            f"the job has ended, and what it says was not computed within {_AFTER_THE_JOB_S:.0f} s;"
             " to do: watch it again when other processes leave it a core"
         )
     if isinstance(answer, BaseException):
-        return f"dpsim: its records say nothing: {type(answer).__name__}: {' '.join(str(answer).split())[:200]}"
+        return _nothing(f"its records say nothing: {type(answer).__name__}: {' '.join(str(answer).split())[:200]}")
     return answer
 
 
-def said(files: Sequence[Path], *, json_line: bool = False) -> str:
-    """Return what the records in these files say of the job, as text or as one line of JSON."""
+def _write(path: Path, line: str) -> None:
+    """Write the line whole; where it cannot be written that is told, for the job's own exit code is what counts."""
+    from dpsim import codec
+
+    try:
+        codec.write_output(path, f"{line}\n".encode())
+    except ConfigError as error:
+        print(f"dpsim: {error}", file=sys.stderr, flush=True)
+
+
+def _nothing(reason: str) -> Answer:
+    """The answer where nothing was learned of the job."""
+    from dpsim import codec
+
+    line = codec.to_json(show.json_object("explain", (), {"nothing_learned": reason, "advice": []}), indent=None)
+    return f"dpsim: {reason}", line
+
+
+def said(files: Sequence[Path]) -> Answer:
+    """Return what the records in these files say of the job."""
     from dpsim.model.watch import watched
     from dpsim.torch.script.watch_records import paired, read
 
@@ -105,9 +127,9 @@ def said(files: Sequence[Path], *, json_line: bool = False) -> str:
             )
         ranks, left_out = paired(records)
         seen = watched(ranks, (*unused, *left_out))
-        return _json_line(seen) if json_line else _text(seen)
+        return _text(seen), _json_line(seen)
     except DpsimError as error:
-        return f"dpsim: {error}"
+        return _nothing(str(error))
 
 
 def _text(seen: Watched) -> str:

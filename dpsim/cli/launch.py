@@ -101,9 +101,9 @@ def _submit(scheduler: Literal["slurm", "pbs"], command: tuple[str, ...], given:
     from dpsim.launch.job_script import BatchJob, job_script, submit
 
     command = tuple(old_names.current(command, build()))
-    asked = asdict(given)
-    dry_run = asked.pop("dry_run")
-    job = BatchJob(scheduler=scheduler, command=command, **asked)
+    options = asdict(given)
+    dry_run = options.pop("dry_run")
+    job = BatchJob(scheduler=scheduler, command=command, **options)
     if not job.runs_script and command[0] not in commands.modules():
         raise unknown("command", command[0], [*commands.modules(), "a Python script"])
     if dry_run:

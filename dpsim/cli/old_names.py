@@ -16,10 +16,8 @@ NEW_LINES = {
     "advise": "dpsim predict {all} --rank strategy",
     "compare": "dpsim report {all}",
     "machine": "dpsim calibrate --help",
-    "machine compare": "dpsim calibrate --compare {files} {rest}",
     "machine list": "dpsim calibrate --list {rest}",
-    "machine merge": "dpsim calibrate --merge {files} {rest}",
-    "machine show": "dpsim calibrate --show {files} {rest}",
+    **{f"machine {verb}": f"dpsim calibrate --{verb} {{files}} {{rest}}" for verb in ("compare", "merge", "show")},
     "estimate": "dpsim profile {all}",
     "explore": "dpsim predict {rest} {page}",
     "explore STUDY": "dpsim report {files} {rest} {page}",
@@ -56,20 +54,21 @@ def current(arguments: Sequence[str], app: App) -> Sequence[str]:
     if not arguments:
         return arguments
     words = 2 if " ".join(arguments[:2]) in NEW_LINES else 1
-    name = " ".join(arguments[:words])
-    if name not in NEW_LINES or arguments[0] in app:
-        command, new = _renamed(name, arguments[words:], app)
-        if new == list(arguments[words:]):
-            return arguments
-        gone = [word.partition("=")[0] for word in arguments if word not in new and word.startswith("--")]
-        allowed = f"{flags.SET} NAME=VALUE of {', '.join(flags.by_set(command))}"
+    name, rest = " ".join(arguments[:words]), list(arguments[words:])
+    command, new = _renamed(name, rest, app)
+    if name in NEW_LINES and arguments[0] not in app:
+        given, line = f"dpsim {name} has another name in this version", _new_line(name, new)
+        if name == "watch":
+            print(f"dpsim: {given}: {line}", file=sys.stderr)
+            return ["explain", *rest]
+        allowed = ", ".join(each for each in app if not each.startswith("-"))
+    elif new == rest:
+        return arguments
+    else:
+        gone = [word.partition("=")[0] for word in rest if word not in new and word.startswith("--")]
         given = f"{', '.join(gone)} of dpsim {name} has another spelling in this version"
-        raise ConfigError(given, allowed=allowed, remedy=f"type: dpsim {name} {shlex.join(new)}")
-    given, line = f"dpsim {name} has another name in this version", _new_line(name, arguments[words:], app)
-    if name == "watch":
-        print(f"dpsim: {given}: {line}", file=sys.stderr)
-        return ["explain", *arguments[1:]]
-    allowed = ", ".join(each for each in app if not each.startswith("-"))
+        allowed = f"{flags.SET} NAME=VALUE of {', '.join(flags.by_set(command))}"
+        line = f"dpsim {name} {shlex.join(new)}"
     raise ConfigError(given, allowed=allowed, remedy=f"type: {line}")
 
 
@@ -91,15 +90,10 @@ def _renamed(name: str, arguments: Sequence[str], app: App) -> tuple[Callable[..
     return command, [*new, *arguments[end:]]
 
 
-def _new_line(old: str, arguments: Sequence[str], app: App) -> str:
-    """Return the line that does today what an old command did."""
-    words = _renamed(old, arguments, app)[1]
+def _new_line(old: str, words: Sequence[str]) -> str:
+    """Return the line that does today what an old command did with these words."""
     first = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
-    parts = {
-        "all": shlex.join(words),
-        "files": shlex.quote(",".join(words[:first])),
-        "rest": shlex.join(words[first:]),
-        "page": "" if "--page" in words else "--page explore.html",
-    }
+    parts = {"all": shlex.join(words), "files": shlex.quote(",".join(words[:first])), "rest": shlex.join(words[first:])}
+    page = "" if "--page" in words else "--page explore.html"
     line = NEW_LINES["explore STUDY" if old == "explore" and first else old]
-    return " ".join(filter(None, (part.format(**parts) for part in line.split(" "))))
+    return " ".join(filter(None, (part.format(page=page, **parts) for part in line.split(" "))))

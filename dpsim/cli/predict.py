@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.cli import find, flags, outputs, rank, show
+from dpsim.cli import find, flags, outputs, rank, readers, show
 from dpsim.errors import ConfigError
 from dpsim.registry import listed
 
@@ -54,7 +54,7 @@ class FileFlags(flags.Flags):
 
     def machines(self) -> tuple[Path, ...]:
         """Return the machine files. Raises ``ConfigError``."""
-        return flags.listed("--machine", self.machine, Path) or ()
+        return readers.listed("--machine", self.machine, Path) or ()
 
 
 class PlanFlags(
@@ -170,8 +170,8 @@ def predict(
         )
     elif asked.find is not None:
         find.refuse_beside("--find", beside)
-        found = find.answers(asked.find, target, question.workload, question.read, question.grid, question.prepared)
-        find.show_answers(found, question.named, answer.output, json=answer.json)
+        answers = find.answers(asked.find, target, question.workload, question.read, question.grid, question.prepared)
+        find.show_answers(answers, question.named, answer.output, json=answer.json)
     else:
         points, summary = question.predicted(fit)
         _show(question, answer, points, summary)
@@ -204,7 +204,7 @@ class _Question:
             answer.output, "output", inputs=[path for path in (files.workload, *paths, answer.convergence) if path]
         )
         outputs.drawable(answer.plot)
-        workload, counts = workloads.read(files.workload), flags.counts_or_layouts(files.devices)
+        workload, counts = workloads.read(files.workload), readers.counts_or_layouts(files.devices)
         return cls(
             workload=workload,
             read={str(path): machines.read(path) for path in paths},
@@ -280,7 +280,7 @@ def _page(page: Path, of: FileFlags, others: list[str]) -> None:
     inputs = [path for path in (of.workload, of.machine and Path(of.machine)) if path]
     flags.writable(page, "page", flag="--page", inputs=inputs)
     file, name = of.workload or EXAMPLE_WORKLOAD, of.machine or EXAMPLE_MACHINE
-    begin = flags.provided(devices=of.devices and flags.devices_or_layout(of.devices))
+    begin = readers.provided(devices=of.devices and readers.devices_or_layout(of.devices))
     files = shlex.join(["--workload", str(file), "--machine", name])
     write_text(page, pages.page(workloads.read(file), machines.read(name), files, **begin))
     print(f"Open  {page}")

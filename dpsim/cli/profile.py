@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, from_steps, show
+from dpsim.cli import flags, from_steps, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,21 +93,22 @@ def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
     from dpsim.torch.script.profile_script import profile_script
     from dpsim.torch.script.request import ScriptRequest
 
-    sources = flags.provided(torch_script=of.torch_script, torch=of.torch, from_=of.from_)
+    sources = readers.provided(torch_script=of.torch_script, torch=of.torch, from_=of.from_)
     of_model = of.values()
     of_steps = {name: of_model[name] for name in of_model if name in of.by_set and name not in _OF_A_MODEL}
     _refuse(of_steps, "without --from-steps", "leave them out, or give the steps that were measured")
     local_batches = of_model.pop("local_batch", ())
-    of_script = flags.provided(
+    of_script = readers.provided(
         arguments=arguments or None, devices=of.devices, steps=of.steps, script_may_write=of.script_may_write
     )
+    named_python = readers.provided(python=of.python)
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(map(_flag, sources))}", allowed="one of them")
     if not sources:
-        _refuse(of_script, "without --torch-script", "name the script, or leave them out")
+        _refuse(of_script | named_python, "without --torch-script", "name the script, or leave them out")
         return _of_model(of_model, local_batches, of.wait_until_quiet)
     if of.from_ is not None:
-        unused = of_model | of_script | flags.provided(wait_until_quiet=of.wait_until_quiet)
+        unused = of_model | of_script | named_python | readers.provided(wait_until_quiet=of.wait_until_quiet)
         _refuse(unused, "with --from", "leave them out: the trace says what it was recorded of")
         return _of_trace(of.from_, local_batches)
     (source,) = map(_flag, sources)
@@ -129,8 +130,8 @@ def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]
 
     named = of.values()
     common = {name: named.pop(name) for name in of.by_set if name in named and name not in _OF_A_MODEL}
-    scripts = flags.provided(torch_script=of.torch_script, torch=of.torch)
-    sources = flags.provided(model=named.get("model"), workload=steps.workload, from_=of.from_) | scripts
+    scripts = readers.provided(torch_script=of.torch_script, torch=of.torch)
+    sources = readers.provided(model=named.get("model"), workload=steps.workload, from_=of.from_) | scripts
     if len(sources) != 1 or of.from_ is not None:
         given = f"--from-steps with {' and '.join(map(_flag, sources)) or 'no workload'}"
         raise ConfigError(given, allowed="one of --model, --workload and --torch-script")
@@ -138,8 +139,8 @@ def _fit(of: ModelFlags, steps: from_steps.StepFlags, arguments: tuple[str, ...]
         raise ConfigError("--dataset without --model", remedy="leave --dataset out: the workload has its own shapes")
     unused = {name: value for name, value in named.items() if name not in _SHAPES}
     if not scripts:
-        unused |= flags.provided(arguments=arguments or None, devices=of.devices, steps=of.steps)
-        unused |= flags.provided(script_may_write=of.script_may_write, wait_until_quiet=of.wait_until_quiet)
+        unused |= readers.provided(arguments=arguments or None, devices=of.devices, steps=of.steps, python=of.python)
+        unused |= readers.provided(script_may_write=of.script_may_write, wait_until_quiet=of.wait_until_quiet)
     _refuse(unused, "with --from-steps", "leave them out: nothing is profiled")
 
     def workload() -> Workload:
@@ -184,9 +185,9 @@ def _of_trace(path: Path, local_batches: tuple[int, ...]) -> Workload:
     if len(local_batches) != 1:
         if path.is_file():
             traced_steps(path)  # a trace that no batch helps is refused first
-        given = ",".join(map(str, local_batches))
+        batches = ",".join(map(str, local_batches))
         raise ConfigError(
-            f"--from with --local-batch {given}" if given else "--from without --local-batch",
+            f"--from with --local-batch {batches}" if batches else "--from without --local-batch",
             allowed="the number of samples that each rank trained on at once: --local-batch 32",
             remedy="the trace does not say it, and its times are of one batch",
         )
@@ -231,12 +232,14 @@ def _print_ddp(ddp: DdpSettings, local_batches: tuple[int, ...], output: Path) -
     from dpsim.units import format_size
 
     sizes = ", ".join(map(format_size, ddp.bucket_bytes[:5])) + (", ..." if len(ddp.bucket_bytes) > 5 else "")
-    several = "s" if len(ddp.bucket_bytes) > 1 else ""
+    plural = "s" if len(ddp.bucket_bytes) > 1 else ""
     if ddp.units:
-        kept = sum(not unit.reshard for unit in ddp.units)
-        print(f"FSDP gathers {len(ddp.units)} unit{several}, {kept} of them once a step (last unit first): {sizes}")
+        kept_units = sum(not unit.reshard for unit in ddp.units)
+        print(
+            f"FSDP gathers {len(ddp.units)} unit{plural}, {kept_units} of them once a step (last unit first): {sizes}"
+        )
     else:
-        print(f"DDP sends {len(ddp.bucket_bytes)} bucket{several}: {sizes}")
+        print(f"DDP sends {len(ddp.bucket_bytes)} bucket{plural}: {sizes}")
     if ddp.whole_buckets:
         print("what is in them is not known, so they cannot be divided: record the trace with record_shapes=True")
     if ddp.wire_dtype is not None:

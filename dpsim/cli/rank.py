@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def rank(
         if len(values) > 1:
             text = ",".join(map(str, values))
             raise ConfigError(f"{spelled(name)} {text} with --rank strategy", allowed="one of them")
-    known = next(iter(machines.values()))
+    machine = next(iter(machines.values()))
     if of.memory is not None:
-        known = msgspec.structs.replace(known, memory_bytes=flags.memory(of.memory))
-    advice = advise(workload, known, grid, every=of.all)
+        machine = msgspec.structs.replace(machine, memory_bytes=readers.memory(of.memory))
+    advice = advise(workload, machine, grid, every=of.all)
     _check_tried(advice, workload, grid, spelled)
     points, summary = report.records(advice, every=of.all), report.summary(advice, workload)
-    notes = [*advice.script.unpriced, *cautions(known, [row.plan for row in advice.choices], workload)]
+    notes = [*advice.script.unpriced, *cautions(machine, [row.plan for row in advice.choices], workload)]
     if show.as_json("advise", points, summary | {"cautions": notes}, output, json=json):
         return
     if sentence := report.nothing_fits(advice):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _formats(text: str | None) -> tuple[list[str], list[str]]:
     from dpsim.errors import unknown
     from dpsim.report.write import PAGES, TABLE_FORMATS
 
-    formats = flags.listed("--format", text, str) or tuple(PAGES)
+    formats = readers.listed("--format", text, str) or tuple(PAGES)
     for each in formats:
         if each not in (*PAGES, *TABLE_FORMATS):
             raise unknown("format", each, (*PAGES, *TABLE_FORMATS))
@@ -179,7 +179,7 @@ def _compare(runs: tuple[Path, ...], given: ReportFlags) -> None:
 
     folders = [run.parent if run.is_file() else run for run in runs]
     flags.writable(given.output, folders=("report",), inputs=folders)
-    comparison = compare_runs(runs, flags.listed("--label", given.label, str))
+    comparison = compare_runs(runs, readers.listed("--label", given.label, str))
     if given.output is not None:
         with locked(given.output):
             write_comparison(given.output, comparison)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,9 +129,9 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
     fields |= {name: values for name, values in every.items() if fields.get(name) == (_ALL,)}
     if fields.get("leaves") == 0:
         fields.setdefault("batch_norm", ("local",))
-    optimizer = changed(Reproduction().optimizer, fields.pop("optimizer", None), flags.taken(fields, Sgd))
-    known = Reproduction.__struct_fields__
-    fields = {name if name in known else _PLURAL.get(name, f"{name}s"): value for name, value in fields.items()}
+    optimizer = changed(Reproduction().optimizer, fields.pop("optimizer", None), readers.taken(fields, Sgd))
+    names = Reproduction.__struct_fields__
+    fields = {name if name in names else _PLURAL.get(name, f"{name}s"): value for name, value in fields.items()}
     return Reproduction(**fields, optimizer=optimizer)
 
 
@@ -153,8 +153,8 @@ def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> i
         arguments=arguments,
         script_may_write=bool(given.script_may_write),
         python=given.python,
-        **flags.provided(
-            devices=flags.listed("--devices", given.devices, flags.whole("--devices")),
+        **readers.provided(
+            devices=readers.listed("--devices", given.devices, readers.whole_numbers("--devices")),
             caps_bytes=given.values().get("fusion_threshold_bytes"),
             steps=given.steps,
         ),

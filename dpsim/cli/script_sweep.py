@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _experiment(
     return question, script_experiment(
         script,
         arguments=arguments,
-        **flags.provided(
-            devices=flags.listed("--devices", given.devices, flags.whole("--devices")),
+        **readers.provided(
+            devices=readers.listed("--devices", given.devices, readers.whole_numbers("--devices")),
             caps_bytes=values.get("fusion_threshold_bytes"),
             local_batches=values.get("local_batch"),
             accumulates=values.get("accumulate"),
@@ -114,7 +114,7 @@ def _experiment(
             runtimes=values.get("runtime"),
             strategy=of.strategy,
             seed=values.get("seed"),
-            budget_s=flags.budget(given.budget),
+            budget_s=readers.budget(given.budget),
         ),
     )
 

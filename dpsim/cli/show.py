@@ -54,10 +54,10 @@ def measuring(wait: str | None) -> Iterator[Progress]:
 
     Raises ``ConfigError`` where they stay busy.
     """
-    from dpsim.cli import flags
+    from dpsim.cli import readers
     from dpsim.study.other_processes import before_measuring
 
-    wait_s = flags.wait(wait)
+    wait_s = readers.wait(wait)
     with progress() as shown:
         before_measuring(wait_s, shown)
         yield shown

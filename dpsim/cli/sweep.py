@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, script_sweep, show
+from dpsim.cli import flags, readers, script_sweep, show
 from dpsim.cli.sweep_flags import SweepFlags
 from dpsim.errors import ConfigError, unknown
 
@@ -137,7 +137,7 @@ def _changed(base: Experiment, given: SweepFlags) -> Experiment:
 
     question = base.question
     values = _values(question, given)
-    values |= flags.provided(target_loss=given.target_loss, seeds=given.seeds, epochs=given.epochs)
+    values |= readers.provided(target_loss=given.target_loss, seeds=given.seeds, epochs=given.epochs)
     norms = values.pop("batch_norm", None) if question == "batch-norm" else None
     if question == "devices":
         if "leaves" in values:
@@ -152,7 +152,7 @@ def _changed(base: Experiment, given: SweepFlags) -> Experiment:
         values["fusion_threshold_bytes"] = (values["fusion_threshold_bytes"],)
     of_settings = {name: value for name, value in values.items() if name in FIELDS}
     of_run = {name: value for name, value in values.items() if name not in FIELDS}
-    of_run |= flags.provided(budget_s=flags.budget(given.budget))
+    of_run |= readers.provided(budget_s=readers.budget(given.budget))
     experiment = msgspec.structs.replace(base.changed(**of_settings), **of_run)
     if norms is None:
         return experiment
@@ -190,16 +190,16 @@ def _batches(base: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ``ConfigError`` for both.
     """
-    local, whole = given.get("local_batch"), given.get("global_batch")
-    if local and whole:
+    local_batch, global_batch = given.get("local_batch"), given.get("global_batch")
+    if local_batch and global_batch:
         raise ConfigError(
             "--local-batch and --global-batch",
             allowed="--local-batch under weak scaling, --global-batch under strong scaling",
             remedy="give one of the two",
         )
-    if not local and not whole:
+    if not local_batch and not global_batch:
         return {}
-    return {"local_batch": local, "global_batch": whole}
+    return {"local_batch": local_batch, "global_batch": global_batch}
 
 
 def run(

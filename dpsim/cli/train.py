@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 
 if TYPE_CHECKING:
     from dpsim.records.train import TrainConfig, TrainResult
@@ -79,10 +79,10 @@ def train(
     flags.writable(checkpoint, folders=("checkpoints",), flag="--checkpoint")
     fields = run.values()
     flags.writable(Path(fields["record"]) if "record" in fields else None, "updates", flag="--record")
-    fields |= flags.provided(checkpoint=None if checkpoint is None else str(checkpoint), stall_after_s=stall_after)
-    rate = flags.taken(fields, RateSchedule)
-    rate |= flags.provided(decay=None if schedule is None else parse_decay(schedule))
-    optimizer, settings = fields.pop("optimizer", None), flags.taken(fields, Sgd, AdamW, Lars)
+    fields |= readers.provided(checkpoint=None if checkpoint is None else str(checkpoint), stall_after_s=stall_after)
+    rate = readers.taken(fields, RateSchedule)
+    rate |= readers.provided(decay=None if schedule is None else parse_decay(schedule))
+    optimizer, settings = fields.pop("optimizer", None), readers.taken(fields, Sgd, AdamW, Lars)
     with hosts.hostfile(hostfile), show.progress() as progress:
         config = configured(resume, fields, optimizer, settings, rate, progress)
         result = harness.train(config, progress)

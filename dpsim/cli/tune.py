@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.errors import ConfigError
 from dpsim.frameworks import FRAMEWORKS
 from dpsim.registry import listed
@@ -97,7 +97,7 @@ def tune(
     from dpsim import workload as workloads
     from dpsim.report import tuning as report
 
-    framework, counts = FRAMEWORKS.find(given.framework), flags.counts_or_layouts(devices)
+    framework, counts = FRAMEWORKS.find(given.framework), readers.counts_or_layouts(devices)
     flags.writable(measured.output, folders=("sweep",))
     scripted = source.torch_script is not None
     here = scripted and source.machine is None
@@ -140,7 +140,7 @@ def _compared(
     tuned: Tuned, machine: Machine, job: _Job | None, given: SettingFlags, measured: MeasureFlags
 ) -> Comparison:
     """Measure the best options and the default in turns. Raises ``ConfigError`` where there is no other option."""
-    from dpsim.harness.tuned import MEASURED
+    from dpsim.harness.sweep.scores import MEASURED
 
     samples = math.inf if job else _samples(given)
     accumulation = job is None or not job.profiled.cannot_accumulate
@@ -153,7 +153,7 @@ def _compared(
 
 def _print_measured(comparison: Comparison, tuned: Tuned, workload: Workload, framework: Framework) -> tuple[str, str]:
     """Print what was measured, and return the answer and the line to paste."""
-    from dpsim.harness.tuned import measured_regret
+    from dpsim.harness.sweep.scores import measured_regret
     from dpsim.report import tuning as report
 
     rows = report.measured_records(comparison, tuned)
@@ -239,15 +239,15 @@ class _Job:
             networks=(network,),
             communication=("mpi" if Network.parse(network).emulated else "gloo",),
             **{name: value for name, value in given.values().items() if name == "seed"},
-            **flags.provided(budget_s=flags.budget(measured.budget)),
+            **readers.provided(budget_s=readers.budget(measured.budget)),
         )
         folder = measured.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         study = ScriptStudy(experiment=declared, script_may_write=bool(measured.script_may_write))
-        batches = flags.listed("--local-batch", given.local_batch, flags.whole("--local-batch")) or ()
+        batches = readers.listed("--local-batch", given.local_batch, readers.whole_numbers("--local-batch")) or ()
         python = sys.executable if source.machine is None else None  # that which is measured, or the job's own
-        known = profiled(study, batches, progress, accumulates=measured.measure, python=python)
-        return cls(study=study, profiled=known, folder=folder)
+        profiled_inputs = profiled(study, batches, progress, accumulates=measured.measure, python=python)
+        return cls(study=study, profiled=profiled_inputs, folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
         from dpsim.harness.script.tune import tune_here

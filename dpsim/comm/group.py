@@ -38,9 +38,9 @@ def quiet_barrier(comm: MPI.Intracomm) -> None:
     _sleep_through(comm.Ibarrier())
 
 
-def quiet_receive(comm: MPI.Intracomm, source: int = 0) -> None:
-    """Sleep until ``source`` has sent an empty message: for long, so that many waiting ranks leave the cores alone."""
-    _sleep_through(comm.Irecv([bytearray(), MPI.BYTE], source=source), _LONG_NAP_S)
+def quiet_receive(comm: MPI.Intracomm) -> None:
+    """Sleep until rank 0 has sent an empty message: for long, so that many waiting ranks leave the cores alone."""
+    _sleep_through(comm.Irecv([bytearray(), MPI.BYTE], source=0), _LONG_NAP_S)
 
 
 def quiet_start(comm: MPI.Intracomm) -> float:

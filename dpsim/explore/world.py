@@ -110,7 +110,7 @@ def world(
                 for field in ("summary", "default_threshold_bytes", "needs_costs", "while_running")
             }
             for name, rule in FUSION_RULES.items()
-            if name != "fsdp" or (workload.ddp is not None and workload.ddp.units)
+            if not rule.needs_units or (workload.ddp is not None and workload.ddp.units)
         },
         "constants": _CONSTANTS,
     }

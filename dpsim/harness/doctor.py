@@ -17,7 +17,7 @@ from dpsim import codec, installation, processor
 from dpsim.choices import Choices
 from dpsim.errors import DpsimError
 from dpsim.harness import doctor_gpu
-from dpsim.harness.finding import Finding
+from dpsim.harness.doctor_gpu import Finding
 from dpsim.launch import hosts, jobs, rank_info
 from dpsim.launch.rank_process import THREAD_VARIABLES
 from dpsim.progress import Progress

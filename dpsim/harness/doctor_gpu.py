@@ -5,14 +5,13 @@ Each beyond the first runs in a job of ranks, because a library that does not fi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.available import cupy_version, gpu_count, nccl_missing, open_device, simulating, why_no_gpu
 from dpsim.errors import DpsimError
-from dpsim.harness.finding import Finding
 from dpsim.installation import install
 from dpsim.launch import jobs
 from dpsim.progress import Progress
@@ -142,3 +141,12 @@ def exchange(comm: MPI.Intracomm, argument: dict[str, Any], progress: Progress) 
 
 PROBES = (("GPU peers", _peers), ("NCCL", _nccl), ("GPU-aware MPI", _mpi_on_device_memory))
 """What is tried where there is a GPU, by name."""
+
+
+class Finding(NamedTuple):
+    """The result of one probe; ``found`` describes it, and ``remedy`` says what to do unless the state is ok."""
+
+    state: Literal["ok", "warn", "fail"]
+    found: str
+    remedy: str = ""
+    name: str = ""

@@ -11,7 +11,7 @@ import msgspec
 
 from dpsim import machine
 from dpsim.errors import ConfigError
-from dpsim.machine import Machine, Network
+from dpsim.machine import AllreduceCost, Machine, Network, OverlapCost
 from dpsim.machine_library import library
 from dpsim.model.link_fit import fitted_links
 
@@ -65,19 +65,7 @@ def merged(machines: Sequence[Machine]) -> Machine:
     tables = tuple(table for machine in machines for table in machine.allreduce)
     halves = tuple(table for machine in machines for table in machine.halves)
     overlap = tuple(table for machine in machines for table in machine.overlap)
-    keys: dict[str, list[tuple[object, ...]]] = {
-        "allreduce": [(t.algorithm, t.layout or t.devices, t.wire_dtype) for t in tables],
-        "other": [(t.kind, t.algorithm, t.layout or t.devices, t.wire_dtype) for t in halves],
-        "overlap": [(t.algorithm, t.layout or t.devices, t.wire_dtype, t.overlap, t.kind) for t in overlap],
-    }
-    for kind, of_kind in keys.items():
-        twice = next((key for key in of_kind if of_kind.count(key) > 1), None)
-        if twice is not None:
-            raise ConfigError(
-                f"two {kind} tables of {', '.join(map(str, twice))}",
-                allowed="each table in one of the machines",
-                remedy="leave one of the files out",
-            )
+    _check_each_once(tables, halves, overlap)
     slowdown = {each.devices: each for machine in reversed(machines) for each in machine.compute_slowdown}
     selection = {each.devices: each for machine in reversed(machines) for each in machine.selection}
     link, link_in_node = first.link, first.link_in_node
@@ -100,3 +88,22 @@ def merged(machines: Sequence[Machine]) -> Machine:
         calibrated_on="; ".join(dict.fromkeys(machine.calibrated_on for machine in machines if machine.calibrated_on)),
         source="; ".join(dict.fromkeys(machine.source for machine in machines if machine.source)),
     )
+
+
+def _check_each_once(
+    tables: Sequence[AllreduceCost], halves: Sequence[AllreduceCost], overlap: Sequence[OverlapCost]
+) -> None:
+    """Raise ``ConfigError`` for two tables of the same collective."""
+    keys: dict[str, list[tuple[object, ...]]] = {
+        "allreduce": [(t.algorithm, t.layout or t.devices, t.wire_dtype) for t in tables],
+        "other": [(t.kind, t.algorithm, t.layout or t.devices, t.wire_dtype) for t in halves],
+        "overlap": [(t.algorithm, t.layout or t.devices, t.wire_dtype, t.overlap, t.kind) for t in overlap],
+    }
+    for kind, of_kind in keys.items():
+        twice = next((key for key in of_kind if of_kind.count(key) > 1), None)
+        if twice is not None:
+            raise ConfigError(
+                f"two {kind} tables of {', '.join(map(str, twice))}",
+                allowed="each table in one of the machines",
+                remedy="leave one of the files out",
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
@@ -169,17 +169,8 @@ def _imported(
         if table.kind != "allreduce":
             check(strategy="zero1", algorithm=algorithm)
         left_out = {} if keep_outliers else table.jumps
-        points = [point for point in zip(table.sizes_bytes, table.time_s, strict=True) if point[0] not in left_out]
         try:
-            cost = AllreduceCost(
-                algorithm=algorithm,
-                devices=count,
-                layout=of_nodes,
-                sizes_bytes=tuple(size for size, _ in points),
-                time_s=tuple(time_s for _, time_s in points),
-                wire_dtype=table.wire_dtype,
-                kind=table.kind,
-            )
+            cost = _cost(table, algorithm, count, of_nodes, left_out)
         except ConfigError as error:
             message = f"{file}, table of {table.where}: {error.given}"
             raise FileFormatError(message, allowed=error.allowed, remedy=error.remedy) from error
@@ -192,6 +183,20 @@ def _imported(
             doubts=tuple(f"{file}, {jump}: {done}" for jump in table.jumps.values()),
             notes=tuple(f"{file}, {table.where}: {note}" for note in table.notes),
         )
+
+
+def _cost(table: Table, algorithm: str, devices: int, layout: Layout, left_out: Container[int]) -> AllreduceCost:
+    """Return a table's times, without those of the sizes that are left out. Raises ``ConfigError``."""
+    points = [point for point in zip(table.sizes_bytes, table.time_s, strict=True) if point[0] not in left_out]
+    return AllreduceCost(
+        algorithm=algorithm,
+        devices=devices,
+        layout=layout,
+        sizes_bytes=tuple(size for size, _ in points),
+        time_s=tuple(time_s for _, time_s in points),
+        wire_dtype=table.wire_dtype,
+        kind=table.kind,
+    )
 
 
 def _device_count(file: str, table: Table, devices: int | None) -> int:

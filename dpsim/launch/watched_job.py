@@ -21,7 +21,7 @@ from dpsim.errors import ConfigError
 
 VARIABLE = "DPSIM_WATCH"
 """Has the number of steps and the folder of the records, separated by a colon."""
-_PROBE = Path(__file__).parents[1] / "torch" / "script" / "probe"
+_STARTUP = Path(__file__).parents[1] / "torch" / "script" / "probe" / "startup"
 _POLL_S = 0.1
 _LAST_RANK_S = 15.0
 """Seconds after the first rank's record to wait for those of the others."""
@@ -67,7 +67,7 @@ def environment(folder: Path | None, steps: int) -> dict[str, str]:
     own = dict(os.environ)
     if folder is None:
         return own
-    paths = [str(_PROBE), *filter(None, [own.get("PYTHONPATH")])]
+    paths = [str(_STARTUP), *filter(None, [own.get("PYTHONPATH")])]
     return own | {VARIABLE: f"{steps}:{folder}", "PYTHONPATH": os.pathsep.join(paths)}
 
 

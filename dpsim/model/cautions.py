@@ -31,26 +31,26 @@ def cautions(machine: Machine, plans: Sequence[Plan], workload: Workload | None 
 
     With ``workload`` also for what is assumed of its steps.
     """
-    several = [plan for plan in plans if plan.devices > 1]
+    on_several = [plan for plan in plans if plan.devices > 1]
     sentences = [
-        _default_rule(several, workload),
-        _processor_and_gpus(several, workload),
-        _published(machine, several),
-        _implausible(machine, several),
-        _falling(machine, several),
-        _slow_node(machine, several),
-        _shared_cores(machine, [p for p in several if sharing(machine, p.devices, p.layout) > 1]),
-        _link(machine, [p for p in several if not _has_table(machine, p)]),
-        _halves(machine, several),
-        _no_shared_memory([p for p in several if not _has_table(machine, p)]),
-        _waiting(machine, several, workload),
-        _synchronised(machine, several),
+        _default_rule(on_several, workload),
+        _processor_and_gpus(on_several, workload),
+        _published(machine, on_several),
+        _implausible(machine, on_several),
+        _falling(machine, on_several),
+        _slow_node(machine, on_several),
+        _shared_cores(machine, [p for p in on_several if sharing(machine, p.devices, p.layout) > 1]),
+        _link(machine, [p for p in on_several if not _has_table(machine, p)]),
+        _halves(machine, on_several),
+        _no_shared_memory([p for p in on_several if not _has_table(machine, p)]),
+        _waiting(machine, on_several, workload),
+        _synchronised(machine, on_several),
         _fixed_share(machine, plans, workload),
-        _whole_buckets([p for p in several if p.fusion_rule not in ("per-tensor", "fsdp")], workload),
-        _assumed(machine, several, workload),
-        _own_allreduces(machine, several, workload),
-        _waited_for(several, workload),
-        _free_overlap(machine, [p for p in several if p.overlap in ("poll", "thread")]),
+        _whole_buckets([p for p in on_several if p.fusion_rule not in ("per-tensor", "fsdp")], workload),
+        _assumed(machine, on_several, workload),
+        _own_allreduces(machine, on_several, workload),
+        _waited_for(on_several, workload),
+        _free_overlap(machine, [p for p in on_several if p.overlap in ("poll", "thread")]),
     ]
     return tuple(sentence for sentence in sentences if sentence)
 
@@ -89,7 +89,7 @@ def _assumed(machine: Machine, plans: Sequence[Plan], workload: Workload | None)
         return ""
     tables = [table_for(tables_of(machine, each.kind), each) for plan in plans for each in _priced(machine, plan)]
     layers = workload.relative_uncertainty is None
-    stated = f"layer times ({ASSUMED_COMPUTE:.0%} is assumed)" * layers
+    layer_times = f"layer times ({ASSUMED_COMPUTE:.0%} is assumed)" * layers
     link = machine.link
     bare_link = link is not None and not link.fitted_to and link.relative_uncertainty is None
     if all(table is None for table in tables) and bare_link:
@@ -103,7 +103,7 @@ def _assumed(machine: Machine, plans: Sequence[Plan], workload: Workload | None)
     share = "most" if layers and sends else "much"
     return (
         f"{share} of the interval is assumed, not measured: the files state no uncertainty of"
-        f" {' and '.join(part for part in (stated, sends) if part)}"
+        f" {' and '.join(part for part in (layer_times, sends) if part)}"
     )
 
 
@@ -199,11 +199,11 @@ def _shared_cores(machine: Machine, plans: Sequence[Plan]) -> str:
     if not plans:
         return ""
     flat = any(not plan.layout for plan in plans)
-    several = "; if they are on several nodes, give a machine file calibrated between nodes (docs/cluster.md)" * flat
+    remark = "; if they are on several nodes, give a machine file calibrated between nodes (docs/cluster.md)" * flat
     factors = _listed(plans, lambda p: f"{sharing(machine, p.devices, p.layout):.2g} times on {_layout(p)}")
     return (
         f"{_listed(plans, _layout)} devices share {machine.cores} cores: computation is taken to be slower by their "
-        f"ratio ({factors} devices){several}"
+        f"ratio ({factors} devices){remark}"
     )
 
 

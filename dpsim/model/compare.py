@@ -36,15 +36,15 @@ def nulls(workload: Workload, machine: Machine, plan: Plan) -> dict[str, tuple[f
     exposed_s = float(sum(alpha_s + beta * size for size in sizes))
     one_bucket = msgspec.structs.replace(plan, fusion_rule="one", fusion_threshold_bytes=None)
     largest = _predicted(workload, machine, one_bucket)
-    found = {
+    baselines = {
         "perfect_scaling": (single.step_s / plan.devices, 0.0),
         "alpha_beta_no_overlap": (off.step_s - off.exposed_communication_s + exposed_s, exposed_s),
         "largest_bucket": (largest.step_s, largest.exposed_communication_s),
         "free_communication": (price(scheduled(workload, machine, without), machine, FREE_NETWORK).step_s, 0.0),
     }
     if plan.overlap != "off":
-        found["nothing_hidden"] = (off.step_s, off.exposed_communication_s)
-    return found
+        baselines["nothing_hidden"] = (off.step_s, off.exposed_communication_s)
+    return baselines
 
 
 def _predicted(workload: Workload, machine: Machine, plan: Plan) -> Prediction:
@@ -63,12 +63,12 @@ def choose_overlap(
 
     Without ``mechanisms`` they are ``known_mechanisms``.
     """
-    several = [plan for plan in plans if plan.devices > 1]
-    if not several:
+    on_several = [plan for plan in plans if plan.devices > 1]
+    if not on_several:
         return "off", {}
-    ordered = known_mechanisms(machine, several) if mechanisms is None else mechanisms
+    ordered = known_mechanisms(machine, on_several) if mechanisms is None else mechanisms
     ordered = sorted(ordered, key=lambda name: OVERLAPS.index(name) if name in OVERLAPS else -1)
-    steps = {name: _fastest(workload, machine, several, name) for name in ordered}
+    steps = {name: _fastest(workload, machine, on_several, name) for name in ordered}
     return recommended(steps), steps
 
 

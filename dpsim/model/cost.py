@@ -4,98 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import FLAT, Collective, CollectiveKind, Layout, checked_layout
 from dpsim.constraints import check
 from dpsim.errors import ConfigError
-from dpsim.jit import jit
 from dpsim.machine import AllreduceCost, Machine, Network, OverlapCost
 from dpsim.memo import remember
+from dpsim.model.curve import Curve, Floats, at, continued, fitted_line
 from dpsim.model.formulas import line_points, link_points, send_points, wire_share
-from dpsim.model.link_fit import nonnegative
-from dpsim.model.scaling import Nearest, level, level_of, nearest_tables, scaled_points
+from dpsim.model.scaling import level, level_of, nearest_tables, scaled_points
 
-Floats = NDArray[np.float64]
 Table = TypeVar("Table", AllreduceCost, OverlapCost)
 ORDERED_SUM_ALGORITHM = "direct"
 """What tables of ordered sums are called by: every rank sends to every other."""
 SEND_ALGORITHM = "direct"
 """What tables of messages from one device to another are called by."""
 _NOTHING = (math.inf, -1.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Costs against size: row 0 of ``points`` (rows, two or more columns) is bytes, ascending; the others seconds.
-
-    The last segment says how costs go on. Sizes from ``first_bytes`` to ``last_bytes`` count as known; the cost of any
-    other is extrapolated. Where other tables were scaled (``dpsim.model.scaling``), ``scaled`` are these, and nothing
-    counts as known.
-    """
-
-    points: Floats
-    first_bytes: float
-    last_bytes: float
-    scaled: Nearest | None = None
-
-
-@jit
-def segment(points, size_bytes):  # type: ignore[no-untyped-def]
-    """(column, weight) of a size: a row r of the curve is r[column] + weight (r[column + 1] - r[column]) there.
-
-    Weight is 0 below the first size, and above 1 beyond the last.
-    """
-    low, high = 0, points.shape[1] - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if points[0, middle] <= size_bytes:
-            low = middle
-        else:
-            high = middle
-    return low, max(0.0, (size_bytes - points[0, low]) / (points[0, high] - points[0, low]))
-
-
-@jit
-def at(points, row, size_bytes):  # type: ignore[no-untyped-def]
-    """Row ``row`` of a curve at a size: linear between points, the first value below them, the last slope above.
-
-    Size 0 costs 0: there is nothing to send.
-    """
-    if size_bytes <= 0:
-        return 0.0
-    low, weight = segment(points, size_bytes)
-    return points[row, low] + weight * (points[row, low + 1] - points[row, low])
-
-
-def _continued(points: Floats) -> Floats:
-    """A table's points, one more at size 0 and one at twice its last size.
-
-    Below the first size costs fall along a line to the alpha of the line that is nearest to the table
-    (``fitted_line``), and to as much of the other rows. Above the last size they go on along the last segment, which
-    runs from the largest size that is at most half the last one: in a table whose sizes double that is its last two
-    points, and in a denser one it does not hang on the noise between two neighbours. A falling one counts as flat. A
-    single point goes on in proportion, both ways.
-    """
-    last_size, last = points[0, -1], points[1:, -1]
-    if points.shape[1] == 1:
-        slope = last / last_size if last_size > 0 else np.zeros_like(last)
-    else:
-        base = int(np.clip(np.searchsorted(points[0], last_size / 2, side="right") - 1, 0, points.shape[1] - 2))
-        slope = np.maximum((last - points[1:, base]) / (last_size - points[0, base]), 0.0)
-    step = max(last_size, 1.0)
-    beyond = np.concatenate([[last_size + step], last + slope * step])
-    if points[0, 0] == 0:
-        return np.column_stack([points, beyond])
-    first = points[1:, 0]
-    share = min(fitted_line(points[0], points[1])[0] / first[0], 1.0) if first[0] > 0 else 1.0
-    return np.column_stack([np.concatenate([[0.0], first * share]), points, beyond])
 
 
 def collective_cost(
@@ -115,7 +44,7 @@ def cost(machine: Machine, collective: Collective, size_bytes: float) -> tuple[f
     """(seconds of one allreduce with nothing else running, whether that is extrapolated).
 
     Where a table of this algorithm, device count and layout covers the size, the cost is linear between its points;
-    outside it is extrapolated (``_continued``). Without such a table the nearest ones of the algorithm are scaled, and
+    outside it is extrapolated (``continued``). Without such a table the nearest ones of the algorithm are scaled, and
     where there are none the link's formula gives it; both count as extrapolated. One device costs 0. Raises
     ``ConfigError`` where the machine has neither table nor link.
     """
@@ -295,7 +224,7 @@ def _halved(points: Floats) -> Floats:
 
 
 def _table_points(table: AllreduceCost, wire_dtype: str) -> Floats:
-    return _continued(np.array([sizes_on_the_wire(table, wire_dtype), table.time_s], np.float64))
+    return continued(np.array([sizes_on_the_wire(table, wire_dtype), table.time_s], np.float64))
 
 
 def _known(table: Table, wire_dtype: str) -> tuple[float, float]:
@@ -351,7 +280,7 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
     if table is not None:
         points = np.array([sizes_on_the_wire(table, wire_dtype), table.time_s, table.compute_loss_s], np.float64)
         largest = _known(table, wire_dtype)[1]  # small messages count as covered: the allreduce alone tells their cost
-        return Curve(_continued(points), 0.0, largest), table.poll_s
+        return Curve(continued(points), 0.0, largest), table.poll_s
     idle = idle_curve(machine, collective)
     if not of_algorithm:
         factor = 1.0 if machine.contention is None else machine.contention
@@ -368,7 +297,7 @@ def overlapped_curve(machine: Machine, collective: Collective, overlap: str) -> 
     ]
     idle_s = np.array([at(idle.points, 1, size) for size in sizes])
     points = np.array([sizes, idle_s * np.array(ratios), nearest.compute_loss_s])
-    return Curve(_continued(points), *_NOTHING), nearest.poll_s
+    return Curve(continued(points), *_NOTHING), nearest.poll_s
 
 
 def _ratio(overlapped_s: float, alone_s: float) -> float:
@@ -407,17 +336,6 @@ def nearest_line(machine: Machine, collective: Collective) -> tuple[float, float
     if curve.scaled is not None:
         return fitted_line(sizes, times)
     return float(times[0]), float((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]))
-
-
-def fitted_line(sizes: Floats, times: Floats) -> tuple[float, float]:
-    """(alpha_s, beta_s_per_byte) of the line nearest to times at sizes in bytes; (0, 0) where all of them are 0."""
-    keep = (times > 0) & (sizes > 0)
-    if not np.any(keep):
-        return 0.0, 0.0
-    if np.count_nonzero(keep) == 1:
-        return 0.0, float(times[keep][0] / sizes[keep][0])
-    alpha_s, beta = nonnegative(np.column_stack([np.ones(int(keep.sum())), sizes[keep]]), times[keep])
-    return float(alpha_s), float(beta)
 
 
 @remember

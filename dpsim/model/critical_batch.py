@@ -107,8 +107,8 @@ def gradient_noise(
     return trace, (big_batch * of_big - small_batch * of_small) / (big_batch - small_batch)
 
 
-def paying_devices(times_s: Mapping[int, float], least_gain: float = LEAST_GAIN) -> int:
-    """The number of devices beyond which more do not pay: up to it, each doubling saves ``least_gain`` of the time.
+def paying_devices(times_s: Mapping[int, float]) -> int:
+    """The number of devices beyond which more do not pay: up to it, each doubling saves ``LEAST_GAIN`` of the time.
 
     Between counts n < m a doubling saves 1 - (T_m / T_n)^(1 / log2(m / n)). Raises ``ConfigError`` for no time.
     """
@@ -117,7 +117,7 @@ def paying_devices(times_s: Mapping[int, float], least_gain: float = LEAST_GAIN)
     counts = sorted(times_s)
     for fewer, more in itertools.pairwise(counts):
         saved = 1 - (times_s[more] / times_s[fewer]) ** (1 / math.log2(more / fewer))
-        if saved < least_gain:
+        if saved < LEAST_GAIN:
             return fewer
     return counts[-1]
 
@@ -152,8 +152,8 @@ def _sentences(best: Sequence[Record], fit: StepsFit, convergence: Convergence, 
     for rows in grouped(best, lambda point: tuple(point[name] for name in names)).values():
         fastest: dict[int, Record] = {}
         for point in rows:
-            kept = fastest.setdefault(point["devices"], point)
-            if point["time_to_target_s"] < kept["time_to_target_s"]:
+            best_so_far = fastest.setdefault(point["devices"], point)
+            if point["time_to_target_s"] < best_so_far["time_to_target_s"]:
                 fastest[point["devices"]] = point
         count = paying_devices({devices: point["time_to_target_s"] for devices, point in fastest.items()})
         point = fastest[count]

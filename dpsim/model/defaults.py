@@ -46,8 +46,8 @@ class Default:
         """Return the fields of a machine of which it is assumed, for these numbers of devices."""
         match self.field:
             case "compute_slowdown":
-                half_width, several = NORMAL_95 * self.doubt, sorted({*devices} - {1})
-                slowdowns = (ComputeSlowdown(devices=n, factor=self.value, half_width=half_width) for n in several)
+                half_width, counts = NORMAL_95 * self.doubt, sorted({*devices} - {1})
+                slowdowns = (ComputeSlowdown(devices=n, factor=self.value, half_width=half_width) for n in counts)
                 return {"compute_slowdown": tuple(slowdowns)}
             case "contention" | "collective_overhead_s":
                 return {self.field: self.value, f"{self.field.removesuffix('_s')}_uncertainty": self.doubt}
@@ -100,14 +100,14 @@ def with_stated(workload: Workload, machine: Machine, devices: Iterable[int], fi
 
     Raises ``ConfigError`` where machine or workload say it themselves, or for a value that a machine cannot have.
     """
-    stated = Default(field=field, text="", value=value, doubt=CERTAIN)
-    if said := stated.stated(workload, machine):
+    statement = Default(field=field, text="", value=value, doubt=CERTAIN)
+    if said := statement.stated(workload, machine):
         raise ConfigError(
             f"it is stated already, by {said} (machine {machine.name!r}, workload {workload.name!r})",
             allowed="one of the two, the flag or the file",
             remedy="leave the flag out, or take it out of the file",
         )
-    return msgspec.structs.replace(machine, **stated.fields(devices))
+    return msgspec.structs.replace(machine, **statement.fields(devices))
 
 
 def for_prediction(workload: Workload, machine: Machine, devices: Iterable[int]) -> Machine:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -168,10 +168,10 @@ def estimate(
         return _with_values(base, machine, devices, values)
 
     def misfits(logarithms: Floats) -> Floats:
-        trained, known = inputs(logarithms)
-        steps = [price(scheduled(trained, known, row.plan), known).step_s for row in rows]
-        found: Floats = np.log(np.array(steps) / [row.step_s for row in rows])
-        return found
+        trained, fitted_machine = inputs(logarithms)
+        steps = [price(scheduled(trained, fitted_machine, row.plan), fitted_machine).step_s for row in rows]
+        ratios: Floats = np.log(np.array(steps) / [row.step_s for row in rows])
+        return ratios
 
     ends = np.log([(FREE[name].low, FREE[name].high) for name in names]).T
     step_s = float(np.median([row.step_s for row in rows]))
@@ -184,22 +184,27 @@ def estimate(
     derivatives = _derivatives(misfits, fit.x, ends)
     _check_told(names, rows, derivatives)
     _check_missed(rows, fit.fun)
-    scatter = float(np.sum(fit.fun**2)) / max(len(rows) - len(names), 1)
-    covariance = np.linalg.inv(derivatives.T @ derivatives) * max(scatter, ROW_ERROR**2)
-    errors = np.minimum(np.sqrt(np.diag(covariance)), 10.0)
-    numbers = tuple(
-        Fitted(name, float(math.exp(x)), float(error), bool(min(abs(x - end) for end in bounds) < _STEP))
-        for name, x, error, bounds in zip(names, fit.x, errors, ends.T, strict=True)
-    )
-    trained, known = inputs(fit.x)
+    numbers = _fitted(names, fit, derivatives, ends)
+    trained, fitted_machine = inputs(fit.x)
     doubts = {number.name: number.relative_uncertainty for number in numbers}
     return Estimated(
         workload=msgspec.structs.replace(
             trained, relative_uncertainty=doubts.get("compute", workload.relative_uncertainty)
         ),
-        machine=_with_doubts(known, doubts),
+        machine=_with_doubts(fitted_machine, doubts),
         numbers=numbers,
         errors=tuple(np.expm1(fit.fun).tolist()),
+    )
+
+
+def _fitted(names: Sequence[str], fit: Any, derivatives: Floats, ends: Floats) -> tuple[Fitted, ...]:
+    """Return the numbers of a fit of logarithms, with the standard errors of least squares."""
+    scatter = float(np.sum(fit.fun**2)) / max(len(fit.fun) - len(names), 1)
+    covariance = np.linalg.inv(derivatives.T @ derivatives) * max(scatter, ROW_ERROR**2)
+    errors = np.minimum(np.sqrt(np.diag(covariance)), 10.0)
+    return tuple(
+        Fitted(name, float(math.exp(x)), float(error), bool(min(abs(x - end) for end in bounds) < _STEP))
+        for name, x, error, bounds in zip(names, fit.x, errors, ends.T, strict=True)
     )
 
 

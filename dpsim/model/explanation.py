@@ -77,8 +77,8 @@ class Explanation(Noun, frozen=True):
         A part is a cause where it is at least its ``LEAST_SHARE`` of the step, and its interval does not reach 0. What
         nothing explains comes last: it is no cause by itself.
         """
-        found = [each for each in self.parts if each.low_s > 0 and each.kind in LEAST_SHARE]
-        large = [each for each in found if each.seconds >= LEAST_SHARE[each.kind] * self.step_s]
+        certain = [each for each in self.parts if each.low_s > 0 and each.kind in LEAST_SHARE]
+        large = [each for each in certain if each.seconds >= LEAST_SHARE[each.kind] * self.step_s]
         return tuple(sorted(large, key=lambda each: each.kind == "unexplained"))
 
 

@@ -133,28 +133,19 @@ def find(
     """
     if quantity not in QUANTITIES[:-1]:
         raise unknown("quantity to find", quantity, QUANTITIES)
-    prepared = functools.partial(for_prediction, workload) if prepare is None else prepare
     devices = grid.value("devices")
     within = _range(quantity, workload, machine, grid)
-    layout = parse_devices(devices or 1)[1]
     link = joining_link(machine, devices)[0] if devices and quantity in ("bandwidth", "latency") else None
+    prepared = functools.partial(for_prediction, workload) if prepare is None else prepare
+    inputs_at = functools.partial(_inputs, quantity, machine, grid, within.unit)
 
     @functools.cache
     def predicted(value: float) -> tuple[Record, Record]:
-        asked, known, of_plan = devices or 1, machine, grid
-        match quantity:
-            case "bandwidth":
-                known = with_link(machine, asked, "bandwidth_bytes_per_s", value)
-            case "latency":
-                known = with_link(machine, asked, "latency_s", value)
-            case "local-batch":
-                of_plan = grid.changed(local_batch=int(value))
-            case _:
-                asked = f"{value:.0f}x{within.unit}" if layout else int(value) * within.unit
-        known = prepared(known, [parse_devices(asked)[0]])
-        points, summary = predict_points(workload, known, of_plan.changed(devices=asked))
-        several = [point for point in points if point["devices"] > 1] or points
-        return target.nearest(several, lambda point: target.of(point)[1]), summary
+        machine_there, grid_there = inputs_at(value)
+        machine_there = prepared(machine_there, [parse_devices(grid_there.value("devices"))[0]])
+        points, summary = predict_points(workload, machine_there, grid_there)
+        on_several = [point for point in points if point["devices"] > 1] or points
+        return target.nearest(on_several, lambda point: target.of(point)[1]), summary
 
     least = _least(quantity, target, weak=not grid.values("global_batch"))
 
@@ -187,6 +178,21 @@ def find(
         link=link,
         has_tables=link is not None and bool(machine.allreduce or machine.halves or machine.overlap),
     )
+
+
+def _inputs(quantity: str, machine: Machine, grid: Grid, unit: int, value: float) -> tuple[Machine, Grid]:
+    """Return machine and grid with a value of the quantity, in units of ``unit``."""
+    devices = grid.value("devices") or 1
+    match quantity:
+        case "bandwidth":
+            machine = with_link(machine, devices, "bandwidth_bytes_per_s", value)
+        case "latency":
+            machine = with_link(machine, devices, "latency_s", value)
+        case "local-batch":
+            grid = grid.changed(local_batch=int(value))
+        case _:
+            devices = f"{value:.0f}x{unit}" if parse_devices(devices)[1] else int(value) * unit
+    return machine, grid.changed(devices=devices)
 
 
 def _least(quantity: str, target: Target, *, weak: bool) -> bool:

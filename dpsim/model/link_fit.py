@@ -62,13 +62,13 @@ def fitted_link(
         chosen = [(lines[i], size) for (lines, size, _), i in zip(points, choices, strict=True)]
         rows = np.array([_row(line, size, emulated, in_node) for line, size in chosen])
         solution = nonnegative(rows[:, :2], times, times - rows[:, 2])
-        known = np.append(solution, 1.0)
-        costs = ([np.dot(_row(line, size, emulated, in_node), known) for line in lines] for lines, size, _ in points)
+        solved = np.append(solution, 1.0)
+        costs = ([np.dot(_row(line, size, emulated, in_node), solved) for line in lines] for lines, size, _ in points)
         lowest = [int(np.argmin(of_point)) for of_point in costs]
         if lowest == choices:
             break
         choices = lowest
-    residuals = np.abs(rows @ known / times - 1)
+    residuals = np.abs(rows @ solved / times - 1)
     message_s, seconds_per_byte = solution.tolist()
     latency_s = message_s if wire_latency_s is None else min(wire_latency_s, message_s)
     return Link(

@@ -71,25 +71,25 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
     workload, plan = schedule.workload, schedule.plan
     own = np.array(schedule.buckets_of(rank_class), np.int64)
     sizes, shards = schedule.bucket_size_bytes[own], _shard_bytes(schedule, own)
-    whole = int(sizes.sum())
+    total = int(sizes.sum())
 
     def in_slots(slots: int) -> int:
-        return shards + sum(int(sizes[slot::slots].max()) for slot in range(min(slots, len(sizes)))) if slots else whole
+        return shards + sum(int(sizes[slot::slots].max()) for slot in range(min(slots, len(sizes)))) if slots else total
 
     buffers = 0
-    if plan.data_devices > 1 and whole:
+    if plan.data_devices > 1 and total:
         buffers = int(sizes.max())
         if FUSION_RULES.find(plan.fusion_rule).while_running:
-            buffers = max(buffers, int(min(plan.threshold_bytes, whole)))
+            buffers = max(buffers, int(min(plan.threshold_bytes, total)))
         elif _by_ddp(schedule):
-            buffers = 0 if workload.gradient_memory == "buckets" else whole
+            buffers = 0 if workload.gradient_memory == "buckets" else total
     partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
-    gradients = in_slots(schedule.gradient_slots) + partial_sums * whole
+    gradients = in_slots(schedule.gradient_slots) + partial_sums * total
     return {
         "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
         "gradients": gradients,
-        "optimizer_state": slots * (shards if schedule.sharded else whole),
+        "optimizer_state": slots * (shards if schedule.sharded else total),
         "activations": _activations(schedule, rank_class, gradients + buffers),
         "communication_buffers": buffers,
     }
@@ -118,8 +118,8 @@ def _activations(schedule: Schedule, rank_class: int, backward_bytes: int) -> in
     messages = stash * entered + sum(size for sender, size in received.items() if sender > rank_class)
     if not np.any(of_class & (schedule.kind == RECOMPUTE_EVENT)):
         return max(int(math.ceil(stash * taken) + messages), _updating(schedule))
-    kept = entered + samples * own[-1].output_bytes_per_sample
-    return int(math.ceil(taken + stash * kept) + messages)
+    inputs = entered + samples * own[-1].output_bytes_per_sample
+    return int(math.ceil(taken + stash * inputs) + messages)
 
 
 def _by_ddp(schedule: Schedule) -> bool:
@@ -134,16 +134,17 @@ def _kept(schedule: Schedule, layers: Sequence[Layer], samples: int, backward_by
     take the place of what these kept; shards have room for all when backward begins. With several micro-batches DDP has
     the largest gradient twice, until it is added.
     """
-    workload, kept = schedule.workload, samples * np.array([layer.activation_bytes_per_sample for layer in layers])
+    workload = schedule.workload
+    activations = samples * np.array([layer.activation_bytes_per_sample for layer in layers])
     if schedule.sharded and schedule.classes == 1 and schedule.plan.accumulate == 1:
-        return max(float(kept.sum()) - backward_bytes * (workload.gradient_memory == "released"), 0.0)
+        return max(float(activations.sum()) - backward_bytes * (workload.gradient_memory == "released"), 0.0)
     if not _by_ddp(schedule):
-        return float(kept.sum())
+        return float(activations.sum())
     if schedule.plan.accumulate > 1:
-        return float(kept.sum()) + max((tensor.size_bytes for tensor in workload.tensors), default=0)
+        return float(activations.sum()) + max((tensor.size_bytes for tensor in workload.tensors), default=0)
     released = workload.gradient_memory == "released"
     gradients = np.array([released * sum(tensor.size_bytes for tensor in layer.tensors) for layer in layers])
-    return max(float(np.max(np.cumsum(kept - gradients))), 0.0)
+    return max(float(np.max(np.cumsum(activations - gradients))), 0.0)
 
 
 def _updating(schedule: Schedule) -> int:

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from dpsim.collective import FLAT, Layout
 from dpsim.machine import Machine
-from dpsim.model.cost import at, send_curve
+from dpsim.model.cost import send_curve
+from dpsim.model.curve import at
 from dpsim.plan import Plan
 from dpsim.schedule import SEND_EVENT, Schedule
 

@@ -99,8 +99,8 @@ class Steps:
             return np.array([[getattr(step, name) for step in rank.steps[-count:]] for rank in ranks])
 
         def delays(name: str, unknown: Floats) -> Floats:
-            found = table(name).astype(float)[:, self.kept]
-            return np.where(np.isnan(found), unknown, found)
+            delays_s = table(name).astype(float)[:, self.kept]
+            return np.where(np.isnan(delays_s), unknown, delays_s)
 
         began_s, computed_s, ended_s = (table(name) for name in _MOMENTS)
         self.slowest = computed_s.argmax(axis=0)
@@ -123,8 +123,8 @@ class Steps:
 
     def of_slowest(self, values: Floats) -> Floats:
         """The values (ranks, steps) of the rank that each step waits for."""
-        found: Floats = values[self.slowest, np.arange(values.shape[1])]
-        return found
+        chosen: Floats = values[self.slowest, np.arange(values.shape[1])]
+        return chosen
 
     @property
     def clean(self) -> NDArray[np.bool_] | None:

@@ -10,7 +10,7 @@ import numpy as np
 from dpsim.collective import Collective, parse_devices
 from dpsim.errors import ConfigError
 from dpsim.machine import FASTEST_MEMORY_BYTES_PER_S, AllreduceCost, Link, Machine, OverlapCost
-from dpsim.model.cost import fitted_line
+from dpsim.model.curve import fitted_line
 from dpsim.model.formulas import message_s
 from dpsim.model.link_fit import fitted_links
 from dpsim.model.scaling import level, level_of

@@ -53,9 +53,9 @@ def add(processor: str, cores: int, new: Sequence[Residual]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            kept = load(processor, cores)
-            known = {residual.study for residual in kept}
-            every = (*kept, *(residual for residual in new if residual.study not in known))
+            residuals = load(processor, cores)
+            studies = {residual.study for residual in residuals}
+            every = (*residuals, *(residual for residual in new if residual.study not in studies))
             latest = {*list(dict.fromkeys(residual.study for residual in every))[-MOST_STUDIES:]}
             within = tuple(residual for residual in every if residual.study in latest)
             codec.write_record(path, Residuals(measured_on=measured_on, residuals=within))

@@ -211,10 +211,10 @@ def _planned(workload: Workload, machine: Machine, grid: Grid) -> _Planned:
 
 def _threshold(row: Row, script_cap_bytes: float | None, *, several_rules: bool) -> float | None:
     """Return the threshold of a row: none on one device, nor where rules are compared for those that take none."""
-    rule, given = FUSION_RULES.find(row["fusion_rule"]), row.get("fusion_threshold_bytes")
+    rule, threshold = FUSION_RULES.find(row["fusion_rule"]), row.get("fusion_threshold_bytes")
     if parse_devices(row["devices"])[0] == 1 or (several_rules and rule.default_threshold_bytes is None):
         return None
-    return script_cap_bytes if given is None and rule.name in DDP_RULES else threshold_bytes(given)
+    return script_cap_bytes if threshold is None and rule.name in DDP_RULES else threshold_bytes(threshold)
 
 
 class ScriptDefaults(NamedTuple):

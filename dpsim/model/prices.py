@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,24 +11,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsim.algorithms import ALGORITHMS
 from dpsim.collective import Collective
+from dpsim.comm.message_steps import BY_DIRECT_EXCHANGE, transmission
 from dpsim.data.sharding import device_leaves, largest_share
+from dpsim.kernels.allreduce.tree import slots
 from dpsim.machine import Machine
 from dpsim.memo import remember
-from dpsim.model.cost import (
-    Curve,
-    added_s,
-    at,
-    compute_slowdown,
-    copy_curve,
-    idle_curve,
-    overlapped_curve,
-    sums_curve,
-    whole,
-)
+from dpsim.model.cost import added_s, compute_slowdown, copy_curve, idle_curve, overlapped_curve, sums_curve, whole
+from dpsim.model.curve import Curve, at
 from dpsim.model.formulas import rounds
 from dpsim.model.messages import NO_MESSAGES, messages_of
-from dpsim.model.ordered import along_the_tree
 from dpsim.model.simulate import Prices
 from dpsim.model.slowest import expected_slowest
 from dpsim.plan import Plan
@@ -36,6 +30,7 @@ from dpsim.strategy import own_blocks
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
+_Curves = tuple[Curve, Curve, Curve, Curve, Curve, Curve, Curve]
 
 
 class Factors(NamedTuple):
@@ -104,8 +99,8 @@ def batch_factor(machine: Machine, workload: Workload, local_batch: float) -> fl
     f B / b + 1 - f with the machine's ``fixed_share`` f of the times at the known batch B. 1 where it is not known, or
     where times at several batches tell what a step takes whatever the batch.
     """
-    share, known = machine.fixed_share, workload.local_batches
-    return 1.0 if not share or len(known) > 1 else share * known[0] / local_batch + 1 - share
+    share, profiled_batches = machine.fixed_share, workload.local_batches
+    return 1.0 if not share or len(profiled_batches) > 1 else share * profiled_batches[0] / local_batch + 1 - share
 
 
 def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
@@ -115,7 +110,7 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     overhead of a step is that of every device.
     """
     workload, plan = schedule.workload, schedule.plan
-    strategy, data_devices, several = plan.parallelism, plan.data_devices, schedule.classes > 1
+    strategy = plan.parallelism
     slowdown, beyond = compute_slowdown(machine, plan.devices, plan.layout)
     waits = waiting_factor(machine, workload, plan.devices)
     slowdown *= factors.compute
@@ -124,48 +119,15 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     if plan.accumulate > 1 and not workload.emulated_compute:
         slowdown_of_layers *= workload.accumulation_factor
     layers, announces = _layer_arrays(workload, samples, slowdown_of_layers, factors.compute)
-    collective = machine.priced(plan.collective)
-    idle = idle_curve(machine, collective)
-    overlapped, poll_s = idle, 0.0
-    beside = data_devices > 1 and plan.overlap in ("poll", "thread")
-    if beside:
-        overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
-    stages = rounds(collective)
-    gather, gather_beside, update_s = idle, overlapped, workload.update_s * slowdown
-    if schedule.sharded:
-        gathers = msgspec.structs.replace(collective, kind="all-gather")
-        gather = gather_beside = idle_curve(machine, gathers)
-        if beside:
-            gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
-        update_s /= data_devices
-    sums = agreement = joining = idle
-    if workload.own_allreduce_bytes and data_devices > 1:
-        sums = idle_curve(machine, own_allreduce(machine, plan))
-    elif (plan.batch_norm != "local" or schedule.sharded) and data_devices > 1:
-        sums = sums_curve(machine, collective if plan.batch_norm == "local" else whole(collective))
-    if several:
-        everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
-        agreement = sums_curve(machine, whole(everybody))
-        joining = idle_curve(machine, machine.priced(plan.joining)) if strategy.parts > 1 else joining
+    curves, poll_s = _curves(machine, schedule)
+    update_s = workload.update_s * slowdown / (plan.data_devices if schedule.sharded else 1)
     times = workload.times(samples)
     overhead_s = times.overhead_s * slowdown + added_s(machine, plan.devices) * factors.compute
     updates = [update_s * waits * share for share in _shares_of_parameters(schedule)]
     loss_s = times.loss_s * slowdown * waits
+    stages = rounds(machine.priced(plan.collective))
     fixed = np.array((overhead_s * waits, poll_s * factors.loss, stages, loss_s, *updates), np.float64)
-    curves = (idle, overlapped, gather, gather_beside, sums, agreement, joining)
-    points = [curve.points for curve in curves]
-    if plan.leaves and data_devices > 1:
-        bounds = device_leaves(plan.leaves, data_devices)
-        points[:2] = [along_the_tree(machine, collective, bounds, each) for each in points[:2]]
-    if strategy.parts > 1:
-        stops = (own_blocks(workload.column_blocks, part, strategy.parts).stop for part in range(strategy.parts))
-        points[-1] = along_the_tree(machine, plan.joining, (0, *stops), points[-1])
-    copied = (schedule.gradient_slots, schedule.gradient_slots, schedule.parameter_slots, schedule.parameter_slots)
-    for number, slots in enumerate(copied):
-        if slots:
-            points[number] = _with_copies(points[number], copy_curve(machine, collective), data_devices)
-    if machine.wake_s:  # the parts of a stage stop for their sums, and may have slept before
-        points[-1] = _later(points[-1], machine.wake_s)
+    points = _points(machine, schedule, curves)
     if factors is not EXACT:
         network, overlap = (1.0, factors.network), (1.0, factors.overlapped, factors.loss)
         scales = network, overlap, network, overlap, network, network, network
@@ -177,15 +139,67 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     first, second, third, fourth, fifth, sixth, seventh = points
     costs = first, second, third, fourth, fifth, sixth, seventh
     prices = Prices(layers, announces, fixed, *costs, seconds, messages.copied)
-    known_curves = curves[: 4 if strategy.gathers else 3]
-    known = max(curve.first_bytes for curve in known_curves), min(curve.last_bytes for curve in known_curves)
+    used_curves = curves[: 4 if strategy.gathers else 3]
+    calibrated_bytes = max(curve.first_bytes for curve in used_curves), min(curve.last_bytes for curve in used_curves)
     waiting_s = _NO_WAITING
     if waits > 1:
         part = 1 - 1 / waits
         forward_s, backward_s = (part * plan.accumulate * float(layers[row].sum()) for row in (0, 1))
         waiting_s = forward_s, backward_s, part * max(updates), part * (float(fixed[0]) + plan.accumulate * loss_s)
     extrapolated = beyond or messages.extrapolated or workload.extrapolated(samples)
-    return Priced(prices, known, extrapolated, waiting_s)
+    return Priced(prices, calibrated_bytes, extrapolated, waiting_s)
+
+
+def _curves(machine: Machine, schedule: Schedule) -> tuple[_Curves, float]:
+    """The cost of each kind of collective of a schedule, and the seconds of a poll.
+
+    In the order of ``Prices``: an allreduce (or reduce-scatter) alone and during computation, an all-gather alone and
+    during computation, sums between layers, the agreement of all devices, and the joining of the parts of a stage.
+    """
+    workload, plan = schedule.workload, schedule.plan
+    collective, on_several = machine.priced(plan.collective), plan.data_devices > 1
+    idle = idle_curve(machine, collective)
+    overlapped, poll_s = idle, 0.0
+    beside = on_several and plan.overlap in ("poll", "thread")
+    if beside:
+        overlapped, poll_s = overlapped_curve(machine, collective, plan.overlap)
+    gather, gather_beside = idle, overlapped
+    if schedule.sharded:
+        gathers = msgspec.structs.replace(collective, kind="all-gather")
+        gather = gather_beside = idle_curve(machine, gathers)
+        if beside:
+            gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
+    sums = agreement = joining = idle
+    if workload.own_allreduce_bytes and on_several:
+        sums = idle_curve(machine, own_allreduce(machine, plan))
+    elif (plan.batch_norm != "local" or schedule.sharded) and on_several:
+        sums = sums_curve(machine, collective if plan.batch_norm == "local" else whole(collective))
+    if schedule.classes > 1:
+        everybody = msgspec.structs.replace(collective, devices=plan.devices, layout=plan.layout)
+        agreement = sums_curve(machine, whole(everybody))
+        if plan.parallelism.parts > 1:
+            joining = idle_curve(machine, machine.priced(plan.joining))
+    return (idle, overlapped, gather, gather_beside, sums, agreement, joining), poll_s
+
+
+def _points(machine: Machine, schedule: Schedule, curves: _Curves) -> list[Floats]:
+    """The points of the curves, with what a fixed order of addition, copies of shards and waking up add to them."""
+    plan, parts, blocks = schedule.plan, schedule.plan.parallelism.parts, schedule.workload.column_blocks
+    collective = machine.priced(plan.collective)
+    points = [curve.points for curve in curves]
+    if plan.leaves and plan.data_devices > 1:
+        bounds = device_leaves(plan.leaves, plan.data_devices)
+        points[:2] = [along_the_tree(machine, collective, bounds, each) for each in points[:2]]
+    if parts > 1:
+        stops = (own_blocks(blocks, part, parts).stop for part in range(parts))
+        points[-1] = along_the_tree(machine, plan.joining, (0, *stops), points[-1])
+    copied = (schedule.gradient_slots, schedule.gradient_slots, schedule.parameter_slots, schedule.parameter_slots)
+    for number, copied_slots in enumerate(copied):
+        if copied_slots:
+            points[number] = _with_copies(points[number], copy_curve(machine, collective), plan.data_devices)
+    if machine.wake_s:  # the parts of a stage stop for their sums, and may have slept before
+        points[-1] = _later(points[-1], machine.wake_s)
+    return points
 
 
 def own_allreduce(machine: Machine, plan: Plan) -> Collective:
@@ -239,3 +253,39 @@ def _layer_arrays(
     launch = np.array([[layer.launch_s, layer.launched_backward_s] for layer in workload.layers]).T * launch_factor
     rows = [times.forward_s * factor, times.backward_s * factor, times.gradient_ready_s * factor, *launch]
     return np.array(rows), np.array([bool(layer.tensors) for layer in workload.layers])
+
+
+_MOST_SIMULATED = 8
+"""Devices up to which messages that are not those of the direct exchange are followed one by one."""
+
+
+def along_the_tree(
+    machine: Machine, collective: Collective, bounds: Sequence[int], points: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """A curve of a collective (rows bytes, seconds, ...) that adds along the tree of ``slots(bounds)``.
+
+    What grows with the bytes takes as many times as long as the collective's messages take longer, or as it moves more
+    bytes in shared memory; its latency stays.
+    """
+    where = collective.layout.level(emulated_network=machine.emulated_network, cores=machine.cores)
+    factor = _factor(collective, tuple(bounds), inside=where == "inside")
+    if factor == 1:
+        return points
+    times = points[1:]
+    return np.vstack([points[0], times[:, :1] + factor * (times - times[:, :1])])
+
+
+@functools.lru_cache(maxsize=1024)
+def _factor(collective: Collective, bounds: tuple[int, ...], *, inside: bool) -> float:
+    algorithm, n, order = ALGORITHMS.find(collective.algorithm), collective.devices, slots(bounds)
+    if algorithm.place == "elsewhere":
+        return 1.0
+    held = [order.owners.count(rank) for rank in range(n)]
+    if algorithm.place == "shared memory" and inside:
+        return (sum(held) + n) / (2 * n)  # each slice of all partial sums is read once, and its sum written to all
+    listed = algorithm.place == "messages" and algorithm.steps is None and algorithm.name not in BY_DIRECT_EXCHANGE
+    if listed and n <= _MOST_SIMULATED:
+        group = n, collective.layout.of_a_node, collective.kind
+        return transmission(algorithm.name, order, *group) / transmission(algorithm.name, None, *group)
+    busiest = max(max(own * (n - 1), sum(held) - own) for own in held)
+    return (busiest + n - 1) / (2 * (n - 1)) if collective.kind == "allreduce" else busiest / (n - 1)

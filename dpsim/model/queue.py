@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpsim.jit import jit
-from dpsim.model.cost import segment
+from dpsim.model.curve import segment
 from dpsim.schedule import ALL_GATHER_EVENT
 
 OFF, INLINE, POLL, THREAD = 0, 1, 2, 3

@@ -7,9 +7,9 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from dpsim.model.points import Predicted, ScriptDefaults, plan_one, predict_grid
 from dpsim.model.prices import FREE_NETWORK
 from dpsim.model.rows import PredictedRow, Ratio, alone_of
 from dpsim.model.step import price, scheduled
+from dpsim.model.thresholds import plan_thresholds
 from dpsim.plan import Plan
 from dpsim.records.checks import check_distinct
 from dpsim.schedule import Schedule
@@ -30,8 +31,6 @@ from dpsim.setting import Grid
 from dpsim.strategy import STRATEGIES, Strategy
 from dpsim.workload import Workload
 
-LEAST_CAP_BYTES = 2.0**10
-"""The smallest cap above 0 that is compared."""
 ACCUMULATIONS = (1, 2, 4, 8)
 """The micro-batches of a step that are compared, beside the default's."""
 LEAST_SHARE = 0.5
@@ -40,7 +39,6 @@ MICRO_BATCHES_A_STAGE = 4
 """The most micro-batches of a pipeline over its stages: its bubble is then a fifth of the step or less."""
 MOST_DIVISIONS = 4
 """How many times as many micro-batches as the plan's a strategy without stages has where it does not fit otherwise."""
-T = TypeVar("T")
 
 
 class Refusal(NamedTuple):
@@ -48,79 +46,6 @@ class Refusal(NamedTuple):
 
     strategies: tuple[str, ...]
     error: ConfigError
-
-
-def caps_up_to_all(workload: Workload, least_bytes: float) -> list[float]:
-    """Return 0 and caps, each twice the one before, from ``least_bytes`` to the first that holds all gradients."""
-    last = math.ceil(math.log2(max(workload.gradient_bytes, least_bytes)))
-    return [0.0, *(2.0**power for power in range(int(math.log2(least_bytes)), last + 1))]
-
-
-def distinguishing(caps: Iterable[T], buckets: Callable[[T], Hashable]) -> list[T]:
-    """Return the first cap of each list of buckets: others would only repeat a price or a measurement."""
-    found: dict[Hashable, T] = {}
-    for cap in caps:
-        found.setdefault(buckets(cap), cap)
-    return list(found.values())
-
-
-def plan_thresholds(
-    workload: Workload, machine: Machine, plan: Plan, least_bytes: float = LEAST_CAP_BYTES
-) -> list[float | None]:
-    """Return the thresholds that make different buckets of a plan, its own first.
-
-    Where buckets are decided while running, those that take different times.
-    """
-    own = plan.fusion_threshold_bytes
-    if plan.data_devices == 1 or plan.fusion_rule not in threshold_rules():
-        return [own]
-
-    def buckets(threshold: float | None) -> Hashable:
-        schedule = scheduled(workload, machine, replace(plan, fusion_threshold_bytes=threshold))
-        if schedule.dynamic:
-            return price(schedule, machine).step_s
-        return tuple(schedule.bucket_size_bytes.tolist())
-
-    return distinguishing((own, *caps_up_to_all(workload, least_bytes)), buckets)
-
-
-class BestBucket(NamedTuple):
-    """The fastest threshold's row, whose ``gain`` is over ``default``: no threshold; and those that were compared.
-
-    ``alike`` are the ends of the thresholds around it whose difference from it is within its uncertainty.
-    """
-
-    row: PredictedRow
-    default: PredictedRow
-    alike: tuple[float, float]
-    predicted: Predicted
-
-
-def best_bucket(workload: Workload, machine: Machine, grid: Grid) -> BestBucket:
-    """Return the fastest fusion threshold of a rule, beside what the rule does without one.
-
-    The grid has one setting. Raises ``ConfigError``, also for a rule without a threshold.
-    """
-    plan, _ = plan_one(workload, machine, grid)
-    if plan.devices == 1 or plan.fusion_rule not in threshold_rules():
-        why = "which has no threshold" if plan.devices > 1 else "on 1 device, which sends nothing"
-        raise ConfigError(
-            f"the best bucket of rule {plan.fusion_rule!r}, {why}",
-            allowed=f"2 devices or more, and {', '.join(threshold_rules())}",
-        )
-    own, *others = plan_thresholds(workload, machine, plan)
-    if plan.fusion_rule not in OTHER_BY_DEFAULT:  # where no threshold makes the buckets of none
-        others.append(plan.threshold_bytes if own is None else own)
-    thresholds = tuple(sorted(size for size in others if size is not None))
-    predicted = predict_grid(workload, machine, grid.changed(overlap=plan.overlap, fusion_threshold_bytes=thresholds))
-    rows, best = predicted.rows, min(predicted.rows, key=lambda row: row.step_s)
-    best.base = default = PredictedRow(workload=workload, machine=machine, plan=plan)
-    place, near = rows.index(best), best.as_fast(rows)
-    alike = [best]
-    for side in (rows[:place][::-1], rows[place + 1 :]):
-        alike += itertools.takewhile(near.__contains__, side)
-    ends = [row.plan.threshold_bytes for row in alike]
-    return BestBucket(best, default, (min(ends), max(ends)), predicted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,14 +146,14 @@ def tune(workload: Workload, machine: Machine, grid: Grid) -> Tuning:
     cannot be priced.
     """
     devices, local_batches = grid.values("devices"), grid.values("local_batch")
-    whole = bool(grid.values("global_batch"))
-    if whole and local_batches:
+    has_global_batch = bool(grid.values("global_batch"))
+    if has_global_batch and local_batches:
         raise ConfigError(
             f"a global batch of {grid.value('global_batch')} and local batches {', '.join(map(str, local_batches))}",
             allowed="one of the two: under one global batch each device has its share",
         )
-    batches = () if whole else local_batches or workload.local_batches
-    first = {} if whole else {"local_batch": batches[0]}
+    batches = () if has_global_batch else local_batches or workload.local_batches
+    first = {} if has_global_batch else {"local_batch": batches[0]}
     check_distinct("devices", devices, key=lambda each: parse_devices(each)[0])
     counts = sorted((number, each) for each in devices if (number := parse_devices(each)[0]) > 1)
     if not counts:
@@ -245,8 +170,8 @@ def tune(workload: Workload, machine: Machine, grid: Grid) -> Tuning:
                 allowed="rules with a threshold, such as ddp",
                 remedy="profile a script with DistributedDataParallel: of a trace, or of FSDP, the buckets are given",
             )
-        tuned.append(_tuned(workload, machine, default, batches, () if whole else ACCUMULATIONS))
-    return Tuning(tuned=tuple(tuned), growth=tuple(_growth(tuned, whole=whole)), script=script)
+        tuned.append(_tuned(workload, machine, default, batches, () if has_global_batch else ACCUMULATIONS))
+    return Tuning(tuned=tuple(tuned), growth=tuple(_growth(tuned, whole=has_global_batch)), script=script)
 
 
 def _tuned(
@@ -383,8 +308,8 @@ class _Search:
 
     def _with_thresholds(self, plan: Plan) -> list[Plan]:
         """Return the plan with each threshold; without devices that have the same layers there is nothing to fuse."""
-        several = self._thresholds if plan.data_devices > 1 else self._thresholds[:1]
-        return [replace(plan, fusion_threshold_bytes=each) for each in several]
+        thresholds = self._thresholds if plan.data_devices > 1 else self._thresholds[:1]
+        return [replace(plan, fusion_threshold_bytes=each) for each in thresholds]
 
     def _variants(self, plan: Plan) -> Iterator[PredictedRow]:
         """Yield the plan with each threshold and overlap, priced; plans that differ in overlap have one schedule."""
@@ -399,3 +324,42 @@ class _Search:
         row = PredictedRow(workload=self._workload, machine=self._machine, plan=schedule.plan)
         row.step_s = price(schedule, self._machine).step_s
         return row
+
+
+class BestBucket(NamedTuple):
+    """The fastest threshold's row, whose ``gain`` is over ``default``: no threshold; and those that were compared.
+
+    ``alike`` are the ends of the thresholds around it whose difference from it is within its uncertainty.
+    """
+
+    row: PredictedRow
+    default: PredictedRow
+    alike: tuple[float, float]
+    predicted: Predicted
+
+
+def best_bucket(workload: Workload, machine: Machine, grid: Grid) -> BestBucket:
+    """Return the fastest fusion threshold of a rule, beside what the rule does without one.
+
+    The grid has one setting. Raises ``ConfigError``, also for a rule without a threshold.
+    """
+    plan, _ = plan_one(workload, machine, grid)
+    if plan.devices == 1 or plan.fusion_rule not in threshold_rules():
+        why = "which has no threshold" if plan.devices > 1 else "on 1 device, which sends nothing"
+        raise ConfigError(
+            f"the best bucket of rule {plan.fusion_rule!r}, {why}",
+            allowed=f"2 devices or more, and {', '.join(threshold_rules())}",
+        )
+    own, *others = plan_thresholds(workload, machine, plan)
+    if plan.fusion_rule not in OTHER_BY_DEFAULT:  # where no threshold makes the buckets of none
+        others.append(plan.threshold_bytes if own is None else own)
+    thresholds = tuple(sorted(size for size in others if size is not None))
+    predicted = predict_grid(workload, machine, grid.changed(overlap=plan.overlap, fusion_threshold_bytes=thresholds))
+    rows, best = predicted.rows, min(predicted.rows, key=lambda row: row.step_s)
+    best.base = default = PredictedRow(workload=workload, machine=machine, plan=plan)
+    place, near = rows.index(best), best.as_fast(rows)
+    alike = [best]
+    for side in (rows[:place][::-1], rows[place + 1 :]):
+        alike += itertools.takewhile(near.__contains__, side)
+    ends = [row.plan.threshold_bytes for row in alike]
+    return BestBucket(best, default, (min(ends), max(ends)), predicted)

@@ -12,8 +12,8 @@ from dpsim.errors import ConfigError
 from dpsim.fusion_rules import DDP_RULES
 from dpsim.machine import Machine
 from dpsim.model.explanation import Remedy
-from dpsim.model.ranking import plan_thresholds
 from dpsim.model.rows import PredictedRow
+from dpsim.model.thresholds import plan_thresholds
 from dpsim.plan import Plan
 from dpsim.units import format_size
 from dpsim.workload import Workload
@@ -32,16 +32,16 @@ def remedies(workload: Workload, machine: Machine, plan: Plan) -> tuple[Remedy, 
     that cannot be predicted are left out.
     """
     now = PredictedRow(workload=workload, machine=machine, plan=plan)
-    found: dict[str, Remedy] = {}
+    best: dict[str, Remedy] = {}
     for kind, text, changed_machine, changed in _changes(workload, machine, plan):
         with contextlib.suppress(ConfigError):
             then = now.replaced(machine=changed_machine, plan=changed)
             ratio = then.over(now, of_two_machines=changed_machine is not machine)
             gain_s, *ends = (now.step_s * (1 - 1 / each) for each in ratio)
             remedy = Remedy(text=text, gain_s=gain_s, low_s=min(ends), high_s=max(ends))
-            if kind not in found or gain_s > found[kind].gain_s * (1 + 1e-3):
-                found[kind] = remedy
-    return tuple(found.values())
+            if kind not in best or gain_s > best[kind].gain_s * (1 + 1e-3):
+                best[kind] = remedy
+    return tuple(best.values())
 
 
 def _changes(workload: Workload, machine: Machine, plan: Plan) -> Iterator[tuple[str, str, Machine, Plan]]:

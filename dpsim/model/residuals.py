@@ -124,8 +124,8 @@ def width_of(machine: Machine, schedule: Schedule) -> IntervalWidth:
         emulated_compute=workload.emulated_compute,
         script=workload.ddp is not None,
     )
-    known = [width for width in machine.interval_widths if width.group in (group, _any(group))]
-    return min(known, key=lambda width: width.group != group, default=IntervalWidth(group=group, factor=1.0))
+    widths_of_group = [width for width in machine.interval_widths if width.group in (group, _any(group))]
+    return min(widths_of_group, key=lambda width: width.group != group, default=IntervalWidth(group=group, factor=1.0))
 
 
 def _any(group: str) -> str:

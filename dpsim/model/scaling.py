@@ -61,8 +61,8 @@ def level_of(machine: Machine, collective: Collective) -> Level:
     Flat devices of which nothing is known fill nodes one after the other: where the machine has tables of several
     nodes, as many as one of these nodes holds are inside a node.
     """
-    asked = level(machine, collective.layout)
-    return "inside" if asked == "unknown" and collective.devices <= machine.devices_a_node else asked
+    own_level = level(machine, collective.layout)
+    return "inside" if own_level == "unknown" and collective.devices <= machine.devices_a_node else own_level
 
 
 def nearest_tables(machine: Machine, tables: Sequence[AllreduceCost], collective: Collective) -> Nearest | None:
@@ -73,10 +73,10 @@ def nearest_tables(machine: Machine, tables: Sequence[AllreduceCost], collective
     devices, ``UNMEASURED_LAYOUT`` where their level is not known, and what a node's share of the network leaves open
     (``_sharing``).
     """
-    asked = level_of(machine, collective)
+    own_level = level_of(machine, collective)
     alike = [t for t in tables if t.devices > 1 and (t.kind, t.algorithm) == (collective.kind, collective.algorithm)]
     levels = {level(machine, t.layout) for t in alike}
-    taken = next((each for each in _STANDS_IN[asked] if each in levels), None)
+    taken = next((each for each in _STANDS_IN[own_level] if each in levels), None)
     if taken is None:
         return None
     alike = [t for t in alike if level(machine, t.layout) == taken]
@@ -91,7 +91,7 @@ def nearest_tables(machine: Machine, tables: Sequence[AllreduceCost], collective
     errors = [math.hypot(_stated(t), SCALED_STEP * math.log2(t.devices / collective.devices)) for t in chosen]
     open_share = _sharing(machine, chosen[0].layout, collective)[1]
     others = _racks(machine, chosen[0].collective, collective) != (1.0, 1.0)
-    return Nearest(chosen, math.hypot(min(errors), layout_error(asked, levels), open_share, ASSUMED_LINK * others))
+    return Nearest(chosen, math.hypot(min(errors), layout_error(own_level, levels), open_share, ASSUMED_LINK * others))
 
 
 def layout_error(asked: Level, known: Set[Level]) -> float:
@@ -100,8 +100,8 @@ def layout_error(asked: Level, known: Set[Level]) -> float:
     Of devices inside a node only measurements inside a node tell. Flat devices may be either, which matters where both
     are known.
     """
-    told = "inside" in known if asked == "inside" else asked == "across" or not {"inside", "across"} <= known
-    return 0.0 if told else UNMEASURED_LAYOUT
+    measured = "inside" in known if asked == "inside" else asked == "across" or not {"inside", "across"} <= known
+    return 0.0 if measured else UNMEASURED_LAYOUT
 
 
 def scaled_points(machine: Machine, near: Nearest, curves: Sequence[Floats], collective: Collective) -> Floats:

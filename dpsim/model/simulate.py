@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.jit import jit
-from dpsim.model.cost import at
+from dpsim.model.curve import at
 from dpsim.model.queue import (
     INLINE,
     OFF,

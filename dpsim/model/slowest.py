@@ -45,8 +45,9 @@ def expected_slowest(
     quantiles = np.array(step_spread or (1.0,))
     growth = 0.0
     if max(counts.values()) > EXACT_DEVICES:
-        half, whole = (_expected_largest([(n, quantiles)], correlation) for n in (EXACT_DEVICES // 2, EXACT_DEVICES))
-        growth = (whole - half) / math.log(2)
+        counted_exactly = (EXACT_DEVICES // 2, EXACT_DEVICES)
+        of_half, of_all = (_expected_largest([(n, quantiles)], correlation) for n in counted_exactly)
+        growth = (of_all - of_half) / math.log(2)
     groups = [
         (min(count, EXACT_DEVICES), factor * (quantiles + growth * math.log(max(1.0, count / EXACT_DEVICES))))
         for factor, count in counts.items()
@@ -126,5 +127,5 @@ def _given(share: Floats, correlation: float, z: Floats) -> Floats:
         return share[None]
     from scipy.special import ndtr, ndtri
 
-    given: Floats = ndtr((ndtri(share) - math.sqrt(correlation) * z[:, None]) / math.sqrt(1 - correlation))
-    return given
+    probabilities: Floats = ndtr((ndtri(share) - math.sqrt(correlation) * z[:, None]) / math.sqrt(1 - correlation))
+    return probabilities

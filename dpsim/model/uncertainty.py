@@ -13,7 +13,6 @@ from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, OverlapCost
 from dpsim.memo import remember
 from dpsim.model.cost import (
     SEND_ALGORITHM,
-    at,
     compute_slowdown,
     emulated_link,
     idle_curve,
@@ -23,6 +22,7 @@ from dpsim.model.cost import (
     tables_of,
     whole,
 )
+from dpsim.model.curve import at
 from dpsim.model.prices import local_share
 from dpsim.model.scaling import layout_error, level
 from dpsim.schedule import Schedule
@@ -71,8 +71,8 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
     """
     plan, workload = schedule.plan, schedule.workload
     devices = plan.devices
-    emulated, stated = workload.emulated_compute, machine.relative_uncertainty
-    speed = 0.0 if emulated else ASSUMED_SPEED if stated is None else stated
+    emulated, stated_doubt = workload.emulated_compute, machine.relative_uncertainty
+    speed = 0.0 if emulated else ASSUMED_SPEED if stated_doubt is None else stated_doubt
     compute = 0.0 if emulated else _compute(workload, local_share(plan))
     if devices == 1:
         return Uncertainty(speed, compute, 0.0, 0.0, 0.0)
@@ -93,8 +93,8 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
         layouts = plan.layout.neighbours(devices)
         messages = (_network(machine, msgspec.structs.replace(send, layout=layout)) for layout in layouts)
         network = max(network, *messages)
-    stated = machine.collective_overhead_uncertainty
-    overhead = (ASSUMED_OVERHEAD if stated is None else stated) if machine.collective_overhead_s else 0.0
+    stated_doubt = machine.collective_overhead_uncertainty
+    overhead = (ASSUMED_OVERHEAD if stated_doubt is None else stated_doubt) if machine.collective_overhead_s else 0.0
     return Uncertainty(speed, compute, network, overlapped, loss, overhead)
 
 
@@ -119,9 +119,9 @@ def of_each_size(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
 
 def _compute(workload: Workload, local_batch: float) -> float:
     """Of layer times at a local batch; more for every doubling (or halving) outside the profile."""
-    stated = workload.relative_uncertainty
+    doubt = workload.relative_uncertainty
     outside = max(workload.local_batches[0] / local_batch, local_batch / workload.local_batches[-1], 1.0)
-    return (ASSUMED_COMPUTE if stated is None else stated) + BATCH_STEP * math.log2(outside)
+    return (ASSUMED_COMPUTE if doubt is None else doubt) + BATCH_STEP * math.log2(outside)
 
 
 @remember
@@ -139,8 +139,8 @@ def _slowdown(machine: Machine, devices: int, layout: Layout, *, emulated: bool)
         return 0.0 if nearest is None else nearest.half_width / NORMAL_95
     if nearest is None:
         return ASSUMED_SLOWDOWN + DEVICES_STEP * math.log2(max(1.0, compute_slowdown(machine, devices, layout)[0]))
-    stated = nearest.half_width / NORMAL_95 if nearest.half_width > 0 else ASSUMED_SLOWDOWN
-    return stated + DEVICES_STEP * abs(math.log2(devices / nearest.devices))
+    doubt = nearest.half_width / NORMAL_95 if nearest.half_width > 0 else ASSUMED_SLOWDOWN
+    return doubt + DEVICES_STEP * abs(math.log2(devices / nearest.devices))
 
 
 @remember
@@ -163,14 +163,14 @@ def _network(machine: Machine, collective: Collective) -> float:
         return scaled.error
     if collective.kind != "allreduce":
         return ASSUMED_TABLE + _network(machine, whole(collective))
-    link, known = machine.link, {table.devices for table in machine.allreduce}
+    link, calibrated_devices = machine.link, {table.devices for table in machine.allreduce}
     if link is not None and link.relative_uncertainty is not None:
         return link.relative_uncertainty
     if link is None or not link.fitted_to:
         return ASSUMED_LINK
-    away = min((abs(math.log2(collective.devices / count)) for count in known), default=0.0)
-    asked, levels = level(machine, collective.layout), {level(machine, table.layout) for table in machine.allreduce}
-    unmeasured = 0.0 if machine.link_in_node is not None and collective.layout else layout_error(asked, levels)
+    away = min((abs(math.log2(collective.devices / count)) for count in calibrated_devices), default=0.0)
+    own_level, levels = level(machine, collective.layout), {level(machine, table.layout) for table in machine.allreduce}
+    unmeasured = 0.0 if machine.link_in_node is not None and collective.layout else layout_error(own_level, levels)
     return math.hypot(max(ASSUMED_LINK / 2, link.median_residual) + DEVICES_STEP * away, unmeasured)
 
 
@@ -203,8 +203,8 @@ def _overlap(machine: Machine, collective: Collective, overlap: str) -> tuple[fl
     """(of the times beside computation, of the compute time lost), by the nearest table of the mechanism."""
     nearest = _overlap_table(machine, collective, overlap)
     if nearest is None:
-        stated = machine.contention_uncertainty
-        return ASSUMED_OVERLAP if stated is None else stated, ASSUMED_LOSS
+        doubt = machine.contention_uncertainty
+        return ASSUMED_OVERLAP if doubt is None else doubt, ASSUMED_LOSS
     away = DEVICES_STEP * abs(math.log2(nearest.devices / collective.devices))
     away += ASSUMED_TABLE if nearest.kind != collective.kind else 0.0
     overlapped, loss = nearest.relative_uncertainty, nearest.loss_relative_uncertainty

@@ -14,8 +14,8 @@ from dpsim.model.explanation import Explanation, summed, without_parts
 from dpsim.model.link_fit import rate_of_time
 from dpsim.model.observed import LEAST_STEPS, Steps, observed_parts
 from dpsim.model.points import plan_one
-from dpsim.model.ranking import plan_thresholds
 from dpsim.model.step import price, scheduled
+from dpsim.model.thresholds import plan_thresholds
 from dpsim.schedule import Schedule
 from dpsim.setting import Grid
 from dpsim.torch.script.watched import WatchedRank, observed, watched_workload
@@ -127,9 +127,9 @@ def _priced(workload: Workload, rank: WatchedRank, exposed_s: float, step_s: flo
     """
     free = _machine(rank, 0.0, _FAST)
     grid = Grid.of(devices=rank.ranks, local_batch=rank.local_batch, algorithm=_ALGORITHM, overlap=_OVERLAP)
-    plan, told = plan_one(workload, free, grid)
-    if told.unpriced or FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is None:
-        raise ConfigError("; ".join(told.unpriced) or f"buckets by rule {plan.fusion_rule!r} have no cap")
+    plan, script_defaults = plan_one(workload, free, grid)
+    if script_defaults.unpriced or FUSION_RULES.find(plan.fusion_rule).default_threshold_bytes is None:
+        raise ConfigError("; ".join(script_defaults.unpriced) or f"buckets by rule {plan.fusion_rule!r} have no cap")
     own, *others = (
         scheduled(workload, free, msgspec.structs.replace(plan, fusion_threshold_bytes=cap))
         for cap in plan_thresholds(workload, free, plan, _LEAST_CAP_BYTES)

@@ -17,9 +17,10 @@ from dpsim.choices import Choices, Operation, Problem
 from dpsim.dtypes import ComputeDtype
 from dpsim.kernels import batch_norm, elementwise, rounding, weight_gradient
 from dpsim.kernels.scratch import aligned
-from dpsim.nn.array_ops import NumpyOps, Side
+from dpsim.nn.array_ops import Side
 from dpsim.nn.implementations import CANDIDATES, INDEPENDENT_OF_THE_BATCH, committed, unmeasured
 from dpsim.nn.layer import Buffers
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops, Workspace
 from dpsim.replica import Array, CodeTable, Leaves, Rounding
 

@@ -28,8 +28,8 @@ from dpsim.codec import Noun
 from dpsim.errors import ConfigError, unknown
 from dpsim.kernels import conv, matmul, weight_gradient
 from dpsim.kernels.scratch import aligned
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.layer import Buffers
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Workspace
 from dpsim.replica import Array, Leaves
 

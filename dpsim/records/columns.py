@@ -23,7 +23,7 @@ _SWEEP = columns_of(ComparedPoint)
 _SETTING = {name: each for name, each in _SWEEP.items() if isinstance(each, OfSetting)}
 _OF_RUN = (*_SETTING.values(), columns_of(Setting)["repeat"])
 _FIELDS = columns_of(TrainConfig) | columns_of(Setting) | columns_of(Plan)
-_TARGET_LOSS = column("target_loss", "ratio", "The loss at which training ends; NaN where it has no target.")
+_TARGET_LOSS = column("target_loss", "ratio", "The loss at which training ends.")
 _LOSSES = (
     column("step", "count", "The step of the training, from 1."),
     column("loss", "ratio", "The mean training loss of the step."),
@@ -59,9 +59,7 @@ FRAMES: Mapping[str, Mapping[str, tuple[AnyColumn, ...]]] = {
             column("step_s", "s", "The time of the step on the slowest rank, as it was measured."),
             column("exposed_communication_s", "s", "Its communication that was not hidden by computation."),
             column("loss", "ratio", "The mean training loss of the step."),
-            column(
-                "clean", "ratio", "1 where other processes left the step undisturbed, 0 where not; NaN if not known."
-            ),
+            column("clean", "ratio", "1 where other processes left the step undisturbed, 0 where not."),
         ),
         "timeline": (
             *_OF_RUN,
@@ -76,7 +74,7 @@ FRAMES: Mapping[str, Mapping[str, tuple[AnyColumn, ...]]] = {
             column("size_bytes", "bytes", "The bytes of the message; 0 for computation.", "int64"),
             _SWEEP["emulated_network"],
             column("clock", "name", "What read the times: `host`, or `device` for marks in the streams of a GPU."),
-            column("asked_s", "s", "When the host had asked the device for it; NaN on the host's clock."),
+            column("asked_s", "s", "When the host had asked the device for it."),
         ),
     },
     "bench": {
@@ -130,7 +128,7 @@ FRAMES: Mapping[str, Mapping[str, tuple[AnyColumn, ...]]] = {
             column("layer", "name", "The batch norm whose statistic diverges; missing for other measures."),
             column("statistic", "name", "Which of its statistics, mean or variance; missing for other measures."),
             column("held_out", "yes or no", "Whether it was predicted before it was measured, not fitted."),
-            column("predicted", "ratio", "The prediction, or the fitted curve; NaN where there is none."),
+            column("predicted", "ratio", "The prediction, or the fitted curve."),
             column("measured", "ratio", "What was measured: the mean gap, the RMS, or the median number of steps."),
             column("error", "ratio", "The relative error: predicted / measured - 1."),
         ),

@@ -95,8 +95,7 @@ class ComparedPoint(Row):
     )
     measured_step_s = _Column[float](
         "s",
-        "The measured time of a step: the median over all clean samples, or over all where too few are clean or it is "
-        "not known which are.",
+        "The measured time of a step: the median over clean samples, or over all where too few are known to be clean.",
         head="measured ms",
         form="ms",
     )
@@ -145,7 +144,7 @@ class ComparedPoint(Row):
     )
     noise = _Column[float | None](
         "ratio",
-        "The relative difference of two runs of one setting, for this network and number of devices; NaN if none ran.",
+        "The relative difference of two runs of one setting, for this network and number of devices.",
     )
     calibrated_on = _Column(
         "text", "The processor, network and time of the calibration.", lambda p: p.machine.calibrated_on
@@ -165,7 +164,7 @@ class ComparedPoint(Row):
     )
     measured_speedup = _Column(
         "ratio",
-        "Measured samples/s over those of one device; NaN if that is missing.",
+        "Measured samples/s over those of one device.",
         lambda p: None if p.alone is None else p.alone.measured_s_per_sample / p.measured_s_per_sample,
         head="speedup",
         form="times",
@@ -199,8 +198,7 @@ class ComparedPoint(Row):
     )
     same_buckets = _Column(
         "text",
-        "The other fusion rules and thresholds of the grid that make the same buckets: they are one setting, measured "
-        "once. Empty: none.",
+        "Other fusion rules and thresholds that make the same buckets, and were measured as this setting.",
         lambda p: ", ".join(p.predicted.names[1:]),
     )
     slow_samples = _Column(
@@ -210,7 +208,7 @@ class ComparedPoint(Row):
     )
     null_step_s = _Column(
         "s",
-        "The time of a step by a simple guess that the model has to beat, with the name of the guess after the dot.",
+        "The time of a step by a simple guess, whose name stands after the dot.",
         lambda p: dict[str, float](),
         each=True,
     )
@@ -219,8 +217,7 @@ class ComparedPoint(Row):
     )
     measured_drift = _Column(
         "ratio",
-        "The relative distance |w_n - w_1| / |w_1| of the trained parameters from those on one device; NaN if not "
-        "measured.",
+        "The relative distance |w_n - w_1| / |w_1| of the trained parameters from those on one device.",
         lambda p: None if p.divergence is None else p.divergence.parameters,
         head="drift",
         form="digits",
@@ -263,27 +260,26 @@ class ComparedPoint(Row):
     )
     memory_bytes = _Column(
         "bytes",
-        "What the device with the most has allocated: parameters, gradients, optimizer state, activations; NaN if not "
-        "known.",
+        "What the device with the most has allocated: parameters, gradients, optimizer state, activations.",
         lambda p: max(run.memory_bytes for run in p.runs) or None,
         head="memory",
         form="size",
     )
     predicted_memory_bytes = _Column(
         "bytes",
-        "The same as it was predicted; NaN if not known.",
+        "The same as it was predicted.",
         lambda p: p.predicted.memory_bytes or None,
         head="predicted memory",
         form="size",
     )
     deadline_lateness = _Column(
         "ratio",
-        "Where computation is emulated, how late layers ended (median), relative to the step; else NaN.",
+        "Where computation is emulated, how late layers ended (median), relative to the step.",
         lambda p: max((e.lateness_s / p.measured_step_s for e in p.emulations), default=None),
     )
     free_cores = _Column(
         "ratio",
-        "Where computation is emulated, the share of the cores' time in which no rank ran; else NaN.",
+        "Where computation is emulated, the share of the cores' time in which no rank ran.",
         lambda p: min((emulation.free_cores for emulation in p.emulations), default=None),
     )
     interval_level = _Column(
@@ -298,21 +294,20 @@ class ComparedPoint(Row):
     )
     predicted_communication_cost_s = _Column(
         "s",
-        "The predicted step minus the one on a network where collectives take no time; NaN in earlier records.",
+        "The predicted step minus the one on a network where collectives take no time.",
         lambda p: p.predicted.communication_cost_s,
     )
     runtime = OfSetting(lambda s: s.runtime)
     dpsim_step_s = _Column(
         "s",
-        "Where PyTorch's DDP trained, the step of dpsim's own runtime with the same plan, whose ranks waited for the "
-        "profiled times instead of computing; NaN if not measured.",
+        "Beside DDP: the step of dpsim's own runtime with the same plan and emulated computation.",
         lambda p: _other_step_s(p, "dpsim"),
         head="dpsim's runtime (emulated computation) ms",
         form="ms",
     )
     dpsim_exposed_communication_s = _Column(
         "s",
-        "Its exposed communication; NaN if not measured.",
+        "Its exposed communication.",
         lambda p: (
             _median(clean_values([p.other_run], "exposed_communication_s"))
             if p.other_run and p.dpsim_step_s is not None
@@ -321,23 +316,20 @@ class ComparedPoint(Row):
     )
     hook_step_s = _Column(
         "s",
-        "Where DDP trained by gloo, the step of DDP with `dpsim.torch.allreduce_hook()`, in turns with it; NaN if not "
-        "measured. It is not predicted.",
+        "Beside DDP by gloo: the step with `dpsim.torch.allreduce_hook()`, which is not predicted.",
         lambda p: _other_step_s(p, HOOK),
         head="hook ms",
         form="ms",
     )
     hook_noise = _Column(
         "ratio",
-        "The noise of measured_step_s / hook_step_s: the largest of the A/A difference and the half widths of the two "
-        "medians' 95 % intervals; NaN if not measured.",
+        "The noise of measured_step_s / hook_step_s: the largest of A/A difference and half widths of both intervals.",
         lambda p: max(p.measured_noise, p.other_half_width or 0.0) if p.hook_step_s is not None else None,
     )
 
     ddp_step_s = _Column(
         "s",
-        "Where FSDP shards a script that is written for DDP, the step of DDP, in turns with it; NaN if not measured. "
-        "It is not predicted.",
+        "Beside FSDP of a script that is written for DDP: the step of DDP, which is not predicted.",
         lambda p: _other_step_s(p, "torch-ddp-gloo"),
         head="DDP ms",
         form="ms",
@@ -345,7 +337,7 @@ class ComparedPoint(Row):
 
     share_clean = _Column(
         "ratio",
-        "The share of the samples that other processes left undisturbed; NaN if not known.",
+        "The share of the samples that other processes left undisturbed.",
         lambda p: share_clean(p.runs),
         head="clean",
         form="percent",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,7 +15,7 @@ from dpsim.columns import Column
 from dpsim.constraints import check, check_backend
 from dpsim.errors import ConfigError, unknown
 from dpsim.fields import Decides, fields
-from dpsim.learning_rate import RateSchedule
+from dpsim.learning_rate import RateSchedule, learning_rate
 from dpsim.machine import NODE, Network, Selection
 from dpsim.optimizer import Sgd
 from dpsim.plan import OVERLAPS, Plan
@@ -152,6 +153,18 @@ class TrainConfig(Noun, frozen=True):
             return self.steps
         by_epochs = steps_per_epoch * (_EPOCHS if self.epochs is None else self.epochs)
         return by_epochs if self.steps is None else min(by_epochs, self.steps)
+
+    def rates(self, samples: int) -> tuple[int, Callable[[int], float]]:
+        """Return the number of steps on so many training samples, and the learning rate of each, counted from 0."""
+        steps_per_epoch = -(-samples // self.plan.global_batch)
+        total_steps = self.total_steps(steps_per_epoch)
+        lasting = {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
+
+        def rate(step: int) -> float:
+            base, batch = self.plan.optimizer.learning_rate, self.plan.global_batch
+            return learning_rate(self.rate_schedule, base, step, global_batch=batch, **lasting)
+
+        return total_steps, rate
 
     @property
     def resumes_in_place(self) -> bool:

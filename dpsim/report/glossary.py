@@ -33,8 +33,8 @@ def terms() -> tuple[Term, ...]:
 def occurring(texts: Iterable[str]) -> tuple[Term, ...]:
     """Return the terms that occur in some texts, alphabetically. Of terms that overlap the longest counts."""
     by_word = _by_word()
-    found = {by_word[match.lower()] for text in texts for match in _pattern().findall(text)}
-    return tuple(term for term in terms() if term in found)
+    occurring_terms = {by_word[match.lower()] for text in texts for match in _pattern().findall(text)}
+    return tuple(term for term in terms() if term in occurring_terms)
 
 
 def without_terms(text: str) -> str:

@@ -152,8 +152,8 @@ def verdicts(summary: Point, *, weak: bool) -> Iterator[str]:
     def groups(*keys: str) -> Iterator[list[Point]]:
         """The best points of more than one device that differ in nothing but what is not among the keys."""
         names = (*keys, "machine", "layout", "fusion_rule", "algorithm", "accumulate")
-        several = (best for best in summary["best"] if best["devices"] > 1)
-        by_key = grouped(several, lambda best: tuple(map(best.get, names)))
+        on_several = (best for best in summary["best"] if best["devices"] > 1)
+        by_key = grouped(on_several, lambda best: tuple(map(best.get, names)))
         yield from (group for group in by_key.values() if len(group) > 1)
 
     batch = "local_batch" if weak else "global_batch"

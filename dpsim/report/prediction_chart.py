@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,19 @@ def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool)
     in_order = sorted(best, key=lambda point: point["devices"])
     curves = grouped(in_order, lambda point: tuple(map(point.get, (*_CURVE, batch))))
     common: dict[str, Any] = {"x_ticks": _ticks(counts), "x_label": "devices", "log_x": True, "y_text": "{:.0%}".format}
-    several = [len({name[place] for name in curves}) > 1 for place in range(len(_CURVE) + 1)]
-    efficiency = Lines(
+    first = [_point_of(each, points) for each in next(iter(curves.values()))]
+    return Chart(panels=[_efficiency(curves, common), _shares(first, common, of_first=len(curves) > 1)], height_in=4.4)
+
+
+def _efficiency(curves: Mapping[tuple[Any, ...], Sequence[Point]], common: Mapping[str, Any]) -> Lines:
+    """Return the panel of the scaling efficiency: a line and its band for each curve, named by what they differ in."""
+    differs = [len({name[place] for name in curves}) > 1 for place in range(len(_CURVE) + 1)]
+    return Lines(
         title="Scaling efficiency",
         subtitle="speedup over the number of devices; the band is the interval of the speedup",
         series=[
             Series(
-                name=", ".join(_words(part) for part, shown in zip(name, several, strict=True) if shown) or "predicted",
+                name=", ".join(_words(part) for part, shown in zip(name, differs, strict=True) if shown) or "predicted",
                 x=[each["devices"] for each in of_curve],
                 y=[each["scaling_efficiency"] for each in of_curve],
                 low=[each["speedup_low"] / each["devices"] for each in of_curve],
@@ -51,25 +57,27 @@ def scaling_chart(points: Sequence[Point], best: Sequence[Point], *, weak: bool)
         names="legend" if len(curves) > 1 else "none",
         **common,
     )
-    first = [_point_of(each, points) for each in next(iter(curves.values()))]
-    shares = Lines(
+
+
+def _shares(points: Sequence[Point], common: Mapping[str, Any], *, of_first: bool) -> Lines:
+    """Return the panel of the parts of a curve's steps; ``of_first``: there are other curves."""
+    return Lines(
         title="Where the time of a step goes",
-        subtitle="share of the predicted step" + " (of the first curve)" * (len(curves) > 1),
+        subtitle="share of the predicted step" + " (of the first curve)" * of_first,
         series=[
             Series(
                 name=name,
-                x=[point["devices"] for point in first],
-                y=[part(point) / point["predicted_step_s"] for point in first],
+                x=[point["devices"] for point in points],
+                y=[part(point) / point["predicted_step_s"] for point in points],
                 look=number,
             )
             for number, (name, part) in enumerate(_PARTS.items())
-            if any(part(point) > 0 for point in first)
+            if any(part(point) > 0 for point in points)
         ],
         y_span=(0.0, 1.05),
         names="legend",
         **common,
     )
-    return Chart(panels=[efficiency, shares], height_in=4.4)
 
 
 def _exposed_s(point: Point) -> float:

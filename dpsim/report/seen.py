@@ -18,15 +18,15 @@ _TOUCHES = 0.02
 
 def seen(chart: Chart) -> str:
     """Return a sentence on the panels, the first ones where there are many."""
-    several = len(chart.panels) > 1
+    named = len(chart.panels) > 1
     parts = [
-        f"{name}: {_SEEN[type(panel)](panel)}" if several else _SEEN[type(panel)](panel)
+        f"{name}: {_SEEN[type(panel)](panel)}" if named else _SEEN[type(panel)](panel)
         for name, panel in zip(panel_names(chart), chart.panels[:_MOST], strict=False)
     ]
     left_out = len(chart.panels) - len(parts)
     rest = [counted(left_out, "more panel")] if left_out else []
     sentence = "; ".join([*parts, *rest]) + "."
-    return sentence if several else sentence[:1].upper() + sentence[1:]
+    return sentence if named else sentence[:1].upper() + sentence[1:]
 
 
 def panel_names(chart: Chart) -> list[str]:

@@ -65,21 +65,21 @@ def column_widths(table: Table) -> list[int]:
 
 def fitting(columns: Sequence[Column[Any]], widths: Sequence[int], width: int, gap: int = 2) -> list[int]:
     """Return the indices of the columns that fit into ``width`` characters, with ``gap`` between them."""
-    kept = list(range(len(columns)))
-    for i in sorted(kept, key=lambda i: -columns[i].dispensable):
-        if columns[i].dispensable and sum(widths[k] + gap for k in kept) > width:
-            kept.remove(i)
-    return kept
+    indices = list(range(len(columns)))
+    for i in sorted(indices, key=lambda i: -columns[i].dispensable):
+        if columns[i].dispensable and sum(widths[k] + gap for k in indices) > width:
+            indices.remove(i)
+    return indices
 
 
 def narrowed(table: Table, width: int) -> Table:
     """Return the table with the columns that fit into ``width`` characters."""
-    kept = fitting(table.columns, column_widths(table), width)
+    indices = fitting(table.columns, column_widths(table), width)
     return replace(
         table,
-        columns=tuple(table.columns[i] for i in kept),
+        columns=tuple(table.columns[i] for i in indices),
         sections=tuple(
-            replace(section, rows=tuple(tuple(row[i] for i in kept) for row in section.rows))
+            replace(section, rows=tuple(tuple(row[i] for i in indices) for row in section.rows))
             for section in table.sections
         ),
     )

@@ -44,10 +44,10 @@ def table_lines(table: Table, width: int) -> Iterator[Text]:
     """Yield a table's title, sections and note. Without a title there is no indentation."""
     indent = _INDENT if table.title else 0
     widths = column_widths(table)
-    kept = fitting(table.columns, widths, width - indent, _GAP)
+    shown = fitting(table.columns, widths, width - indent, _GAP)
 
     def line(row: Sequence[str], style: str) -> Text:
-        parts = (row[i].ljust(widths[i]) if table.columns[i].left else row[i].rjust(widths[i]) for i in kept)
+        parts = (row[i].ljust(widths[i]) if table.columns[i].left else row[i].rjust(widths[i]) for i in shown)
         text = printable(" " * indent + (" " * _GAP).join(parts)).rstrip()
         return Text(text, style=style, no_wrap=True, overflow="ignore")
 

@@ -17,8 +17,6 @@ from dpsim.setting import FIELDS, Setting
 from dpsim.timeline import Timeline
 
 STEPS = 3
-SCHEMA = "dpsim.trace/1"
-"""Stands in the file beside its events; viewers take it for a remark."""
 
 
 class Step(NamedTuple):
@@ -90,8 +88,8 @@ def trace_events(timelines: Sequence[Timeline], *, steps: int = STEPS) -> dict[s
     events: list[dict[str, Any]] = []
     pid = 0
     for timeline in timelines:
-        kept = np.isin(timeline.step, np.unique(timeline.step)[:steps])
-        origin = float(timeline.start_s[kept].min()) if kept.any() else 0.0
+        chosen = np.isin(timeline.step, np.unique(timeline.step)[:steps])
+        origin = float(timeline.start_s[chosen].min()) if chosen.any() else 0.0
         emulated = [
             what
             for what, is_emulated in (
@@ -102,18 +100,18 @@ def trace_events(timelines: Sequence[Timeline], *, steps: int = STEPS) -> dict[s
         ]
         label = timeline.source + (" by the device's clock" if timeline.clock == "device" else "")
         label += f" (emulated {' and '.join(emulated)})" if emulated else ""
-        for rank in np.unique(timeline.rank[kept]):
-            of_rank = kept & (timeline.rank == rank)
+        for rank in np.unique(timeline.rank[chosen]):
+            of_rank = chosen & (timeline.rank == rank)
             lanes = [int(lane) for lane in np.unique(timeline.lane[of_rank])]
             events += _names(pid, f"{label}, rank {rank}", lanes)
             events += [_event(timeline, int(i), pid, origin) for i in np.flatnonzero(of_rank)]
             pid += 1
-    return {"schema": SCHEMA, "traceEvents": events, "displayTimeUnit": "ms"}
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def write_trace(path: Path, timelines: Sequence[Timeline], *, steps: int = STEPS) -> None:
+def write_trace(path: Path, timelines: Sequence[Timeline]) -> None:
     """Write ``trace_events`` as a JSON file that Perfetto opens."""
-    write_text(path, to_json(trace_events(timelines, steps=steps), indent=None) + "\n")
+    write_text(path, to_json(trace_events(timelines), indent=None) + "\n")
 
 
 def _names(pid: int, process: str, lanes: Sequence[int]) -> list[dict[str, Any]]:

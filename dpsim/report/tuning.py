@@ -48,12 +48,12 @@ def setting(plan: Plan, default: Plan) -> str:
 
 def records(tuning: Tuning) -> list[Record]:
     """Return every option of every number of devices as a flat record; ``field`` is what it varies."""
-    found = []
+    options_of_all = []
     for tuned in tuning.tuned:
         lists = {"fusion_threshold_bytes": tuned.caps, "local_batch": tuned.batches, "accumulate": tuned.accumulations}
         for field, options in (lists | {"cap and batch": (tuned.together,)}).items():
-            found += [_record(option, tuned, field) for option in options]
-    return found
+            options_of_all += [_record(option, tuned, field) for option in options]
+    return options_of_all
 
 
 def _record(row: PredictedRow, tuned: Tuned, field: str) -> Record:
@@ -116,7 +116,7 @@ def shown(tuned: Tuned) -> list[Record]:
 
 def columns(rows: Sequence[Record]) -> tuple[Column[Record], ...]:
     """Return the columns of the table of one number of devices."""
-    some = len({row["extrapolated"] for row in rows}) > 1
+    differ = len({row["extrapolated"] for row in rows}) > 1
     return (
         Column(head="setting", cell=lambda row: row["setting"], left=True),
         *declared("buckets", "predicted_step_s"),
@@ -124,7 +124,7 @@ def columns(rows: Sequence[Record]) -> tuple[Column[Record], ...]:
         Column(head="gain", cell=lambda row: "" if row["default"] else f"{row['gain']:.2f}x"),
         Column(head="90% interval", cell=lambda row: "" if row["default"] else _ends(row, "gain")),
         Column(head="", cell=_verdict, left=True),
-        Column(head="", cell=lambda row: "extrapolated" * row["extrapolated"], left=True, shown=some),
+        Column(head="", cell=lambda row: "extrapolated" * row["extrapolated"], left=True, shown=differ),
     )
 
 
@@ -253,8 +253,8 @@ def paste(plan: Plan, framework: Framework, workload: Workload) -> str:
 def measured_point(comparison: Comparison, plan: Plan) -> ComparedPoint | None:
     """Return what was measured of a plan; ``None`` where it was not."""
     key = _key(plan)
-    several = (point for point in comparison.scored if point.devices > 1)
-    settings = ((point, (point.setting, *point.predicted.same_buckets)) for point in several)
+    on_several = (point for point in comparison.scored if point.devices > 1)
+    settings = ((point, (point.setting, *point.predicted.same_buckets)) for point in on_several)
     return next((point for point, same in settings if any(_key(each.plan) == key for each in same)), None)
 
 
@@ -271,7 +271,7 @@ def measured_records(comparison: Comparison, tuned: Tuned) -> list[Record]:
     default = measured_point(comparison, tuned.default.plan)
     assert default is not None
     every = (tuned.default, *tuned.caps, *tuned.batches, *tuned.accumulations, tuned.together)
-    found = {each.plan: (each, measured_point(comparison, each.plan)) for each in every}
+    measured = {each.plan: (each, measured_point(comparison, each.plan)) for each in every}
     caps = [each.plan for each in tuned.caps]
     return [
         {
@@ -286,7 +286,7 @@ def measured_records(comparison: Comparison, tuned: Tuned) -> list[Record]:
             "noise": max(default.measured_noise, point.measured_noise),
             "aa": point.noise or 0.0,
         }
-        for option, point in found.values()
+        for option, point in measured.values()
         if point is not None
     ]
 

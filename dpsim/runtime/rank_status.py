@@ -6,6 +6,7 @@ can be left behind.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dpsim.comm.clock import now
 from dpsim.comm.shared import shared_memory
+from dpsim.records.checks import check_stall_after
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -168,3 +170,9 @@ def _process_state(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def watched_board(comm: MPI.Intracomm, stall_after_s: float) -> Board | None:
+    """Return a board where somebody watches for waits of so many seconds. Raises ``ConfigError`` for a bad time."""
+    check_stall_after(stall_after_s)
+    return Board(comm) if comm.size > 1 and 0 < stall_after_s < math.inf else None

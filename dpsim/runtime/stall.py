@@ -37,19 +37,11 @@ class StallWatch:
     """A thread that checks a few times in ``after_s`` whether this rank has been waiting for ``after_s`` or longer.
 
     ``progress`` returns what the board does not have: the bucket being reduced, and the number of the operation that
-    finished last. ``report`` gets each line.
+    finished last.
     """
 
-    def __init__(
-        self,
-        own: Board,
-        after_s: float,
-        labels: Labels,
-        progress: Callable[[], tuple[int, int]],
-        report: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, own: Board, after_s: float, labels: Labels, progress: Callable[[], tuple[int, int]]) -> None:
         self._board, self._after_s, self._labels, self._progress = own, after_s, labels, progress
-        self._report_line = report or _to_stderr
         self._reported_since_s: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="dpsim-stall-watch", daemon=True)
@@ -74,12 +66,12 @@ class StallWatch:
         if self._reported_since_s is not None:
             if since_s != self._reported_since_s:
                 status.reported = False
-                self._report_line(f"going on after {_seconds(now_s - self._reported_since_s)}")
+                _to_stderr(f"going on after {_seconds(now_s - self._reported_since_s)}")
                 self._reported_since_s = None
         elif since_s is not None and self._waits_too_long(now_s - since_s) and not self._board.reported:
             status.reported = True
             self._reported_since_s = since_s
-            self._report_line(stalled(self._board.entries(), self._board.size, now_s, now_s - since_s, self._labels))
+            _to_stderr(stalled(self._board.entries(), self._board.size, now_s, now_s - since_s, self._labels))
 
     def _waits_too_long(self, for_s: float) -> bool:
         return for_s > self._after_s + _STAGGER_S * self._board.index

@@ -16,8 +16,9 @@ from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.transport import Array, Transport
 from dpsim.constraints import check
 from dpsim.errors import ConfigError, NotFiniteError
+from dpsim.kernels.allreduce.tree import PartialSums
 from dpsim.plan import Plan
-from dpsim.replica import Batch, BatchSums, Capabilities, DeferredSums, Replica
+from dpsim.replica import Batch, BatchSums, Capabilities, DeferredSums, LayerSpec, OrderedSum, Replica, StagedReplica
 from dpsim.runtime.arena import Arena, gradient_dtype
 from dpsim.runtime.device_step import FetchedGradients
 from dpsim.runtime.finite import finite_check
@@ -91,49 +92,55 @@ class StepRunner:
         rounding = self._compression.rounding if self._compression is not None and plan.leaves else None
         self._may_overflow = plan.devices > 1 or rounding is not None
         if able.staged is not None and groups is not None:
-            groups.give_layers(
-                able.staged, schedule, self.program, lambda add, arrays: self._collectives.paused_sum(add, arrays)
-            )
+            groups.give_layers(able.staged, schedule, self.program, self._paused_sum)
         held = len(order.of(transport.rank))
         self._leaves = LeafStep(replica, self.arena, plan, transport.rank, held, rounding, self.program)
         self._pass = self._leaves.passes[0]
         self.status = RankStatus() if status is None else status
         self._rate = rate or (lambda step: plan.optimizer.learning_rate)
-        last = next(layer for layer in reversed(own_layers) if layer.tensors)
-        probe = min(last.tensors, key=lambda tensor: tensor.elements).name
-        self._finite = finite_check(self.arena, probe, transport, world)
+        self._finite = finite_check(self.arena, _smallest_last_tensor(own_layers), transport, world)
         self._update = shard_update(self.arena, plan.optimizer)
         self._measured: Array = np.empty(0)
         self._clock = step_clock(self.memory)
-        self._collectives = StepCollectives(
-            schedule,
+        self._collectives = self._step_collectives(control or transport, order)
+        self._share = self.arena.updated_share
+        self._communicates_inside = self.program.waits_for_collectives or world is not None
+        self._follows = tuple(self._communicates_inside or bool(each) for each in self.program.releases)
+        self._stage = None if able.staged is None or groups is None else self._stage_step(able.staged, groups)
+        if normalises and able.batch_norm is not None:
+            add = self._collectives.sum_between_layers(own_layers, dtype.name, self.ordered_sum)
+            self._leaves.normalise(able.batch_norm, plan.batch_norm, add)
+
+    def _paused_sum(self, add: OrderedSum, arrays: Sequence[Array]) -> Array:
+        return self._collectives.paused_sum(add, arrays)
+
+    def _step_collectives(self, control: Transport, order: PartialSums) -> StepCollectives:
+        return StepCollectives(
+            self.schedule,
             self.program,
-            transport,
-            control or transport,
+            self.transport,
+            control,
             self.arena,
             order,
             self._compression,
             self._clock,
             self.status,
         )
-        self._share = self.arena.updated_share
-        self._communicates_inside = self.program.waits_for_collectives or world is not None
-        self._follows = tuple(self._communicates_inside or bool(each) for each in self.program.releases)
-        self._stage: StageStep | None = None
-        if able.staged is not None and groups is not None and self.program.actions:
-            self._stage = StageStep(
-                able.staged,
-                self.program,
-                self._leaves,
-                groups.world,
-                schedule,
-                self._clock,
-                self.status,
-                self._emulated,
-            )
-        if normalises and able.batch_norm is not None:
-            add = self._collectives.sum_between_layers(own_layers, dtype.name, self.ordered_sum)
-            self._leaves.normalise(able.batch_norm, plan.batch_norm, add)
+
+    def _stage_step(self, replica: StagedReplica, groups: StageGroups) -> StageStep | None:
+        """Return what runs a stage's actions; ``None`` where the program has none."""
+        if not self.program.actions:
+            return None
+        return StageStep(
+            replica,
+            self.program,
+            self._leaves,
+            groups.world,
+            self.schedule,
+            self._clock,
+            self.status,
+            self._emulated,
+        )
 
     def initialise(self, seed: int) -> None:
         """Set parameters to the replica's own initial values, and optimizer state to zero."""
@@ -330,6 +337,12 @@ class StepRunner:
             f"{what} in step {self.steps + 1}; the first value that is not finite: {where or 'the loss'}",
             remedy="lower --learning-rate, or look at the data for values that are not finite",
         )
+
+
+def _smallest_last_tensor(layers: Sequence[LayerSpec]) -> str:
+    """Return the name of the smallest tensor of the last layer that has any: its gradient comes first."""
+    last = next(layer for layer in reversed(layers) if layer.tensors)
+    return min(last.tensors, key=lambda tensor: tensor.elements).name
 
 
 def _check(plan: Plan, transport: Transport, world: Transport | None, able: Capabilities, normalises: bool) -> None:

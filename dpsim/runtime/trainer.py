@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -30,7 +29,6 @@ from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.lowering import lower
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
-from dpsim.records.checks import check_stall_after
 from dpsim.replica import Batch, BatchSums, Capabilities, Replica, TunableReplica
 from dpsim.runtime import rank_status
 from dpsim.runtime.arena import Tensors, gathered
@@ -96,40 +94,50 @@ class Trainer:
             self._choose_code(able.tunable, dataset, plan, comm)
         self.replica, self.dataset, self.plan, self.comm, self.seed = replica, dataset, plan, comm, seed
         self.schedule = schedule if schedule is not None else lower(describe(replica, "model"), plan)
-        sleeps, self._sized = able.emulated is not None, able.sized
+        self._sized = able.sized
         self.model_state = {name: (value.shape, value.dtype.name) for name, value in replica.state().items()}
         """Shape and dtype of the state of the whole model, of which a stage has a part."""
-        groups = self._groups = StageGroups.of(self.schedule, comm, network, sleeps=sleeps)
-        on_device = device_replica is not None
-        transports = _transports(
-            self.schedule, groups, comm, network, selection, backend, sleeps=sleeps, on_device=on_device
-        )
+        self._groups = StageGroups.of(self.schedule, comm, network, sleeps=able.emulated is not None)
+        transports = self._connect(network, selection, backend, able)
         self.transport = transports.gradients
-        if backend == "cuda":
-            self.computed_on, self.libraries = described(self.transport, comm)
-        if device_replica is not None:
-            device_replica.compute_in(self.transport.memory)
-            if plan.leaves:
-                check_leaves(device_replica, dataset, plan, comm)
-        check_stall_after(stall_after_s)
-        watched = comm.size > 1 and 0 < stall_after_s < math.inf
-        mine = rank_status.Board(comm) if watched else None
+        board = rank_status.watched_board(comm, stall_after_s)
         if plan.wire_dtype in SIXTEEN_BITS:
             compile_once(lambda: Compression(str(plan.wire_dtype)), comm)
-        status = mine.status if mine else None
+        status = board.status if board else None
         self.runner = StepRunner(
-            replica, self.schedule, self.transport, transports.decisions, status, rate, transports.exact, groups
+            replica, self.schedule, self.transport, transports.decisions, status, rate, transports.exact, self._groups
         )
-        self._watch = StallWatch(mine, stall_after_s, self.runner.labels, self.runner.look) if mine else None
+        self._watch = StallWatch(board, stall_after_s, self.runner.labels, self.runner.look) if board else None
         compile_once(self.runner.warm_up, comm)
         self.runner.initialise(seed)
         with self.waiting(rank_status.INITIAL_STATE):
             self._broadcast_state()
         self.epoch = 0
         self._batches = self._global_batches()
-        last = self.schedule.classes - 1
-        knowing = [rank for rank in range(comm.size) if self.schedule.class_of(rank) == last]
-        self.log = TrainLog(comm, len(dataset.train_y), plan.global_batch, plan_partial_sums(plan).tree, knowing)
+        self.log = _train_log(self.schedule, comm, len(dataset.train_y))
+
+    def _connect(
+        self, network: Network, selection: Selection | None, backend: Backend, able: Capabilities
+    ) -> _Transports:
+        """Open this rank's transports, and let a replica that computes on a GPU use their memory. Collective."""
+        device_replica = able.device if backend == "cuda" else None
+        transports = _transports(
+            self.schedule,
+            self._groups,
+            self.comm,
+            network,
+            selection,
+            backend,
+            sleeps=able.emulated is not None,
+            on_device=device_replica is not None,
+        )
+        if backend == "cuda":
+            self.computed_on, self.libraries = described(transports.gradients, self.comm)
+        if device_replica is not None:
+            device_replica.compute_in(transports.gradients.memory)
+            if self.plan.leaves:
+                check_leaves(device_replica, self.dataset, self.plan, self.comm)
+        return transports
 
     def _choose_code(self, replica: TunableReplica, dataset: Dataset, plan: Plan, comm: MPI.Intracomm) -> None:
         """Decide which code computes the replica's operations: by measurement, or in leaves by rank 0's table."""
@@ -342,6 +350,13 @@ class Trainer:
         while True:
             yield from epoch_batches(len(self.dataset.train_y), self.plan.global_batch, self.seed, self.epoch)
             self.epoch += 1
+
+
+def _train_log(schedule: Schedule, comm: MPI.Intracomm, samples: int) -> TrainLog:
+    """Return the log of a training with so many samples; the ranks of the last class know the loss."""
+    plan, last_class = schedule.plan, schedule.classes - 1
+    knowing = [rank for rank in range(comm.size) if schedule.class_of(rank) == last_class]
+    return TrainLog(comm, samples, plan.global_batch, plan_partial_sums(plan).tree, knowing)
 
 
 def _transports(

@@ -75,9 +75,9 @@ class Use:
         named = ", ".join(f"{name} {share:.1f}" for name, share in self.shares.items() if share >= QUIET_SHARE)
         return f"other processes use {self.used:.1f} of {self.cores} cores{f' ({named})' if named else ''}"
 
-    def times_as_long(self, ranks: int = _RANKS) -> float:
-        """Return how many times as long so many ranks take, which share the cores fairly with the other threads."""
-        return max(1.0, (max(self.used, self.runnable) + min(ranks, self.cores)) / self.cores)
+    def times_as_long(self) -> float:
+        """Return how many times as long two ranks take, which share the cores fairly with the other threads."""
+        return max(1.0, (max(self.used, self.runnable) + min(_RANKS, self.cores)) / self.cores)
 
 
 def read(proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> Reading | None:

@@ -28,7 +28,7 @@ class Interval(Noun, frozen=True):
         return (self.high - self.low) / 2 / self.median if self.median > 0 else 0.0
 
 
-def median_interval(samples: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+def median_interval(samples: Sequence[float], *, resamples: int = RESAMPLES) -> Interval:
     """The median of ``samples`` with its 95 % percentile bootstrap interval.
 
     BCa would divide by zero on tied samples. One sample, or samples that are all equal, give an interval of no width:
@@ -41,11 +41,11 @@ def median_interval(samples: Sequence[float], *, seed: int = 0, resamples: int =
     median = float(np.median(values))
     if len(values) == 1 or values.min() == values.max():
         return Interval(median=median, low=median, high=median)
-    low, high = _percentiles(lambda drawn: np.median(values[drawn], axis=-1), len(values), resamples, seed)
+    low, high = _percentiles(lambda drawn: np.median(values[drawn], axis=-1), len(values), resamples)
     return Interval(median=median, low=low, high=high)
 
 
-def median_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 0) -> Interval:
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
     """median(above) / median(below) with its 95 % percentile bootstrap interval over paired rounds.
 
     ``above[i]`` and ``below[i]`` (> 0) are of the same round. A round is resampled as a whole, because what slowed the
@@ -64,20 +64,19 @@ def median_ratio(above: Sequence[float], below: Sequence[float], *, seed: int = 
         lambda drawn: np.median(pairs[0, drawn], axis=-1) / np.median(pairs[1, drawn], axis=-1),
         pairs.shape[1],
         RESAMPLES,
-        seed,
     )
     return Interval(median=ratio, low=low, high=high)
 
 
 def _percentiles(
-    statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]], count: int, resamples: int, seed: int
+    statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]], count: int, resamples: int
 ) -> tuple[float, float]:
     """The 2.5 % and 97.5 % quantiles of a statistic over bootstrap resamples of ``count`` samples.
 
     ``statistic`` gets the indices of the samples drawn, a row for each resample, some rows at once. The numbers are
     those of ``scipy.stats.bootstrap``, whose import takes a second of every process that measures.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     rows = max(1, _BATCH_ELEMENTS // count)
     drawn = [min(rows, resamples - first) for first in range(0, resamples, rows)]
     values = np.concatenate([statistic(rng.integers(0, count, (size, count))) for size in drawn])

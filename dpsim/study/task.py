@@ -160,3 +160,17 @@ class ScriptTask(Noun, frozen=True):
     def ranks(self) -> int:
         """How many processes take part, the one that gives the turns included."""
         return 1 + sum(ranks for ranks, _ in self.members)
+
+
+class ObserveTask(Noun, frozen=True):
+    """A script and its arguments, the steps to observe, the network, and a bucket cap in place of the script's.
+
+    ``meeting`` is a folder of theirs alone, in which they find each other.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    steps: int
+    meeting: str
+    network: str = "node"
+    bucket_cap_bytes: float | None = None

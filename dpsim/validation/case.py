@@ -186,21 +186,21 @@ def parts(case: Case, published: PublishedSet, *, undivided: bool = False) -> It
     what other sets are predicted with, never for a score.
     """
     rows = [row for row in published.rows if _one_of(row, case.where)]
-    found = False
+    any_part = False
     for system, of_system in _grouped(rows, case.apart).items():
         always_known = [row for row in of_system if case.known and _one_of(row, case.known)]
         others = [row for row in of_system if row not in always_known]
         columns = () if undivided else case.hold_out
         for held_out, judged in _grouped(others, columns).items():
             rest = [] if case.only_known else [row for row in others if undivided or row not in judged]
-            known = (*always_known, *rest)
-            if not known:
+            known_rows = (*always_known, *rest)
+            if not known_rows:
                 continue
-            found = True
+            any_part = True
             words = [f"{column} {value}" for column, value in zip(columns, held_out, strict=True)]
             name = "/".join((case.name, *(str(value) for value in system), *words))
-            yield Part(case=case, dataset=published.name, name=name, known=known, judged=tuple(judged))
-    if not found:
+            yield Part(case=case, dataset=published.name, name=name, known=known_rows, judged=tuple(judged))
+    if not any_part:
         raise ConfigError(f"case {case.name!r} has no rows to judge", allowed="rows beside those that are known")
 
 

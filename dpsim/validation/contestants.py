@@ -110,7 +110,7 @@ def of_step(
     published formula, on the machine's link.
     """
     workload, machine, plan = inputs[row.line].workload, inputs[row.line].machine, inputs[row.line].plan
-    found = {
+    predicted_s = {
         name.replace("_", " ").replace("alpha beta", "alpha-beta,"): seconds
         for name, (seconds, _) in nulls(workload, machine, plan).items()
     }
@@ -122,17 +122,17 @@ def of_step(
     nearest = min(known, key=lambda each: _distance(each.values, row.values))
     alike = [each for each in known if each.values.get("model") == row.values.get("model")] or list(known)
     on_several_devices = [each for each in alike if inputs[each.line].plan.devices > 1] or alike
-    found["nearest known step"] = of_sample(nearest) * plan.local_batch
-    found["median of the known steps"] = (
+    predicted_s["nearest known step"] = of_sample(nearest) * plan.local_batch
+    predicted_s["median of the known steps"] = (
         float(np.median([of_sample(each) for each in on_several_devices])) * plan.local_batch
     )
     if plan.devices > 1:
         nodes = plan.layout.nodes
         link, size = _link(machine, nodes), float(workload.gradient_bytes)
-        free_s = found["free communication"]
-        found[CALCULON] = free_s + calculon(size, plan.devices, link.latency_s, link.bandwidth_bytes_per_s)
-        found[INDUCTOR] = free_s + inductor(size, nodes, plan.devices)
-    return found
+        free_s = predicted_s["free communication"]
+        predicted_s[CALCULON] = free_s + calculon(size, plan.devices, link.latency_s, link.bandwidth_bytes_per_s)
+        predicted_s[INDUCTOR] = free_s + inductor(size, nodes, plan.devices)
+    return predicted_s
 
 
 def _link(machine: Machine, nodes: int) -> Link:

@@ -54,15 +54,15 @@ def of_other_sets(
     those before it.
     """
     by_set = grouped((case for case in cases if case.quantity == "step"), lambda case: case.dataset)
-    found: dict[str, tuple[Default, ...]] = dict.fromkeys(by_set, ())
+    estimated: dict[str, tuple[Default, ...]] = dict.fromkeys(by_set, ())
     for default in (each for each in defaults if each.field in TRIED):
-        ranges = {name: _implied(of_set, sets, found[name], default) for name, of_set in by_set.items()}
+        ranges = {name: _implied(of_set, sets, estimated[name], default) for name, of_set in by_set.items()}
         for name in by_set:
             others = [of_set for other, of_set in ranges.items() if other != name and of_set is not None]
             if others:
                 value, doubt = _nearest(TRIED[default.field], others)
-                found[name] = (*found[name], replace(default, value=value, doubt=doubt))
-    return found
+                estimated[name] = (*estimated[name], replace(default, value=value, doubt=doubt))
+    return estimated
 
 
 def _nearest(tried: Sequence[float], ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:

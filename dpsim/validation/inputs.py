@@ -244,16 +244,16 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     from scipy.optimize import least_squares
 
     case, published = part.case, sets[part.dataset]
-    names, stated = tuple(case.free), stated_inputs(part, sets)
+    names, by_line = tuple(case.free), stated_inputs(part, sets)
     if len(part.known) < len(names):
         raise ConfigError(
             f"case {part.name}: {len(names)} free numbers ({', '.join(names)}) and {len(part.known)} known rows",
             allowed="at least as many known rows as free numbers",
             remedy="state one of them in the case, or hold out less",
         )
-    known = {row.line: stated[row.line] for row in part.known}
-    outcomes = [outcome_s(row, published, known[row.line].plan) for row in part.known]
-    scaled = COMPUTE if all(map(_scales, known.values())) else ""
+    known_inputs = {row.line: by_line[row.line] for row in part.known}
+    outcomes = [outcome_s(row, published, known_inputs[row.line].plan) for row in part.known]
+    scaled = COMPUTE if all(map(_scales, known_inputs.values())) else ""
 
     def free(logarithms: Sequence[float]) -> dict[str, float]:
         return dict(zip(names, map(math.exp, logarithms), strict=True))
@@ -261,7 +261,7 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
     @functools.lru_cache(maxsize=2)
     def lowered(values: frozenset[tuple[str, float]]) -> list[tuple[Schedule, Machine]]:
         """Return schedule and machine of each known row with these free numbers."""
-        inputs = _with_free(known, dict(values), fill).values()
+        inputs = _with_free(known_inputs, dict(values), fill).values()
         return [(scheduled(each.workload, each.machine, each.plan), each.machine) for each in inputs]
 
     def misfits(logarithms: Sequence[float]) -> list[float]:
@@ -281,9 +281,9 @@ def fitted_step_inputs(part: Part, sets: Mapping[str, PublishedSet], fill: Fill 
         start = least_squares(misfits, start, loss="soft_l1", f_scale=_WRONG, **ends).x.tolist()
     degrees_of_freedom = len(part.known) - len(names)
     if COMPUTE in names and degrees_of_freedom > 0:
-        scatter = _scatter(misfits(start), degrees_of_freedom)
-        stated = _changed(stated, "workload", lambda base: msgspec.structs.replace(base, relative_uncertainty=scatter))
-    return _with_free(stated, free(start), fill)
+        doubt = _scatter(misfits(start), degrees_of_freedom)
+        by_line = _changed(by_line, "workload", functools.partial(msgspec.structs.replace, relative_uncertainty=doubt))
+    return _with_free(by_line, free(start), fill)
 
 
 def _scales(inputs: RowInputs) -> bool:

@@ -87,12 +87,12 @@ def _judged_rows(sets: Mapping[str, PublishedSet], fills: Mapping[str, Fill], pa
         inputs = collective_inputs(part)
     else:
         inputs = fitted_step_inputs(part, sets, fills.get(part.dataset, as_stated))
-    found = []
+    judged = []
     for row in part.judged:
         own = inputs[row.line]
         prediction, _ = predict_with_interval(own.workload, own.machine, own.plan)
         others = of_collective(part.known, row, own.plan) if collective else of_step(part.known, row, inputs, published)
-        found.append(
+        judged.append(
             JudgedRow(
                 part=part,
                 published=row,
@@ -104,4 +104,4 @@ def _judged_rows(sets: Mapping[str, PublishedSet], fills: Mapping[str, Fill], pa
                 high=prediction.high_s,
             )
         )
-    return found
+    return judged

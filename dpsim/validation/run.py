@@ -113,11 +113,11 @@ def with_constants(rows: Sequence[JudgedRow]) -> list[JudgedRow]:
         if PERFECT in row.others:
             ratios.setdefault(row.dataset, []).append(row.measured / row.others[PERFECT])
     medians = {name: float(np.median(of_set)) for name, of_set in ratios.items()}
-    found = []
+    scaled_rows = []
     for row in rows:
         others = [value for name, value in medians.items() if name != row.dataset]
         if PERFECT in row.others and others:
             scaled = row.others[PERFECT] * float(np.median(others))
             row = row.replaced(others=row.others | {f"{PERFECT} by other sets": scaled})
-        found.append(row)
-    return found
+        scaled_rows.append(row)
+    return scaled_rows

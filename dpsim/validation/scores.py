@@ -106,7 +106,7 @@ class Score(Row):
 
 def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lambda row: row.dataset) -> list[Score]:
     """Return a score for each set (or other ``key``), collectives before steps."""
-    found = []
+    scores = []
     for quantity in QUANTITIES:
         alike = [row for row in rows if row.quantity == quantity]
         if not alike:
@@ -114,8 +114,8 @@ def score_sets(rows: Sequence[JudgedRow], key: Callable[[JudgedRow], str] = lamb
         nulls, table, names = _nulls_beforehand(alike), _table(alike), np.array([key(row) for row in alike])
         for name in dict.fromkeys(names.tolist()):
             members = np.flatnonzero(names == name).tolist()
-            found.append(_score(name, [alike[number] for number in members], table.iloc[members], nulls))
-    return found
+            scores.append(_score(name, [alike[number] for number in members], table.iloc[members], nulls))
+    return scores
 
 
 def _table(rows: Sequence[JudgedRow]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from dpsim.records.comparison import Comparison
 from dpsim.records.coverage import CoveredPoint
 from dpsim.report.charts import Chart, Lines, Series
 from dpsim.report.content import Card, Content, ReportFigure, Tile
-from dpsim.report.table import Column, table
+from dpsim.report.table import Column, Table, table
 from dpsim.report.words import counted, percent
 from dpsim.report.write import write_content
 
@@ -159,8 +159,23 @@ def write_page(
         "cores.",
         chart=agreement_chart(by_environment),
     )
+    shown = _content(comparisons, by_environment, lines, processor, note)
+    written = write_content(folder, shown, [figure], ("html",))
+    save_dark(draw(figure.chart), dark := folder / f"{FIGURE}-dark.svg")
+    return shown, [*written, dark]
+
+
+def _content(
+    comparisons: Mapping[str, Comparison],
+    by_environment: Mapping[str, Sequence[ComparedPoint]],
+    lines: Sequence[Line],
+    processor: str,
+    note: str,
+) -> Content:
+    """Return what the page says."""
     every = [point for points in by_environment.values() for point in points]
-    shown = Content(
+    judged = covered(comparisons)
+    return Content(
         name="accuracy",
         heading="How right the predictions are",
         question="How far from the measured step times are those that were predicted without them, and how often do "
@@ -169,9 +184,9 @@ def write_page(
             f"Half of all predictions are within {_median_error(every)} of the measured step "
             f"({counted(len(comparisons), 'sweep')}, each with its own profile and calibration).",
             *(
-                f"{_inside(judged)} of {counted(len(judged), 'measured step')} lie inside 90% intervals {_WIDE}."
-                for judged in [covered(comparisons)]
+                [f"{_inside(judged)} of {counted(len(judged), 'measured step')} lie inside 90% intervals {_WIDE}."]
                 if judged
+                else []
             ),
         ),
         cards=tuple(
@@ -185,17 +200,7 @@ def write_page(
             )
             for where, points in by_environment.items()
         ),
-        tables=(
-            table(
-                title="What is promised, and what was reached",
-                columns=_COLUMNS,
-                sections={
-                    where: [line for line in lines if line.where == where]
-                    for where in dict.fromkeys(line.where for line in lines)
-                },
-                note=note,
-            ),
-        ),
+        tables=(_promises(lines, note),),
         warnings=(),
         rules=(
             "Every sweep profiled the model and calibrated the machine for itself, before its samples and in turns "
@@ -208,9 +213,17 @@ def write_page(
         facts=(("processor", processor), ("sweeps", str(len(comparisons)))),
         environment=(),
     )
-    written = write_content(folder, shown, [figure], ("html",))
-    save_dark(draw(figure.chart), dark := folder / f"{FIGURE}-dark.svg")
-    return shown, [*written, dark]
+
+
+def _promises(lines: Sequence[Line], note: str) -> Table:
+    """Return the table of what is promised, in sections by environment."""
+    environments = dict.fromkeys(line.where for line in lines)
+    return table(
+        title="What is promised, and what was reached",
+        columns=_COLUMNS,
+        sections={where: [line for line in lines if line.where == where] for where in environments},
+        note=note,
+    )
 
 
 def _median_error(points: Sequence[ComparedPoint]) -> str:

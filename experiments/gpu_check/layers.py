@@ -15,10 +15,10 @@ import numpy as np
 
 from dpsim.memory import HOST, Memory
 from dpsim.nn import Network
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Layer
 from dpsim.nn.layers import Conv2D, ReLU
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.residual import residual
 from dpsim.processor import LAYERS_VARIABLE
 from dpsim.replica import Array

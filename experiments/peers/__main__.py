@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpsim import codec
-from dpsim.cli import flags, show
+from dpsim.cli import flags, readers, show
 from dpsim.experiments import command
 from dpsim.experiments.peers import result
 from dpsim.experiments.peers.measure import measure
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         flags.writable(output := chosen.pop("output", None), "output")
-        devices = flags.listed("--devices", chosen.pop("devices", None), flags.whole("--devices"))
-        systems = flags.listed("--systems", chosen.pop("systems", None), str)
-        comparison = PeerComparison(**flags.provided(devices=devices, systems=systems, **chosen))
+        devices = readers.listed("--devices", chosen.pop("devices", None), readers.whole_numbers("--devices"))
+        systems = readers.listed("--systems", chosen.pop("systems", None), str)
+        comparison = PeerComparison(**readers.provided(devices=devices, systems=systems, **chosen))
         results = measure(comparison, command.tell)
         points = result.points(comparison, results)
         summary = result.summary(points) | {"rounds": len(results[0].step_s), "torch": version("torch")}

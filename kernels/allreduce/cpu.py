@@ -11,7 +11,8 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ from dpsim.kernels.allreduce.registry import Version, register
 from dpsim.kernels.allreduce.shards import line_bound
 from dpsim.kernels.allreduce.steps import STAGING, Arrive, Region, Step, Wait, moved_elements, programs
 from dpsim.kernels.allreduce.tree import PartialSums
+
+if TYPE_CHECKING:
+    from dpsim.kernels.allreduce.interpreter import Kind
 
 Array = NDArray[Any]
 
@@ -123,6 +127,49 @@ class Reduction:
         return None
 
 
+@dataclass(frozen=True)
+class _Words:
+    """The words of a rank's program, and the ``kinds`` of sums in them, each with its number."""
+
+    group: SharedGroup
+    arrays: Sequence[Array]
+    sums: PartialSums
+    scaled: bool
+    compression: str
+    each_sum: bool
+    kinds: dict[Kind, int] = field(default_factory=dict)
+
+    def of(self, operation: Step | Arrive | Wait, turn: int) -> list[int]:
+        """Return the words of one operation, in a half of the staging memory."""
+        from dpsim.kernels.allreduce import interpreter
+
+        if isinstance(operation, Arrive):
+            return [interpreter.ARRIVE, operation.number]
+        if isinstance(operation, Wait):
+            return [interpreter.WAIT, self.group.flag(operation.rank), operation.number]
+        sources, outputs, adds = operation.sources, operation.outputs, len(operation.sources) > 1
+        rounds = adds if self.each_sum else operation.final
+        kind = interpreter.Kind(
+            operation.tree,
+            len(sources),
+            len(outputs),
+            scaled=operation.final and self.scaled,
+            compression=self.compression if rounds else "",
+            each_sum=self.each_sum and adds,
+        )
+        number = self.kinds.setdefault(kind, len(self.kinds))
+        addresses = [self._address(region, turn) for region in (*sources, *outputs)]
+        return [interpreter.SUMS + number, sources[0].elements, *addresses]
+
+    def _address(self, region: Region, turn: int) -> int:
+        base = int(self.arrays[region.number].ctypes.data)
+        if region.memory == STAGING:
+            owner = self.sums.owners[region.number]
+            pitch = -(-self.arrays[0].nbytes // _LINE_BYTES) * _LINE_BYTES
+            base = self.group.staging(owner, turn) + self.sums.of(owner).index(region.number) * pitch
+        return base + region.start * self.arrays[0].itemsize
+
+
 def _make(algorithm: Algorithm) -> Callable[..., Reduction]:
     """Return the ``make`` of a version."""
 
@@ -148,46 +195,17 @@ def _make(algorithm: Algorithm) -> Callable[..., Reduction]:
         steps = listed.scaled(line_bound(arrays[0].size, listed.units))
         plan = programs(steps, sums.owners)
         staged = any(region.memory == STAGING for step in steps for region in step.outputs)
-        kinds: dict[interpreter.Kind, int] = {}
-
-        def words(operation: Step | Arrive | Wait, turn: int) -> list[int]:
-            if isinstance(operation, Arrive):
-                return [interpreter.ARRIVE, operation.number]
-            if isinstance(operation, Wait):
-                return [interpreter.WAIT, group.flag(operation.rank), operation.number]
-            sources, outputs, adds = operation.sources, operation.outputs, len(operation.sources) > 1
-            rounds = adds if each_sum else operation.final
-            kind = interpreter.Kind(
-                operation.tree,
-                len(sources),
-                len(outputs),
-                scaled=operation.final and scale != 1.0,
-                compression=compression[0] if compression and rounds else "",
-                each_sum=each_sum and adds,
-            )
-            number = kinds.setdefault(kind, len(kinds))
-            addresses = [_address(group, arrays, sums, region, turn) for region in (*sources, *outputs)]
-            return [interpreter.SUMS + number, sources[0].elements, *addresses]
-
+        wire_dtype, power = compression or ("", 1.0)
+        written = _Words(group, arrays, sums, scaled=scale != 1.0, compression=wire_dtype, each_sum=each_sum)
         bodies = []
         for turn in (0, 1) if staged else (0,):
-            body = itertools.chain(*(words(operation, turn) for operation in plan.of[group.rank]))
+            body = itertools.chain(*(written.of(operation, turn) for operation in plan.of[group.rank]))
             bodies.append([*body, interpreter.END, plan.arrivals, int(staged)])
         program = [interpreter.TURN, len(bodies[0]), *bodies[0], *bodies[1]] if staged else bodies[0]
-        function = interpreter.interpreter(arrays[0].dtype.name, tuple(kinds))
-        power = compression[1] if compression else 1.0
+        function = interpreter.interpreter(arrays[0].dtype.name, tuple(written.kinds))
         return Reduction(function, program, np.array([scale, 1 / power, power], arrays[0].dtype), group, arrays)
 
     return make
-
-
-def _address(group: SharedGroup, arrays: Sequence[Array], sums: PartialSums, region: Region, turn: int) -> int:
-    base = int(arrays[region.number].ctypes.data)
-    if region.memory == STAGING:
-        owner = sums.owners[region.number]
-        pitch = -(-arrays[0].nbytes // _LINE_BYTES) * _LINE_BYTES
-        base = group.staging(owner, turn) + sums.of(owner).index(region.number) * pitch
-    return base + region.start * arrays[0].itemsize
 
 
 SHARD_KERNELS: dict[str, Callable[..., Reduction]] = {

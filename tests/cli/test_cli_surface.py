@@ -10,7 +10,7 @@ import pytest
 from cyclopts import App
 
 from dpsim.algorithms import ALGORITHMS
-from dpsim.cli import app, flags
+from dpsim.cli import app, readers
 from dpsim.cli.commands import modules
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
@@ -95,7 +95,7 @@ def test_completion_can_be_made() -> None:
     ],
 )
 def test_a_list_of_networks_is_split_where_a_network_ends(text: str, expected: tuple[str, ...]) -> None:
-    assert flags.networks(text) == expected
+    assert readers.networks(text) == expected
 
 
 def test_the_help_of_train_states_the_defaults_that_are_in_force(dpsim: Dpsim) -> None:
@@ -117,11 +117,11 @@ def test_help_names_every_registered_algorithm_and_rule(dpsim: Dpsim) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("5", 5.0), ("2min", 120.0), ("90s", 90.0), (None, None)])
 def test_a_budget_is_read_with_and_without_its_unit(text: str | None, seconds: float | None) -> None:
-    assert flags.budget(text) == seconds
+    assert readers.budget(text) == seconds
 
 
 def test_an_empty_list_is_a_mistake() -> None:
     with pytest.raises(ConfigError):
-        flags.networks("")
+        readers.networks("")
     with pytest.raises(ConfigError):
-        flags.listed("--devices", "", int)
+        readers.listed("--devices", "", int)

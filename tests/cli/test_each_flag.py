@@ -60,7 +60,7 @@ OWN_TESTS = {
         "bench allreduce --peer-env",
     ),
     *("report --check", "report --page"),
-    *(f"reproduce --{flag}" for flag in ("torch-script", "script-may-write")),
+    *(f"reproduce --{flag}" for flag in ("torch-script", "python", "script-may-write")),
     *(f"explain --{flag}" for flag in ("torch-script", "trace", "devices", "steps", "network", "json-line")),
     *("explain --script-may-write", "explain --workload", "explain --wait-until-quiet"),
     *(
@@ -70,7 +70,14 @@ OWN_TESTS = {
         "profile --torch-script",
     ),
     "tune --torch-script",
-    *("profile --torch", "profile --from", "profile --devices", "profile --steps", "profile --script-may-write"),
+    *(
+        "profile --torch",
+        "profile --from",
+        "profile --devices",
+        "profile --steps",
+        "profile --python",
+        "profile --script-may-write",
+    ),
 }
 """Flags that need files, PyTorch or one another, and have tests of their own."""
 

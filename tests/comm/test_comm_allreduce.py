@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -23,7 +24,6 @@ from dpsim.kernels.allreduce.tree import slots
 
 POINT_TO_POINT = ["ring", "recursive-doubling", "halving-doubling", "direct", "hierarchical"]
 RANKS = [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 8))]
-OnRanks = Callable[..., Any]
 
 
 @settings(max_examples=200)
@@ -205,33 +205,28 @@ def test_broadcast_sends_rank_0s_data_along_a_binomial_tree(size: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def once() -> Callable[..., dict[str, Any]]:
-    """The real runs, each started once for all tests of this module."""
-    actual: dict[int, dict[str, Any]] = {}
+def once(together: Callable[..., list[Any]]) -> Callable[[int], dict[str, Any]]:
+    """The real runs, started once for all tests of this module: those on few ranks in one job."""
 
-    def run(devices: int, on_ranks: OnRanks) -> dict[str, Any]:
-        if devices not in actual:
-            actual[devices] = on_ranks("ranks_comm:collectives", devices=devices)
-        return actual[devices]
+    @functools.cache
+    def run(numbers: tuple[int, ...]) -> dict[int, Any]:
+        tasks = [("ranks_comm:collectives", {}, devices) for devices in numbers]
+        return dict(zip(numbers, together(*tasks), strict=True))
 
-    return run
+    return lambda devices: run((1, 2, 3, 4) if devices < 5 else (devices,))[devices]
 
 
 @pytest.mark.parametrize("algorithm", algorithms_in(*RUNNABLE))
 @pytest.mark.parametrize("devices", RANKS)
-def test_processes_get_numpys_sum(
-    devices: int, algorithm: str, once: Callable[..., dict[str, Any]], on_ranks: OnRanks
-) -> None:
-    actual = once(devices, on_ranks)
+def test_processes_get_numpys_sum(devices: int, algorithm: str, once: Callable[[int], dict[str, Any]]) -> None:
+    actual = once(devices)
     assert actual["wrong"][algorithm] == []
     assert actual["cases"][algorithm] >= 10
 
 
 @pytest.mark.parametrize("devices", RANKS)
-def test_broadcast_between_processes_makes_all_ranks_equal(
-    devices: int, once: Callable[..., dict[str, Any]], on_ranks: OnRanks
-) -> None:
-    assert once(devices, on_ranks)["broadcast_wrong"] == []
+def test_broadcast_between_processes_makes_all_ranks_equal(devices: int, once: Callable[[int], dict[str, Any]]) -> None:
+    assert once(devices)["broadcast_wrong"] == []
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "direct"])

@@ -15,12 +15,10 @@ from dpsim.comm.progress import progress
 OnRanks = Callable[..., Any]
 
 
-@pytest.mark.parametrize(("devices", "of_a_group"), [(1, 1), (2, 1), (2, 2), (3, 2), (3, 3), (4, 2), (4, 4)])
-def test_groups_run_all_collectives_at_once_while_messages_go_around(
-    devices: int, of_a_group: int, on_ranks: OnRanks
-) -> None:
-    argument = {"networks": ["node", "paced:50us,1gbit"], "of_a_group": of_a_group}
-    assert on_ranks("ranks_groups:groups", argument, devices=devices) == []
+def test_groups_run_all_collectives_at_once_while_messages_go_around(together: OnRanks) -> None:
+    sizes, networks = ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3), (4, 2), (4, 4)), ["node", "paced:50us,1gbit"]
+    tasks = [("ranks_groups:groups", {"networks": networks, "of_a_group": of_a_group}, n) for n, of_a_group in sizes]
+    assert dict(zip(sizes, together(*tasks), strict=True)) == {size: [] for size in sizes}
 
 
 def test_transports_of_one_rank_share_its_emulated_link(on_ranks: OnRanks) -> None:

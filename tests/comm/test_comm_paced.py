@@ -62,9 +62,8 @@ def test_in_a_layout_only_messages_between_nodes_are_held_to_the_link(on_ranks: 
     assert actual["due"] == [False, True], "inside a node, across nodes"
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4])
-def test_every_point_to_point_algorithm_gives_the_sum(devices: int, on_ranks: OnRanks) -> None:
-    assert on_ranks("ranks_paced:sums", {"network": NETWORK}, devices=devices) == []
+def test_every_point_to_point_algorithm_gives_the_sum(together: OnRanks) -> None:
+    assert together(*(("ranks_paced:sums", {"network": NETWORK}, devices) for devices in (2, 3, 4))) == [[]] * 3
 
 
 def test_the_link_is_kept_beside_a_backward(on_ranks: OnRanks) -> None:

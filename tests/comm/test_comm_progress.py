@@ -360,10 +360,9 @@ def test_the_host_waits_for_what_ranks_that_share_a_device_reduce_in_stages(over
     assert [what[0] for what in done] == [0, 1]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3])
-def test_buckets_are_reduced_in_order_exactly_once_between_processes(devices: int, on_ranks: OnRanks) -> None:
+def test_buckets_are_reduced_in_order_exactly_once_between_processes(together: OnRanks) -> None:
     networks = ["node", "paced:50us,1gbit"]
-    actual = on_ranks("ranks_comm:mechanisms", {"networks": networks}, devices=devices)
-    assert actual["wrong"] == []
-    for case, counts in actual["finished_in_the_pause"].items():
-        assert counts == [6] * len(counts), f"{case}: the pause ended before all buckets were reduced"
+    for actual in together(*(("ranks_comm:mechanisms", {"networks": networks}, devices) for devices in (1, 2, 3))):
+        assert actual["wrong"] == []
+        for case, counts in actual["finished_in_the_pause"].items():
+            assert counts == [6] * len(counts), f"{case}: the pause ended before all buckets were reduced"

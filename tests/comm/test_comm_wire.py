@@ -256,11 +256,11 @@ def test_a_table_of_the_wire_dtype_is_taken_and_else_direct_costs_what_half_the_
     assert [default_algorithm(machine, name) for name in (None, "float16")] == ["direct", "direct"]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_16_bits_between_processes_round_as_documented_under_every_mechanism(devices: int, on_ranks: OnRanks) -> None:
-    actual = on_ranks("ranks_comm:sixteen_bits", devices=devices)
-    assert actual["wrong"] == []
-    assert actual["cases"] == 4 * 2 * (1 + {1: 1, 2: 2, 3: 2, 4: 3}[devices])
+def test_16_bits_between_processes_round_as_documented_under_every_mechanism(together: Callable[..., Any]) -> None:
+    several = together(*(("ranks_comm:sixteen_bits", {}, devices) for devices in (1, 2, 3, 4)))
+    for actual, ways in zip(several, (1, 2, 2, 3), strict=True):
+        assert actual["wrong"] == []
+        assert actual["cases"] == 4 * 2 * (1 + ways)
 
 
 @pytest.mark.slow

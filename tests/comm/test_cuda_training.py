@@ -23,9 +23,9 @@ from dpsim.timeline import Timeline, TimelineRecord
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
 DATA = "synthetic:5x5x1,classes=3,train=32,test=7"
-FEW_PIXELS = "synthetic:2x3x1,classes=3,train=18,test=3"
-"""For kernels of layers, which the simulator runs pixel by pixel; some leaves of the third batch have no samples."""
-STEPS = 3
+FEW_PIXELS = "synthetic:2x3x1,classes=3,train=10,test=3"
+"""For kernels of layers, which the simulator runs pixel by pixel; some leaves of the second batch have no samples."""
+STEPS = 2
 
 
 def case(

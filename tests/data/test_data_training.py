@@ -51,7 +51,7 @@ def test_cifar_in_a_relative_folder_trains_and_tests_alike_on_any_number_of_rank
     assert losses[0][-1] < 0.8 * losses[0][0] and correct[0] > 0
 
 
-def test_evaluation_on_files_is_exact_at_any_number_of_ranks(on_ranks: Callable[..., Any], tmp_path: Path) -> None:
+def test_evaluation_on_files_is_exact_at_any_number_of_ranks(together: Callable[..., Any], tmp_path: Path) -> None:
     """Also with fewer test samples than ranks, and with samples that have no height and width."""
     write_cifar(tmp_path / "some", test=TESTS)
     write_cifar(tmp_path / "few", test=2)
@@ -59,15 +59,13 @@ def test_evaluation_on_files_is_exact_at_any_number_of_ranks(on_ranks: Callable[
     np.savez(tmp_path / "rows.npz", x_train=x[:50], y_train=y[:50], x_test=x[50:], y_test=y[50:])
     tokens = [(f"cifar10:{tmp_path}/some", TESTS), (f"cifar10:{tmp_path}/few", 2), (f"npz:{tmp_path}/rows.npz", TESTS)]
     cases = [{"model": "mlp:8", "dataset": token, "seed": 3, "plan": {"global_batch": 10}} for token, _ in tokens]
-    alone: list[dict[str, Any]] = []
-    for devices in (1, 2, 3, 4):
-        actual = on_ranks("ranks_runtime:evaluated", {"cases": cases, "steps": 0}, devices=devices)
-        alone = alone or [run["sums"][0] for run in actual]
-        for (token, size), run, expected in zip(tokens, actual, alone, strict=True):
-            assert len(run["sums"]) == devices
-            for sums in run["sums"]:
-                assert (sums["samples"], sums["correct"]) == (size, expected["correct"]), token
-                assert sums["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    alone, *others = together(*(("ranks_runtime:evaluated", {"cases": cases}, n) for n in (1, 2, 3, 4)))
+    for devices, actual in enumerate(others, start=2):
+        for (token, size), (expected,), sums in zip(tokens, alone, actual, strict=True):
+            assert len(sums) == devices
+            for each in sums:
+                assert (each["samples"], each["correct"]) == (size, expected["correct"]), token
+                assert each["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
 def test_a_data_set_that_is_not_there_is_a_mistake_however_many_ranks_look_for_it(dpsim: Dpsim, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from dpsim.launch import rank_info
 from dpsim.records import bench
 from dpsim.records.bench import AllreduceBench, BenchRecord, Series, System
 from dpsim.records.bench_result import BenchPoint
-from dpsim.report.bench import placements, warnings
+from dpsim.report.bench import warnings
+from dpsim.report.bench_tables import placements
 from dpsim.study.environment import environment, stamp
 from dpsim.study.runners.allreduce import systems, turns
 from dpsim.study.runners.allreduce.algorithms import bench_algorithms

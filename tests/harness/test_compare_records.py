@@ -55,7 +55,7 @@ def _resealed(predictions: Predictions, results: Results) -> Results:
     )
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), which=st.sampled_from(["predictions", "results"]))
 def test_changed_records_read_or_raise_a_file_format_error(data: st.DataObject, which: str, tmp_path: Path) -> None:
     raw = copy.deepcopy(RAW)
@@ -84,7 +84,7 @@ def test_changed_records_read_or_raise_a_file_format_error(data: st.DataObject, 
         assert error.given
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(cut=st.floats(0, 1), junk=st.binary(max_size=4))
 def test_cut_or_scribbled_files_raise_a_file_format_error(
     cut: float, junk: bytes, tmp_path_factory: pytest.TempPathFactory

@@ -13,7 +13,7 @@ from dpsim.comm.cuda import driver as cuda_driver
 from dpsim.comm.cuda.driver import Driver, DriverGpu
 from dpsim.errors import DpsimError
 from dpsim.harness import doctor_gpu
-from dpsim.harness.finding import Finding
+from dpsim.harness.doctor_gpu import Finding
 from dpsim.launch import jobs
 
 TWO = Driver(cuda_version=13010, gpus=(DriverGpu(name="H100", capability=(9, 0)),) * 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsim.cli import flags
+from dpsim.cli import flags, readers
 from dpsim.errors import ConfigError
 from dpsim.harness import doctor
 from dpsim.study import other_processes
@@ -143,9 +143,14 @@ def test_the_time_to_wait_may_be_left_out(words: str, expected: str) -> None:
 
 
 def test_the_time_to_wait_is_read() -> None:
-    assert (flags.wait("10m"), flags.wait("90"), flags.wait("1h"), flags.wait(None)) == (600.0, 90.0, 3600.0, None)
+    assert (readers.wait("10m"), readers.wait("90"), readers.wait("1h"), readers.wait(None)) == (
+        600.0,
+        90.0,
+        3600.0,
+        None,
+    )
     with pytest.raises(ConfigError, match="--wait-until-quiet 5s"):
-        flags.wait("5s")
+        readers.wait("5s")
 
 
 def waits(machine: Machine, limit_s: float, rates: Iterator[float]) -> list[str]:

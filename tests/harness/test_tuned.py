@@ -8,7 +8,7 @@ from report_factory import sweep, workload
 
 from dpsim.frameworks import FRAMEWORKS
 from dpsim.harness.sweep.compare import compare
-from dpsim.harness.tuned import measured_regret
+from dpsim.harness.sweep.scores import measured_regret
 from dpsim.machine import Link, Machine
 from dpsim.model.ranking import Tuned
 from dpsim.model.rows import PredictedRow, Ratio

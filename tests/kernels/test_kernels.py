@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from dpsim.kernels import update
 from dpsim.kernels.allreduce.tree import fold, leaf_tree
 from dpsim.kernels.vector import even_parts
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.layer import Buffers
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.replica import Array
 
 CPU, NUMPY = CpuOps(), NumpyOps()

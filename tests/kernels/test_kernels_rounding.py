@@ -13,8 +13,8 @@ from wire_reference import rounded
 from dpsim.comm.compression import Compression
 from dpsim.kernels.allreduce import reference
 from dpsim.kernels.rounding import round_array, round_sum
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.cpu_ops import CpuOps
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.replica import Rounding
 
 Array = np.ndarray[Any, Any]

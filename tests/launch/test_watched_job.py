@@ -39,7 +39,7 @@ def test_the_jobs_own_sitecustomize_is_loaded_too(tmp_path: Path) -> None:
 def test_the_job_can_import_nothing_that_watches(tmp_path: Path) -> None:
     shown = in_job(
         tmp_path,
-        "import importlib.util as u, sys; print(u.find_spec('watched'), any('probe' in p for p in sys.path))",
+        "import importlib.util as u, sys; print(u.find_spec('watched'), any('startup' in p for p in sys.path))",
     )
     assert shown.split() == ["None", "False"]
 

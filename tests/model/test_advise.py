@@ -47,7 +47,7 @@ def _spacious() -> Advice:
     share=st.floats(0.4, 1.1),
     devices=st.sampled_from([2, 4]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_best_of_each_strategy_is_that_of_all_candidates(
     latency_s: float, bandwidth: float, share: float, devices: int
 ) -> None:

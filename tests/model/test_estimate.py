@@ -56,7 +56,7 @@ def values(found: Estimated) -> dict[str, float]:
     return {number.name: number.value for number in found.numbers}
 
 
-@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.floats(0.5, 1.5), st.floats(50.0, 150.0), st.floats(0.05, 0.3), st.floats(1.2, 2.0), st.floats(1.02, 1.3))
 def test_the_numbers_that_made_the_steps_come_back(
     compute: float, bandwidth: float, overhead: float, contention: float, loss: float

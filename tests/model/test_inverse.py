@@ -62,7 +62,7 @@ def with_value(quantity: str, value: float, machine: Machine, devices: int) -> t
 def test_answers_of_random_workloads_and_machines_hold_in_plain_predictions(quantity: str) -> None:
     outcomes: list[str] = []
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=30, deadline=None, derandomize=True)
     @given(
         workload=workloads(launches=False),
         link=st.builds(

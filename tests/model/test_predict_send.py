@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dpsim.collective import Collective, Layout
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, Link, Machine
-from dpsim.model.cost import SEND_ALGORITHM, at, idle_curve, send_curve
+from dpsim.model.cost import SEND_ALGORITHM, idle_curve, send_curve
+from dpsim.model.curve import at
 from dpsim.model.uncertainty import _network
 from dpsim.uncertainty import ASSUMED_LINK
 

@@ -14,7 +14,8 @@ from predict_cases import machines, plans, workloads
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import Machine
 from dpsim.model import compute_slowdown, predict, scheduled, step_times, timeline
-from dpsim.model.cost import at, cost, overlapped_curve
+from dpsim.model.cost import cost, overlapped_curve
+from dpsim.model.curve import at
 from dpsim.model.formulas import rounds
 from dpsim.model.prices import local_share
 from dpsim.plan import OVERLAPS, Plan

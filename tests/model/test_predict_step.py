@@ -31,7 +31,8 @@ from dpsim.model import (
     predict_points,
     timeline,
 )
-from dpsim.model.cost import added_s, at, overlapped_curve
+from dpsim.model.cost import added_s, overlapped_curve
+from dpsim.model.curve import at
 from dpsim.model.formulas import rounds
 from dpsim.model.link_fit import fitted_link
 from dpsim.model.step import price, scheduled

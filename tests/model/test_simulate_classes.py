@@ -351,7 +351,7 @@ def reference(columns: Any, peers: Any, layers: Any, messages_s: Any, overlap: s
     return np.array([end[i] for i in range(count)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(schedules(), st.sampled_from(["off", "thread"]), st.integers(0, 4))
 def test_random_schedules_agree_with_the_reference(schedule: Any, overlap: str, message_s: int) -> None:
     columns, peers, layers = schedule

@@ -15,11 +15,12 @@ from cupy_signatures import refusals
 from strict_arrays import StrictArray, StrictMemory, StrictModule, called, host, nothing_waited_for, strict
 
 from dpsim.memory import HOST, HostMemory
-from dpsim.nn.array_ops import ArrayOps, NumpyOps
+from dpsim.nn.array_ops import ArrayOps
 from dpsim.nn.device_ops import DeviceLeafOps, DeviceOps
 from dpsim.nn.layer import Buffers, tree_sum
 from dpsim.nn.models import build_model
 from dpsim.nn.network import NoEvents
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, BatchSums, DeferredSums, Rounding
 from dpsim.runtime.leaf_step import add_rounded, round_in_place

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nn_setup import Recorder, batch_for, bound
 
 from dpsim.nn import build_model
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.layers import Augment
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.replica import Array, Batch
 
 SHAPE = (6, 5, 2)

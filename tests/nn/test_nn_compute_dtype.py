@@ -13,13 +13,14 @@ from wire_reference import rounded
 from dpsim.dtypes import ComputeDtype
 from dpsim.errors import ConfigError
 from dpsim.memory import HOST
-from dpsim.nn.array_ops import ArrayOps, NumpyOps
+from dpsim.nn.array_ops import ArrayOps
 from dpsim.nn.cpu_ops import CpuOps
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.nn.function import FunctionReplica
 from dpsim.nn.layer import Buffers
 from dpsim.nn.models import build_model
 from dpsim.nn.network import NoEvents
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops
 from dpsim.replica import Array, Batch, Capabilities
 

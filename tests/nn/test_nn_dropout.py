@@ -13,8 +13,8 @@ from nn_setup import Recorder, batch_for, bound, gradients_of
 from dpsim import rng
 from dpsim.errors import ConfigError
 from dpsim.nn import build_model
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.layers import Dropout
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.replica import Array, Batch
 
 SHAPE = (3, 5)

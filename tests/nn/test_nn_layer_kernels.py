@@ -9,12 +9,12 @@ import pytest
 
 from dpsim.memory import HOST, Memory
 from dpsim.nn import build_model
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.device_ops import DeviceOps
 from dpsim.nn.layer import tree_sum
 from dpsim.nn.layers import Conv2D, Dense, GlobalAveragePool, ReLU
 from dpsim.nn.network import Network, NoEvents
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.ops import Ops
 from dpsim.nn.residual import Subsample, residual
 from dpsim.replica import Array, Batch

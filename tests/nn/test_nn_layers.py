@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Layer
 from dpsim.nn.layers import Conv2D, Dense, Dropout, Flatten, GlobalAveragePool, MaxPool2D, ReLU
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.residual import Subsample
 from dpsim.nn.sample_norm import GroupNorm, InstanceNorm, LayerNorm
 from dpsim.replica import Array, Leaves

@@ -8,9 +8,9 @@ from nn_setup import Recorder, batch_for, bound
 
 from dpsim.errors import ConfigError
 from dpsim.nn import build_model
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.layer import Buffers
 from dpsim.nn.losses import softmax_cross_entropy
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.replica import Array, Batch
 
 OPS = NumpyOps()

@@ -11,10 +11,10 @@ from nn_setup import Recorder, batch_for, bound, gradients_of
 from dpsim.data import epoch_batches, load_dataset
 from dpsim.errors import ConfigError
 from dpsim.nn import Network, build_model, update
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Layer
 from dpsim.nn.layers import Conv2D, Dense, Dropout, Flatten, GlobalAveragePool, ReLU
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.residual import Subsample, layers_read, residual
 from dpsim.nn.sample_norm import GroupNorm
 from dpsim.optimizer import Sgd

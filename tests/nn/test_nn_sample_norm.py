@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.nn.array_ops import NumpyOps
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.sample_norm import GroupNorm, InstanceNorm, LayerNorm
 from dpsim.replica import Array
 

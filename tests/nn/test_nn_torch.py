@@ -9,11 +9,11 @@ import pytest
 from nn_setup import Recorder, batch_for, bound
 
 from dpsim.nn import Network, build_model, update
-from dpsim.nn.array_ops import NumpyOps
 from dpsim.nn.batch_norm import BatchNorm
 from dpsim.nn.layer import Buffers
 from dpsim.nn.layers import Conv2D, Dense, GlobalAveragePool
 from dpsim.nn.losses import softmax_cross_entropy
+from dpsim.nn.numpy_ops import NumpyOps
 from dpsim.nn.residual import residual
 from dpsim.nn.sample_norm import GroupNorm
 from dpsim.optimizer import Sgd

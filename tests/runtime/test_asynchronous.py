@@ -21,6 +21,7 @@ from dpsim.records.train import TrainConfig
 from dpsim.runtime.asynchronous.update_order import Compute, Pull, Push, UpdateOrder
 
 OnRanks = Callable[..., Any]
+Together = Callable[..., list[Any]]
 STEPS = 12
 STRATEGIES = ("parameter-server:staleness=2", "gossip:staleness=2")
 PLAIN = Sgd(momentum=0.0)
@@ -44,9 +45,12 @@ def order_of(outcome: dict[str, Any]) -> UpdateOrder:
     return codec.decode(outcome["order"], UpdateOrder, "order")
 
 
-def replay(on_ranks: OnRanks, one: dict[str, Any], outcome: dict[str, Any], devices: int) -> dict[str, Any]:
-    result: dict[str, Any] = on_ranks("ranks_asynchronous:replay", one | {"order": outcome["order"]}, devices=devices)
-    return result
+def replays(
+    together: Together, one: dict[str, Any], *orders: UpdateOrder, devices: tuple[int, ...] = (1,)
+) -> list[dict[str, Any]]:
+    """The results of replays of each order on each number of devices."""
+    arguments = [one | {"order": codec.to_builtins(order)} for order in orders]
+    return together(*(("ranks_asynchronous:replay", each, n) for each in arguments for n in devices))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,13 @@ def replay(on_ranks: OnRanks, one: dict[str, Any], outcome: dict[str, Any], devi
     ],
 )
 def test_a_replay_on_any_number_of_ranks_ends_in_the_same_bits(
-    on_ranks: OnRanks, workers: int, optimizer: Optimizer, model: str, strategy: str, changed: int
+    on_ranks: OnRanks,
+    together: Together,
+    workers: int,
+    optimizer: Optimizer,
+    model: str,
+    strategy: str,
+    changed: int,
 ) -> None:
     """Each update has ``changed`` so many cells."""
     one = case(workers, optimizer, model, strategy)
@@ -70,8 +80,7 @@ def test_a_replay_on_any_number_of_ranks_ends_in_the_same_bits(
     order = order_of(outcome)
     assert len(order.orders) == workers
     assert all(sum(ticket in cell for cell in order.orders) == changed for ticket in range(STEPS * workers))
-    for devices in (1, 2, 3):
-        again = replay(on_ranks, one, outcome, devices)
+    for again in replays(together, one, order, devices=(1, 2, 3)):
         for name in ("digest", "losses", "mean_staleness", "consensus_distance", "test_loss"):
             assert again[name] == outcome["result"][name], name
 
@@ -103,23 +112,21 @@ def in_pairs(updates: int, met: int) -> UpdateOrder:
     [(2, STRATEGIES[0], [in_turn(24), in_turn(24, 1)]), (3, STRATEGIES[1], [in_pairs(36, 3), in_pairs(36, 4)])],
 )
 def test_another_order_ends_in_other_bits(
-    on_ranks: OnRanks, workers: int, strategy: str, orders: list[UpdateOrder]
+    together: Together, workers: int, strategy: str, orders: list[UpdateOrder]
 ) -> None:
-    one = case(workers, Sgd(), strategy=strategy)
-    replays = [
-        replay(on_ranks, one, {"order": codec.to_builtins(order)}, 1)["digest"] for order in (*orders, orders[0])
-    ]
-    assert replays[0] == replays[2] != replays[1]
+    results = replays(together, case(workers, Sgd(), strategy=strategy), *orders, orders[0])
+    digests = [result["digest"] for result in results]
+    assert digests[0] == digests[2] != digests[1]
 
 
 @pytest.mark.parametrize(("strategy", "order"), [(STRATEGIES[1], in_turn(24)), (STRATEGIES[0], in_pairs(36, 3))])
-def test_an_order_of_another_strategy_is_refused(on_ranks: OnRanks, strategy: str, order: UpdateOrder) -> None:
+def test_an_order_of_another_strategy_is_refused(together: Together, strategy: str, order: UpdateOrder) -> None:
     one = case(len(order.orders), Sgd(), strategy=strategy)
     with pytest.raises(ConfigError, match="an order of updates that strategy"):
-        replay(on_ranks, one, {"order": codec.to_builtins(order)}, 1)
+        replays(together, one, order)
 
 
-def test_gossip_with_all_others_is_training_of_one_copy(on_ranks: OnRanks) -> None:
+def test_gossip_with_all_others_is_training_of_one_copy(together: Together) -> None:
     """n copies that are averaged after each update move as one copy does by 1/n of the update, but for rounding."""
     updates, pulls = STEPS * 3, [[-1] * 3 for _ in range(STEPS * 3)]
     for ticket, row in enumerate(pulls):
@@ -130,8 +137,8 @@ def test_gossip_with_all_others_is_training_of_one_copy(on_ranks: OnRanks) -> No
         orders=(tuple(range(updates)),) * 3,
     )
     one_copy = UpdateOrder(takers=(0,) * updates, pulls=tuple((k,) * 3 for k in range(updates)), orders=all_meet.orders)
-    gossip, server = (
-        replay(on_ranks, case(3, PLAIN, strategy=strategy), {"order": codec.to_builtins(order)}, 2)
+    (gossip,), (server,) = (
+        replays(together, case(3, PLAIN, strategy=strategy), order, devices=(2,))
         for strategy, order in (("gossip:peers=2", all_meet), ("parameter-server", one_copy))
     )
     assert gossip["losses"] == pytest.approx(server["losses"], rel=1e-4) and gossip["losses"][0] != gossip["losses"][-1]
@@ -172,7 +179,12 @@ def runs(process: int) -> bool:
     ],
 )
 def test_the_others_go_on_when_workers_die(
-    on_ranks: OnRanks, capfd: pytest.CaptureFixture[str], strategy: str, dies: tuple[int, ...], where: str
+    on_ranks: OnRanks,
+    together: Together,
+    capfd: pytest.CaptureFixture[str],
+    strategy: str,
+    dies: tuple[int, ...],
+    where: str,
 ) -> None:
     """A worker dies while it computes, when it has written new versions, or when these count and are not counted."""
     one = case(3, Sgd(), strategy=strategy)
@@ -185,7 +197,8 @@ def test_the_others_go_on_when_workers_die(
         assert sorted(map(len, order.orders)) == [STEPS * 3 - len(dies)] * 3
     said = capfd.readouterr().err
     assert all(said.count(f"worker {rank} (process ") == (rank in dies) for rank in range(3)), said
-    assert replay(on_ranks, one, outcome, 2)["digest"] == outcome["result"]["digest"]
+    (again,) = replays(together, one, order)
+    assert again["digest"] == outcome["result"]["digest"]
     assert not [*filter(runs, outcome["processes"])]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -68,28 +68,50 @@ def test_a_run_that_went_on_has_the_bits_of_one_that_never_stopped(
             assert run["different_states"] == devices, one["name"]
 
 
+PLAN = case("two", 5, ADAMW)["plan"]
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"model": "cnn:3,5"}, "bn2.beta is ((4,), 'float32') there, ((5,), 'float32') here"),
+    ({"model": "cnn:3"}, "is ((4,), 'float32') there, None here"),
+    ({"seed": 6}, "seed is 5 there, 6 here"),
+    ({"dataset": DATASET.replace("train=25", "train=26")}, "number of training samples is 25 there, 26 here"),
+    ({"plan": PLAN | {"optimizer": codec.to_builtins(AdamW(learning_rate=0.02))}}, "optimizer is AdamW"),
+    ({"plan": PLAN | {"optimizer": codec.to_builtins(SGD)}}, "optimizer is AdamW"),
+    ({"plan": PLAN | {"global_batch": 8}}, "global batch is 7 there, 8 here"),
+    ({"plan": PLAN | {"leaves": 4, "batch_norm": "leaf"}}, "leaves is 0 there, 4 here"),
+    ({"plan": PLAN | {"batch_norm": "global"}}, "batch norm is local there, global here"),
+    ({"plan": PLAN | {"wire_dtype": "bfloat16"}}, "wire dtype is None there, bfloat16 here"),
+    ({"plan": PLAN | {"compute_dtype": "bfloat16"}}, "compute dtype is float32 there, bfloat16 here"),
+]
+"""Changes to the case whose checkpoint is read, and what is said of each."""
+
+
+class Read(NamedTuple):
+    """A case, a checkpoint of it that two ranks wrote at step 5, and what became of it on 1 and on 3 ranks."""
+
+    case: dict[str, Any]
+    path: Path
+    restored: dict[int, dict[str, Any]]
+    refused: list[str]
+    evaluated: dict[int, dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[OnRanks], tuple[dict[str, Any], Path]]:
-    """A case, and a checkpoint of it that two ranks wrote at step 5."""
+def written(tmp_path_factory: pytest.TempPathFactory, together: Callable[..., list[Any]]) -> Read:
     folder = tmp_path_factory.mktemp("written")
-    one = case("two", 5, ADAMW)
-
-    def make(on_ranks: OnRanks) -> tuple[dict[str, Any], Path]:
-        path = folder / "two" / "checkpoint-5.safetensors"
-        if not path.exists():
-            on_ranks("ranks_resume:interrupted", {"cases": [one], "steps": STEPS, "folder": str(folder)}, devices=2)
-        return one, path
-
-    return make
+    one, path = case("two", 5, ADAMW), folder / "two" / "checkpoint-5.safetensors"
+    file = {"case": one, "path": str(path)}
+    _, refused, *others = together(
+        ("ranks_resume:interrupted", {"cases": [one], "steps": STEPS, "folder": str(folder)}, 2),
+        ("ranks_resume:refused", {"cases": [one | change for change, _ in OTHERS], "path": str(path)}, 1),
+        *(("ranks_resume:restored", file, devices) for devices in (1, 3)),
+        *(("ranks_resume:evaluated_midway", {"case": case("looked", 0)}, devices) for devices in (1, 3)),
+    )
+    return Read(one, path, {1: others[0], 3: others[1]}, refused, {1: others[2], 3: others[3]})
 
 
 @pytest.mark.parametrize("devices", [1, 3])
-def test_on_another_number_of_devices_statistics_are_the_mean(
-    devices: int, on_ranks: OnRanks, written: Callable[[OnRanks], tuple[dict[str, Any], Path]]
-) -> None:
-    one, path = written(on_ranks)
-    kept = read(path).tensors
-    actual = on_ranks("ranks_resume:restored", {"case": one, "path": str(path)}, devices=devices)
+def test_on_another_number_of_devices_statistics_are_the_mean(devices: int, written: Read) -> None:
+    kept, actual = read(written.path).tensors, written.restored[devices]
     assert actual["step"] == 5 and actual["alike"]
     assert actual["state"]
     for name, value in actual["state"].items():
@@ -101,43 +123,21 @@ def test_on_another_number_of_devices_statistics_are_the_mean(
     assert np.isfinite(actual["losses"]).all()
 
 
-def test_a_checkpoint_of_another_training_is_refused(
-    on_ranks: OnRanks, written: Callable[[OnRanks], tuple[dict[str, Any], Path]]
-) -> None:
-    one, path = written(on_ranks)
-    plan = one["plan"]
-    others: list[tuple[dict[str, Any], str]] = [
-        ({"model": "cnn:3,5"}, "bn2.beta is ((4,), 'float32') there, ((5,), 'float32') here"),
-        ({"model": "cnn:3"}, "is ((4,), 'float32') there, None here"),
-        ({"seed": 6}, "seed is 5 there, 6 here"),
-        ({"dataset": DATASET.replace("train=25", "train=26")}, "number of training samples is 25 there, 26 here"),
-        ({"plan": plan | {"optimizer": codec.to_builtins(AdamW(learning_rate=0.02))}}, "optimizer is AdamW"),
-        ({"plan": plan | {"optimizer": codec.to_builtins(SGD)}}, "optimizer is AdamW"),
-        ({"plan": plan | {"global_batch": 8}}, "global batch is 7 there, 8 here"),
-        ({"plan": plan | {"leaves": 4, "batch_norm": "leaf"}}, "leaves is 0 there, 4 here"),
-        ({"plan": plan | {"batch_norm": "global"}}, "batch norm is local there, global here"),
-        ({"plan": plan | {"wire_dtype": "bfloat16"}}, "wire dtype is None there, bfloat16 here"),
-        ({"plan": plan | {"compute_dtype": "bfloat16"}}, "compute dtype is float32 there, bfloat16 here"),
-    ]
-    cases = [one | change for change, _ in others]
-    answers = on_ranks("ranks_resume:refused", {"cases": cases, "path": str(path)}, devices=1)
-    for answer, (_, message) in zip(answers, others, strict=True):
+def test_a_checkpoint_of_another_training_is_refused(written: Read) -> None:
+    for answer, (_, message) in zip(written.refused, OTHERS, strict=True):
         assert "the checkpoint is of another training" in answer
         assert message in answer
 
 
-def test_a_position_that_contradicts_its_step_is_refused(
-    on_ranks: OnRanks, written: Callable[[OnRanks], tuple[dict[str, Any], Path]], tmp_path: Path
-) -> None:
-    one, path = written(on_ranks)
-    kept = read(path)
+def test_a_position_that_contradicts_its_step_is_refused(on_ranks: OnRanks, written: Read, tmp_path: Path) -> None:
+    kept = read(written.path)
     header = msgspec.structs.replace(kept.header, batch=kept.header.batch + 1)
     (tmp_path / "wrong").write_bytes(encode(Checkpoint(header=header, tensors=kept.tensors)))
     with pytest.raises(ConfigError, match="position is 6 there, 5 here"):
-        on_ranks("ranks_resume:restored", {"case": one, "path": str(tmp_path / "wrong")}, devices=1)
+        on_ranks("ranks_resume:restored", {"case": written.case, "path": str(tmp_path / "wrong")}, devices=1)
 
 
 @pytest.mark.parametrize("devices", [1, 3])
-def test_an_evaluation_uses_the_mean_of_statistics_and_changes_nothing(devices: int, on_ranks: OnRanks) -> None:
-    actual = on_ranks("ranks_resume:evaluated_midway", {"case": case("looked", 0)}, devices=devices)
-    assert actual == {"same": True, "sums_agree": True, "digests": 1, "is_mean": True, "states": devices}
+def test_an_evaluation_uses_the_mean_of_statistics_and_changes_nothing(devices: int, written: Read) -> None:
+    expected = {"same": True, "sums_agree": True, "digests": 1, "is_mean": True, "states": devices}
+    assert written.evaluated[devices] == expected

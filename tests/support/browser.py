@@ -55,11 +55,12 @@ class Page:
 
     def __init__(self, to: IO[bytes], back: IO[bytes]) -> None:
         self._to, self._back, self._count, self._session = to, back, 0, ""
+        self.events: list[dict[str, Any]] = []
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Return the result of a method of the DevTools protocol; events that come before it are dropped."""
+        """Return the result of a method of the DevTools protocol; ``events`` has those that came before it."""
         self._count += 1
         message: dict[str, Any] = {"id": self._count, "method": method, "params": parameters}
         if self._session:
@@ -71,6 +72,7 @@ class Page:
             if answer.get("id") == self._count:
                 assert "error" not in answer, answer
                 return dict(answer["result"])
+            self.events.append(answer)
 
     def open(self, address: str) -> None:
         """Open an address, and wait until it has loaded."""

@@ -40,8 +40,8 @@ def digests(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> 
     return actual
 
 
-def checkpoints(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[list[str]]:
-    """A training written by each case after ``stop`` steps and ended by each: the digests by writer and reader."""
+def checkpoints(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str]:
+    """A training written by each case after ``stop`` steps and ended by it and by the case before: the digests."""
     written = []
     for case in argument["cases"]:
         trainer = open_trainer(comm, case)
@@ -49,7 +49,8 @@ def checkpoints(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress)
         written.append(None if checkpoint is None else _copied(checkpoint))
         trainer.close()
     cases, until = argument["cases"], argument["steps"]
-    return [[_ended(open_trainer(comm, case), each, until, report) for case in cases] for each in written]
+    pairs = [(each, cases[number - back]) for number, each in enumerate(written) for back in (0, 1)]
+    return [_ended(open_trainer(comm, case), each, until, report) for each, case in pairs]
 
 
 def _ended(trainer: Trainer, checkpoint: Checkpoint | None, until: int, report: Progress) -> str:

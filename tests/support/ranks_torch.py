@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -34,8 +35,7 @@ SIZES = (1, 5, 1000, 40_000)
 
 def reduced(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[Any] | None:
     """By each way: what a rank holds after reductions of several tensors at once, twice; the spans of a queue."""
-    store = distributed.FileStore(str(Path(argument["folder"]) / "store"), comm.size)
-    distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+    _join(comm, argument["folder"])
     ways = {name: _by(_reduction(comm, way), comm.rank) for name, way in argument["ways"].items()}
     disconnect()
     return comm.gather(ways)
@@ -124,30 +124,34 @@ def _by(reduction: Reduction, rank: int) -> dict[str, Any]:
 
 
 def _join(comm: MPI.Intracomm, folder: str) -> None:
-    store = distributed.FileStore(str(Path(folder) / "store"), comm.size)
+    store = distributed.FileStore(comm.bcast(f"{folder}/{uuid.uuid4()}"), comm.size)
     distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
 
 
-def sharded_gradients(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> str | None:
-    """What ``check_gradients`` says, on rank 0; with ``summed`` where FSDP sums gradients instead of averaging them."""
+def sharded_gradients(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> list[str] | None:
+    """What ``check_gradients`` says, on rank 0: where FSDP averages gradients, and then where it sums them."""
     _join(comm, argument["folder"])
-    if argument["summed"]:
-        shard = fsdp.fully_shard
+    said, shard = [_refused()], fsdp.fully_shard
 
-        def summing(module: Any) -> Any:
-            sharded = shard(module)
-            sharded.set_force_sum_reduction_for_comms(True)
-            sharded.set_gradient_divide_factor(1.0)
-            return sharded
+    def summing(module: Any) -> Any:
+        sharded = shard(module)
+        sharded.set_force_sum_reduction_for_comms(True)
+        sharded.set_gradient_divide_factor(1.0)
+        return sharded
 
-        fsdp.fully_shard = summing
-    refused = ""
+    fsdp.fully_shard = summing
+    said.append(_refused())
+    fsdp.fully_shard = shard
+    disconnect()
+    return None if comm.rank else said
+
+
+def _refused() -> str:
     try:
         check_gradients()
     except ConfigError as error:
-        refused = str(error)
-    disconnect()
-    return None if comm.rank else refused
+        return str(error)
+    return ""
 
 
 def sharded_steps(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:

@@ -48,16 +48,22 @@ IN_BOTH = [asked["name"] for asked in CASES if asked["backends"] == BOTH]
 
 
 @functools.cache
-def ran(ranks: int, where: str = "simulator") -> dict[str, Any]:
-    """What ``ranks`` ranks came to, in one job in numba's simulator or on the GPUs of this machine."""
+def several(numbers: tuple[int, ...], where: str) -> dict[int, Any]:
+    """What so many ranks came to, in one job in numba's simulator or on the GPUs of this machine."""
     support = extended_path(Path(__file__).parents[1] / "support")
-    return jobs.on_ranks(  # type: ignore[no-any-return]
-        "ranks_torch_replica:run",
-        {"cases": CASES, "steps": STEPS},
-        devices=ranks,
-        timeout_s=100 if where == "simulator" else 280,
+    results = jobs.on_ranks(
+        "ranks_together:together",
+        {"tasks": [("ranks_torch_replica:run", {"cases": CASES, "steps": STEPS}, ranks) for ranks in numbers]},
+        devices=max(numbers),
+        timeout_s=280,
         env=REQUIRED | {"PYTHONPATH": support, "NUMBA_ENABLE_CUDASIM": "1" if where == "simulator" else "0"},
     )
+    return dict(zip(numbers, results, strict=True))
+
+
+def ran(ranks: int, where: str = "simulator") -> dict[str, Any]:
+    """What ``ranks`` ranks came to. On GPUs each number of ranks has a job of its own."""
+    return several(RANKS if where == "simulator" else (ranks,), where)[ranks]  # type: ignore[no-any-return]
 
 
 def trained(ranks: int, name: str, backend: str = "cpu") -> dict[str, Any]:

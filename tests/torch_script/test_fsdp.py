@@ -245,27 +245,22 @@ def test_what_cannot_be_predicted_is_refused_by_name(text: str, given: str, dpsi
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("devices", [1, 2, 3])
-def test_gradients_are_those_of_ddp_and_sums_are_told_apart(devices: int, on_ranks: OnRanks, tmp_path: Path) -> None:
-    for folder in ("mean", "sum"):
-        (tmp_path / folder).mkdir()
-    store = {"folder": str(tmp_path / "mean")}
-    assert on_ranks("ranks_torch:sharded_gradients", store | {"summed": False}, devices=devices) == ""
-    refused = on_ranks(
-        "ranks_torch:sharded_gradients", {"folder": str(tmp_path / "sum"), "summed": True}, devices=devices
-    )
-    assert refused == "" if devices == 1 else f"gives {devices} times DDP's gradients" in refused
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("devices", [2, 3])
-def test_both_collectives_of_a_size_are_timed_in_the_same_steps(
-    devices: int, on_ranks: OnRanks, tmp_path: Path
+def test_gradients_are_those_of_ddp_and_both_collectives_of_a_size_are_timed(
+    together: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
-    timed = on_ranks("ranks_torch:sharded_steps", {"folder": str(tmp_path)}, devices=devices)
-    assert timed["counts"] == {"all-gather": 2 * 4 * 3, "reduce-scatter": 4 * 3}, "four units, given up after forward"
-    for kind in ("all-gather", "reduce-scatter"):
-        assert sorted(timed[kind]) == ["1024", "65536"] and min(timed[kind].values()) > 0
+    folder = {"folder": str(tmp_path)}
+    gradients = [("ranks_torch:sharded_gradients", folder, devices) for devices in (1, 2, 3)]
+    steps = [("ranks_torch:sharded_steps", folder, devices) for devices in (2, 3)]
+    alone, *others = together(*gradients, *steps)
+    assert alone == ["", ""]
+    for devices, (mean, summed) in enumerate(others[:2], start=2):
+        assert mean == "" and f"gives {devices} times DDP's gradients" in summed
+    for each in others[2:]:
+        assert each["counts"] == {"all-gather": 2 * 4 * 3, "reduce-scatter": 4 * 3}, (
+            "four units, given up after forward"
+        )
+        for kind in ("all-gather", "reduce-scatter"):
+            assert sorted(each[kind]) == ["1024", "65536"] and min(each[kind].values()) > 0
 
 
 @pytest.mark.torch

@@ -185,35 +185,29 @@ def test_a_file_of_a_package_and_a_module_that_is_missing_are_explained(
     assert code == 2 and "there is no module 'pack.trian'" in err and "in the folder that has its package" in err
 
 
-SCRIPTS_OF_LIBRARIES = {
-    "a destroyed subgroup": "dist.destroy_process_group(dist.new_group(backend='gloo'))",
-    "the processor's backend": """
-        assert dist.group.WORLD._get_backend(torch.device("cpu")).size() == 8
-        dist.new_group().monitored_barrier()
-        import warnings
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert dist.distributed_c10d._get_pg_default_device() == torch.device("cpu")
-    """,
-    "the name of the backend": """
-        assert dist.get_backend() == "gloo" and dist.get_backend(dist.new_group()) == "gloo"
-        assert dist.get_backend(dist.new_group(backend="nccl")) == "nccl"
-    """,
-    "Accelerate's choice of the processor": """
-        assert torch.cuda.is_available() or os.environ["ACCELERATE_USE_CPU"] == "true"
-    """,
-    "a wrapper left in evaluation mode": "ddp.eval(), ddp.module.train()",
-    "a model trained in evaluation mode": "ddp.eval()",
-}
+OF_LIBRARIES = """
+dist.destroy_process_group(dist.new_group(backend="gloo"))
+assert dist.group.WORLD._get_backend(torch.device("cpu")).size() == 8
+dist.new_group().monitored_barrier()
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    assert dist.distributed_c10d._get_pg_default_device() == torch.device("cpu")
+assert dist.get_backend() == "gloo" and dist.get_backend(dist.new_group()) == "gloo"
+assert dist.get_backend(dist.new_group(backend="nccl")) == "nccl"
+assert torch.cuda.is_available() or os.environ["ACCELERATE_USE_CPU"] == "true"
+ddp.eval(), ddp.module.train()
+"""
+"""A wrapper that is left in evaluation mode is the last of these."""
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("text", SCRIPTS_OF_LIBRARIES.values(), ids=SCRIPTS_OF_LIBRARIES.keys())
+@pytest.mark.parametrize("text", [OF_LIBRARIES, "ddp.eval()"], ids=["libraries", "a model in evaluation mode"])
 def test_what_training_libraries_do_with_groups_and_modes_is_profiled(dpsim: Dpsim, tmp_path: Path, text: str) -> None:
     script = tmp_path / "library.py"
     loop = "for _ in range(50):\n    ddp(torch.randn(4, 8)).sum().backward()\n"
     model = "dist.init_process_group('gloo')\nddp = DDP(torch.nn.Linear(8, 3))\n"
-    script.write_text(PREAMBLE + model + dedent(text) + "\n" + loop)
+    script.write_text(PREAMBLE + model + text + "\n" + loop)
     assert profiled(dpsim, tmp_path, script).local_batches == (4,)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
 pytestmark = pytest.mark.torch
 
-OnRanks = Callable[..., Any]
 WAYS = {
     "gloo": {"overlap": "gloo"},
     "node": {"overlap": "inline", "network": "node", "algorithm": "mpi"},
@@ -20,9 +18,20 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
-def test_every_rank_ends_with_the_same_sum_or_mean(devices: int, on_ranks: OnRanks, tmp_path: Path) -> None:
-    ranks = on_ranks("ranks_torch:reduced", {"ways": WAYS, "folder": str(tmp_path)}, devices=devices)
+DEVICES = (1, 2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def actual(together: Callable[..., list[Any]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What the ranks hold after reductions on each number of devices, and then the tables of streams."""
+    argument = {"ways": WAYS, "folder": str(tmp_path_factory.mktemp("stores"))}
+    reduced = [("ranks_torch:reduced", argument, devices) for devices in DEVICES]
+    return together(*reduced, *(("ranks_torch:streamed", {}, devices) for devices in DEVICES))
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_every_rank_ends_with_the_same_sum_or_mean(devices: int, actual: list[Any]) -> None:
+    ranks = actual[devices - 1]
     for way in WAYS:
         for turn in range(2):
             total = sum(range(1 + turn, devices + 1 + turn))
@@ -37,9 +46,9 @@ def test_every_rank_ends_with_the_same_sum_or_mean(devices: int, on_ranks: OnRan
             assert all(after[1] >= before[2] for before, after in itertools.pairwise(spans)), "one after another"
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
-def test_a_stream_begins_when_the_last_rank_has_computed(devices: int, on_ranks: OnRanks) -> None:
-    cost = on_ranks("ranks_torch:streamed", {}, devices=devices)
+@pytest.mark.parametrize("devices", DEVICES)
+def test_a_stream_begins_when_the_last_rank_has_computed(devices: int, actual: list[Any]) -> None:
+    cost = actual[devices + 3]
     assert cost["at_once"] == {"4": 24, "1024": 1}
     assert 0 < max(cost["time_s"].values()) < 0.9 * cost["lag_s"], "no time of a rank that waits for a later one"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,7 @@ def test_a_job_that_has_ended_waits_no_longer_than_half_a_minute_for_an_answer(
     )
     written(tmp_path, a_rank(0), a_rank(1))
     job: Any = Job(clock, ends_s)
-    assert "was not computed within 30 s" in cli_job._answer(job, tmp_path, json_line=False)
+    text, line = cli_job._answer(job, tmp_path)
+    assert "was not computed within 30 s" in text and json.loads(line)["summary"]["nothing_learned"] in text
     assert ends_s + 30.0 <= clock[0] < ends_s + 30.5
     assert computations == [cli_job._NICE, 0][-1 if ends_s == 0 else 0 :]  # behind the job, and then before all else

@@ -139,12 +139,7 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
         visits = {size: functools.partial(visit, size) for size in bench.sizes()}
         visited = in_turns(visits, stop, warm_up=0, seed=bench.seed, report=progress)
         return BenchRecord(
-            # the record may be published: it names no folder of this machine
-            bench=msgspec.structs.replace(
-                bench,
-                peer_envs=dict.fromkeys(bench.peer_envs, "."),
-                algorithms=tuple(label(algorithm) for algorithm in bench.algorithms),
-            ),
+            bench=_without_folders(bench),
             environment=environment(),
             systems=tuple(system.system for system in running),
             series=tuple(
@@ -156,6 +151,12 @@ def measure(bench: AllreduceBench, progress: Progress) -> BenchRecord:
             measured_from=measured_from,
             measured_until=stamp(),
         )
+
+
+def _without_folders(bench: AllreduceBench) -> AllreduceBench:
+    """Return the benchmark without folders of this machine: its record may be published."""
+    labels = tuple(label(algorithm) for algorithm in bench.algorithms)
+    return msgspec.structs.replace(bench, peer_envs=dict.fromkeys(bench.peer_envs, "."), algorithms=labels)
 
 
 def _check_memory(bench: AllreduceBench, count: int) -> None:

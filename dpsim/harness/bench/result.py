@@ -35,7 +35,7 @@ def _points(record: BenchRecord) -> list[BenchPoint]:
     one_each, points = slots(range(record.bench.devices + 1)), []
     for series in sorted(record.series, key=lambda s: s.size_bytes):
         one_memory = record.bench.backend == "cpu" or series.system == OWN
-        stated = moved.get(series.algorithm) if series.system == OWN else None
+        bytes_moved = moved.get(series.algorithm) if series.system == OWN else None
         time = median_interval(medians_s(series)) if series.rounds_ns else None
         points.append(
             BenchPoint(
@@ -45,7 +45,7 @@ def _points(record: BenchRecord) -> list[BenchPoint]:
                 time_s=time and time.median,
                 time_low_s=time and time.low,
                 time_high_s=time and time.high,
-                bytes_moved=stated and stated(one_each, series.size_bytes),
+                bytes_moved=bytes_moved and bytes_moved(one_each, series.size_bytes),
             )
         )
     return points

@@ -237,8 +237,8 @@ def interval(values: Floats) -> tuple[float, float]:
 
 def geometric_mean(values: Floats) -> Floats:
     """Return the geometric mean over the first axis (settings), without those that are NaN."""
-    known = np.isfinite(values)
-    count = known.sum(axis=0)
-    sums = np.log(np.where(known, values, 1.0)).sum(axis=0)
+    finite = np.isfinite(values)
+    count = finite.sum(axis=0)
+    sums = np.log(np.where(finite, values, 1.0)).sum(axis=0)
     averages: Floats = np.exp(np.divide(sums, count, out=np.full(sums.shape, np.nan), where=count > 0))
     return averages

@@ -25,7 +25,7 @@ from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
 from dpsim.progress import Progress, no_progress
 from dpsim.setting import Grid
-from dpsim.study.observe_task import ObserveTask
+from dpsim.study.task import ObserveTask
 from dpsim.torch.script.profile_script import check_torch, profile_script
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.units import format_duration, format_size
@@ -77,10 +77,10 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         small = _small_buckets(observed, steps, runs[1], base)
         parts, base = ([*parts, small], base) if small.low_s > 0 else (observed_parts(steps), steps)
     workload = _profile(of, observed, notes, progress)
-    found: tuple[Remedy, ...] = ()
+    predicted_remedies: tuple[Remedy, ...] = ()
     if workload is not None:
         try:
-            found = remedies(workload, *_predicted(of, observed, workload, parts))
+            predicted_remedies = remedies(workload, *_predicted(of, observed, workload, parts))
         except ConfigError as error:
             notes.append(f"Remedies are not predicted: {error.given}")
         parts = _split(parts, workload, observed)
@@ -90,7 +90,7 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
         float(steps.step_s.mean()),
         parts,
         f"{len(steps.step_s)} steps of real ranks{f' over {of.network}' * (of.network != 'node')}{steps.clean_share}",
-        remedies=(*without_parts(parts), *found),
+        remedies=(*without_parts(parts), *predicted_remedies),
         notes=tuple(notes),
     )
 

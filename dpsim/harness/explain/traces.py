@@ -51,5 +51,5 @@ def _with_others(parts: list[Part], other: Others) -> list[Part]:
     inside_s = min(other.inside_s, own.seconds)
     less = {name: getattr(own, name) - inside_s for name in ("seconds", "low_s", "high_s")}
     taken_s = other.taken_s
-    found = Part(kind="other collectives", seconds=taken_s, low_s=taken_s, high_s=taken_s, text=other.text)
-    return [*(replace(own, **less) if part is own else part for part in parts), found]
+    others_part = Part(kind="other collectives", seconds=taken_s, low_s=taken_s, high_s=taken_s, text=other.text)
+    return [*(replace(own, **less) if part is own else part for part in parts), others_part]

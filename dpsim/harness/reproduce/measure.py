@@ -153,10 +153,10 @@ class _Trainings:
         """Run cases, in jobs of as many ranks as the largest of them needs."""
         for first in range(0, len(cases), _MOST_A_JOB):
             job = cases[first : first + _MOST_A_JOB]
-            given = {"reproduction": self.reproduction, "cases": job}
+            argument = {"reproduction": self.reproduction, "cases": job}
             devices = max(case.plan.devices for case in job)
             outcomes = run_on_ranks(
-                "dpsim.study.runners.digest:run", given, devices, lambda text: self._progress(f"{verb} {text}")
+                "dpsim.study.runners.digest:run", argument, devices, lambda text: self._progress(f"{verb} {text}")
             )
             yield from (codec.decode(outcome, RunOutcome, "reproduction") for outcome in outcomes)
 

@@ -63,7 +63,7 @@ class Compared:
     @property
     def point(self) -> dict[str, Any]:
         """Return the flat record of this run."""
-        found = {} if self.finding is None else vars(self.finding) | {"is_mistake": self.finding.is_mistake}
+        finding = {} if self.finding is None else vars(self.finding) | {"is_mistake": self.finding.is_mistake}
         return {
             "devices": self.run.devices,
             "bucket_cap_bytes": self.run.bucket_cap_bytes,
@@ -71,7 +71,7 @@ class Compared:
             "global_batch": self.samples,
             "largest_difference_over_rounding": self.largest,
             "no_number_from_step": self.no_number_from,
-            "finding": found,
+            "finding": finding,
         }
 
 
@@ -85,8 +85,8 @@ class Verdict:
     @property
     def finding(self) -> Finding | None:
         """The finding that is told: a mistake before what cannot be compared, an early step before a later one."""
-        found = [each.finding for each in self.compared if each.finding is not None]
-        return min(found, key=lambda each: (not each.is_mistake, each.step), default=None)
+        findings = [each.finding for each in self.compared if each.finding is not None]
+        return min(findings, key=lambda each: (not each.is_mistake, each.step), default=None)
 
     @property
     def designs(self) -> tuple[str, ...]:
@@ -308,8 +308,8 @@ def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Obser
     reports = read_reports(own, run.devices)
     said = [report for report in reports if report is not None]
     errors = [report.error for report in said if report.error is not None]
-    whole = len(said) == run.devices and all(report.steps for report in said)
-    if errors and not (whole and len(errors) < len(said)):  # ranks may lose one that has taken all its steps
+    complete = len(said) == run.devices and all(report.steps for report in said)
+    if errors and not (complete and len(errors) < len(said)):  # ranks may lose one that has taken all its steps
         given, allowed, remedy = errors[0]
         raise ConfigError(f"{given} ({run.name})", allowed=allowed, remedy=remedy)
     if len(said) < run.devices:
@@ -318,7 +318,7 @@ def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Obser
             allowed="a script that trains until dpsim ends it",
             remedy="see what it printed above",
         )
-    if not whole:
+    if not complete:
         raise ConfigError(
             f"{name} ended on {run.name} without a step of an optimizer after a backward of a wrapped model",
             allowed="a script that wraps its model in torch.nn.parallel.DistributedDataParallel or calls fully_shard,"

@@ -15,7 +15,7 @@ from dpsim.harness.script.own_runtime import BESIDE_FSDP, OWN_RUNTIME, check_emu
 from dpsim.harness.sweep.grids import telling
 from dpsim.launch.user_program import check_program
 from dpsim.machine import NODE, Network
-from dpsim.model.ranking import LEAST_CAP_BYTES
+from dpsim.model.thresholds import LEAST_CAP_BYTES
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of

@@ -12,6 +12,7 @@ import msgspec
 from dpsim.errors import ConfigError
 from dpsim.harness.script.experiment import completed, shards
 from dpsim.harness.script.measure import ScriptStudy
+from dpsim.launch.job_python import job_python
 from dpsim.machine import Machine
 from dpsim.model.ranking import Tuning, tune
 from dpsim.plan import Plan
@@ -55,16 +56,17 @@ def profiled(
     With ``accumulates`` it is tried whether the script can be made to accumulate. Raises ``ConfigError`` where the
     script cannot be profiled, or not at one of the given batches.
     """
-    request = study.request
+    request, by = study.request, job_python(python)
+    by.tell(request.name)
     progress(f"profiling {request.name} as rank 0 of {request.devices} in one process")
     refusal, cannot_accumulate = None, ""
     try:
-        workloads = [profile_script(msgspec.structs.replace(request, accumulates=accumulates), python=python)]
+        workloads = [profile_script(msgspec.structs.replace(request, accumulates=accumulates), python=by)]
     except ConfigError as error:
         if not error.given.startswith(WITH_ACCUMULATE):
             raise
         cannot_accumulate = error.given.removeprefix(WITH_ACCUMULATE)
-        workloads = [profile_script(request, python=python)]
+        workloads = [profile_script(request, python=by)]
     own = workloads[0].local_batches[0]
     settings = completed(study.experiment, workloads[0])  # refuses what is not predicted
     if shards(settings):
@@ -78,7 +80,7 @@ def profiled(
             continue
         progress(f"profiling {request.name} at a local batch of {batch}")
         try:
-            workloads.append(profile_script(request, [batch], python=python))
+            workloads.append(profile_script(request, [batch], python=by))
         except ConfigError as error:
             if local_batches:
                 raise

@@ -16,10 +16,11 @@ from dpsim.harness.sweep import scores
 from dpsim.harness.sweep.coverage import coverage_by_stratum, covered_points
 from dpsim.harness.sweep.pairing import joined
 from dpsim.harness.sweep.questions import compared, group_name
+from dpsim.machine import Machine
 from dpsim.model import recommended
 from dpsim.plan import Plan
 from dpsim.records.compared_point import ComparedPoint
-from dpsim.records.comparison import ALL_NETWORKS, Comparison, Group
+from dpsim.records.comparison import ALL_NETWORKS, Comparison, Group, Overall
 from dpsim.records.quality import QualityResults
 from dpsim.records.reproduce import MeasuredDrift, PredictedDrift, ReproduceRecord, promised
 from dpsim.records.sweep import Experiment, Predictions, Results, clean_values
@@ -51,18 +52,12 @@ def compare(
     points = _with_related(points, results, drift)
     many = [p for p in points if p.scored and p.devices > 1]
     single = [p for p in points if p.scored and p.devices == 1]
-    several = [g for g in groups if g.devices != 1]
     covered = functools.partial(covered_points, points, results.predictions_sha256)
     return Comparison(
         experiment=results.experiment,
         points=tuple(points),
         groups=tuple(groups),
-        networks=tuple(
-            scores.overall(
-                place[0], [p for p in many if _place(p) == place], [g for g in several if _place(g) == place]
-            )
-            for place in dict.fromkeys(map(_place, several))
-        ),
+        networks=_overall_scores(many, [group for group in groups if group.devices != 1]),
         single_device_median_abs_error=float(np.median([abs(p.error) for p in single])) if single else None,
         overlap=scores.overlap_effects(points),
         chosen_overlap=chosen,
@@ -76,13 +71,8 @@ def compare(
         cores=results.environment.cores,
         identical=drift.kept_promises if drift is not None and experiment.value("leaves") else None,
         drift_predictions_sha256=drift.predictions_sha256 if drift is not None else "",
-        relative_uncertainty=max(
-            (machine.relative_uncertainty or 0.0 for machine in predictions.machines), default=0.0
-        ),
-        compute_slowdown_half_width=max(
-            (each.half_width for machine in predictions.machines if machine.cores for each in machine.compute_slowdown),
-            default=0.0,
-        ),
+        relative_uncertainty=max((each.relative_uncertainty or 0.0 for each in predictions.machines), default=0.0),
+        compute_slowdown_half_width=_slowdown_half_width(predictions.machines),
         compared=compared(experiment),
         quality=quality,
         intervals=coverage_by_stratum(covered()),
@@ -91,12 +81,26 @@ def compare(
     )
 
 
+def _overall_scores(points: Sequence[ComparedPoint], groups: Sequence[Group]) -> tuple[Overall, ...]:
+    """Return the scores of each network, of points and groups of several devices."""
+    return tuple(
+        scores.overall(place[0], [p for p in points if _place(p) == place], [g for g in groups if _place(g) == place])
+        for place in dict.fromkeys(map(_place, groups))
+    )
+
+
+def _slowdown_half_width(machines: Sequence[Machine]) -> float:
+    """Return the largest half width of the slowdowns that were calibrated."""
+    slowdowns = (each for machine in machines if machine.cores for each in machine.compute_slowdown)
+    return max((each.half_width for each in slowdowns), default=0.0)
+
+
 def with_groups(results: Results, predictions: Predictions, blind: Predictions | None) -> Results:
     """Return the results with which of their points are compared with each other, and with which guesses."""
     points = compare(predictions, results, blind=blind).points
     groups = grouped((point for point in points if point.scored), lambda point: (_place(point), point.group))
     settings = [{point.setting.first_run for point in members} for members in groups.values()]
-    several = [point.null_step_s for point in points if point.scored and point.devices > 1]
+    nulls_s = [point.null_step_s for point in points if point.scored and point.devices > 1]
     return msgspec.structs.replace(
         results,
         groups=tuple(
@@ -105,8 +109,8 @@ def with_groups(results: Results, predictions: Predictions, blind: Predictions |
         ),
         guesses=tuple(
             name
-            for name in (several[0] if several else ())
-            if name != scores.HINDSIGHT and all(name in nulls for nulls in several)
+            for name in (nulls_s[0] if nulls_s else ())
+            if name != scores.HINDSIGHT and all(name in nulls for nulls in nulls_s)
         ),
     )
 

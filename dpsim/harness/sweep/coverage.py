@@ -40,13 +40,11 @@ def covered_points(points: Sequence[ComparedPoint], calibration: str, stratum: s
     )
 
 
-def coverage_by_stratum(
-    points: Sequence[CoveredPoint], level: float = 0.9, seed: int = 0
-) -> tuple[StratumCoverage, ...]:
+def coverage_by_stratum(points: Sequence[CoveredPoint], level: float = 0.9) -> tuple[StratumCoverage, ...]:
     """The coverage of each stratum, in the order in which they appear. Raises ``ConfigError`` for a wrong level."""
     if not 0 < level < 1:
         raise ConfigError(f"an interval's level is {level}", allowed="above 0 and below 1")
-    return tuple(_coverage(name, members, level, seed) for name, members in grouped(points, _stratum).items())
+    return tuple(_coverage(name, members, level) for name, members in grouped(points, _stratum).items())
 
 
 def by_other_studies(points: Sequence[CoveredPoint], level: float = 0.9) -> tuple[CoveredPoint, ...]:
@@ -118,13 +116,13 @@ def _widened(point: CoveredPoint, factor: float) -> CoveredPoint:
     return msgspec.structs.replace(point, low_s=low_s, high_s=high_s)
 
 
-def _coverage(stratum: str, points: Sequence[CoveredPoint], level: float, seed: int) -> StratumCoverage:
+def _coverage(stratum: str, points: Sequence[CoveredPoint], level: float) -> StratumCoverage:
     low, high, predicted, measured = np.array(
         [[point.low_s, point.high_s, point.predicted_s, point.measured_s] for point in points]
     ).T
     inside = ((low <= measured) & (measured <= high)).astype(float)
     calibrations, members = np.unique([point.calibration for point in points], return_inverse=True)
-    coverage_low, coverage_high = _resampled(inside, members, len(calibrations), seed)
+    coverage_low, coverage_high = _resampled(inside, members, len(calibrations))
     constant_width, constant = constant_scores(predicted, measured, members, level)
     return StratumCoverage(
         stratum=stratum,
@@ -168,10 +166,10 @@ def constant_scores(
     return float(widths[best]), chosen
 
 
-def _resampled(inside: Floats, calibration: NDArray[np.int64], calibrations: int, seed: int) -> tuple[float, float]:
+def _resampled(inside: Floats, calibration: NDArray[np.int64], calibrations: int) -> tuple[float, float]:
     """The 5 % and 95 % quantiles of the coverage over resampled calibrations, each with all of its points."""
     hits = np.bincount(calibration, inside, calibrations)
     counts = np.bincount(calibration, minlength=calibrations)
-    drawn = np.random.default_rng(seed).integers(0, calibrations, (_RESAMPLES, calibrations))
+    drawn = np.random.default_rng(0).integers(0, calibrations, (_RESAMPLES, calibrations))
     low, high = np.quantile(hits[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [0.05, 0.95])
     return float(low), float(high)

@@ -31,7 +31,7 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
     settings = [point.setting for point in predictions.points if point.setting.repeat == 0]
     plans = [setting.plan for setting in settings]
     pairs = _algorithms(predictions)
-    several = {name: [getattr(plan, field) for plan in plans] for name, field in AXES.items()} | {
+    lists = {name: [getattr(plan, field) for plan in plans] for name, field in AXES.items()} | {
         "devices": [plan.layout or plan.devices for plan in plans],
         "fusion_thresholds_bytes": [plan.threshold_bytes for plan in plans],
         "algorithms": [algorithm for algorithm, _ in pairs],
@@ -39,7 +39,7 @@ def reproduction_of(predictions: Predictions) -> Reproduction | None:
         "batch_norms": [plans[0].batch_norm],
     }
     of_all = {"model": settings[0].model} | shared(plans[0], Reproduction) | shared(experiment, Reproduction)
-    return Reproduction(**of_all | {name: tuple(dict.fromkeys(values)) for name, values in several.items()})
+    return Reproduction(**of_all | {name: tuple(dict.fromkeys(values)) for name, values in lists.items()})
 
 
 def drift(predictions: Predictions, folder: Path, progress: Progress) -> ReproduceRecord | None:

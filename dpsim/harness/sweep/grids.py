@@ -16,7 +16,7 @@ from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES, OTHER_BY_DEFAULT, threshold_rules
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Network
-from dpsim.model.ranking import caps_up_to_all, distinguishing
+from dpsim.model.thresholds import caps_up_to_all, distinguishing
 from dpsim.records.checks import check_distinct
 from dpsim.records.sweep import Experiment
 from dpsim.report.sweep.question import QUESTIONS
@@ -90,9 +90,9 @@ def of_devices(
         network=None,
         algorithm=None,
     )
-    whole = msgspec.structs.replace(changed, cases=crossed)
-    fitting(whole)
-    return whole
+    completed = msgspec.structs.replace(changed, cases=crossed)
+    fitting(completed)
+    return completed
 
 
 def _networks(experiment: Experiment) -> tuple[dict[str, Any], ...]:
@@ -151,15 +151,15 @@ def refuse_all_overlaps(experiment: Experiment) -> None:
         )
 
 
-def telling_thresholds(experiment: Experiment, count: int = _THRESHOLDS) -> tuple[float, ...]:
-    """Return at most ``count`` thresholds from 0 to infinity, all of which give different buckets.
+def telling_thresholds(experiment: Experiment) -> tuple[float, ...]:
+    """Return at most 9 thresholds from 0 to infinity, all of which give different buckets.
 
     Other thresholds would only repeat a measurement (``telling``).
     """
     dataset = load_dataset(experiment.dataset, experiment.seed)
     model = setting_of(experiment.rows[0]).model
     workload = describe(models.load(model, dataset.input_shape, dataset.classes).replica(), "model")
-    return telling(workload, "tarantella", _LEAST_BYTES, count)
+    return telling(workload, "tarantella", _LEAST_BYTES, _THRESHOLDS)
 
 
 def telling(workload: Workload, rule: str, least_bytes: float, count: int) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from dpsim import codec
 from dpsim.data import load_dataset
 from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.progress import Progress
-from dpsim.records.sweep import Predictions, read_predictions
+from dpsim.records.sweep import Experiment, Predictions, read_predictions
 from dpsim.runtime.recorder import seconds_per_event
 from dpsim.study.measure import measure
 from dpsim.study.on_ranks import Preparation, from_first
@@ -33,15 +33,7 @@ def sweep_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
     task = codec.decode(argument, SweepTask, "sweep")
     experiment, folder = task.experiment, Path(task.folder)
     preparation = Preparation(comm, task.needed, report, task.before.inputs if task.before is not None else None)
-    predictions = task.predictions
-    if predictions is None:
-        preparation.first_rounds()
-
-        def beforehand() -> Predictions:
-            codec.write_record(folder / "predictions.json", predict_beforehand(experiment, preparation.inputs()))
-            return read_predictions(folder / "predictions.json")
-
-        predictions = from_first(comm, beforehand)
+    predictions = task.predictions or _predicted(comm, experiment, folder / "predictions.json", preparation)
     before = task.before or samples_for(predictions)
     dataset = load_dataset(experiment.dataset, experiment.seed)
     settings = [
@@ -78,3 +70,14 @@ def sweep_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progre
         each.close()
     preparation.close()
     return codec.to_builtins(samples) if samples is not None else None
+
+
+def _predicted(comm: MPI.Intracomm, experiment: Experiment, path: Path, preparation: Preparation) -> Predictions:
+    """Return the predictions from the first rounds of profile and calibration, as rank 0 wrote them to ``path``."""
+    preparation.first_rounds()
+
+    def beforehand() -> Predictions:
+        codec.write_record(path, predict_beforehand(experiment, preparation.inputs()))
+        return read_predictions(path)
+
+    return from_first(comm, beforehand)

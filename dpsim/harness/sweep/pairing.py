@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from dpsim import codec
@@ -41,13 +41,7 @@ def joined(
     runs = grouped(map(measured.__getitem__, sorted(measured, key=_order)), lambda run: run.setting.first_run)
     if not runs:
         raise FileFormatError("the results hold no point", allowed="1 or more", remedy="run the sweep again")
-    later = predicted if blind is None else {point.setting: point for point in blind.points}
-    if later.keys() != predicted.keys():
-        raise FileFormatError(
-            "the blind predictions are of other settings than those made beforehand",
-            allowed="blind.json and predictions.json of one sweep",
-            remedy="give the files of one report, or run the sweep again",
-        )
+    later = predicted if blind is None else _blind_by_setting(blind, predicted)
     points = []
     for setting, members in runs.items():
         candidates = (predicted.get(candidate) for candidate in (setting, *(member.setting for member in members)))
@@ -76,6 +70,18 @@ def joined(
         )
     missing = sorted({setting.first_run for setting in predicted} - set(runs), key=_order)
     return points, tuple(setting.describe() for setting in missing)
+
+
+def _blind_by_setting(blind: Predictions, predicted: Mapping[Setting, PredictedPoint]) -> dict[Setting, PredictedPoint]:
+    """Return the blind predictions. Raises ``FileFormatError`` unless they are of the ``predicted`` settings."""
+    by_setting = {point.setting: point for point in blind.points}
+    if by_setting.keys() != predicted.keys():
+        raise FileFormatError(
+            "the blind predictions are of other settings than those made beforehand",
+            allowed="blind.json and predictions.json of one sweep",
+            remedy="give the files of one report, or run the sweep again",
+        )
+    return by_setting
 
 
 def _order(setting: Setting) -> tuple[Any, ...]:

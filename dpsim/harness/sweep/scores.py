@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.errors import FileFormatError
+from dpsim.model.rows import PredictedRow
 from dpsim.records.compared_point import ComparedPoint
-from dpsim.records.comparison import HALVES, HALVES_SEED, Group, Overall, OverlapEffect, Score
+from dpsim.records.comparison import HALVES, HALVES_SEED, Comparison, Group, Overall, OverlapEffect, Score
 from dpsim.records.sweep import clean_values, enough_clean
+from dpsim.report.tuning import measured_point
 from dpsim.study.statistics import Interval
 
+MEASURED = 4
+"""How many settings ``tune`` measures beside the default."""
 PERFECT_SCALING = "perfect_scaling"
 PREDICTED_NULLS = (PERFECT_SCALING, "alpha_beta_no_overlap", "largest_bucket")
 PROFILED_NULLS = ("free_communication", "nothing_hidden")
@@ -174,12 +178,12 @@ def regret(members: Sequence[ComparedPoint], chosen: int) -> Regret:
     first = [random.permutation(every)[: len(every) // 2] for _ in range(HALVES)]
     sides = ([_medians(member, first, inside=inside) for member in members] for inside in (True, False))
     picked_s, timed_s = map(np.array, sides)
-    whole = np.isfinite(picked_s).all(axis=0) & np.isfinite(timed_s).all(axis=0)
-    if not whole.any():
+    complete = np.isfinite(picked_s).all(axis=0) & np.isfinite(timed_s).all(axis=0)
+    if not complete.any():
         all_s = [float(np.median(clean_values(member.runs))) / member.global_batch for member in members]
         cost = all_s[chosen] / min(all_s) - 1
         return Regret(cost, 0.0, 0)
-    picked_s, timed_s = picked_s[:, whole], timed_s[:, whole]
+    picked_s, timed_s = picked_s[:, complete], timed_s[:, complete]
     best_s = timed_s[np.argmin(picked_s, axis=0), np.arange(timed_s.shape[1])]
     costs = timed_s[chosen] / best_s - 1
     return Regret(float(costs.mean()), float(costs.std()), len(costs))
@@ -310,3 +314,13 @@ def overlap_effects(points: Sequence[ComparedPoint]) -> tuple[OverlapEffect, ...
             )
         )
     return tuple(effects)
+
+
+def measured_regret(comparison: Comparison, options: Sequence[PredictedRow], advised: PredictedRow) -> float:
+    """Return time per sample of the advised option over that of the best of those measured - 1 (``regret``).
+
+    The best is chosen on other rounds than it is timed on, where there are enough, so that it may be negative.
+    """
+    measured = {option: measured_point(comparison, option.plan) for option in options}
+    points = {option: point for option, point in measured.items() if point is not None}
+    return regret([*points.values()], [*points].index(advised)).mean

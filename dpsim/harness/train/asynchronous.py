@@ -9,7 +9,6 @@ from mpi4py import MPI
 
 from dpsim import codec
 from dpsim.data import Dataset
-from dpsim.harness.train.rate import rate_of
 from dpsim.harness.train.updates import RecordedUpdates, read
 from dpsim.progress import Progress
 from dpsim.records.train import TrainConfig
@@ -22,7 +21,7 @@ def train_asynchronously(
 ) -> dict[str, Any] | None:
     """Train, or replay; the first rank that is alive at the end returns a ``TrainResult`` (plain values)."""
     replica, plan = model.replica(), config.plan
-    total, rate = rate_of(config, len(dataset.train_y))
+    total, rate = config.rates(len(dataset.train_y))
     if config.replay is not None:
         order = read(Path(config.replay)).order
         worker = training.Worker(replica, dataset, plan, len(order.orders), config.seed, comm)

@@ -14,7 +14,6 @@ from dpsim.data import Dataset, load_dataset
 from dpsim.data.sharding import check_batch
 from dpsim.errors import ConfigError
 from dpsim.harness.train.asynchronous import train_asynchronously
-from dpsim.harness.train.rate import rate_of
 from dpsim.harness.train.resume import TrainTask, changed_model, check_same_training, run_of, stored
 from dpsim.lowering import lower
 from dpsim.machine import Network
@@ -73,7 +72,7 @@ def _trainer(
         report(f"warning: {warning}")
     if task.workload is not None:
         schedule = lower(task.workload, plan, alpha_s=task.alpha_s, beta_s_per_byte=task.beta_s_per_byte)
-    total, rate = rate_of(config, len(dataset.train_y))
+    total, rate = config.rates(len(dataset.train_y))
     trainer = Trainer(
         replica,
         dataset,

@@ -156,8 +156,8 @@ def survivors(config: TrainConfig, lost: int) -> tuple[TrainConfig, int]:
         "selection": None,
         "resume": resume,
     }
-    whole = left - left % plan.parallelism.classes
-    if whole:
+    devices = left - left % plan.parallelism.classes
+    if devices:
         with contextlib.suppress(ConfigError):
-            return config.changed(devices=whole, **other), step
+            return config.changed(devices=devices, **other), step
     return config.changed(devices=left, strategy=DataParallel.name, **other), step

@@ -10,18 +10,21 @@ from pathlib import Path
 
 from dpsim.codec import to_builtins, write_text
 from dpsim.records.run_comparison import ComparedRun, Row, RunComparison
-from dpsim.report.compare.chart import MOST_ROWS, ratio_chart
+from dpsim.report.charts import Chart, Dot, Rows
 from dpsim.report.compare.tables import (
     differences_table,
     environments,
     environments_table,
     furthest,
+    group_name,
     mean_text,
     means_table,
     mixed,
     not_compared_table,
     pair_points,
+    setting_name,
     settings_table,
+    varying_fields,
 )
 from dpsim.report.content import Card, Content, ReportFigure, ReportWarning, Tile
 from dpsim.report.sweep.warnings import instant
@@ -156,8 +159,8 @@ def _pair_warnings(comparison: RunComparison, pair: Row) -> Iterator[ReportWarni
 
 def _overlapping(*runs: ComparedRun) -> bool:
     begun, ended = ([instant(getattr(run, name)) for run in runs] for name in ("measured_from", "measured_until"))
-    known = [each for each in (*begun, *ended) if each is not None]
-    return len(known) == 2 * len(runs) and max(known[: len(runs)]) < min(known[len(runs) :])
+    instants = [each for each in (*begun, *ended) if each is not None]
+    return len(instants) == 2 * len(runs) and max(instants[: len(runs)]) < min(instants[len(runs) :])
 
 
 def _point_warnings(comparison: RunComparison) -> Iterator[ReportWarning]:
@@ -235,3 +238,39 @@ def write_comparison(folder: Path, comparison: RunComparison) -> list[Path]:
     path = folder / "points.csv"
     write_text(path, points_csv(comparison))
     return [*write_content(folder, content(comparison), [figure]), path]
+
+
+MOST_ROWS = 40
+
+
+def ratio_chart(comparison: RunComparison) -> Chart:
+    """Return one panel with a row for each setting, and a dot in it for each run beside the first."""
+    shown = sorted(furthest(comparison, MOST_ROWS)[0], key=lambda row: row[0]["ratio"])
+    labels, first = [run.label for run in comparison.runs[1:]], comparison.runs[0].label
+    fields = varying_fields(point["setting"] for point in comparison.points)
+    named = [name for name in fields if name != "network"]
+    noises = [max((point["noise"] or 0.0 for point in row), default=0.0) for row in shown]
+    rows = {
+        setting_name(row[0]["setting"], named)
+        + (f", {group_name(comparison.points, row[0]['group'])}" if "network" in fields else ""): [
+            Dot(
+                value=point["ratio"],
+                low=point["ratio_low"],
+                high=point["ratio_high"],
+                look=labels.index(point["b"]),
+                faint=point["verdict"] == "not_distinguishable",
+            )
+            for point in row
+        ]
+        for row in shown
+    }
+    panel = Rows(
+        title=f"{labels[0]} against {first}" if len(labels) == 1 else f"against {first}",
+        subtitle=f"time of one {comparison.quantity} / that in {first}",
+        x_label="",
+        rows=rows,
+        bands=[(1 / (1 + noise), 1 + noise) if noise else None for noise in noises],
+        log=True,
+        legend=labels,
+    )
+    return Chart(panels=[panel], height_in=1.25 + (0.3 + 0.09 * (len(labels) - 1)) * len(shown), columns=1)

@@ -14,7 +14,7 @@ from dpsim.collective import Collective
 from dpsim.errors import ConfigError
 from dpsim.grouping import grouped
 from dpsim.machine import AllreduceCost, Machine, OverlapCost
-from dpsim.model.cost import fitted_line
+from dpsim.model.curve import fitted_line
 from dpsim.report.table import Column, Table, table
 from dpsim.report.words import milliseconds
 from dpsim.units import format_duration, format_size

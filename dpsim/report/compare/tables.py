@@ -72,9 +72,9 @@ _NAMES: dict[str, Callable[[Any], str]] = _CELLS | {
 
 def varying_fields(settings: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the fields that do not have one value in all settings; without any, the number of devices."""
-    known = list(settings)
-    names = dict.fromkeys((*_HEADS, *itertools.chain(*known)))
-    varying = [name for name in names if len({setting[name] for setting in known if name in setting}) > 1]
+    listed = list(settings)
+    names = dict.fromkeys((*_HEADS, *itertools.chain(*listed)))
+    varying = [name for name in names if len({setting[name] for setting in listed if name in setting}) > 1]
     return tuple(varying) or ("devices",)
 
 

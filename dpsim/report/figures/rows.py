@@ -36,9 +36,9 @@ def draw(axis: Axes, shown: Rows, *, narrow: bool = False) -> None:
     for number, dots in enumerate(shown.rows.values()):
         if (band := shown.bands[number] if shown.bands else None) is not None:
             axis.fill_betweenx([number - 0.4, number + 0.4], *band, color=RULE, linewidth=0)
-        several = max(1, len(dots) - 1)
+        gaps = max(1, len(dots) - 1)
         for place, dot in enumerate(dots):
-            _dot(axis, dot, number + _SPREAD * (place / several - 0.5 * (len(dots) > 1)) + 0.22 * above)
+            _dot(axis, dot, number + _SPREAD * (place / gaps - 0.5 * (len(dots) > 1)) + 0.22 * above)
     row_names(axis, list(shown.rows))
     axis.set_ylim(len(shown.rows) - 0.4, -0.6)
     if shown.log:

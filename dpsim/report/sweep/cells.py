@@ -95,8 +95,8 @@ class PointColumns:
     def last(self, dispensable: int) -> tuple[Column[ComparedPoint], ...]:
         """Return what each table ends with: samples, the share of clean ones, and the marks of the best points."""
         marks: Column[ComparedPoint] = Column(head="best", cell=marker(self.comparison), left=True)
-        known = any(point.share_clean is not None for point in self.comparison.scored)
-        return self("samples", dispensable), self("share_clean", dispensable, shown=known), marks
+        has_shares = any(point.share_clean is not None for point in self.comparison.scored)
+        return self("samples", dispensable), self("share_clean", dispensable, shown=has_shares), marks
 
 
 def points_table(

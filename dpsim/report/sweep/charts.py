@@ -48,8 +48,8 @@ def curve(
         return Series(name=BASELINES[name], x=x, y=y, look="ideal" if name == "perfect_scaling" else "baseline")
 
     shared = [name for name in BASELINES if all(name in nulls_s(point) for point in points)]
-    known = [name for name in shared if name not in PROFILED_BASELINES]
-    return [*map(baseline, known), series("predicted"), series("measured")]
+    drawn = [name for name in shared if name not in PROFILED_BASELINES]
+    return [*map(baseline, drawn), series("predicted"), series("measured")]
 
 
 def size_ticks(points: Iterable[ComparedPoint]) -> dict[float, str]:
@@ -99,8 +99,8 @@ def _fastest(comparison: Comparison, group: Group) -> list[ComparedPoint]:
 
 def map_fields(comparison: Comparison) -> tuple[str, str] | None:
     """Return the compared fields that maps are over, the one with more values first; None where fewer than two vary."""
-    several = [point for point in comparison.scored if point.devices > 1]
-    values = {name: {point.text(name) for point in several} for name in comparison.compared}
+    on_several = [point for point in comparison.scored if point.devices > 1]
+    values = {name: {point.text(name) for point in on_several} for name in comparison.compared}
     varied = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))
     return (varied[0], varied[1]) if len(varied) > 1 else None
 
@@ -164,16 +164,16 @@ def step_chart(comparison: Comparison, timelines: Timelines) -> Chart | None:
     ``None``.
     """
     varied, by_strategy = _varied(comparison), "strategy" in comparison.compared
-    several = [point for point in comparison.scored if point.devices > 1]
+    on_several = [point for point in comparison.scored if point.devices > 1]
     if by_strategy:
-        several = [point for point in several if point.network == several[-1].network]
+        on_several = [point for point in on_several if point.network == on_several[-1].network]
     panels = []
-    for points in grouped(several, lambda point: point.strategy if by_strategy else point.network).values():
-        kept = [(point, *both) for point in points if (both := timelines.both(point)) is not None]
-        if kept:
-            most = max(point.devices for point, *_ in kept)
+    for points in grouped(on_several, lambda point: point.strategy if by_strategy else point.network).values():
+        timed = [(point, *both) for point in points if (both := timelines.both(point)) is not None]
+        if timed:
+            most = max(point.devices for point, *_ in timed)
             fastest = min(
-                (each for each in kept if each[0].devices == most), key=lambda each: each[0].measured_s_per_sample
+                (each for each in timed if each[0].devices == most), key=lambda each: each[0].measured_s_per_sample
             )
             panels.append(_step(*fastest, varied, timelines.gradient_bytes[fastest[0].setting]))
     return Chart(panels=panels, height_in=3.7, columns=1) if panels else None
@@ -224,9 +224,9 @@ def _ms(seconds: float) -> str:
 
 def _varied(comparison: Comparison) -> list[str]:
     """Return the fields that a title names beside the network and the devices."""
-    always, known = ("fusion_threshold_bytes", "local_batch"), ("devices", "network", "global_batch")
+    always, in_the_title = ("fusion_threshold_bytes", "local_batch"), ("devices", "network", "global_batch")
     fields = dict.fromkeys((*always, *comparison.compared, "batch_norm"))
-    values = {name: {point.text(name) for point in comparison.scored} for name in fields if name not in known}
+    values = {name: {point.text(name) for point in comparison.scored} for name in fields if name not in in_the_title}
     return [name for name in values if name in always or len(values[name]) > 1]
 
 
@@ -244,7 +244,7 @@ def _parts(comparison: Comparison, group: Group, timelines: Timelines) -> Bars:
     if compared == ("fusion_threshold_bytes",):
         labels = list(size_ticks(points).values())
     both = [timelines.both(point) for point in points]
-    whole = all(each is not None for each in both)
+    complete = all(each is not None for each in both)
     apart = [value for value in group.apart if "device" not in value]
     first = points[0]
     return Bars(
@@ -252,7 +252,7 @@ def _parts(comparison: Comparison, group: Group, timelines: Timelines) -> Bars:
         subtitle=", ".join(["ms per step", *apart]),
         x_label=", ".join(field_name(name, first.runtime) for name in compared),
         bars=[
-            (label, *_stacks(point, timeline if whole else None))
+            (label, *_stacks(point, timeline if complete else None))
             for label, point, timeline in zip(labels, points, both, strict=True)
         ],
     )

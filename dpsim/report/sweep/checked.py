@@ -45,16 +45,16 @@ def sentences(checked: Checked) -> Iterator[str]:
 
 def _found(record: CheckedRecord) -> str:
     if not record.stated:
-        found = f"{record.computed}; records of model 0 state no hash of it"
+        text = f"{record.computed}; records of model 0 state no hash of it"
     elif record.as_stated:
-        found = f"{record.computed}, as stated"
+        text = f"{record.computed}, as stated"
     else:
-        found = f"{record.computed}, but {record.stated} is stated"
+        text = f"{record.computed}, but {record.stated} is stated"
     if record.largest is None:
-        return found
+        return text
     same = "the same" if record.agrees else "the same steps"
     again = same if record.same_steps else f"steps differ by up to {percent(record.largest.difference, sign=True)}"
-    return f"{found}; predicted again: {again}"
+    return f"{text}; predicted again: {again}"
 
 
 def _today(checked: Checked) -> str:

@@ -66,8 +66,8 @@ def summary(data: SweepData) -> dict[str, Any]:
         ],
     }
     summary |= {name: parts[name] for name in names} | {"share_clean": comparison.share_clean}
-    stated = ("inputs_sha256", "blind_sha256", "model_version")
-    summary |= {name: getattr(data.results, name) for name in stated}
+    digests = ("inputs_sha256", "blind_sha256", "model_version")
+    summary |= {name: getattr(data.results, name) for name in digests}
     interval = comparison.interval
     summary |= {
         "interval_level": comparison.interval_level,
@@ -113,19 +113,19 @@ def samples(data: SweepData) -> Samples:
 def timeline(data: SweepData) -> Samples:
     """Return each event of the timelines that were kept, measured and predicted: those of the scored predictions."""
     points: list[MeasuredPoint | PredictedPoint] = [*data.results.points, *data.scored.points]
-    kept = [(point.setting, Timeline.from_record(point.timeline)) for point in points if point.timeline is not None]
+    settings = [(point.setting, Timeline.from_record(point.timeline)) for point in points if point.timeline is not None]
     rows = [
         run_values(setting) | {name: getattr(events, name) for name in ("source", "emulated_network", "clock")}
-        for setting, events in kept
+        for setting, events in settings
     ]
-    timelines = [events for _, events in kept]
-    whole = ("step", "rank", "size_bytes")
+    timelines = [events for _, events in settings]
+    integers = ("step", "rank", "size_bytes")
     values: dict[str, Any] = {
-        name: _joined([getattr(each, name) for each in timelines], np.int64 if name in whole else np.float64)
-        for name in (*whole, "start_s", "end_s")
+        name: _joined([getattr(each, name) for each in timelines], np.int64 if name in integers else np.float64)
+        for name in (*integers, "start_s", "end_s")
     }
-    asked = [np.full(len(each.step), np.nan) if each.asked_s is None else each.asked_s for each in timelines]
-    values["asked_s"] = _joined(asked)
+    asked_s = [np.full(len(each.step), np.nan) if each.asked_s is None else each.asked_s for each in timelines]
+    values["asked_s"] = _joined(asked_s)
     values["lane"] = [LANE_NAMES[lane] for each in timelines for lane in each.lane]
     values["operation"] = [each.operations[number] for each in timelines for number in each.operation]
     values["kind"] = [KINDS[kind] for each in timelines for kind in each.kind]

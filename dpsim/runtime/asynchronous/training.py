@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -190,14 +190,7 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
     workers, parameters = len(order.orders), worker.parameters.copy()
     copies = strategy.copies(workers)
     left = Counter(itertools.chain.from_iterable(order.orders))
-    if {sum(version >= 0 for version in order.pulls[ticket]) for ticket in left} - {
-        len(strategy.groups(0, workers, 0))
-    }:
-        raise ConfigError(
-            f"an order of updates that strategy {plan.strategy} cannot make",
-            allowed="the order of a training with the same strategy",
-            remedy="record it again with --record",
-        )
+    _check_order(order, left, plan)
     values = np.zeros((copies, 1 + len(optimizer.slots), 2, len(parameters)), parameters.dtype)
     cells = Cells(values, workers, optimizer)
     cells.initialise(parameters)
@@ -206,12 +199,6 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
     pulled: dict[int, Array] = {}
     gradients: dict[int, tuple[Array, float]] = {}
     ready: list[int] = []
-
-    def computed(ticket: int) -> tuple[Array, float, float]:
-        worker.parameters[...] = pulled[ticket]
-        sums, scale = worker.compute(ticket)
-        return worker.gradients.copy(), scale, sums.loss
-
     begin_s = now()
     for step in order.steps():
         if isinstance(step, Pull):
@@ -220,10 +207,8 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
             ready.append(step.ticket)
         else:
             if step.ticket not in gradients:
-                own = {ticket: computed(ticket) for ticket in ready[comm.rank :: comm.size]}
-                for of_rank in comm.allgather(own):
-                    for ticket, (gradient, scale, loss) in of_rank.items():
-                        gradients[ticket], losses[ticket] = (gradient, scale), loss
+                for ticket, gradient, scale, loss in _computed(comm, worker, ready, pulled):
+                    gradients[ticket], losses[ticket] = (gradient, scale), loss
                 for ticket in ready:
                     del pulled[ticket]
                 ready.clear()
@@ -238,3 +223,27 @@ def replay(comm: MPI.Intracomm, worker: Worker, plan: Plan, order: UpdateOrder, 
             if not left[step.ticket]:
                 del gradients[step.ticket]
     return worker.result(cells.newest(order), order, losses, apart, now() - begin_s)
+
+
+def _check_order(order: UpdateOrder, tickets: Iterable[int], plan: Plan) -> None:
+    """Raise ``ConfigError`` where the updates pull from other numbers of cells than those of the plan's strategy."""
+    strategy, _ = _asynchronous(plan)
+    pulled_cells = {sum(version >= 0 for version in order.pulls[ticket]) for ticket in tickets}
+    if pulled_cells - {len(strategy.groups(0, len(order.orders), 0))}:
+        raise ConfigError(
+            f"an order of updates that strategy {plan.strategy} cannot make",
+            allowed="the order of a training with the same strategy",
+            remedy="record it again with --record",
+        )
+
+
+def _computed(
+    comm: MPI.Intracomm, worker: Worker, tickets: Sequence[int], pulled: Mapping[int, Array]
+) -> list[tuple[int, Array, float, float]]:
+    """Return ticket, gradient, scale and loss of every ticket; each rank computes its share of them. Collective."""
+    own = []
+    for ticket in tickets[comm.rank :: comm.size]:
+        worker.parameters[...] = pulled[ticket]
+        sums, scale = worker.compute(ticket)
+        own.append((ticket, worker.gradients.copy(), scale, sums.loss))
+    return [each for of_rank in comm.allgather(own) for each in of_rank]

@@ -91,18 +91,23 @@ class UpdateOrder(Noun, frozen=True):
         shown = f"({shares}{', ...' * (len(counts) > _SHOWN)})"
         return f"staleness of updates: mean {self.mean_staleness:.2f}, at most {most} {shown}"
 
+    def _averaged(self) -> defaultdict[int, tuple[int, ...]]:
+        """Return the cells of each ticket that it averages without having pulled them."""
+        averaged: defaultdict[int, tuple[int, ...]] = defaultdict(tuple)
+        for cell, order in enumerate(self.orders):
+            for ticket in order:
+                if self.pulls[ticket][cell] < 0:
+                    averaged[ticket] += (cell,)
+        return averaged
+
     def steps(self) -> Iterator[Pull | Compute | Push]:
         """Do all of it again, in an order in which each step finds what it needs.
 
         A cell is pulled before its next version is made. Raises ``ConfigError`` if there is no such order.
         """
-        averaged: dict[int, tuple[int, ...]] = defaultdict(tuple)
+        averaged = self._averaged()
         waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
         missing: Counter[int] = Counter()
-        for cell, order in enumerate(self.orders):
-            for ticket in order:
-                if self.pulls[ticket][cell] < 0:
-                    averaged[ticket] += (cell,)
         for ticket in sorted({*itertools.chain.from_iterable(self.orders)}):
             for cell, version in enumerate(self.pulls[ticket]):
                 if version >= 0:

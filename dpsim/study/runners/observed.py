@@ -16,7 +16,7 @@ from dpsim.comm.networks import transport
 from dpsim.machine import Network
 from dpsim.model.observed import Observed, ObservedRank
 from dpsim.progress import Progress
-from dpsim.study.observe_task import ObserveTask
+from dpsim.study.task import ObserveTask
 from dpsim.torch.script import in_turns
 from dpsim.torch.script.observed import Observer, by_gloo
 from dpsim.torch.script.probe import process_group

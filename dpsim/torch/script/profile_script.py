@@ -29,17 +29,22 @@ START = Path(__file__).parent / "probe" / "start.py"
 _OUTPUT = {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def profile_script(request: ScriptRequest, local_batches: Sequence[int] = (), *, python: str | None = None) -> Workload:
+def profile_script(
+    request: ScriptRequest, local_batches: Sequence[int] = (), *, python: str | JobPython | None = None
+) -> Workload:
     """Run the script in a process of its own, as rank 0 of ``request.devices``, and return what it trained.
 
-    Its Python is ``python``, or the one that ``dpsim.launch.job_python`` finds.
+    Its Python is ``python``, or the one that ``dpsim.launch.job_python`` finds, and then says.
     With ``local_batches`` it runs once for each of them, and the workload has tables over them. What the script prints
     goes to stderr, lines that are alike once. Raises ``ConfigError`` for a script that cannot be profiled.
     """
     if request.script:
         check_program(request.script)
-    by = job_python(python)
-    by.tell(request.name)
+    if isinstance(python, JobPython):
+        by = python
+    else:
+        by = job_python(python)
+        by.tell(request.name)
     if not local_batches:
         return _profile(request, by)
     batches = sorted(set(local_batches))

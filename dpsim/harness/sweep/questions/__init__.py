@@ -69,10 +69,10 @@ def _check_one_training(experiment: Experiment) -> None:
     settings = fitting(experiment)
     of_all = (FIELDS.keys() & Reproduction.__struct_fields__) - {"devices"}  # of these a reproduction has one value
     names = [name for name in FIELDS if name in of_all or name in deciding(Decides.BITS, Plan)]
-    several = [name for name in names if len({setting.value(name) for setting in settings}) > 1]
-    if several:
+    varied = [name for name in names if len({setting.value(name) for setting in settings}) > 1]
+    if varied:
         raise ConfigError(
-            f"steps = {experiment.steps} in a sweep over {', '.join(several)}: these are several trainings, and the"
+            f"steps = {experiment.steps} in a sweep over {', '.join(varied)}: these are several trainings, and the"
             " divergence of one is measured",
             allowed="steps where devices, thresholds, algorithms, networks, strategies or micro-batches vary",
             remedy="leave steps out, or compare one training at a time with dpsim reproduce",

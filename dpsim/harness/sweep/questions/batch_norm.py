@@ -60,8 +60,8 @@ def _beside(comparison: Comparison, group: Group) -> str:
 
 def global_cost(members: tuple[ComparedPoint, ...]) -> tuple[float, float] | None:
     """Return what statistics of the whole batch add to a step, measured and predicted; None where either is missing."""
-    whole = next((point for point in members if norm_name(point) == GLOBAL), None)
-    return None if whole is None else cost(members, whole)
+    of_all = next((point for point in members if norm_name(point) == GLOBAL), None)
+    return None if of_all is None else cost(members, of_all)
 
 
 def _tiles(comparison: Comparison, group: Group) -> tuple[Tile, ...]:

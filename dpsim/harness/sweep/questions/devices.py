@@ -79,22 +79,22 @@ def drift_sentence(comparison: Comparison) -> str | None:
     points = [point for point in comparison.scored if point.digest]
     if not points:
         return None
-    several = unique(point for point in points if point.devices > 1)
+    on_several = unique(point for point in points if point.devices > 1)
     after = f"after {comparison.experiment.steps} steps with batch norm {points[0].batch_norm}"
     if comparison.identical is not None:
-        counts = ", ".join(point.layout for point in several)
+        counts = ", ".join(point.layout for point in on_several)
         verdict = "the same to the bit as" if comparison.identical else "NOT THE SAME, as promised, as"
         return (
             f"The training is {verdict} on one device {after} and {points[0].leaves} leaves, on {counts} devices: "
             f"digest {points[0].digest[:SHORT]}."
         )
-    parameters = _each((point.layout, point.measured_drift, point.predicted_drift) for point in several)
+    parameters = _each((point.layout, point.measured_drift, point.predicted_drift) for point in on_several)
     text = f"Drift from one device {after}: parameters {parameters}"
     reason = unpredictable_drift(points[0].compute_dtype)
-    if reason and all(point.predicted_statistics_drift is None for point in several):
+    if reason and all(point.predicted_statistics_drift is None for point in on_several):
         text += f", {reason}"
-    if any(point.measured_statistics_drift is not None for point in several):
-        means = _each((p.layout, p.measured_statistics_drift, p.predicted_statistics_drift) for p in several)
+    if any(point.measured_statistics_drift is not None for point in on_several):
+        means = _each((p.layout, p.measured_statistics_drift, p.predicted_statistics_drift) for p in on_several)
         text += f"; error of a device's means in the first batch norm, in standard deviations, {means}"
     return text + "."
 
@@ -213,7 +213,7 @@ def _chart(comparison: Comparison) -> Chart:
 
 def _curve(group: Group, points: Sequence[ComparedPoint]) -> Lines:
     """Return the speedup on each number of devices; that of a baseline on one device is 1."""
-    several = next(point for point in points if point.devices > 1)
+    parallel_point = next(point for point in points if point.devices > 1)
 
     def gained(point: ComparedPoint, step_s: float, source: Look) -> float:
         if point.devices == 1 and source == "predicted":
@@ -223,13 +223,13 @@ def _curve(group: Group, points: Sequence[ComparedPoint]) -> Lines:
         return (reached or 1.0) * own_s / step_s
 
     def nulls_s(point: ComparedPoint) -> Mapping[str, float]:
-        return point.null_step_s or several.null_step_s
+        return point.null_step_s or parallel_point.null_step_s
 
     counts = [point.devices for point in points]
     edge = max(counts) - 1
     return Lines(
         title=network_name(group),
-        subtitle=f"samples/s over one device's, {several.algorithm}",
+        subtitle=f"samples/s over one device's, {parallel_point.algorithm}",
         x_label="devices",
         series=curve(points, counts, gained, nulls_s),
         x_ticks={point.devices: point.layout for point in points},

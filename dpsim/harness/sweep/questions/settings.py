@@ -99,8 +99,8 @@ def _apart(experiment: Experiment) -> tuple[str, ...]:
     compared = experiment.compared or tuple(name for name in varied if not FIELDS[name].decides & Decides.PROBLEM)
     batch = tuple(name for name in ("global_batch", "local_batch", "devices") if name in varied)[:1]
     where = places(experiment) if experiment.script else ("network",)
-    known = (*where, *(compared or batch), *(("algorithm", "overlap") if experiment.script else ()))
-    return (*where, *(name for name in varied if name not in known))  # DDP's algorithm and overlap are its place's
+    shown = (*where, *(compared or batch), *(("algorithm", "overlap") if experiment.script else ()))
+    return (*where, *(name for name in varied if name not in shown))  # DDP's algorithm and overlap are its place's
 
 
 QUESTION = Question(

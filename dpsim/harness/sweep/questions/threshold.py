@@ -208,8 +208,8 @@ def _screen(comparison: Comparison, groups: Sequence[Group]) -> list[Column[Grou
 
 
 def _completed(experiment: Experiment) -> Experiment:
-    given = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
-    return of_devices(experiment, sorted(set(given or telling_thresholds(experiment))))
+    thresholds = [threshold_bytes(value) for value in experiment.values("fusion_threshold_bytes")]
+    return of_devices(experiment, sorted(set(thresholds or telling_thresholds(experiment))))
 
 
 def _apart(experiment: Experiment) -> tuple[str, ...]:

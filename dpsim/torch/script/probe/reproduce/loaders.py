@@ -129,7 +129,7 @@ class Loaders:
             path = self._first_folder / _INDICES.format(number, rank)
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
             ranks.append([batch for at, batch in map(json.loads, lines) if at == epoch])
-        return [list(itertools.chain(*parts)) for parts in zip(*ranks, strict=False)]
+        return [list(itertools.chain(*parts)) for parts in zip(*ranks)]
 
     def got(self, iterator: Any, batch: Any) -> None:
         """Note that the script has got ``batch``, the next one of an iterator."""

@@ -118,7 +118,7 @@ class InShards:
         @functools.wraps(foreach_reduce)
         def reduce(parameters: Any, gradients: Any, *arguments: Any, **keywords: Any) -> Any:
             _check_same_parameters([each._param_fqn for each in parameters], parameters[0].mesh_info)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
+            for parameter, gradient in zip(parameters, gradients):
                 kept = parameter.sharded_param.grad
                 local(parameter._param_fqn, gradient if kept is None else gradient + whole(kept))
             return foreach_reduce(parameters, gradients, *arguments, **keywords)
@@ -206,8 +206,8 @@ class Given:
         same = [each is not None and each[2] == digest(each[0].to_local()) for each in known]
         ranks: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(ranks, same)
-        on_all = map(all, zip(*ranks, strict=True))
-        return {id(each[0]): each[1] for each, kept in zip(known, on_all, strict=True) if each is not None and kept}
+        on_all = map(all, zip(*ranks))
+        return {id(each[0]): each[1] for each, kept in zip(known, on_all) if each is not None and kept}
 
 
 def _named_parameters(module: Any) -> list[tuple[str, Any]]:

@@ -70,9 +70,9 @@ class TrainingState:
             for name, value in saved[kind].items():
                 if name in own and own[name].shape == value.shape:
                     write(own[name], value)
-        for optimizer, states in zip(self.optimizers, saved["optimizers"], strict=False):
+        for optimizer, states in zip(self.optimizers, saved["optimizers"]):
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
-            for parameter, state in zip(parameters, states, strict=False):
+            for parameter, state in zip(parameters, states):
                 own_state = optimizer.state.get(parameter, {})
                 for key, value in state.items():
                     if isinstance(own_state.get(key), torch.Tensor) and own_state[key].shape == value.shape:

@@ -69,7 +69,7 @@ class SampleStreams:
             if parts is None:
                 call(target, _generator(0, self._draw))
             else:
-                for key, part in zip(self._keys, parts, strict=True):
+                for key, part in zip(self._keys, parts):
                     call(part, _generator(key, self._draw))
         return target
 

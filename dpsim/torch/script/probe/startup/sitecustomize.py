@@ -51,7 +51,7 @@ def _watch(module: ModuleType) -> None:
     package.__path__ = []
     sys.modules[package.__name__] = package
     for name in ("around", "rank_record", "watched"):
-        path = os.path.join(_FOLDER, f"{name}.py")
+        path = os.path.join(os.path.dirname(_FOLDER), f"{name}.py")
         with open(path, encoding="utf-8") as file:
             code = compile(file.read(), f"{_NEVER_COMPILED} {path}", "exec")
         loaded = ModuleType(f"_dpsim.{name}")
