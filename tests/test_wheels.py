@@ -86,7 +86,7 @@ def test_the_source_distribution_installs_what_the_wheel_has(dist: Path, wheel: 
 def test_commands_run_without_a_checkout_and_without_a_compiler(installed: Path, tmp_path: Path) -> None:
     dpsim = installed / "dpsim"
     assert "ok" in succeeded(dpsim, "doctor", folder=tmp_path)
-    assert "report: " in succeeded(
+    assert "index.html" in succeeded(
         dpsim, "sweep", "fusion-threshold", "--budget", "5s", "--output", "sweep", folder=tmp_path
     )
     succeeded(dpsim, "report", "sweep", folder=tmp_path)
@@ -124,7 +124,7 @@ def explained(*dpsim: str | Path, folder: Path, **variables: str) -> None:
     own.write_text(
         "import os, runpy, sys\n"
         f"assert os.environ['VIRTUAL_ENV'] == sys.prefix == {sys.prefix!r}, sys.prefix\n"
-        "assert 'PYTHONPATH' not in os.environ or 'site-packages' not in os.environ['PYTHONPATH']\n"
+        "assert not any(each.endswith('site-packages') for each in os.environ.get('PYTHONPATH', '').split(':'))\n"
         f"sys.argv = [{str(EXAMPLE)!r}, '--epochs', '20', '--width', '64']\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
