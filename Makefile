@@ -13,6 +13,8 @@ TORCH := torch==2.13.0+cpu
 CUPY := cupy-cuda13x>=14
 # Another NumPy than the one that fits CUDA's kernels: NUMPY=numpy==2.5.2. It stays until make clean.
 NUMPY :=
+# Where the wheel and the source distribution are built.
+DIST := dist
 # Where the attacks count what became of them.
 ATTACKS := build/attacks
 # Quiet twice: errors are shown, the package index's warnings are not.
@@ -29,17 +31,24 @@ PROCESSOR_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_sche
 	tests/nn $(wildcard $(addprefix tests/runtime/test_,leaves.py runtime_training.py strategies.py zero1.py)) \
 	tests/test_processor.py $(wildcard tests/harness/test_reproduc*.py)
 
-.PHONY: help sweep dist docs accuracy neighbours validate test test-avx2 test-slow attacks test-torch test-cupy check gpu-check format clean
+# Where the lowest versions that pyproject.toml allows could compute something else, or lack what is called.
+OLDEST := $(VENV)-oldest
+OLDEST_TESTS := $(filter-out %cuda.py %cuda_gpu.py %cuda_launch.py %cuda_schedule.py,$(wildcard tests/kernels/test_*.py)) \
+	tests/lowering tests/records tests/nn tests/report/test_report_files.py
+DIGESTS := reproduce --devices 1,2 --algorithm ring,auto --steps 5
+
+.PHONY: help sweep dist docs accuracy neighbours validate test test-avx2 test-oldest test-slow attacks test-torch test-cupy check gpu-check format clean
 
 help:
 	@echo "make sweep   which fusion threshold is fastest here? (under 2 minutes on 2 cores; it says where the report is)"
-	@echo "make dist    build a wheel into dist/, and print the line that installs it into another environment"
+	@echo "make dist    build a source distribution and a wheel into dist/, and print the line that installs it into another environment"
 	@echo "make docs    build the site of the documentation into build/docs (under a minute, as is installing MkDocs first)"
 	@echo "make accuracy   how right are the predictions? many sweeps, at most an hour; continues where it was interrupted"
 	@echo "make neighbours   what do sweeps say beside other processes? eight sweeps, under 20 minutes; continues where it was interrupted"
 	@echo "make validate   predict what other people measured and published: reports/validation, README (under a minute)"
 	@echo "make test    run the tests (6 to 10 minutes on 2 cores); NUMPY=numpy==VERSION installs another NumPy first"
 	@echo "make test-avx2   run the kernels', layers' and training's tests as on a processor without AVX-512 (under 4 minutes)"
+	@echo "make test-oldest   the core's tests, and digests as with the newest, on the lowest versions that are allowed"
 	@echo "make test-slow   run long tests and every command of the documentation (about 15 minutes)"
 	@echo "make attacks   200 kills, 20,000 damaged inputs, 1,000 odd command lines, with a table at the end (hours)"
 	@echo "make test-torch   run the tests that need PyTorch, with its CPU build; TORCH=torch==VERSION names another one"
@@ -69,6 +78,15 @@ test: $(VENV)/.ready-dev
 
 test-avx2: $(VENV)/.ready-dev
 	OPENBLAS_CORETYPE=Haswell DPSIM_VECTORS=avx2 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(PROCESSOR_TESTS)
+
+test-oldest: export NUMBA_CACHE_DIR = $(abspath $(OLDEST))/numba
+test-oldest: $(VENV)/.ready $(OLDEST)/.ready
+	rm -rf $(OLDEST)/digests $(OLDEST)/sweep
+	NUMBA_CACHE_DIR= $(BIN)/dpsim $(DIGESTS) --output $(OLDEST)/digests
+	$(OLDEST)/bin/dpsim $(DIGESTS) --against $(OLDEST)/digests --across-machines
+	$(OLDEST)/bin/dpsim sweep fusion-threshold --budget 5s --output $(OLDEST)/sweep
+	@# Old packages call what the newest of theirs deprecate.
+	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning -m "not slow" -n 2 --dist loadfile $(OLDEST_TESTS)
 
 test-slow: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal $(call marked,slow)
@@ -102,8 +120,10 @@ gpu-check:
 endif
 
 dist: $(VENV)/.ready
-	$(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps --wheel-dir dist .
-	@echo "to install it into another environment, with an MPI library: pip install '$$(ls -t $(abspath dist)/*.whl | head -1)[mpich]'"
+	$(PIP) build
+	@mkdir -p $(DIST)
+	$(BIN)/python -m build --outdir $(DIST) . > $(DIST)/build.log || { cat $(DIST)/build.log; exit 1; }
+	@echo "to install it into another environment, with an MPI library: pip install '$$(ls -t $(abspath $(DIST))/*.whl | head -1)[mpich]'"
 
 docs: $(VENV)-docs/.ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet
@@ -113,7 +133,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-cupy $(VENV)-docs $(VENV)-gpu $(VENV)-gpu.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(VENV)-cupy $(VENV)-docs $(VENV)-gpu $(VENV)-gpu.lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find dpsim/ kernels experiments tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -129,6 +149,14 @@ $(VENV)/.ready-dev: pyproject.toml | $(BIN)/python
 	@echo "installing dpsim, an MPI library and the development tools into $(VENV) ..."
 	$(PIP) -e '.[mpich,dev,ptx]'
 	@touch $@ $(VENV)/.ready
+
+$(OLDEST)/.ready: pyproject.toml | $(BIN)/python
+	@echo "installing the lowest versions that pyproject.toml allows into $(OLDEST) ..."
+	$(BIN)/python -m venv $(OLDEST)
+	$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(project["dependencies"] + project["optional-dependencies"]["mpich"]), sep="\n")' | sed 's/>=/==/' > $(OLDEST)/lowest.txt
+	$(subst $(BIN),$(OLDEST)/bin,$(PIP)) -c $(OLDEST)/lowest.txt -e '.[mpich]' hypothesis pytest pytest-timeout pytest-xdist
+	@touch $@
 
 $(VENV)/.ready-torch: $(VENV)/.ready-dev
 	@echo "installing $(TORCH) into $(VENV) ..."

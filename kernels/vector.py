@@ -164,6 +164,8 @@ class Kernel:
         self.lanes = lanes(dtype)
         self.number = _NUMBERS[self.dtype.name]
         self._vector = ir.VectorType(self.number, self.lanes)
+        self._alignment = ir.Constant(ir.IntType(32), self.dtype.itemsize)
+        """An argument of masked loads and stores up to LLVM 21; newer ones read it as well."""
         self.signature = "p" * len(arrays) + "i" * len(indices) + self.dtype.char * len(numbers) + ">i" * returns_index
         types = [*[ir.PointerType()] * len(arrays), *[_INDEX] * len(indices), *[self.number] * len(numbers)]
         """Types of the arguments, a letter each: p pointer, i index, f and d numbers; after > that of the result."""
@@ -239,7 +241,7 @@ class Kernel:
         if count is None or count == self.lanes:
             return self.builder.load(address, typ=kind, align=self.dtype.itemsize)
         mask = self._first(count)
-        return self._call("masked.load", kind, [address, mask, self.constant(0.0, kind)], ".p0")
+        return self._call("masked.load", kind, [address, self._alignment, mask, self.constant(0.0, kind)], ".p0")
 
     def store(
         self, array: Value, at: Value | int, value: Value, count: int | None = None, *, past_caches: bool = False
@@ -256,7 +258,7 @@ class Kernel:
         elif count is None or count == self.lanes:
             self.builder.store(value.ir, address, align=self.dtype.itemsize)
         else:
-            self._call("masked.store", ir.VoidType(), [value.ir, address, self._first(count)], ".p0")
+            self._call("masked.store", ir.VoidType(), [value.ir, address, self._alignment, self._first(count)], ".p0")
 
     def fence(self) -> None:
         """Order writes: what was written is seen by other cores before anything that is written after this."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dpsim
-from dpsim import installation
+from dpsim import cli, installation
 from dpsim.harness import doctor
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def test_outside_of_a_checkout_the_packages_themselves_are_named(monkeypatch: py
 
 
 def test_the_other_program_of_this_name_is_told_and_this_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = tmp_path / "dpsim-0.1.0.dist-info"
     ours.mkdir()
@@ -65,6 +65,11 @@ def test_the_other_program_of_this_name_is_told_and_this_one_is_not(
         reload(dpsim)
     finding = doctor._installation()
     assert finding.state == "fail" and "dpsim-1.4.0" in finding.found and "pip uninstall dpsim" in finding.remedy
+    monkeypatch.delattr(dpsim, "_OTHER")  # as where the other one's __init__.py is in this one's place
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    said = capsys.readouterr().err
+    assert "dpsim-1.4.0 is another program" in said and "pip uninstall dpsim, then pip install" in said
     monkeypatch.undo()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

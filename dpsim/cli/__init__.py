@@ -11,6 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import dpsim
+from dpsim import installation
+
 if TYPE_CHECKING:
     from cyclopts import App
 
@@ -22,6 +25,7 @@ def main(arguments: Sequence[str] | None = None, app: App | None = None) -> None
     130 interrupted.
     """
     _open_closed_streams()
+    _name_other_program()
     try:
         from dpsim.cli.app import run
 
@@ -31,6 +35,13 @@ def main(arguments: Sequence[str] | None = None, app: App | None = None) -> None
         code = 130
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a late Ctrl-C must not change the exit code
     sys.exit(code)
+
+
+def _name_other_program() -> None:
+    """Name the other program whose ``dpsim/__init__.py`` pip wrote over this one, which would have named it."""
+    if not hasattr(dpsim, "_OTHER") and (other := installation.other_program()):
+        remedy = installation.without_other_program()
+        print(f"dpsim: {other} is another program, in the same folder\n  to do:   {remedy}", file=sys.stderr)
 
 
 def _open_closed_streams() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_reference import TwinMemory
 
 from dpsim.memory import HOST, Memory
 from dpsim.nn import build_model
@@ -21,6 +20,8 @@ from dpsim.nn.residual import Subsample, residual
 from dpsim.replica import Array, Batch
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed (pip install -e '.[dev]')")
+from layer_reference import TwinMemory  # imports numba-cuda
+
 SHAPE = (6, 5, 2)
 
 
