@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import dpsim
 from dpsim import installation
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None, app: App | None = None) -> None
 
 def _name_other_program() -> None:
     """Name the other program whose ``dpsim/__init__.py`` pip wrote over this one, which would have named it."""
-    if not hasattr(dpsim, "_OTHER") and (other := installation.other_program()):
+    if not hasattr(sys.modules["dpsim"], "_OTHER") and (other := installation.other_program()):
         remedy = installation.without_other_program()
         print(f"dpsim: {other} is another program, in the same folder\n  to do:   {remedy}", file=sys.stderr)
 

@@ -52,16 +52,27 @@ class JobPython(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """Return the variables of its processes: those of this process, without what is of dpsim's environment."""
-        variables = dict(os.environ)
-        if not self.is_own:
-            folders = variables.get("PATH", "").split(os.pathsep)
-            variables["PATH"] = os.pathsep.join(each for each in folders if not _same(each, _OWN_FOLDER))
-            if _same(variables.get("VIRTUAL_ENV", ""), sys.prefix):
-                del variables["VIRTUAL_ENV"]
-        return variables
+        return dict(os.environ) if self.is_own else _without_own(dict(os.environ))
 
 
 _OWN_FOLDER = os.path.dirname(sys.executable)
+
+
+def job_environment() -> dict[str, str]:
+    """Return the variables of a job that is started as it is: where another environment is active, not dpsim's.
+
+    Tools that run dpsim in an environment of its own put its programs first on PATH, and ``python`` would be that one.
+    """
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    return dict(os.environ) if not active or _same(active, sys.prefix) else _without_own(dict(os.environ))
+
+
+def _without_own(variables: dict[str, str]) -> dict[str, str]:
+    """Return these variables without what dpsim's environment puts into them."""
+    folders = variables.get("PATH", "").split(os.pathsep)
+    others = {"PATH": os.pathsep.join(each for each in folders if not _same(each, _OWN_FOLDER))}
+    own = {"VIRTUAL_ENV"} if _same(variables.get("VIRTUAL_ENV", ""), sys.prefix) else set()
+    return {name: value for name, value in (variables | others).items() if name not in own}
 
 
 def job_python(named: str | None = None) -> JobPython:

@@ -18,6 +18,7 @@ from types import FrameType
 
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
+from dpsim.launch.job_python import job_environment
 
 VARIABLE = "DPSIM_WATCH"
 """Has the number of steps and the folder of the records, separated by a colon."""
@@ -65,8 +66,8 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
 
 
 def environment(folder: Path | None, steps: int) -> dict[str, str]:
-    """Return the job's environment; without a folder it is this process's own."""
-    own = dict(os.environ)
+    """Return the job's environment; without a folder nothing in it watches."""
+    own = job_environment()
     if folder is None:
         return own
     paths = [str(_STARTUP), *filter(None, [own.get("PYTHONPATH")])]

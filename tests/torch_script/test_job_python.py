@@ -14,6 +14,7 @@ import pytest
 
 import dpsim
 from dpsim.errors import ConfigError
+from dpsim.launch import watched_job
 from dpsim.launch.job_python import job_python
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -24,7 +25,8 @@ PYTHONS = (*(f"python3.{minor}" for minor in range(9, 16)), "pypy3")
 
 @pytest.mark.parametrize("name", PYTHONS)
 def test_the_probe_loads_on_every_python_at_hand(name: str) -> None:
-    path = shutil.which(name)
+    of_pyenv = (Path.home() / ".pyenv" / "versions").glob(f"{name.removeprefix('python')}.*/bin/python")
+    path = shutil.which(name) or next(of_pyenv, None)
     if path is None:
         pytest.skip(f"not tried: there is no {name} here")
     done = subprocess.run([path, STUB, PROBE], capture_output=True, text=True, timeout=120, check=False)
@@ -75,6 +77,19 @@ def test_its_processes_get_nothing_of_dpsims_environment(tmp_path: Path, monkeyp
     variables = job_python(str(job)).environment()
     assert variables["PATH"] == os.pathsep.join([str(job.parent), "/bin"])
     assert "VIRTUAL_ENV" not in variables and variables["PYTHONPATH"] == "/of/the/job"
+
+
+def test_a_job_that_is_started_as_it_is_finds_the_programs_of_the_active_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, own = python(tmp_path / "env" / "bin", "2.9.0"), os.path.dirname(sys.executable)
+    monkeypatch.setenv("PATH", os.pathsep.join([own, str(job.parent), "/bin"]))
+    for active in (None, sys.prefix):
+        if active:
+            monkeypatch.setenv("VIRTUAL_ENV", active)
+        assert watched_job.environment(None, 30)["PATH"].split(os.pathsep)[0] == own
+    monkeypatch.setenv("VIRTUAL_ENV", str(job.parents[1]))
+    assert watched_job.environment(None, 30)["PATH"] == os.pathsep.join([str(job.parent), "/bin"])
 
 
 @pytest.mark.parametrize(
