@@ -90,6 +90,8 @@ def profile(
 
 def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
     """Return the workload that is measured, or read from a trace. Raises ``ConfigError``."""
+    from dpsim.launch.job_python import job_python
+    from dpsim.launch.user_program import check_program
     from dpsim.torch.script.profile_script import profile_script
     from dpsim.torch.script.request import ScriptRequest
 
@@ -114,8 +116,12 @@ def _profiled(of: ModelFlags, arguments: tuple[str, ...]) -> Workload:
     (source,) = map(_flag, sources)
     _refuse(of_model, f"with {source}", "leave them out: the model, its data and optimizer are your own")
     request = ScriptRequest(script=of.torch_script or "", function=of.torch or "", **({"devices": 8} | of_script))
+    if request.script:
+        check_program(request.script)
+    by = job_python(of.python)
+    by.tell(request.name)
     with show.measuring(of.wait_until_quiet):
-        return profile_script(request, local_batches, python=of.python)
+        return profile_script(request, local_batches, by=by)
 
 
 _SHAPES = ("model", "dataset")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +166,7 @@ class _Job:
         from dpsim.harness.script.experiment import script_experiment
         from dpsim.harness.script.measure import ScriptStudy
         from dpsim.harness.script.tune import profiled
+        from dpsim.launch.job_python import OWN, job_python
         from dpsim.launch.user_program import is_module
         from dpsim.machine import NODE, Network
 
@@ -183,8 +183,11 @@ class _Job:
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
         study = ScriptStudy(experiment=declared, script_may_write=bool(of_run.script_may_write))
         batches = readers.listed("--local-batch", given.local_batch, readers.whole_numbers("--local-batch")) or ()
-        python = sys.executable if source.machine is None else None  # that which is measured, or the job's own
-        return cls(study=study, profiled=profiled(study, batches, progress, python=python), folder=folder)
+        by = OWN  # calibrated here are ranks of dpsim's
+        if source.machine is not None:
+            by = job_python()
+            by.tell(study.request.name)
+        return cls(study=study, profiled=profiled(study, batches, progress, by=by), folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
         from dpsim.harness.script.tune import tune_here

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,8 @@ class JobPython(NamedTuple):
         return dict(os.environ) if self.is_own else _without_own(dict(os.environ))
 
 
+OWN = JobPython(sys.executable, platform.python_version(), "")
+"""dpsim's own Python, whose PyTorch was not looked for."""
 _OWN_FOLDER = os.path.dirname(sys.executable)
 
 

@@ -14,7 +14,7 @@ import pytest
 from python_path import extended_path
 from small_step import machine, workload
 
-from dpsim.cli.flags import counts_or_layouts
+from dpsim.cli.readers import counts_or_layouts
 from dpsim.errors import ConfigError
 from dpsim.launch import child_process
 from dpsim.launch.jobs import mpiexec_path

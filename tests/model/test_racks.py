@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from small_step import workload
 
-from dpsim.cli.flags import counts_or_layouts
+from dpsim.cli.readers import counts_or_layouts
 from dpsim.collective import Collective, Layout
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, Link, Machine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -14,6 +13,7 @@ from published_files import MACHINE
 
 from dpsim import workload as workloads
 from dpsim.errors import ConfigError
+from dpsim.launch import job_python
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.workload import Workload
 
@@ -449,9 +449,9 @@ def test_without_torch_the_message_says_what_to_install(
 ) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(job_python, "_asked", lambda path: job_python.JobPython(path, "3.12.0", ""))
     code, out, err = dpsim("profile", "--torch-script", script, "--output", tmp_path / "w.json")
-    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "'.[torch]'" in err
+    assert (code, out) == (2, "") and "PyTorch is neither installed" in err and "'.[torch]'" in err
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,12 +156,12 @@ def _profile(of: ScriptToExplain, observed: Observed, notes: list[str], progress
     )
     try:
         progress(f"profiling one process on batches of {batch} and {_LARGER_BATCH * batch}")
-        return profile_script(request, (batch, _LARGER_BATCH * batch), python=sys.executable)
+        return profile_script(request, (batch, _LARGER_BATCH * batch))
     except ConfigError as error:
         notes.append(f"What of the computation no batch changes is not known: {error.given}")
     try:
         progress("profiling one process")
-        return profile_script(request, python=sys.executable)
+        return profile_script(request)
     except ConfigError as error:
         notes.append(f"Remedies are not predicted: {error.given}")
     return None

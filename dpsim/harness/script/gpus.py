@@ -59,7 +59,7 @@ def predicted_by_nccl(
         devices = most_devices(declared)
         progress(f"profiling {declared.script} as rank 0 of {devices} in one process")
         request = ScriptRequest(script=declared.script, arguments=declared.arguments, devices=devices)
-        workload = profile_script(request, declared.values("local_batch"), python=sys.executable)
+        workload = profile_script(request, declared.values("local_batch"))
     experiment = completed(declared, workload)
     prepared = Prepared.for_all(experiment.settings, workload, machine)
     return predict_experiment(experiment, prepared, environment())

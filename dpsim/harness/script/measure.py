@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,7 +187,7 @@ class ScriptStudy(Study):
         seen = self.seen
         if seen is None:
             progress(f"profiling {declared.script} as rank 0 of {most_devices(declared)} in one process")
-            seen = profile_script(self.request, batches, python=sys.executable)
+            seen = profile_script(self.request, batches)
         _check_same_batch(given, seen)
         experiment = completed(declared, given or seen)
         current = environment()

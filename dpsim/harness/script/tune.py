@@ -11,7 +11,7 @@ import msgspec
 from dpsim.errors import ConfigError
 from dpsim.harness.script.experiment import completed, shards
 from dpsim.harness.script.measure import ScriptStudy
-from dpsim.launch.job_python import job_python
+from dpsim.launch.job_python import OWN, JobPython
 from dpsim.machine import Machine
 from dpsim.model.ranking import Tuning, tune
 from dpsim.progress import Progress
@@ -39,28 +39,21 @@ class Profiled:
     cannot_accumulate: str = ""
 
 
-def profiled(
-    study: ScriptStudy,
-    local_batches: Sequence[int],
-    progress: Progress,
-    *,
-    python: str | None = None,
-) -> Profiled:
-    """Profile the script with ``python`` at its own batch and at ``local_batches``, or at twice and four times its own.
+def profiled(study: ScriptStudy, local_batches: Sequence[int], progress: Progress, *, by: JobPython = OWN) -> Profiled:
+    """Profile the script by this Python, at its own batch and at ``local_batches``, or at twice and four times its own.
 
     Raises ``ConfigError`` where the script cannot be profiled, or not at one of the given batches.
     """
-    request, by = study.request, job_python(python)
-    by.tell(request.name)
+    request = study.request
     progress(f"profiling {request.name} as rank 0 of {request.devices} in one process")
     refusal, cannot_accumulate = None, ""
     try:
-        workloads = [profile_script(msgspec.structs.replace(request, accumulates=True), python=by)]
+        workloads = [profile_script(msgspec.structs.replace(request, accumulates=True), by=by)]
     except ConfigError as error:
         if not error.given.startswith(WITH_ACCUMULATE):
             raise
         cannot_accumulate = error.given.removeprefix(WITH_ACCUMULATE)
-        workloads = [profile_script(request, python=by)]
+        workloads = [profile_script(request, by=by)]
     own = workloads[0].local_batches[0]
     settings = completed(study.experiment, workloads[0])  # refuses what is not predicted
     if shards(settings):
@@ -74,7 +67,7 @@ def profiled(
             continue
         progress(f"profiling {request.name} at a local batch of {batch}")
         try:
-            workloads.append(profile_script(request, [batch], python=by))
+            workloads.append(profile_script(request, [batch], by=by))
         except ConfigError as error:
             if local_batches:
                 raise

@@ -15,7 +15,7 @@ from dpsim.errors import ConfigError
 from dpsim.installation import install
 from dpsim.launch import scratch
 from dpsim.launch.child_process import child
-from dpsim.launch.job_python import JobPython, job_python
+from dpsim.launch.job_python import OWN, JobPython
 from dpsim.launch.protection import protected, script_protection
 from dpsim.launch.rank_process import THREAD_VARIABLES, WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
@@ -29,22 +29,17 @@ START = Path(__file__).parent / "probe" / "start.py"
 _OUTPUT = {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def profile_script(
-    request: ScriptRequest, local_batches: Sequence[int] = (), *, python: str | JobPython | None = None
-) -> Workload:
+def profile_script(request: ScriptRequest, local_batches: Sequence[int] = (), *, by: JobPython = OWN) -> Workload:
     """Run the script in a process of its own, as rank 0 of ``request.devices``, and return what it trained.
 
-    Its Python is ``python``, or the one that ``dpsim.launch.job_python`` finds, and then says.
-    With ``local_batches`` it runs once for each of them, and the workload has tables over them. What the script prints
-    goes to stderr, lines that are alike once. Raises ``ConfigError`` for a script that cannot be profiled.
+    Its Python is ``by``. With ``local_batches`` it runs once for each of them, and the workload has tables over them.
+    What the script prints goes to stderr, lines that are alike once. Raises ``ConfigError`` for a script that cannot be
+    profiled.
     """
     if request.script:
         check_program(request.script)
-    if isinstance(python, JobPython):
-        by = python
-    else:
-        by = job_python(python)
-        by.tell(request.name)
+    if by is OWN:
+        check_torch()
     if not local_batches:
         return _profile(request, by)
     batches = sorted(set(local_batches))
