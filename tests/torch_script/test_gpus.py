@@ -194,15 +194,15 @@ def test_ranks_on_gpus_meet_by_nccl_and_each_has_its_own(monkeypatch: pytest.Mon
     import torch
     from torch.distributed import distributed_c10d
 
-    from dpsim.torch.script import timed
+    from dpsim.torch.script.probe import process_group
 
     devices: list[int] = []
     groups: list[tuple[Any, ...]] = []
     replaced: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     monkeypatch.setattr(distributed_c10d, "init_process_group", lambda *given, **_: groups.append(given))
-    monkeypatch.setattr(timed, "replace_everywhere", lambda _, function: replaced.append(function))
+    monkeypatch.setattr(process_group, "replace_everywhere", lambda _, function: replaced.append(function))
     for on_gpus in (True, False):
-        timed.connect(str(tmp_path / f"store-{on_gpus}"), 1, 2, on_gpus=on_gpus)
+        process_group.connect(str(tmp_path / f"store-{on_gpus}"), 1, 2, on_gpus=on_gpus)
         replaced[-1]("gloo")
     assert devices == [1] and groups == [("cpu:gloo,cuda:nccl",), ("gloo",)]
