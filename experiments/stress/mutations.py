@@ -133,13 +133,15 @@ def run_tests(tree: Path, arguments: Sequence[str], limit_s: float) -> Outcome:
 
 
 def copy_checkout(root: Path, tree: Path) -> None:
-    """Copy the files that Git knows or does not ignore, as they are now."""
+    """Copy the files that Git knows or does not ignore, as they are now, into a checkout of their own."""
     git = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(git, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         if (root / name).is_symlink() or (root / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, tree / name, follow_symlinks=False)
+    for words in (("init", "--quiet"), ("add", "--all", "--force")):
+        subprocess.run(["git", "-C", str(tree), *words], check=True)
 
 
 def main() -> int:
