@@ -16,7 +16,7 @@ from dpsim.harness import doctor
 
 ROOT = Path(__file__).parents[1]
 FROM_AN_INDEX = re.compile(
-    r"(?:pip3? install|uvx|uv pip install|uv add)[ ](?:[^`\n;]*[ '\"])?dpsim(?:-train)?(?![\w./_-])"
+    r"(?:pip3? install|uvx(?! --from [^ ]*[.]whl )|uv pip install|uv add)[ ](?:[^`\n;]*[ '\"])?dpsim(?:-train)?(?![\w./_-])"
 )
 
 
@@ -27,6 +27,7 @@ def test_no_page_and_no_message_installs_dpsim_from_an_index() -> None:
     found = {str(path): FROM_AN_INDEX.findall(text) for path, text in texts.items() if FROM_AN_INDEX.search(text)}
     assert not found
     assert FROM_AN_INDEX.search("pip install 'dpsim[mpich]'") and FROM_AN_INDEX.search("run pip install -U dpsim-train")
+    assert FROM_AN_INDEX.search("uvx dpsim") and not FROM_AN_INDEX.search("uvx --from dist/a.whl dpsim doctor")
 
 
 def test_every_extra_that_a_message_names_exists() -> None:
