@@ -16,7 +16,8 @@ from dpsim.harness import doctor
 
 ROOT = Path(__file__).parents[1]
 FROM_AN_INDEX = re.compile(
-    r"(?:pip3? install|uvx(?! --from [^ ]*[.]whl )|uv pip install|uv add)[ ](?:[^`\n;]*[ '\"])?dpsim(?:-train)?(?![\w./_-])"
+    r"(?:pip3? install|uvx(?! --from [^ ]*[.]whl )|uv pip install|uv add)[ ]"
+    r"(?:[^`\n;]*[ '\"])?dpsim(?:-train)?(?![\w./_-])"
 )
 
 
