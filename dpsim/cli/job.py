@@ -50,7 +50,10 @@ def explain(command: tuple[str, ...], steps: int, *, json_line: Path | None = No
     if watched_job.is_watched():
         print("dpsim: this job is already being watched; it is started as it is", file=sys.stderr)
         os.execvp(command[0], command)
-    with scratch("watch") as folder, watched_job.started(command, watched_job.environment(folder, steps)) as job:
+    with (
+        scratch("watch") as folder,
+        watched_job.started(command, watched_job.environment(folder, steps, command[0])) as job,
+    ):
         answer = _answer(job, folder)
         _write(folder / watched_job.ANSWER, answer.logged)
         print(f"\n{answer.text}", file=sys.stderr, flush=True)  # a progress bar may have left its line open

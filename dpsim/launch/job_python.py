@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -48,26 +47,29 @@ class JobPython(NamedTuple):
     def tell(self, script: str) -> None:
         """Say on stderr what ``script`` runs with, unless it is dpsim's own Python."""
         if not self.is_own:
-            told = f"dpsim: {script} runs with {self.path} (Python {self.version}, PyTorch {self.torch})"
-            print(told, file=sys.stderr, flush=True)
+            versions = f"Python {self.version}, PyTorch {self.torch}"
+            print(f"dpsim: {script} runs with {self.path} ({versions})", file=sys.stderr, flush=True)
 
     def environment(self) -> dict[str, str]:
         """Return the variables of its processes: those of this process, without what is of dpsim's environment."""
         return dict(os.environ) if self.is_own else _without_own(dict(os.environ))
 
 
-OWN = JobPython(sys.executable, platform.python_version(), "")
-"""dpsim's own Python, whose PyTorch was not looked for."""
+OWN = JobPython(sys.executable, "", "")
+"""dpsim's own Python, which was not asked for its versions."""
 _OWN_FOLDER = os.path.dirname(sys.executable)
 
 
-def job_environment() -> dict[str, str]:
-    """Return the variables of a job that is started as it is: where another environment is active, not dpsim's.
+def job_environment(program: str) -> dict[str, str]:
+    """Return the variables of a job that is started as it is: of the active environment, if that is not dpsim's.
 
     Tools that run dpsim in an environment of its own put its programs first on PATH, and ``python`` would be that one.
+    Where the job's ``program`` is among those alone, the variables stay as they are.
     """
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-    return dict(os.environ) if not active or _same(active, sys.prefix) else _without_own(dict(os.environ))
+    others = _without_own(dict(os.environ))
+    is_there = shutil.which(program, path=others["PATH"]) is not None
+    return others if active and not _same(active, sys.prefix) and is_there else dict(os.environ)
 
 
 def _without_own(variables: dict[str, str]) -> dict[str, str]:
@@ -86,18 +88,18 @@ def job_python(named: str | None = None) -> JobPython:
     ``ConfigError`` where it has no PyTorch, or one that is too old.
     """
     if named is not None:
-        found = _asked(_path_of(named))
-        if not found.torch:
+        python = _asked(_path_of(named))
+        if not python.torch:
             raise ConfigError(
-                f"--python {named} is Python {found.version} without PyTorch",
+                f"--python {named} is Python {python.version} without PyTorch",
                 allowed="the Python of the environment in which the script trains",
                 remedy="name that one, or install PyTorch there",
             )
-        return _checked(found, f"--python {named}")
+        return _checked(python, f"--python {named}")
     for path in _candidates():
-        found = _asked(path)
-        if found.torch:
-            return _checked(found, path)
+        python = _asked(path)
+        if python.torch:
+            return _checked(python, path)
     raise ConfigError(
         "PyTorch is neither installed beside dpsim nor in an active environment",
         allowed="PyTorch 2.4 or newer, for --torch-script and --torch alone",
@@ -106,15 +108,15 @@ def job_python(named: str | None = None) -> JobPython:
     )
 
 
-def _checked(found: JobPython, name: str) -> JobPython:
-    numbers = found.torch.split(".")[:2]
+def _checked(python: JobPython, name: str) -> JobPython:
+    numbers = python.torch.split(".")[:2]
     if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < LEAST_TORCH:
         raise ConfigError(
-            f"{name} has PyTorch {found.torch}",
+            f"{name} has PyTorch {python.torch}",
             allowed=f"PyTorch {'.'.join(map(str, LEAST_TORCH))} or newer",
             remedy="install a newer one there, or name another Python by --python PATH",
         )
-    return found
+    return python
 
 
 def _candidates() -> Iterator[str]:
@@ -156,10 +158,10 @@ def _asked(path: str) -> JobPython:
             timeout=_LONGEST_S,
             check=False,
         )
-        said, reason = done.stdout, f"exit code {done.returncode}"
+        output, reason = done.stdout, f"exit code {done.returncode}"
     except (OSError, subprocess.TimeoutExpired) as error:  # OSError: also a program for another architecture
-        said, reason = "", getattr(error, "strerror", None) or str(error)
-    answers = [line.removeprefix(_ANSWER) for line in said.splitlines() if line.startswith(_ANSWER)]
+        output, reason = "", getattr(error, "strerror", None) or str(error)
+    answers = [line.removeprefix(_ANSWER) for line in output.splitlines() if line.startswith(_ANSWER)]
     if not answers:
         raise ConfigError(
             f"{path} does not run as Python does: {reason}",

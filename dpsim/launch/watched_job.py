@@ -65,9 +65,9 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
             print(f"dpsim: no longer watching; the job goes on (process {job.pid})", file=sys.stderr)
 
 
-def environment(folder: Path | None, steps: int) -> dict[str, str]:
-    """Return the job's environment; without a folder nothing in it watches."""
-    own = job_environment()
+def environment(folder: Path | None, steps: int, program: str = "python") -> dict[str, str]:
+    """Return the environment of a job that begins with this program; without a folder nothing in it watches."""
+    own = job_environment(program)
     if folder is None:
         return own
     paths = [str(_STARTUP), *filter(None, [own.get("PYTHONPATH")])]

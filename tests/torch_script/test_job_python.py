@@ -90,6 +90,8 @@ def test_a_job_that_is_started_as_it_is_finds_the_programs_of_the_active_environ
         assert watched_job.environment(None, 30)["PATH"].split(os.pathsep)[0] == own
     monkeypatch.setenv("VIRTUAL_ENV", str(job.parents[1]))
     assert watched_job.environment(None, 30)["PATH"] == os.pathsep.join([str(job.parent), "/bin"])
+    of_dpsim = next(path.name for path in Path(own).iterdir() if not shutil.which(path.name, path=f"{job.parent}:/bin"))
+    assert watched_job.environment(None, 30, of_dpsim)["PATH"].split(os.pathsep)[0] == own
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from dpsim.plan import Plan
 from dpsim.progress import Progress, no_progress
 from dpsim.setting import Grid
 from dpsim.study.task import ObserveTask
-from dpsim.torch.script.profile_script import check_torch, profile_script
+from dpsim.torch.script.profile_script import check_own_torch, profile_script
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.units import format_duration, format_size
 from dpsim.workload import Workload
@@ -64,7 +64,7 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     what the step is then shorter by. The profile at a second batch says what of the computation no batch changes.
     Raises ``ConfigError``.
     """
-    check_torch()
+    check_own_torch()
     check_launcher()
     if not is_module(of.script):
         check_program(of.script)

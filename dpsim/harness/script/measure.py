@@ -39,7 +39,7 @@ from dpsim.study.inputs import SCHEMA, Inputs
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.task import Samples, ScriptTask, samples_before
 from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
-from dpsim.torch.script.profile_script import check_torch, profile_script
+from dpsim.torch.script.profile_script import check_own_torch, profile_script
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.units import format_duration, format_size
 from dpsim.workload import Workload
@@ -155,7 +155,7 @@ class ScriptStudy(Study):
 
     def _check_start(self) -> None:
         """Raise ``ConfigError`` without PyTorch, and for a machine where the allreduces are calibrated here."""
-        check_torch()
+        check_own_torch()
         check_launcher()
         if self.machine is not None and not on_gpus(self.experiment):
             ways = dict.fromkeys(name.removeprefix("torch-ddp-") for name in self.experiment.values("runtime"))

@@ -39,7 +39,7 @@ def profile_script(request: ScriptRequest, local_batches: Sequence[int] = (), *,
     if request.script:
         check_program(request.script)
     if by is OWN:
-        check_torch()
+        check_own_torch()
     if not local_batches:
         return _profile(request, by)
     batches = sorted(set(local_batches))
@@ -77,7 +77,7 @@ def _profile(request: ScriptRequest, by: JobPython) -> Workload:
     return workload_of(recorded_of(outcome.record, request))
 
 
-def check_torch() -> None:
+def check_own_torch() -> None:
     """Raises ``ConfigError`` unless PyTorch is installed. Does not load it."""
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
