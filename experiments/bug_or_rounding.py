@@ -2,7 +2,8 @@
 
 Twenty-three have a planted mistake, which should be found and named; five differ by design, which is to be named and is
 no mistake; twenty-seven are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
-names have these words; ``--devices 1,2,4`` others. The scripts stand in ``bug_or_rounding.toml``: one ordinary training
+names have these words; ``--devices 1,2,4`` others; ``--python`` names the Python of another environment, which needs
+PyTorch alone. The scripts stand in ``bug_or_rounding.toml``: one ordinary training
 with DDP or FSDP, and what each case has in place of a part of it.
 """
 
@@ -65,10 +66,12 @@ def main() -> int:
     options = command.parser("bug_or_rounding", __doc__)
     options.add_argument("--only", default="", help="run the cases whose names contain this")
     options.add_argument("--devices", default="1,2", help="numbers of devices (1,2)")
+    options.add_argument("--python", help="the Python that the scripts run with, as dpsim reproduce has it")
     given = options.parse_args()
     devices = tuple(map(int, given.devices.split(",")))
     found, designs, clean = (
-        [_judged(case, devices) for case in cases if given.only in case.name] for cases in (MISTAKES, BY_DESIGN, CLEAN)
+        [_judged(case, devices, given.python) for case in cases if given.only in case.name]
+        for cases in (MISTAKES, BY_DESIGN, CLEAN)
     )
     print(f"planted mistakes: {len(found)}, found {sum(_alarm(each) for each, _ in found)}, named {_right(found)}")
     print(f"by design: {len(designs)}, named {_right(designs)}, alarms {sum(_alarm(each) for each, _ in designs)}")
@@ -76,13 +79,13 @@ def main() -> int:
     return 0
 
 
-def _judged(case: Case, devices: tuple[int, ...]) -> tuple[Verdict | None, bool]:
+def _judged(case: Case, devices: tuple[int, ...], python: str | None) -> tuple[Verdict | None, bool]:
     """Compare the runs of a case, and print what they came to; returns whether it is what it should be."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.py"
         path.write_text(case.script, encoding="utf-8")
         try:
-            verdict = compare(ScriptComparison(script=str(path), devices=devices), lambda _: None)
+            verdict = compare(ScriptComparison(script=str(path), devices=devices, python=python), lambda _: None)
         except DpsimError as error:
             print(f"FAILED  {case.name}: {error}", flush=True)
             return None, False

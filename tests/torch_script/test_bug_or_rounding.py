@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpsim.errors import ConfigError
 from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, Case
 from dpsim.harness.reproduce import script
 from dpsim.harness.reproduce.script import Verdict
@@ -18,6 +19,7 @@ from dpsim.torch.script.probe.reproduce.report import (
     MicroBatch,
     RankReport,
     RankStep,
+    write_report,
     write_shards,
     write_step,
 )

@@ -310,7 +310,9 @@ def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Obser
     errors = [report.error for report in said if report.error is not None]
     complete = len(said) == run.devices and all(report.steps for report in said)
     if errors and not (complete and len(errors) < len(said)):  # ranks may lose one that has taken all its steps
-        given, allowed, remedy = errors[0]
+        given, allowed, remedy = min(
+            errors, key=lambda each: "closed by peer" in each[0]
+        )  # as where another died first
         raise ConfigError(f"{given} ({run.name})", allowed=allowed, remedy=remedy)
     if len(said) < run.devices:
         raise ConfigError(
