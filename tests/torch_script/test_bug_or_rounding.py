@@ -359,6 +359,13 @@ def test_a_parameter_that_is_replaced_behind_ddp_is_named_with_its_line(dpsim: D
     assert "Traceback" not in err
 
 
+def test_the_rank_that_raised_first_is_named_and_not_one_that_lost_it(tmp_path: Path) -> None:
+    for number, given in enumerate(("Connection closed by peer [127.0.0.1]", "no labels on rank 1")):
+        write_report(tmp_path, number, RankReport(error=(given, "", "")))
+    with pytest.raises(ConfigError, match="no labels on rank 1"):
+        script._observed_run(script.ScriptComparison(script="train.py"), Run(folder=".", devices=2), tmp_path)
+
+
 def test_what_is_of_dpsims_own_training_is_refused(dpsim: Dpsim) -> None:
     code, _, err = dpsim("reproduce", "--torch-script", "train.py", "--set", "leaves=4")
     assert code == 2 and "--set leaves" in err
