@@ -49,7 +49,7 @@ def judge(first: Sequence[Record], second: Sequence[Record]) -> Judged:
     )
     losses = [*_tensors(before, after), *_schedulers(before[0], after[0]), *_scalers(before[0], after[0])]
     designs, unknown = list[str](), list[str]()
-    if not any(loss.kind == SCHEDULER for loss in losses):
+    if not any(loss.kind in (OPTIMIZER, SCHEDULER) for loss in losses):  # the optimizer holds the rate
         losses += _rates(before[0], after[0], len(second) / len(first), designs)
     samples = _samples(first, second)
     if isinstance(samples, str):
