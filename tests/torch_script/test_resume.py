@@ -64,6 +64,13 @@ def test_what_is_left_of_an_epoch_is_trained_once(first: int, second: int, skipp
     assert kind is not resumption.NEVER or "2 are never trained after resuming, and 0 a second time" in str(judged)
 
 
+def test_a_sampler_may_draw_the_rest_of_an_epoch_alone() -> None:
+    first = ranks(1, SHUFFLED, 0)
+    assert kinds(first, ranks(2, SHUFFLED[2:], 0)) == []
+    assert kinds(first, ranks(2, SHUFFLED[6:], 0)) == [resumption.NEVER]
+    assert kinds(first, ranks(2, SHUFFLED[:5:-1], 0)) == [resumption.RANDOM]
+
+
 def test_another_order_of_an_epoch_is_a_random_state() -> None:
     assert kinds(ranks(2, SHUFFLED, 0), ranks(1, SHUFFLED[::-1], 2)) == [resumption.RANDOM]
     assert kinds(ranks(2, SHUFFLED, 0), ranks(1, SHUFFLED[::-1], 0)) == [resumption.NEVER]

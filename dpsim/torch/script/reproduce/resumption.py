@@ -161,10 +161,14 @@ class _Epoch:
         return [sample for batches in ranks for batch in batches for sample in batch]
 
 
-def _same_order(one: _Epoch, other: _Epoch) -> bool:
-    return any(
-        a[: (n := min(len(a), len(b)))] == b[:n] for a, b in itertools.product(one.orders, other.orders) if a and b
-    )
+def _same_order(epoch: _Epoch, resumed: _Epoch) -> bool:
+    """Whether ``resumed`` has the order of an epoch, or that of its end, which a sampler may draw alone."""
+    for ours, theirs in itertools.product(epoch.orders, resumed.orders):
+        begin = ours.index(theirs[0]) if theirs and theirs[0] in ours else len(ours)
+        count = min(len(ours) - begin, len(theirs))
+        if count > 1 and ours[begin : begin + count] == theirs[:count]:
+            return True
+    return False
 
 
 def _epoch(ranks: Sequence[Record], step: int, *, done: int) -> _Epoch | None:
@@ -216,7 +220,7 @@ def _samples(first: Sequence[Record], second: Sequence[Record]) -> Loss | str | 
     counts = f"{where} {len(never)} are never trained after resuming, and {len(twice)} a second time"
     if _same_order(current, resumed):
         return Loss(NEVER if len(never) > len(twice) else TWICE, counts)
-    if any(resumed.done) or restarted:
+    if any(resumed.done) or restarted or len(set(current.all) - seen) > resumed.most_dropped:
         return Loss(RANDOM, f"{counts}: they are drawn in another order than before the checkpoint")
     rest = len(set(current.left))
     return Loss(NEVER, f"another epoch begins: {rest} {where} at the checkpoint are left out")
