@@ -17,9 +17,9 @@ from dpsim.machine import Network
 from dpsim.model.observed import Observed, ObservedRank
 from dpsim.progress import Progress
 from dpsim.study.task import ObserveTask
-from dpsim.torch.script import in_turns
 from dpsim.torch.script.observed import Observer, by_gloo
 from dpsim.torch.script.probe import process_group
+from dpsim.torch.script.probe.in_turns.part import become, run_script
 from dpsim.torch.script.probe.run_script import install
 from dpsim.torch.script.reductions import MpiReduction
 
@@ -32,7 +32,7 @@ def observe_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     task = codec.decode(argument, ObserveTask, "task")
     network = Network.parse(task.network)
     reduction = MpiReduction(transport(comm, network), "ring", "thread") if network.emulated else None
-    in_turns.become(comm.rank, comm.size)
+    become(comm.rank, comm.size)
     process_group.connect(str(Path(task.meeting) / "ranks"), comm.rank, comm.size)
     reduce = None if reduction is None else reduction.reduce
     collectives: dict[int, float] = {}
@@ -40,7 +40,7 @@ def observe_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Prog
     install(observer, bucket_cap_bytes=task.bucket_cap_bytes)
     quiet_barrier(comm)
     report(f"training {task.steps} steps on {comm.size} ranks")
-    in_turns.run_script((task.script, task.arguments), observer)
+    run_script(task.script, task.arguments, observer)
     if reduction is not None:
         reduction.close()
     process_group.disconnect()

@@ -15,9 +15,9 @@ from dpsim.model.observed import ObservedRank, ObservedStep
 from dpsim.torch.script.probe.around import SETTLED_STEPS, CoreTime, Script
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel
+from dpsim.torch.script.probe.in_turns.timed import bucket_bytes
 from dpsim.torch.script.probe.rank_record import ddp_record
 from dpsim.torch.script.script_record import DdpRecord
-from dpsim.torch.script.timed import bucket_bytes
 
 _MOST_HOOKED = 8
 """Buckets up to which DDP gets a hook that notes when each is ready and done: a call into Python delays a bucket."""
