@@ -199,14 +199,18 @@ class ScriptTask(Noun, frozen=True):
 
 
 class ObserveTask(Noun, frozen=True):
-    """A script and its arguments, the steps to observe, the network, and a bucket cap in place of the script's.
+    """A script whose training is observed, and the network of its ranks, which meet in a folder."""
 
-    ``meeting`` is a folder of theirs alone, in which they find each other.
-    """
-
-    script: str
-    arguments: tuple[str, ...]
-    steps: int
+    part: Part
     meeting: str
     network: str = "node"
-    bucket_cap_bytes: float | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        """Who takes part: one alone."""
+        return [self.part]
+
+    @property
+    def ranks(self) -> int:
+        """How many processes take part, the one that gives the turns included."""
+        return 1 + self.part.ranks

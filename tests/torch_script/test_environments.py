@@ -124,6 +124,19 @@ def test_tune_predicts_a_job_on_another_machine_from_its_own_environment(
     assert err.count(f"train.py runs with {python.parent / 'python3'}") == 1 and "DDP on 4 devices" in out
 
 
+def test_a_script_is_explained_on_ranks_of_its_own_environment(
+    job: tuple[Path, str], dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, _ = job
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setenv("VIRTUAL_ENV", str(python.parents[1]))
+    code, out, err = dpsim("explain", "--torch-script", script, "--steps", "30", "--json")
+    assert code == 0, out + err
+    assert f"train.py runs with {python}" in err
+    assert {"computation", "communication"} <= {point["kind"] for point in json.loads(out)["points"]}
+
+
 def test_a_job_is_explained_in_its_own_environment(job: tuple[Path, str], tmp_path: Path) -> None:
     python, _ = job
     script, line = tmp_path / "train.py", tmp_path / "line.json"

@@ -27,8 +27,8 @@ from dpsim.study.environment import environment
 from dpsim.study.inputs import Inputs
 from dpsim.study.profile import STEP_S, ProfileConfig, computed_s, profiled_slowdowns, script_workload
 from dpsim.study.rows import CalibratedCollective, ProfiledBatch, Rows
+from dpsim.study.runners.job_ranks import JobRanks
 from dpsim.study.runners.script import Processes, Profiler
-from dpsim.study.runners.script_ranks import JobRanks
 from dpsim.torch.script.probe.in_turns.visit import Turn, Visit
 from dpsim.torch.script.recorded import workload_of
 from dpsim.torch.script.request import Part, ScriptRequest
@@ -195,7 +195,7 @@ def in_turns(folder: Path, text: str, turns: list[tuple[int, float]], part: Part
     script.write_text(text)
     seen: list[Any] = []
     with JobRanks.started([replace(part, script=str(script))], folder, OWN) as job:
-        processes = Processes(job.receive)
+        processes = Processes(job)
         job.start([0])
         processes.connections += [job.accept() for _ in range(part.ranks)]
         for connection in processes.connections:

@@ -13,8 +13,8 @@ from dpsim.constraints import FSDP
 from dpsim.launch.job_python import OWN
 from dpsim.study.calibration import LOSS_S, TIME_S, CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
+from dpsim.study.runners.job_ranks import JobRanks
 from dpsim.study.runners.script import Processes
-from dpsim.study.runners.script_ranks import JobRanks
 from dpsim.study.runners.timed_collectives import CollectiveTimes, tables_of
 from dpsim.torch.script.probe.in_turns.visit import Timed
 from dpsim.torch.script.request import Part
@@ -91,7 +91,7 @@ def test_ranks_time_what_they_are_asked_for(devices: int, tmp_path: Path) -> Non
     if devices == 1:
         part = replace(part, counts=(1,))
     with JobRanks.started([part], tmp_path, OWN) as job:
-        processes = Processes(job.receive)
+        processes = Processes(job)
         job.start([0])
         connections = [job.accept() for _ in range(devices)]
         by_rank = {job.receive(connection)[1]: connection for connection in connections}

@@ -38,7 +38,8 @@ from dpsim.records.sweep import Environment, Experiment, Predictions, read_predi
 from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import SCHEMA, Inputs
 from dpsim.study.loop import LEAST_ROUNDS
-from dpsim.study.runners.script_ranks import script_in_job
+from dpsim.study.runners.job_ranks import JobRanks
+from dpsim.study.runners.script import take_turns
 from dpsim.study.task import Samples, ScriptTask, samples_before
 from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
 from dpsim.torch.script.profile_script import check_own_torch, profile_script
@@ -221,8 +222,9 @@ class ScriptStudy(Study):
             experiment = msgspec.structs.replace(experiment, script=script)
             task = msgspec.structs.replace(task, experiment=experiment, meeting=str(meeting))
             if not task.by_mpi:
-                return script_in_job(task, meeting, self.by, protection, progress)
-            task_name = "dpsim.study.runners.script_ranks:script_on_ranks"
+                with JobRanks.started(task.parts, meeting, self.by, protection) as job:
+                    return take_turns(task, job, progress)
+            task_name = "dpsim.study.runners.mpi_ranks:script_on_ranks"
             done = on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)
             return codec.decode(done, Inputs if task.before is None else Samples, "samples")
 

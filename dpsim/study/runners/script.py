@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
-from dpsim.progress import Progress
+from dpsim.progress import Progress, no_progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.study.calibration import TIME_S
@@ -48,11 +48,11 @@ from dpsim.study.rows import ProfiledBatch, Rows
 from dpsim.study.runners.timed_collectives import CollectiveTimes, tables_of
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
-from dpsim.study.task import ScriptTask
+from dpsim.study.task import Samples, ScriptTask
 from dpsim.torch.script.probe.endings import ENDED_EARLY
 from dpsim.torch.script.probe.in_turns.visit import Timed, Turn, Visit
 from dpsim.torch.script.recorded import check_same, workload_of
-from dpsim.torch.script.request import ScriptRequest
+from dpsim.torch.script.request import Part, ScriptRequest
 from dpsim.torch.script.script_record import ScriptRecord, recorded_of
 from dpsim.workload import Workload
 
@@ -68,23 +68,28 @@ HOOK_SETTLES = 32
 """Steps of a visit before any counts in which ``dpsim.torch.allreduce_hook()`` finds its fastest way."""
 
 
-Receive = Callable[[Any], Any]
-"""Returns what comes over a connection. Raises ``DpsimError`` where the process at its other end has ended."""
+class Job(Protocol):
+    """The processes that take part, which connect once they are started."""
 
+    def start(self, parts: list[int]) -> None:
+        """Start the ranks of parts, by their numbers."""
 
-def _received(connection: Any) -> Any:
-    return connection.recv()
+    def accept(self) -> Any:
+        """Return the connection of the next rank."""
+
+    def receive(self, connection: Any) -> Any:
+        """Return what comes over a connection. Raises ``DpsimError`` where a rank has failed."""
 
 
 class Processes:
     """The processes of one visit, behind their connections, in the order of their ranks."""
 
-    def __init__(self, receive: Receive = _received) -> None:
+    def __init__(self, job: Job | None = None) -> None:
         self.connections: list[Connection[Turn, Visit]] = []
         self.ended = False
         self.first: list[Visit] = []
         """What each handed over before its first turn."""
-        self._receive = receive
+        self._job = job
 
     def turn(self, turn: Turn) -> list[Visit]:
         """Let all take a turn at once; what each did. ``ended``: the script of one has come to its end."""
@@ -97,9 +102,10 @@ class Processes:
         return [visit.taken for visit in self._answers(Turn(1, timed=timed), timed.devices)]
 
     def _answers(self, turn: Turn, ranks: int) -> list[Visit]:
+        assert self._job is not None
         for connection in self.connections[:ranks]:
             connection.send(turn)
-        return [self._receive(connection) for connection in self.connections[:ranks]]
+        return [self._job.receive(connection) for connection in self.connections[:ranks]]
 
     def end(self) -> None:
         """Give no more turns."""
@@ -107,14 +113,9 @@ class Processes:
             connection.send(Turn(0))
 
 
-def in_turns(
-    task: ScriptTask, start: Callable[[list[int]], None], accept: Callable[[], Any], receive: Receive, report: Progress
-) -> Any:
-    """Do what a ``ScriptTask`` asks for; return the ``Samples``, or the ``Inputs`` of the first rounds.
-
-    ``start`` starts the ranks of some parts, by their numbers, which then connect: ``accept`` returns each connection.
-    """
-    processes = _started(task, start, accept, receive, report)
+def take_turns(task: ScriptTask, job: Job, report: Progress) -> Inputs | Samples:
+    """Do what a task asks for; return the ``Samples``, or the ``Inputs`` of the first rounds. Raises ``DpsimError``."""
+    processes = started(task.parts, job, report)
     visits = ScriptVisits(task, processes, report)
     done = visits.first_rounds() if task.before is None else visits.measured()
     for each in processes:
@@ -122,37 +123,32 @@ def in_turns(
     return done
 
 
-def _started(
-    task: ScriptTask, start: Callable[[list[int]], None], accept: Callable[[], Any], receive: Receive, report: Progress
-) -> list[Processes]:
-    """The processes of all parts, once they have built DDP and wait at their first step; some start at a time."""
-    processes, begin_s, of_part = (
-        [Processes(receive) for _ in task.members],
-        now(),
-        [ranks for ranks, _ in task.members],
-    )
+def started(parts: Sequence[Part], job: Job, report: Progress = no_progress) -> list[Processes]:
+    """Start all parts, some at a time; return their processes, once they have built DDP and wait for their turns."""
+    of_part = [part.ranks for part in parts]
+    processes, begin_s = [Processes(job) for _ in of_part], now()
     waves, total = starting_together(of_part), sum(of_part)
     report(
         f"starting the script in {total} processes that take turns, about {_AT_ONCE} at a time: that takes as long as"
         f" {len(waves)} start{'s' * (len(waves) > 1)} of it until its first step"
     )
-    started = 0
+    begun = 0
     for wave in waves:
         ranks: dict[tuple[int, int], Any] = {}
-        start(wave)
+        job.start(wave)
         for _ in range(sum(of_part[part] for part in wave)):
-            connection: Any = accept()
-            ranks[receive(connection)] = connection
+            connection = job.accept()
+            ranks[job.receive(connection)] = connection
         for part, rank in sorted(ranks):
             processes[part].connections.append(ranks[part, rank])
-            processes[part].first.append(receive(ranks[part, rank]))
+            processes[part].first.append(job.receive(ranks[part, rank]))
             _check_trains(processes[part].first[-1].ended, 0)
-        started += len(ranks)
-        if started < total and wave is waves[0]:
+        begun += len(ranks)
+        if begun < total and wave is waves[0]:
             spent_s = now() - begin_s
             report(
-                f"{started} of {total} processes have started in {spent_s:.2g} s: the others take about "
-                f"{spent_s * (total - started) / started:.2g} s more"
+                f"{begun} of {total} processes have started in {spent_s:.2g} s: the others take about "
+                f"{spent_s * (total - begun) / begun:.2g} s more"
             )
     return processes
 
@@ -274,7 +270,7 @@ class ScriptVisits:
         profiles = (*inputs.profiles[:place], replace(inputs.profiles[place], **decided), *inputs.profiles[place + 1 :])
         return replace(inputs, profiles=profiles, rows=self.rows.series(), measured_until=stamp())
 
-    def measured(self) -> Any:
+    def measured(self) -> Samples:
         """Visit everything in every round, until all intervals are narrow or the budget is spent; the ``Samples``."""
         task, experiment = self._task, self._task.experiment
         assert task.before is not None

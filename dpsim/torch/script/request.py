@@ -73,12 +73,13 @@ class ScriptRequest(Noun, frozen=True):
 class Part(Noun, frozen=True):
     """What ``ranks`` processes do together in a measurement, in turns with others, the ``number``-th of all.
 
-    They ``train``; or each is the ``profile`` of rank 0 of ``devices``; or they time the ``collectives`` of the first
-    so many ranks (``counts``). A script is changed as in a ``ScriptRequest``, and DDP may have another
-    ``bucket_cap_bytes`` and a communication ``hook``: what the function ``module:function`` returns.
+    They ``train``, or ``observe`` so many ``steps`` of their training; or each is the ``profile`` of rank 0 of
+    ``devices``; or they time the ``collectives`` of the first so many ranks (``counts``). A script is changed as in a
+    ``ScriptRequest``, and DDP may have another ``bucket_cap_bytes`` and a communication ``hook``: what the function
+    ``module:function`` returns.
     """
 
-    kind: Literal["train", "profile", "collectives"]
+    kind: Literal["train", "observe", "profile", "collectives"]
     number: int
     ranks: int
     script: str = ""
@@ -90,4 +91,5 @@ class Part(Noun, frozen=True):
     on_gpus: bool = False
     hook: str = ""
     bucket_cap_bytes: float | None = None
+    steps: int = 0
     counts: tuple[int, ...] = ()

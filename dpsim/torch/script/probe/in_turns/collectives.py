@@ -38,9 +38,6 @@ class GlooReduction:
         """Start to reduce a flat tensor; a future of it. Every rank starts the same ones in the same order."""
         return self.group.allreduce([tensor]).get_future()
 
-    def close(self) -> None:
-        """End; nothing may be under way."""
-
 
 class Load:
     """Forward and backward of a small PyTorch model, repeated; ``poll`` is called after every layer of both."""
@@ -112,14 +109,25 @@ class Collectives:
     """What one rank times, on its first ranks by their number; ``members`` are the process groups of gloo's."""
 
     def __init__(self, reductions: dict[int, Any], members: dict[int, Any], *, fully_shard: bool = False) -> None:
-        self.load, self._reductions, self._members = Load(), reductions, members
+        self._reductions, self._members = reductions, members
         self._tensors: dict[tuple[int, int, int], list[Any]] = {}
         self._models: dict[tuple[int, int], tuple[Any, Any]] = {}
         self.waited = WaitedCollectives() if fully_shard else None
 
+    @functools.cached_property
+    def load(self) -> Load:
+        """What computes behind or beside allreduces."""
+        return Load()
+
     def take(self, timed: Timed) -> Any:
         """Return what is asked for, which begins on all ranks at the same moment."""
-        takes = {"stream": self._stream, "load": self._load, "beside": self._beside, "sharded": self._sharded}
+        takes: dict[str, Callable[[Timed], Any]] = {
+            "burst": self._burst,
+            "stream": self._stream,
+            "load": self._load,
+            "beside": self._beside,
+            "sharded": self._sharded,
+        }
         sleep_until(timed.at_s)
         return takes[timed.what](timed)
 
@@ -129,6 +137,14 @@ class Collectives:
         if key not in self._tensors:
             self._tensors[key] = [torch.ones(timed.size_bytes // 4) for _ in range(timed.at_once)]
         return self._tensors[key], self._reductions[timed.devices].reduce
+
+    def _burst(self, timed: Timed) -> tuple[float, float]:
+        """Return when allreduces that are started together began, and when all had ended."""
+        tensors, reduce = self._stream_of(timed)
+        begun_s = now()
+        for future in [reduce(tensor) for tensor in tensors]:
+            future.wait()
+        return begun_s, now()
 
     def _stream(self, timed: Timed) -> list[tuple[float, float]]:
         """Return when a few streams of allreduces began and ended.
@@ -197,13 +213,13 @@ class Collectives:
         return fully_shard(model, mesh=mesh), torch.randn(_BATCH, width)
 
 
-def time_collectives(part: Any, rank: int, folder: str, reductions: dict[int, Any] | None) -> None:
+def time_collectives(part: Any, rank: int, folder: str, reductions: dict[int, Any]) -> None:
     """Time what is asked for as a rank of a part, until it is enough: by gloo, unless there are ``reductions``.
 
     Raises ``ConfigError`` where FSDP trains otherwise than DDP here.
     """
     members: dict[int, Any] = {}
-    if reductions is None:
+    if not reductions:
         store = distributed.FileStore(os.path.join(folder, f"ranks-{part.number}"), part.ranks)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=part.ranks)
         if part.fully_shard:
@@ -216,7 +232,5 @@ def time_collectives(part: Any, rank: int, folder: str, reductions: dict[int, An
     while (turn := turns.take(visit)).timed is not None:
         visit = Visit(taken=collectives.take(turn.timed))
     turns.close()
-    for reduction in reductions.values():
-        reduction.close()
     if distributed.is_initialized():
         distributed.destroy_process_group()

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from torch import distributed
+
 from dpsim.errors import ConfigError
 from dpsim.launch.user_program import run_as_main
 from dpsim.torch.script.probe import process_group
@@ -17,7 +19,8 @@ from dpsim.torch.script.probe.accumulated import accumulate
 from dpsim.torch.script.probe.batches import replace_batch_size
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused
 from dpsim.torch.script.probe.fsdp import WaitedCollectives
-from dpsim.torch.script.probe.in_turns.collectives import time_collectives
+from dpsim.torch.script.probe.in_turns.collectives import Collectives, GlooReduction, time_collectives
+from dpsim.torch.script.probe.in_turns.observed import Observer
 from dpsim.torch.script.probe.in_turns.timed import StepTimer
 from dpsim.torch.script.probe.in_turns.visit import Turns, Visit
 from dpsim.torch.script.probe.record import Recorder
@@ -32,36 +35,45 @@ def pin_to_a_core(rank: int) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def take_part(part: Any, rank: int, folder: str, reductions: Any = None) -> None:
+def take_part(part: Any, rank: int, folder: str, reductions: Any) -> None:
     """Take the turns of a rank of a part, until it is enough. Raises ``ConfigError`` where that cannot be.
 
-    ``reductions`` reduce over MPI in place of gloo: one for ranks that train, and for ranks that time collectives one
-    for each number of devices.
+    ``reductions`` reduce in place of gloo, by the number of their ranks.
     """
     pin_to_a_core(rank)
     if part.kind == "train":
-        _train(part, rank, folder, reductions)
+        _train(part, rank, folder, reductions.get(part.ranks))
     elif part.kind == "profile":
         _profile(part, rank, folder)
+    elif part.kind == "observe":
+        _observe(part, rank, folder, reductions.get(part.ranks))
     else:
         time_collectives(part, rank, folder, reductions)
 
 
 def _train(part: Any, rank: int, folder: str, reduction: Any) -> None:
-    become(rank, part.ranks)
     if part.local_batch is not None:
         replace_batch_size(part.local_batch)
     if part.accumulate is not None:
         accumulate(part.accumulate)
-    store = os.path.join(folder, f"ranks-{part.number}")
-    process_group.connect(store, rank, part.ranks, on_gpus=part.on_gpus)
-    turns = Turns(folder, part.number, rank)
+    turns = _connected(part, rank, folder)
     waited = WaitedCollectives() if part.fully_shard else reduction
     timer = StepTimer(turns.take, waited, hook=part.hook)
-    cap_bytes = None if part.bucket_cap_bytes is None else float(part.bucket_cap_bytes)  # "inf" in JSON
-    install(timer, bucket_cap_bytes=cap_bytes, updates=False, instead_of_ddp=part.fully_shard)
+    install(timer, bucket_cap_bytes=_cap_bytes(part), updates=False, instead_of_ddp=part.fully_shard)
     _run(part, turns, timer)
     process_group.disconnect()
+
+
+def _connected(part: Any, rank: int, folder: str) -> Turns:
+    """Let the script meet the other ranks of its part; the turns of this one."""
+    become(rank, part.ranks)
+    store = os.path.join(folder, f"ranks-{part.number}")
+    process_group.connect(store, rank, part.ranks, on_gpus=part.on_gpus)
+    return Turns(folder, part.number, rank)
+
+
+def _cap_bytes(part: Any) -> float | None:
+    return None if part.bucket_cap_bytes is None else float(part.bucket_cap_bytes)  # infinity is a text in JSON
 
 
 def _profile(part: Any, rank: int, folder: str) -> None:
@@ -81,6 +93,23 @@ def _profile(part: Any, rank: int, folder: str) -> None:
     if part.local_batch is not None:
         replace_batch_size(part.local_batch)
     _run(part, turns, recorder)
+
+
+def _observe(part: Any, rank: int, folder: str, reduction: Any) -> None:
+    """Run the script as a rank until enough of its steps are observed, then time allreduces as it is told."""
+    turns = _connected(part, rank, folder)
+
+    def observed(observer: Observer) -> None:
+        collectives = Collectives({part.ranks: reduction or GlooReduction(distributed.group.WORLD)}, {})
+        visit = Visit(taken=observer.rank)
+        while (timed := turns.take(visit).timed) is not None:
+            visit = Visit(taken=collectives.take(timed))
+        raise EnoughSteps
+
+    observer = Observer(part.steps, observed, None if reduction is None else reduction.reduce)
+    install(observer, bucket_cap_bytes=_cap_bytes(part))
+    _run(part, turns, observer)
+    process_group.disconnect()
 
 
 def become(rank: int, devices: int) -> None:

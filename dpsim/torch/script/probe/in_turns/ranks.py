@@ -113,7 +113,7 @@ def _become_rank(part: Any, rank: int, folder: Path) -> NoReturn:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored until here
         seed_untouched(rank)
-        take_part(part, rank, str(folder))
+        take_part(part, rank, str(folder), {})
         code = _WELL
     except ConfigError as error:
         _tell(folder, part, rank, {"error": (error.given, error.allowed, error.remedy)})

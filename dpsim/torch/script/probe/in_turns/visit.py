@@ -33,8 +33,9 @@ LOGGED = {
 class Timed(NamedTuple):
     """Collectives to time on the first ``devices`` ranks, which begin at ``at_s`` on the clock of the machine.
 
-    ``what`` is ``stream`` (``at_once`` allreduces behind a backward), ``load`` (``units`` of a computation by
-    itself), ``beside`` (as many allreduces beside it) or ``sharded`` (steps of ``units`` that ``fully_shard`` shards).
+    ``what`` is ``burst`` (``at_once`` allreduces), ``stream`` (as many behind a backward), ``load`` (``units`` of a
+    computation by itself), ``beside`` (as many allreduces beside it) or ``sharded`` (steps of ``units`` that
+    ``fully_shard`` shards).
     """
 
     what: str

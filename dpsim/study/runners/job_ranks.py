@@ -1,4 +1,4 @@
-"""Where the ranks of a script come from: its own environment, or MPI, where DDP sends by dpsim's transports."""
+"""The ranks of a script in its own environment, whose Python need not have anything that dpsim needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Client, Listener, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from dpsim import codec
 from dpsim.errors import ConfigError, DpsimError
@@ -19,32 +19,14 @@ from dpsim.launch.job_python import JobPython
 from dpsim.launch.protection import Protection, protected
 from dpsim.launch.rank_process import WITHOUT_TERMINAL_SIGNALS
 from dpsim.launch.script_output import shown_once, written
-from dpsim.progress import Progress
-from dpsim.study.calibration import CalibrateConfig
-from dpsim.study.runners.script import in_turns
-from dpsim.study.task import ScriptTask
 from dpsim.torch.script.probe.in_turns.visit import CONTROL, FAILED, PARTS, STARTER
 from dpsim.torch.script.profile_script import START, script_environment
 from dpsim.torch.script.request import Part
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 _GONE = -2
 """What is said in place of a part where the process that starts the ranks has ended."""
 _LONGEST_END_S = 3.0
 """How long the process that starts the ranks takes to end where one of them has failed."""
-
-
-def script_in_job(
-    task: ScriptTask, folder: Path, by: JobPython, protection: Protection | None, report: Progress
-) -> Any:
-    """Return what a ``ScriptTask`` asks for, whose ranks are processes of the Python of its job.
-
-    They meet in ``folder``, a scratch folder of theirs alone. Raises ``DpsimError`` for the first rank that fails.
-    """
-    with JobRanks.started(task.parts, folder, by, protection) as ranks:
-        return in_turns(task, ranks.start, ranks.accept, ranks.receive, report)
 
 
 class JobRanks:
@@ -110,8 +92,12 @@ class JobRanks:
     def _failure(self) -> DpsimError:
         """Return why the first rank failed."""
         self._await_end()
-        failed = [(codec.read_raw(path, "failure"), part) for part in self._parts for path in self._told(part)]
-        first, part = min(failed, key=lambda each: each[0]["at_s"], default=(dict[str, Any](exit_code=0), self._parts[0]))
+        failed: list[tuple[Any, Part]] = [
+            (codec.read_raw(path, "failure"), part) for part in self._parts for path in self._told(part)
+        ]
+        first, part = min(
+            failed, key=lambda each: each[0]["at_s"], default=(dict[str, Any](exit_code=0), self._parts[0])
+        )
         if first.get("exit_code") == 0:
             return ConfigError(
                 f"{Path(part.script).name} ended its process before enough was measured",
@@ -132,68 +118,3 @@ class JobRanks:
     def _told(self, part: Part) -> list[Path]:
         paths = [self._folder / FAILED.format(part.number, rank) for rank in range(part.ranks)]
         return [path for path in paths if path.exists()]
-
-
-def script_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Do what a ``ScriptTask`` asks for on MPI's ranks; world rank 0 returns it, and takes no part.
-
-    The others load PyTorch and wait, asleep, at the first step of their script.
-    """
-    from mpi4py import MPI
-
-    from dpsim.comm.group import quiet_barrier, quiet_receive
-
-    task = codec.decode(argument, ScriptTask, "task")
-    of_rank = [(number, subject) for number, (ranks, subject) in enumerate(task.members) for _ in range(ranks)]
-    if comm.rank == 0:
-        first = {number: rank for rank, (number, _) in reversed([*enumerate(of_rank, 1)])}
-
-        def start(wave: list[int]) -> None:
-            for part in wave:
-                for rank in range(first[part], first[part] + task.members[part][0]):
-                    comm.Send([b"", MPI.BYTE], dest=rank)
-
-        with Listener(str(Path(task.meeting) / CONTROL), "AF_UNIX", backlog=comm.size) as listener:
-            quiet_barrier(comm)
-            comm.Split(len(task.members), comm.rank)
-            done = in_turns(task, start, listener.accept, lambda connection: connection.recv(), report)
-            return dict(codec.to_builtins(done))
-    number, subject = of_rank[comm.rank - 1]
-    quiet_barrier(comm)
-    group = comm.Split(number, comm.rank)
-    quiet_receive(comm)
-    _take_part(task, number, subject, group)
-    return None
-
-
-def _take_part(task: ScriptTask, number: int, subject: Any, group: Any) -> None:
-    """Take the turns of a part as a rank of its group. Loads torch, unless nothing computes there."""
-    from dpsim.comm.group import first_ranks, quiet_barrier
-    from dpsim.comm.networks import transport
-    from dpsim.machine import Network
-    from dpsim.setting import Setting
-    from dpsim.study.emulation import emulated_workload
-    from dpsim.study.runners.training import wait_in_turns
-
-    if isinstance(subject, Setting) and subject.runtime == "dpsim":
-        assert task.workload is not None and task.machine is not None
-        workload = emulated_workload(task.workload, task.machine, subject.plan)
-        wait_in_turns(group, subject, workload, task.experiment.seed, task.meeting, number)
-        return
-    from dpsim.torch.script.probe.in_turns.part import take_part
-    from dpsim.torch.script.reductions import MpiReduction
-
-    quiet_barrier(group)  # others may still be loading PyTorch
-    reductions: Any = None
-    if isinstance(subject, Setting) and group.size > 1:
-        link = transport(group, Network.parse(subject.network))
-        reductions = MpiReduction(link, subject.plan.algorithm, subject.plan.overlap)
-    elif isinstance(subject, CalibrateConfig):
-        reductions, network = {}, Network.parse(subject.network)
-        overlap = subject.overlaps[0] if subject.overlaps else "inline"
-        for devices, _ in subject.layouts():
-            if (of_first := first_ranks(group, devices)) is not None:
-                reductions[devices] = MpiReduction(transport(of_first, network), subject.algorithms[0], overlap)
-    take_part(task.parts[number], group.rank, task.meeting, reductions)
-    if isinstance(reductions, MpiReduction):
-        reductions.close()
