@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +36,7 @@ _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "str
 
 class ReproduceFlags(
     flags.Flags,
-    of="torch_script python script_may_write resume_on resume_with model dataset devices... fusion_threshold_bytes..."
+    of="torch_script python script_may_write resume_on model dataset devices... fusion_threshold_bytes..."
     " algorithm... batch_norm... steps global_batch against across_machines output strategy...",
     by_set="accumulate... overlap... leaves wire_dtype compute_dtype optimizer learning_rate seed",
 ):
@@ -54,9 +53,9 @@ class ReproduceFlags(
     python: flags.Python = None
     script_may_write: flags.ScriptMayWrite = None
     resume_on: int | None = flags.flag(
-        "Resume a script on so many devices from the checkpoint that it writes on --devices: what is lost?"
+        "Resume a script on so many devices from the checkpoint that it writes on --devices: what is lost? It gets the "
+        "same arguments, or those after a second --."
     )
-    resume_with: str | None = flags.flag("With --resume-on: all arguments of the second start (as in the first).")
     devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4 (a script has 1,2,4).")
     algorithm: str | None = flags.flag("all, or a list of dpsim's algorithms (auto).")
     batch_norm: str | None = flags.flag("List of leaf, global and local (leaf); local is trained without leaves.")
@@ -87,17 +86,11 @@ def reproduce(
     checkpoint, and resumed: which samples and what state are lost.
     """
     if given.torch_script is not None:
-        resumes = given.resume_on is not None or given.resume_with is not None
-        return (_resumed if resumes else _script)(given, given.torch_script, arguments)
-    if (
-        given.resume_on is not None
-        or given.resume_with is not None
-        or arguments
-        or given.script_may_write
-        or given.python
-    ):
+        run = _script if given.resume_on is None else _resumed
+        return run(given, given.torch_script, arguments)
+    if arguments or given.script_may_write or given.python or given.resume_on is not None:
         raise ConfigError(
-            "ARGUMENTS, --script-may-write, --resume-on, --resume-with or --python without a script",
+            "ARGUMENTS, --script-may-write, --resume-on or --python without a script",
             allowed="these with --torch-script",
             remedy="name the script, or leave them out",
         )
@@ -153,7 +146,7 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
 _OF_SCRIPTS = ["torch_script", "python", "fusion_threshold_bytes", "script_may_write", "devices", "steps", "json"]
 
 
-_OF_RESUMED = ["torch_script", "python", "script_may_write", "resume_on", "resume_with", "devices", "steps", "json"]
+_OF_RESUMED = ["torch_script", "python", "script_may_write", "resume_on", "devices", "steps", "json"]
 
 
 def _check_used(given: ReproduceFlags, used: list[str], what: str) -> None:
@@ -174,14 +167,15 @@ def _resumed(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> 
     devices = readers.listed("--devices", given.devices, readers.whole_numbers("--devices")) or ()
     if given.resume_on is None or len(devices) != 1:
         raise ConfigError(
-            "--resume-with without --resume-on" if given.resume_on is None else "--resume-on without one --devices",
+            "--resume-on without one --devices",
             allowed="one number of devices that writes the checkpoint, and one that resumes",
             remedy="give both, as in --devices 4 --resume-on 2",
         )
+    second = arguments.index("--") if "--" in arguments else len(arguments)
     resumption = Resumption(
         script=script,
-        arguments=arguments,
-        resume_with=None if given.resume_with is None else tuple(shlex.split(given.resume_with)),
+        arguments=arguments[:second],
+        resumed_arguments=arguments[second + 1 :] if "--" in arguments else arguments,
         devices=devices[0],
         resume_on=given.resume_on,
         script_may_write=bool(given.script_may_write),

@@ -46,11 +46,11 @@ class ResumeRequest(Noun, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A script that is started on ``devices`` and resumed on ``resume_on``, with other arguments if they are given."""
+    """A script that is started on ``devices``, and resumed on ``resume_on`` with arguments of its own."""
 
     script: str
     arguments: tuple[str, ...] = ()
-    resume_with: tuple[str, ...] | None = None
+    resumed_arguments: tuple[str, ...] = ()
     devices: int
     resume_on: int
     steps: int = 8
@@ -67,10 +67,9 @@ class Resumption:
     @property
     def starts(self) -> tuple[Start, Start]:
         """The start that writes a checkpoint, and the one that resumes."""
-        arguments = self.arguments if self.resume_with is None else self.resume_with
         return (
             Start(folder="first", devices=self.devices, arguments=self.arguments),
-            Start(folder="second", devices=self.resume_on, arguments=arguments, resumed=True),
+            Start(folder="second", devices=self.resume_on, arguments=self.resumed_arguments, resumed=True),
         )
 
 
@@ -145,7 +144,7 @@ def resume(resumption: Resumption, progress: Progress) -> Resumed:
         raise ConfigError(
             f"{name} has not resumed: the second start begins with the parameters that the first one began with",
             allowed="a script that loads its checkpoint where it is there, or where its arguments say so",
-            remedy='give the arguments of the second start, as in --resume-with "--resume checkpoint.pt"',
+            remedy="give the second start its arguments after a second --, as in -- --lr 0.1 -- --lr 0.1 --resume",
         )
     return Resumed(resumption, first[0]["checkpoint"], judge(first, second))
 
