@@ -67,6 +67,11 @@ def _run() -> str:
     return f"{address if named == 'none' else named} attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
+def type_name(dtype: Any) -> str:
+    """The name of a type of PyTorch as NumPy has it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def optimizer_slots(optimizer: Any) -> int | None:
     """Arrays of a parameter's size that the optimizer keeps for one; None where no optimizer was seen."""
     if optimizer is None:
@@ -91,7 +96,7 @@ def ddp_parameters(ddp: Any) -> Iterator[dict[str, Any]]:
             "name": name,
             "module": module,
             "shape": tuple(parameter.shape),
-            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "dtype": type_name(parameter.dtype),
             "batch_norm_channels": owner.num_features if normalises else 0,
             "size_bytes": parameter.numel() * parameter.element_size(),
             "device": str(parameter.device),
