@@ -191,7 +191,7 @@ def _of_trace(path: Path, local_batches: tuple[int, ...]) -> Workload:
     if len(local_batches) != 1:
         if path.is_file():
             traced_steps(path)  # a trace that no batch helps is refused first
-        batches = ",".join(map(str, workload.local_batches))
+        batches = ",".join(map(str, local_batches))
         raise ConfigError(
             f"--from with --local-batch {batches}" if batches else "--from without --local-batch",
             allowed="the number of samples that each rank trained on at once: --local-batch 32",

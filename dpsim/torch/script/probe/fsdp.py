@@ -82,7 +82,9 @@ class ShardedModel:
                 self.groups.setdefault(unit, []).append(group)
                 shards = [each.sharded_param for each in group.fsdp_params]
                 self.parameters += [
-                    ShardOf(names[id(each)], unit, each, *_sent_as(each, group)) for each in shards if each.requires_grad
+                    ShardOf(names[id(each)], unit, each, *_sent_as(each, group))
+                    for each in shards
+                    if each.requires_grad
                 ]
         self.called: dict[str, None] = {}
         """The units in the order in which their forwards began."""
