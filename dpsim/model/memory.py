@@ -52,11 +52,12 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     A: what a micro-batch takes on the device with the most samples, times the micro-batches in flight
     (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again
     keeps what each of these enters and leaves it with, and all of one alone. Of a script whose steps were weighed,
-    A is what its peak has beside the other parts, in an update too. Activations are unknown where no layer states
-    any. Of a script with ``fully_shard``, P and G are shards of their own types, and the buffers are what is gathered
-    at once, in the type that it is gathered in: what stays until backward, and the largest other unit. Buffers: an allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod:
-    its fusion buffer, the threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed:
-    all of its buckets, or none where gradients are views of them). Every class is taken to have all other state.
+    A is what its peak has beside the other parts, in an update too. Activations are unknown where no layer states any.
+    Of a script with ``fully_shard``, P and G are shards of their own types, and the buffers are what is gathered at
+    once, in the type that it is gathered in: what stays until backward, and the largest other unit. Buffers: an
+    allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod: its fusion buffer, the
+    threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed: all of its buckets, or
+    none where gradients are views of them). Every class is taken to have all other state.
     """
     schedule = scheduled(workload, machine, plan)
     classes = [_of_class(schedule, rank_class) for rank_class in range(schedule.classes)]
@@ -132,8 +133,8 @@ def _gathered(schedule: Schedule) -> int:
     gathers = schedule.parameter_collectives
     units, again = np.unique(schedule.bucket[gathers][schedule.micro_batch[gathers] == 0], return_counts=True)
     size_bytes = dict(zip(schedule.bucket[gathers].tolist(), schedule.size_bytes[gathers].tolist(), strict=True))
-    kept = [size_bytes[unit] for unit in units[again == 1].tolist()]
-    return sum(kept) + max((size_bytes[unit] for unit in units[again > 1].tolist()), default=0)
+    kept, others = ([size_bytes[unit] for unit in which.tolist()] for which in (units[again == 1], units[again > 1]))
+    return int(sum(kept) + max(others, default=0))
 
 
 def _by_ddp(schedule: Schedule) -> bool:

@@ -50,7 +50,7 @@ class ShardOf(NamedTuple):
 
     def size_bytes(self, dtype: Any = None) -> int:
         """The bytes of the whole parameter, in a type other than its own."""
-        return self.shard.numel() * (dtype or self.shard.dtype).itemsize
+        return int(self.shard.numel() * (dtype or self.shard.dtype).itemsize)
 
 
 class ShardedModel:
@@ -80,12 +80,8 @@ class ShardedModel:
         for unit, module in _units(root):
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 self.groups.setdefault(unit, []).append(group)
-                shards = [each.sharded_param for each in group.fsdp_params]
-                self.parameters += [
-                    ShardOf(names[id(each)], unit, each, *_sent_as(each, group))
-                    for each in shards
-                    if each.requires_grad
-                ]
+                shards = [each.sharded_param for each in group.fsdp_params if each.sharded_param.requires_grad]
+                self.parameters += [ShardOf(names[id(each)], unit, each, *_sent_as(each, group)) for each in shards]
         self.called: dict[str, None] = {}
         """The units in the order in which their forwards began."""
 
