@@ -11,9 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lowering_cases import chain
+from msgspec.structs import replace
 
 from dpsim import codec
+from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
+from dpsim.harness.script.experiment import completed, script_experiment
 from dpsim.lowering import lower
 from dpsim.plan import Plan
 from dpsim.schedule import KINDS
@@ -88,6 +92,35 @@ def test_a_step_that_the_scaler_skips_is_none(profiles: Results) -> None:
     _, recorded_s, skipped_s = profiles["overflowing scaler"]
     assert len(recorded_s) >= 3 and skipped_s and not {*recorded_s} & {*skipped_s}
     assert recorded_s[0] < skipped_s[-1], "some of them between the steps that are recorded"
+
+
+@pytest.mark.torch
+def test_optimizer_state_counts_by_its_bytes_and_float32_copies_of_parameters_with_it() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    from dpsim.torch.script.probe.rank_record import optimizer_slots
+
+    for module_type, copied, slots in (("float32", False, 2), ("bfloat16", False, 2), ("bfloat16", True, 6)):
+        module = torch.nn.Linear(4, 3).to(getattr(torch, module_type))
+        trained = [torch.nn.Parameter(each.detach().float()) if copied else each for each in module.parameters()]
+        optimizer = torch.optim.AdamW(trained)
+        for each in trained:
+            each.grad = torch.ones_like(each)
+        optimizer.step()
+        assert optimizer_slots(optimizer, module) == slots
+    assert optimizer_slots(None, module) is None
+
+
+def test_parameters_of_bfloat16_are_measured_by_gloo_alone(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").touch()
+    workload = chain(3)
+    layers = [
+        replace(each, tensors=tuple(replace(t, dtype="bfloat16") for t in each.tensors)) for each in workload.layers
+    ]
+    workload = replace(workload, layers=tuple(layers), ddp=DdpSettings(torch="2.13.0", devices=2))
+    experiment = completed(script_experiment(script=str(script)), workload)
+    assert tuple(experiment.values("runtime")) == ("torch-ddp-gloo",)
+    with pytest.raises(ConfigError, match="gradients of bfloat16"):
+        completed(script_experiment(script=str(script), communication=("mpi",)), workload)
 
 
 def test_a_tensor_is_gathered_and_reduced_in_types_that_there_are() -> None:

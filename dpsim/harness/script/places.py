@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dpsim.grouping import grouped
+from dpsim.lowering import lower
 from dpsim.model.residuals import all_widths
 from dpsim.model.version import MODEL_VERSION
 from dpsim.records.sweep import Environment, Experiment
@@ -75,13 +76,15 @@ def _calibration(settings: list[Setting], workload: Workload) -> CalibrateConfig
         slowdown=False,
         runtime=first.runtime,
         strategy=first.plan.strategy,
-        sizes_bytes=_unit_sizes(workload),
+        sizes_bytes=_unit_sizes(workload, settings),
     )
 
 
-def _unit_sizes(workload: Workload) -> tuple[int, ...]:
-    """The different sizes of the units of FSDP, or some of them with the least and the largest; none with DDP."""
+def _unit_sizes(workload: Workload, settings: list[Setting]) -> tuple[int, ...]:
+    """The different sizes of what FSDP gathers and reduces, or some with the least and the largest; none with DDP."""
     assert workload.ddp is not None
-    sizes = sorted({unit.size_bytes for unit in workload.ddp.units})
+    sent = [lower(workload, setting.plan) for setting in settings if setting.plan.devices > 1 and workload.ddp.units]
+    collectives = [each.size_bytes[[*each.parameter_collectives, *each.gradient_collectives]] for each in sent]
+    sizes = sorted({int(size) for each in collectives for size in each})
     places = np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_SIZES))
     return tuple(sizes[int(place)] for place in places)

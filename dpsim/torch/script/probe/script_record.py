@@ -24,7 +24,7 @@ def script_record(recorder: Recorder) -> dict[str, Any]:
         "model": type(model.module).__name__.removeprefix("FSDP"),
         "steps": [asdict(step) for step in recorder.steps],
         "first_parameter": recorder.first_parameter,
-        "optimizer_slots": optimizer_slots(inner),
+        "optimizer_slots": optimizer_slots(inner, model.module),
         "sharded_optimizer": inner is not optimizer,
         "sync_batch_norm": synchronises_batch_norm(model.module),
         "input_workers": recorder.input_workers,
