@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -247,6 +247,13 @@ class Workload(Noun, frozen=True, dict=True):
     def tensors(self) -> tuple[Tensor, ...]:
         """All gradient tensors in forward order."""
         return tuple(t for layer in self.layers for t in layer.tensors)
+
+    def most_common_dtype(self, sent: Literal["gathered", "reduced"]) -> str:
+        """Return the dtype as which most numbers are ``gathered`` or ``reduced``; float32 of none."""
+        numbers = Counter[str]()
+        for tensor in self.tensors:
+            numbers[getattr(tensor, sent)] += tensor.elements
+        return max(numbers, key=numbers.__getitem__, default="float32")
 
     @property
     def own_allreduce_bytes(self) -> tuple[int, ...]:

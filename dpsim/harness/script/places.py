@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from dpsim.grouping import grouped
-from dpsim.lowering import lower
 from dpsim.model.residuals import all_widths
 from dpsim.model.version import MODEL_VERSION
 from dpsim.records.sweep import Environment, Experiment
@@ -16,6 +15,7 @@ from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
 from dpsim.study.profile import ProfileConfig
+from dpsim.units import ITEM_BYTES
 from dpsim.workload import Workload
 
 _MOST_SIZES = 6
@@ -77,14 +77,16 @@ def _calibration(settings: list[Setting], workload: Workload) -> CalibrateConfig
         runtime=first.runtime,
         strategy=first.plan.strategy,
         sizes_bytes=_unit_sizes(workload, settings),
+        gather_dtype=workload.most_common_dtype("gathered"),
+        reduce_dtype=workload.most_common_dtype("reduced"),
     )
 
 
 def _unit_sizes(workload: Workload, settings: list[Setting]) -> tuple[int, ...]:
-    """The different sizes of what FSDP gathers and reduces, or some with the least and the largest; none with DDP."""
+    """The different sizes of FSDP's units in float32, padded, or some with the least and the largest; none with DDP."""
     assert workload.ddp is not None
-    sent = [lower(workload, setting.plan) for setting in settings if setting.plan.devices > 1 and workload.ddp.units]
-    collectives = [each.size_bytes[[*each.parameter_collectives, *each.gradient_collectives]] for each in sent]
-    sizes = sorted({int(size) for each in collectives for size in each})
+    layers = workload.layers if workload.ddp.units else ()
+    padded = {sum(each.padded(count) for each in layer.tensors) for layer in layers for count in _counts(settings)}
+    sizes = sorted(ITEM_BYTES["float32"] * size for size in padded)
     places = np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_SIZES))
     return tuple(sizes[int(place)] for place in places)
