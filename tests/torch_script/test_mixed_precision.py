@@ -18,9 +18,14 @@ from dpsim import codec
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.script.experiment import completed, script_experiment
+from dpsim.harness.script.places import inputs_for
 from dpsim.lowering import lower
+from dpsim.machine import Link, Machine
+from dpsim.model.points import predict_grid, script_defaults
 from dpsim.plan import Plan
 from dpsim.schedule import KINDS
+from dpsim.setting import Grid
+from dpsim.study.environment import environment
 from dpsim.workload import Tensor, Workload
 
 SCRIPT = Path(__file__).parents[1] / "support" / "mixed_precision.py"
@@ -110,17 +115,33 @@ def test_optimizer_state_counts_by_its_bytes_and_float32_copies_of_parameters_wi
     assert optimizer_slots(None, module) is None
 
 
-def test_parameters_of_bfloat16_are_measured_by_gloo_alone(tmp_path: Path) -> None:
-    (script := tmp_path / "train.py").touch()
+def of_bfloat16(hook: str = "") -> Workload:
+    """A workload of a script whose parameters are bfloat16, and which may have a hook."""
     workload = chain(3)
     layers = [
         replace(each, tensors=tuple(replace(t, dtype="bfloat16") for t in each.tensors)) for each in workload.layers
     ]
-    workload = replace(workload, layers=tuple(layers), ddp=DdpSettings(torch="2.13.0", devices=2))
-    experiment = completed(script_experiment(script=str(script)), workload)
+    ddp = DdpSettings(torch="2.13.0", devices=2, communication_hook=hook)
+    return replace(workload, layers=tuple(layers), ddp=ddp)
+
+
+def test_parameters_of_bfloat16_are_measured_by_gloo_alone(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").touch()
+    experiment = completed(script_experiment(script=str(script)), of_bfloat16())
     assert tuple(experiment.values("runtime")) == ("torch-ddp-gloo",)
+    (calibration,) = inputs_for(experiment, of_bfloat16(), environment()).calibrations
+    assert calibration.reduce_dtype == "bfloat16"
     with pytest.raises(ConfigError, match="gradients of bfloat16"):
-        completed(script_experiment(script=str(script), communication=("mpi",)), workload)
+        completed(script_experiment(script=str(script), communication=("mpi",)), of_bfloat16())
+
+
+def test_gradients_of_16_bits_are_not_made_smaller_again() -> None:
+    machine = Machine(name="m", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
+    grid, workload = Grid.of(devices=2, algorithm="direct"), of_bfloat16("bf16_compress_hook")
+    assert script_defaults(workload, grid).fields.keys() == {"fusion_rule"}
+    assert "wire_dtype" in script_defaults(replace(workload, layers=chain(3).layers), grid).fields
+    with pytest.raises(ConfigError, match="whose gradients are bfloat16"):
+        predict_grid(of_bfloat16(), machine, Grid.of(devices=2, algorithm="direct", wire_dtype="float16"))
 
 
 def test_a_tensor_is_gathered_and_reduced_in_types_that_there_are() -> None:
