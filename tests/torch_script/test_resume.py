@@ -123,6 +123,15 @@ def resumed(dpsim: Dpsim, folder: Path, script: str, *more: str) -> tuple[int, s
     return code, out, err
 
 
+def test_every_case_is_a_script_and_every_mistake_of_a_class() -> None:
+    classes = {value for name, value in vars(resumption).items() if name.isupper()}
+    assert {case.kind for case in MISTAKES} == classes - {resumption.PARAMETERS} and not any(
+        each.kind for each in CLEAN
+    )
+    for case in (*MISTAKES, *CLEAN):
+        compile(case.script, case.name, "exec")
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("case", [named("the ordinary script"), named("fully_shard")], ids=lambda case: case.name)
 def test_nothing_is_lost(dpsim: Dpsim, tmp_path: Path, case: Case) -> None:
