@@ -19,6 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import torch._dynamo  # noqa: F401 - DDP loads it: here once, before ranks are forked, and not in each of them
+
 from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.in_turns.part import take_part
 from dpsim.torch.script.probe.in_turns.visit import CONTROL, FAILED, PARTS, STARTER
