@@ -13,7 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,15 @@ def _cases(verdict: str) -> tuple[Case, ...]:
 
 
 MISTAKES, BY_DESIGN, CLEAN = map(_cases, ("mistake", "by_design", "clean"))
+NARROW_MISTAKES, NARROW_CLEAN = map(_cases, ("narrow_mistake", "narrow_clean"))
+"""What only scripts that compute in 16 bits can have, and their corrections."""
+
+
+def narrow(case: Case) -> Case:
+    """Return the case with all that it computes under autocast to bfloat16, and a policy for its shards."""
+    added = _DECLARED["narrow"]
+    top = f"{case.parts.get('top', '')}\n{added['top']}"
+    return replace(case, parts={**case.parts, "bits": added["bits"], "top": top})
 
 
 def main() -> int:
