@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
+import torch._dynamo  # DDP loads it: here once, before ranks are forked, which takes half a second in each of them
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
