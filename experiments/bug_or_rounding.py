@@ -2,8 +2,9 @@
 
 Twenty-three have a planted mistake, which should be found and named; five differ by design, which is to be named and is
 no mistake; twenty-seven are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
-names have these words; ``--devices 1,2,4`` others. The scripts stand in ``bug_or_rounding.toml``: one ordinary training
-with DDP or FSDP, and what each case has in place of a part of it.
+names have these words; ``--devices 1,2,4`` others. With ``--in-16-bits`` all of them compute in bfloat16, and six more
+have mistakes that only 16 bits have, or not. The scripts stand in ``bug_or_rounding.toml``: one ordinary training with
+DDP or FSDP, and what each case has in place of a part of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from dpsim.errors import DpsimError
 from dpsim.experiments import command
 from dpsim.harness.reproduce.script import ScriptComparison, Verdict, compare
+from dpsim.torch.script.reproduce.rounding import ALLOWANCE
 
 _DECLARED: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _INDENTED = {"step": 12, "epoch": 8, "top": 0}
@@ -74,15 +76,33 @@ def main() -> int:
     options = command.parser("bug_or_rounding", __doc__)
     options.add_argument("--only", default="", help="run the cases whose names contain this")
     options.add_argument("--devices", default="1,2", help="numbers of devices (1,2)")
+    options.add_argument("--in-16-bits", action="store_true", help="run them in bfloat16, and those of 16 bits alone")
     given = options.parse_args()
     devices = tuple(map(int, given.devices.split(",")))
-    found, designs, clean = (
-        [_judged(case, devices) for case in cases if given.only in case.name] for cases in (MISTAKES, BY_DESIGN, CLEAN)
+    groups = (MISTAKES, BY_DESIGN, CLEAN, (), ())
+    if given.in_16_bits:
+        groups = (*(tuple(map(narrow, cases)) for cases in groups[:3]), NARROW_MISTAKES, NARROW_CLEAN)
+    found, designs, clean, narrow_found, narrow_clean = (
+        [_judged(case, devices) for case in cases if given.only in case.name] for cases in groups
     )
-    print(f"planted mistakes: {len(found)}, found {sum(_alarm(each) for each, _ in found)}, named {_right(found)}")
+    for words, judged in (("planted mistakes", found), ("mistakes that only 16 bits have", narrow_found)):
+        print(f"{words}: {len(judged)}, found {sum(_alarm(each) for each, _ in judged)}, named {_right(judged)}")
     print(f"by design: {len(designs)}, named {_right(designs)}, alarms {sum(_alarm(each) for each, _ in designs)}")
-    print(f"clean scripts: {len(clean)}, alarms {len(clean) - _right(clean)}")
+    print(f"clean scripts: {len(clean) + len(narrow_clean)}, not rounding {_wrong(clean) + _wrong(narrow_clean)}")
+    _print_smallest([verdict for verdict, _ in (*found, *narrow_found) if verdict is not None])
     return 0
+
+
+def _print_smallest(verdicts: Sequence[Verdict]) -> None:
+    """Print which part of its size a difference needs to show, by classes whose mistakes are told by size."""
+    smallest: dict[tuple[str, bool], float] = {}
+    for verdict in verdicts:
+        for each in verdict.compared:
+            if each.finding is not None and each.finding.rounding:
+                key = each.finding.kind, each.run.in_float32
+                smallest[key] = min(smallest.get(key, 1.0), ALLOWANCE * each.finding.rounding)
+    for (kind, in_float32), part in sorted(smallest.items()):
+        print(f"{kind}{' in float32' if in_float32 else ''}: shows from {part:.1g} of a gradient's size on")
 
 
 def _judged(case: Case, devices: tuple[int, ...]) -> tuple[Verdict | None, bool]:
@@ -104,6 +124,10 @@ def _judged(case: Case, devices: tuple[int, ...]) -> tuple[Verdict | None, bool]
 
 def _alarm(verdict: Verdict | None) -> bool:
     return verdict is not None and verdict.finding is not None and verdict.finding.is_mistake
+
+
+def _wrong(judged: Sequence[tuple[Verdict | None, bool]]) -> int:
+    return len(judged) - _right(judged)
 
 
 def _right(judged: Sequence[tuple[Verdict | None, bool]]) -> int:

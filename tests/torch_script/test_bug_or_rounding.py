@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, Case
+from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, NARROW_CLEAN, NARROW_MISTAKES, Case, narrow
 from dpsim.harness.reproduce import script
 from dpsim.harness.reproduce.script import Verdict
 from dpsim.torch.script.probe.reproduce.report import (
@@ -26,6 +26,7 @@ from dpsim.torch.script.reproduce.causes import first_finding
 from dpsim.torch.script.reproduce.differences import Finding
 from dpsim.torch.script.reproduce.observation import Observed, Run, read_step
 from dpsim.torch.script.reproduce.rounding import ALLOWANCE, Rounding, rounding_of
+from dpsim.torch.script.reproduce.sixteen_bits import with_scaler
 
 Dpsim = Callable[..., tuple[int, str, str]]
 WEIGHT = "head.weight"
@@ -257,12 +258,12 @@ loader = DataLoader(data, batch_sampler=batches)""",
 
 
 def named(name: str) -> Case:
-    return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN) if each.name == name)
+    return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN, *NARROW_MISTAKES, *NARROW_CLEAN) if each.name == name)
 
 
 def test_every_planted_mistake_is_of_a_class_that_can_be_named() -> None:
-    classes = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)}
-    assert {case.kind for case in MISTAKES} <= classes
+    classes = {value for name, value in vars(differences).items() if name.isupper() and isinstance(value, str)}
+    assert {case.kind for case in (*MISTAKES, *NARROW_MISTAKES)} <= classes
     assert all(case.kind in classes or case.design for case in BY_DESIGN)
     assert {case.kind for case in CLEAN} == {""}
 
@@ -329,7 +330,7 @@ def test_scripts_with_fully_shard_are_judged_as_those_with_ddp(dpsim: Dpsim, tmp
 @pytest.mark.parametrize(
     ("wrap", "given"),
     [
-        (", mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)", "mixed precision, which is not compared"),
+        (", offload_policy=fsdp.CPUOffloadPolicy()", "offloads to the host, which is not compared"),
         ("[0]); fully_shard(model[2]", "two models"),
         ("); model.set_requires_gradient_sync(False", "FSDP has reduced no gradient"),
         ("); model.parameters = (lambda: early", "builds its optimizer before fully_shard"),
@@ -355,6 +356,136 @@ def test_a_parameter_that_is_replaced_behind_ddp_is_named_with_its_line(dpsim: D
     code, _, err = dpsim("reproduce", "--torch-script", script, "--devices", "1,2", "--steps", "1")
     assert code == 2 and f"train.py:{line} replaces the parameter 4.weight after Distributed" in err, err
     assert "Traceback" not in err
+
+
+IN_BOTH = "It shows with autocast to bfloat16, and in float32."
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("case", "code", "words"),
+    [
+        (
+            named("clipped before unscale_"),
+            1,
+            "gets 1.53e-05 times the gradients that it gets without a scaler, and backward's are those times the scale:"
+            " they are clipped while scaled (class: clipping before unscale_). It shows in float32 alone, not with",
+        ),
+        (named("an overflow that each rank decides alone"), 1, "rank 1 skips its update, for its gradients overflow"),
+        (
+            named("FSDP: a policy without reduce_dtype"),
+            1,
+            "(class: a reduction in 16 bits). It shows with MixedPrecisionPolicy with param_dtype bfloat16 alone",
+        ),
+        (narrow(named("a sum as the loss")), 1, f"(class: a sum in place of a mean). {IN_BOTH}"),
+        (
+            narrow(named("FSDP: several units, AdamW, the norm clipped")),
+            0,
+            "rounding in all 2 steps, with autocast to bfloat16 and MixedPrecisionPolicy with param_dtype bfloat16 and in",
+        ),
+    ],
+)
+def test_a_script_that_computes_in_16_bits_is_judged_twice(
+    dpsim: Dpsim, tmp_path: Path, case: Case, code: int, words: str
+) -> None:
+    found = judged(dpsim, tmp_path, case)
+    assert found[0] == code and words in found[1], found
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*NARROW_MISTAKES, *NARROW_CLEAN], ids=lambda case: case.name)
+def test_mistakes_that_only_16_bits_have_are_named_and_their_corrections_are_rounding(
+    dpsim: Dpsim, tmp_path: Path, case: Case
+) -> None:
+    code, out = judged(dpsim, tmp_path, case, steps=4)
+    assert (code, f"(class: {case.kind})" in out) == ((1, True) if case.kind else (0, False)), out
+
+
+def with_report(run: Observed, **fields: object) -> Observed:
+    """The run with these fields in the reports of its ranks."""
+    return replace(run, reports=tuple(replace(each, **fields) for each in run.reports))
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float32).view(np.uint32) + 0x8000 & 0xFFFF0000).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [({}, differences.REDUCED_NARROW), ({"sent_as": "bfloat16"}, None), ({"narrow": {WEIGHT: "bfloat16"}}, None)],
+    ids=["not said", "by the policy", "as the parameter is"],
+)
+def test_a_reduction_in_16_bits_is_a_mistake_unless_the_script_says_so(
+    tmp_path: Path, fields: dict[str, object], kind: str | None
+) -> None:
+    first = observed(tmp_path / "first", rank(ORDER))
+    null = observed(tmp_path / "null", rank(ORDER, mean(ORDER) * 1.001), null=1)
+    other = observed(tmp_path / "other", *(rank(half, bfloat16(mean(*HALVES))) for half in HALVES))
+    found = first_finding(first, with_report(other, **fields), rounding_of(first, [null]))
+    assert (None if found is None else found.kind) == kind
+
+
+@pytest.mark.parametrize("skipping", [(True, False), (True, True)])
+def test_ranks_skip_an_update_together(tmp_path: Path, skipping: tuple[bool, ...]) -> None:
+    ranks = [replace(rank(half, mean(*HALVES)), skipped=skips) for half, skips in zip(HALVES, skipping, strict=True)]
+    found = finding(tmp_path, *ranks)
+    assert (None if found is None else found.kind) == (None if all(skipping) else differences.OVERFLOW)
+
+
+@pytest.mark.parametrize(
+    ("fields", "lost", "kind"),
+    [
+        ({}, 0.4, differences.LOST),
+        ({"narrow_norms": (WEIGHT,)}, 0.4, differences.NARROW_NORMS),
+        ({"narrow_norms": ("norm.running_var",)}, 0.0, differences.NARROW_NORMS),
+        ({}, 0.01, None),
+    ],
+)
+def test_what_is_kept_in_16_bits_loses_updates(
+    tmp_path: Path, fields: dict[str, object], lost: float, kind: str | None
+) -> None:
+    ranks = [replace(rank(half, mean(*HALVES)), lost={WEIGHT: lost}) for half in HALVES]
+    first, other, rounding = runs(tmp_path, *ranks)
+    types = {"narrow": {WEIGHT: "bfloat16", "norm.running_var": "bfloat16"}}
+    found = first_finding(first, with_report(other, **types, **fields), rounding)
+    assert (None if found is None else found.kind) == kind
+
+
+@pytest.mark.parametrize(
+    ("backward", "final", "kind"),
+    [
+        (64.0, 1.0, None),
+        (64.0, 0.01, differences.CLIPPED_SCALED),
+        (64.0, 64.0, differences.NOT_UNSCALED),
+        (64.0**2, 64.0, differences.SCALED_TWICE),
+        (1.0, 1 / 64.0, differences.UNKNOWN),
+    ],
+)
+def test_a_scaler_leaves_the_gradients_of_the_optimizer_alone(
+    tmp_path: Path, backward: float, final: float, kind: str | None
+) -> None:
+    plain, scaled = rank(ORDER), replace(rank(ORDER), scale=64.0)
+    scaled.reduced, scaled.final = {WEIGHT: plain.reduced[WEIGHT] * backward}, {WEIGHT: plain.final[WEIGHT] * final}
+    first = observed(tmp_path / "first", plain)
+    found = with_scaler(first, observed(tmp_path / "scaled", scaled), rounding_of(first, []))
+    assert (None if found is None else found.kind) == kind
+
+
+def test_a_mistake_is_named_by_the_judgement_in_float32_and_both_are_said() -> None:
+    in_bfloat16 = Finding("2 devices", 1, WEIGHT, differences.SHARES, "of one", 0.3, 0.01)
+    in_float32 = replace(in_bfloat16, run="2 devices in float32", kind=differences.SCALE)
+    both = [
+        script.Compared(Run(folder="", devices=2, in_float32=number == 1), 8, 8, 30.0, each, ())
+        for number, each in enumerate((in_bfloat16, in_float32))
+    ]
+    sentences = [
+        Verdict(Run(folder="", devices=1), compared, ("autocast to bfloat16",)).sentence
+        for compared in ((both[0], both[1]), (both[0],), (both[1],))
+    ]
+    assert f"(class: {differences.SCALE}). {IN_BOTH}" in sentences[0]
+    assert "It shows with autocast to bfloat16 alone, not in float32." in sentences[1]
+    assert "It shows in float32 alone, not with autocast to bfloat16." in sentences[2]
 
 
 def test_what_is_of_dpsims_own_training_is_refused(dpsim: Dpsim) -> None:

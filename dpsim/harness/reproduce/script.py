@@ -40,6 +40,7 @@ from dpsim.torch.script.reproduce.samples import compared as compared_samples
 from dpsim.torch.script.reproduce.sixteen_bits import overflow, with_scaler
 
 _MOST_DEVICES = 64
+_UNJUDGED = "(in float32 the script does not train)"
 _WORDS = {True: "Not rounding", False: "Not comparable"}
 
 
@@ -121,19 +122,26 @@ class Verdict:
         """The judgements of a script that computes in 16 bits."""
         if not self.computes_in:
             return ""
-        runs = {each.run.in_float32 for each in self.compared}
-        return f", with {' and '.join(self.computes_in)}" + (" and in float32" if True in runs else "")
+        in_float32 = "and in float32" if self._in_float32(self.compared) else _UNJUDGED
+        return f", with {' and '.join(self.computes_in)} {in_float32}"
 
     def _shown(self, is_mistake: bool) -> str:
         """The judgements that show a mistake of a script that computes in 16 bits."""
         if not (self.computes_in and is_mistake):
             return ""
-        shown = {each.run.in_float32 for each in self.compared if each.finding is not None and each.finding.is_mistake}
-        as_it_is = " and ".join(self.computes_in)
-        return {
-            frozenset((False,)): f" It shows with {as_it_is} alone, not in float32.",
-            frozenset((True,)): f" It shows in float32 alone, not with {as_it_is}.",
-        }.get(frozenset(shown), f" It shows with {as_it_is}, and in float32.")
+        as_it_is = f"with {' and '.join(self.computes_in)}"
+        shows = {each.run.in_float32 for each in self.compared if each.finding is not None and each.finding.is_mistake}
+        if not self._in_float32(self.compared):
+            return f" It shows {as_it_is} {_UNJUDGED}."
+        if shows == {False}:
+            return f" It shows {as_it_is} alone, not in float32."
+        if shows == {True}:
+            return f" It shows in float32 alone, not {as_it_is}."
+        return f" It shows {as_it_is}, and in float32."
+
+    @staticmethod
+    def _in_float32(compared: Sequence[Compared]) -> bool:
+        return any(each.run.in_float32 for each in compared)
 
     def _without_numbers(self, compared: Compared) -> str:
         """The answer where the loss ends as no number on any number of devices."""
@@ -208,12 +216,13 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
         first, report = observed[0], observed[0].reports[0]
         plain = [each for each in observed if not (each.run.without_scaler or each.run.overflow)]
         judges = {of[0].run.in_float32: _Judge.of(of) for of in _by_precision(plain)}
+        others = [each for each in plain if not each.run.null_seed and each.run.in_float32 in judges]
 
         def judged(other: Observed) -> Compared:
             return judges[other.run.in_float32].compared(other)
 
         firsts = [judge.first for judge in judges.values()]
-        compared = {each.run: judged(each) for each in plain if not each.run.null_seed and each not in firsts}
+        compared = {each.run: judged(each) for each in others if each not in firsts}
         for change in (_with_own_batches, _with_same_samples):
             again = {run: repeat for run, each in compared.items() if (repeat := change(first, each))}
             for run, each in _again(comparison, first, again, folder, progress):
@@ -224,7 +233,7 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
         for run, each in _again(comparison, first, again, folder, progress):
             if compared_samples(first, each, 0) is not Samples.SAME_ON_ALL_RANKS:
                 compared[run] = _drawn_without_seed(compared[run])
-        scaled = [found for each in observed if each not in plain and (found := _scaled(each, firsts, judges))]
+        scaled = [found for each in observed if each not in plain and (found := _scaled(each, judges))]
         return Verdict(first.run, (*compared.values(), *scaled), report.computes_in)
 
 
@@ -247,15 +256,17 @@ class _Judge:
 
 def _by_precision(runs: Sequence[Observed]) -> list[list[Observed]]:
     """The runs as the script is, and those in float32, without what has no first run."""
-    several = [[each for each in runs if each.run.in_float32 is narrow] for narrow in (False, True)]
+    several = [[each for each in runs if each.run.in_float32 is in_float32] for in_float32 in (False, True)]
     return [each for each in several if each and not each[0].run.null_seed]
 
 
-def _scaled(other: Observed, firsts: Sequence[Observed], judges: Mapping[bool, _Judge]) -> Compared | None:
+def _scaled(other: Observed, judges: Mapping[bool, _Judge]) -> Compared | None:
     """What a run without a scaler of gradients, or with an overflow of one rank, shows; None without a mistake."""
-    judge = judges[max(judges)]
+    narrow, judge = judges[False], judges[max(judges)]
     if other.run.overflow:
-        run, finding = other.run, overflow(Step(firsts[0], other, judge.rounding, 0)) if other.steps else None
+        run, finding = other.run, overflow(Step(narrow.first, other, narrow.rounding, 0))
+    elif judge is narrow and narrow.first.reports[0].computes_in:
+        return None  # it does not train in float32
     else:
         run, finding = judge.first.run, with_scaler(other, judge.first, judge.rounding)
     if finding is None:

@@ -19,7 +19,7 @@ from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel
 from dpsim.torch.script.probe.reproduce.loaders import Loaders
 from dpsim.torch.script.probe.reproduce.models import Given, InReplicas, InShards, check_reduced, digest, whole
-from dpsim.torch.script.probe.reproduce.precision import Precision, in_norms, narrow
+from dpsim.torch.script.probe.reproduce.precision import Precision, in_norms, narrow, skips, unscaled
 from dpsim.torch.script.probe.reproduce.report import MicroBatch, RankReport, RankStep, write_step
 from dpsim.torch.script.probe.reproduce.state import TrainingState
 from dpsim.torch.script.probe.reproduce.streams import SampleStreams, sample_key
@@ -202,22 +202,20 @@ class Observer(Script):
         if isinstance(self.model, InShards) and self._losses:
             check_reduced(optimizer, any_reduced=bool(self._step.local))
         self._state.parameters()  # an optimizer may have been given more of them
-        step, number = self._step, next(n for n, each in enumerate(self._state.optimizers) if each is optimizer)
-        for position, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    step.settings[f"{key} of group {position} of optimizer {number}"] = float(value)
+        self._step.settings.update(self._state.settings(optimizer))
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    name, gradient = self._state.names.get(id(parameter), ""), whole(parameter.grad)
+                    name = self._state.names.get(id(parameter), "")
+                    gradient = unscaled(optimizer, whole(parameter.grad))
                     self.precision.update_begins(optimizer, name, parameter, group.get("lr"))
-                    step.final[name] = sampled(gradient)
-                    step.final_hashes[name] = digest(gradient)
+                    self._step.final[name], self._step.final_hashes[name] = sampled(gradient), digest(gradient)
 
-    def optimizer_ends(self, *_: Any) -> None:
+    def optimizer_ends(self, optimizer: Any = None, *_: Any) -> None:
         """Observe the buffers after a step."""
         if self._step is not None and self._losses:
             self._stepped = True
+            self._step.skipped |= skips(optimizer)
             self._step.lost = self.precision.lost()
             self._step.buffers = {name: sampled(each) for name, each in self._state.buffers().items()}
 

@@ -120,6 +120,17 @@ class Precision:
         return lost
 
 
+def unscaled(optimizer: Any, gradient: Any) -> Any:
+    """Return a gradient as an optimizer uses it: one that is fused divides by a scaler's number itself."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return gradient if scale is None else gradient / scale
+
+
+def skips(optimizer: Any) -> bool:
+    """Return whether an optimizer that is fused leaves its parameters alone, for gradients overflow."""
+    return bool(getattr(optimizer, "found_inf", None))
+
+
 def narrow(module: Any) -> dict[str, str]:
     """Return the types of the parameters and buffers of a model that have 16 bits, by their names."""
     tensors = (*module.named_parameters(), *module.named_buffers())
