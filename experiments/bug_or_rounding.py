@@ -79,7 +79,7 @@ def main() -> int:
     options.add_argument("--in-16-bits", action="store_true", help="run them in bfloat16, and those of 16 bits alone")
     given = options.parse_args()
     devices = tuple(map(int, given.devices.split(",")))
-    groups = (MISTAKES, BY_DESIGN, CLEAN, (), ())
+    groups: tuple[tuple[Case, ...], ...] = (MISTAKES, BY_DESIGN, CLEAN, (), ())
     if given.in_16_bits:
         groups = (*(tuple(map(narrow, cases)) for cases in groups[:3]), NARROW_MISTAKES, NARROW_CLEAN)
     found, designs, clean, narrow_found, narrow_clean = (

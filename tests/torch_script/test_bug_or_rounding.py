@@ -381,7 +381,7 @@ IN_BOTH = "It shows with autocast to bfloat16, and in float32."
         (
             narrow(named("FSDP: several units, AdamW, the norm clipped")),
             0,
-            "rounding in all 2 steps, with autocast to bfloat16 and MixedPrecisionPolicy with param_dtype bfloat16 and in",
+            "in all 2 steps, with autocast to bfloat16 and MixedPrecisionPolicy with param_dtype bfloat16 and in float32",
         ),
     ],
 )
@@ -479,13 +479,15 @@ def test_a_mistake_is_named_by_the_judgement_in_float32_and_both_are_said() -> N
         script.Compared(Run(folder="", devices=2, in_float32=number == 1), 8, 8, 30.0, each, ())
         for number, each in enumerate((in_bfloat16, in_float32))
     ]
+    rounding = [replace(each, finding=None) for each in both]
     sentences = [
         Verdict(Run(folder="", devices=1), compared, ("autocast to bfloat16",)).sentence
-        for compared in ((both[0], both[1]), (both[0],), (both[1],))
+        for compared in ((both[0], both[1]), (both[0], rounding[1]), (rounding[0], both[1]), (both[0],))
     ]
     assert f"(class: {differences.SCALE}). {IN_BOTH}" in sentences[0]
     assert "It shows with autocast to bfloat16 alone, not in float32." in sentences[1]
     assert "It shows in float32 alone, not with autocast to bfloat16." in sentences[2]
+    assert "It shows with autocast to bfloat16 (in float32 the script does not train)." in sentences[3]
 
 
 def test_what_is_of_dpsims_own_training_is_refused(dpsim: Dpsim) -> None:
