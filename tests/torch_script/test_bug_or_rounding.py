@@ -381,7 +381,7 @@ IN_BOTH = "It shows with autocast to bfloat16, and in float32."
         (
             narrow(named("FSDP: several units, AdamW, the norm clipped")),
             0,
-            "in all 2 steps, with autocast to bfloat16 and MixedPrecisionPolicy with param_dtype bfloat16 and in float32",
+            "with autocast to bfloat16 and MixedPrecisionPolicy with param_dtype bfloat16 and in float32",
         ),
     ],
 )
