@@ -229,16 +229,12 @@ def _sums(step: Step) -> Finding | None:
         factor = float(np.dot(got, mean)) / (float(np.dot(mean, mean)) or 1.0)
         if size(got - factor * mean) <= max(1e-5, step.epsilon(name)) * size(got):
             kind, because = SCALE, f"what ranks got is {factor:.4g} times the mean of what they sent"
-        elif narrow := [
-            word for word, each in NARROW_EPSILON.items() if np.all(np.abs(got - mean) <= _bound(present, each))
-        ]:
-            kind, because = (
-                REDUCED_NARROW,
-                (
-                    f"what ranks got is the mean of what they sent as {narrow[0]} rounds it, where the gradient has 32"
-                    " bits, and no hook or reduce_dtype of a policy says that 16 are sent"
-                ),
+        elif np.all(np.abs(got - mean) <= _bound(present, max(NARROW_EPSILON.values()))):
+            because = (
+                "what ranks got is the mean of what they sent but for rounding to 16 bits, where the gradient has 32, and"
+                " no hook or reduce_dtype of a policy says that fewer are sent"
             )
+            kind = REDUCED_NARROW
         if by_script and kind != REDUCED_NARROW:
             continue
         return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
