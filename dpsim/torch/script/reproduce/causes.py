@@ -231,8 +231,8 @@ def _sums(step: Step) -> Finding | None:
             kind, because = SCALE, f"what ranks got is {factor:.4g} times the mean of what they sent"
         elif np.all(np.abs(got - mean) <= _bound(present, max(NARROW_EPSILON.values()))):
             because = (
-                "what ranks got is the mean of what they sent but for rounding to 16 bits, where the gradient has 32 and"
-                " no hook or reduce_dtype of a policy says so"
+                "what ranks got is the mean of what they sent but for rounding to 16 bits, where the gradient has 32"
+                " and no hook or reduce_dtype of a policy says so"
             )
             kind = REDUCED_NARROW
         if by_script and kind != REDUCED_NARROW:
