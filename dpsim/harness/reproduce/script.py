@@ -417,9 +417,10 @@ def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Obser
     said = [report for report in reports if report is not None]
     errors = [report.error for report in said if report.error is not None]
     complete = len(said) == run.devices and all(report.steps for report in said)
-    if not complete and (run.in_float32 or run.overflow or run.own_batches or run.same_samples):
+    failed = errors and not (complete and len(errors) < len(said))  # ranks may lose one that has taken all its steps
+    if (failed or not complete) and (run.in_float32 or run.overflow or run.own_batches or run.same_samples):
         return None
-    if errors and not (complete and len(errors) < len(said)):  # ranks may lose one that has taken all its steps
+    if failed:
         given, allowed, remedy = errors[0]
         raise ConfigError(f"{given} ({run.name})", allowed=allowed, remedy=remedy)
     if len(said) < run.devices:

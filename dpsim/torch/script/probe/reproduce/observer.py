@@ -197,7 +197,7 @@ class Observer(Script):
     def _gradients_of(self, optimizer: Any) -> None:
         if self._step is None or self._stepped:
             self._begin_bypassed(optimizer)
-        if self._step is None or self._stepped:
+        if self._step is None or self._stepped or self._run.overflow:  # no rank waits for one that skips its update
             return
         if isinstance(self.model, InShards) and self._losses:
             check_reduced(optimizer, any_reduced=bool(self._step.local))
