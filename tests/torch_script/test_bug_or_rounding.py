@@ -262,6 +262,16 @@ loader = DataLoader(data, batch_sampler=batches)""",
 """Replaces the script's loader on several ranks by one that deals out its batches, as Accelerate does."""
 
 
+SUBSETS = {
+    "data": """\
+data = TensorDataset(torch.randn(128, 16), torch.randint(0, 5, (128,)))
+one_seed = torch.Generator().manual_seed(3)
+data = torch.utils.data.random_split(data, [128 // world] * world, generator=one_seed)[rank]""",
+    "sampler": "sampler = None",
+}
+"""Each rank has a part of the data that lacks samples which it gets in the order of the first run."""
+
+
 def named(name: str) -> Case:
     return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN, *NARROW_MISTAKES, *NARROW_CLEAN) if each.name == name)
 
@@ -304,6 +314,7 @@ def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2", steps: 
             1,
             "a sum in place of a mean",
         ),
+        (Case("subsets of the ranks", SUBSETS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a library's shards", SHARDS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, IS_ROUNDING),
     ],
