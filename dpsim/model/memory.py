@@ -16,6 +16,7 @@ from dpsim.model.prices import local_share
 from dpsim.model.step import scheduled
 from dpsim.plan import Plan
 from dpsim.schedule import FORWARD_EVENT, RECEIVE_EVENT, RECOMPUTE_EVENT, Schedule
+from dpsim.units import ITEM_BYTES
 from dpsim.workload import Layer, Workload
 
 
@@ -51,10 +52,12 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     A: what a micro-batch takes on the device with the most samples, times the micro-batches in flight
     (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again
     keeps what each of these enters and leaves it with, and all of one alone. Of a script whose steps were weighed,
-    A is what its peak has beside the other parts, in an update too. Activations are unknown where no layer states
-    any. Buffers: an allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod:
-    its fusion buffer, the threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed:
-    all of its buckets, or none where gradients are views of them). Every class is taken to have all other state.
+    A is what its peak has beside the other parts, in an update too. Activations are unknown where no layer states any.
+    Of a script with ``fully_shard``, P and G are shards of their own types, and the buffers are what is gathered at
+    once, in the type that it is gathered in: what stays until backward, and the largest other unit. Buffers: an
+    allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod: its fusion buffer, the
+    threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed: all of its buckets, or
+    none where gradients are views of them). Every class is taken to have all other state.
     """
     schedule = scheduled(workload, machine, plan)
     classes = [_of_class(schedule, rank_class) for rank_class in range(schedule.classes)]
@@ -83,6 +86,9 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
             buffers = max(buffers, int(min(plan.threshold_bytes, total)))
         elif _by_ddp(schedule):
             buffers = 0 if workload.gradient_memory == "buckets" else total
+    by_fsdp = schedule.gathers_before_use and workload.ddp is not None and bool(workload.ddp.units)
+    if by_fsdp:
+        total, buffers = shards, _gathered(schedule)
     partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
     gradients = in_slots(schedule.gradient_slots) + partial_sums * total
@@ -90,7 +96,7 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
         "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
         "gradients": gradients,
         "optimizer_state": slots * (shards if schedule.sharded else total),
-        "activations": _activations(schedule, rank_class, gradients + buffers),
+        "activations": _activations(schedule, rank_class, gradients + (0 if by_fsdp else buffers)),
         "communication_buffers": buffers,
     }
 
@@ -122,6 +128,15 @@ def _activations(schedule: Schedule, rank_class: int, backward_bytes: int) -> in
     return int(math.ceil(taken + stash * inputs) + messages)
 
 
+def _gathered(schedule: Schedule) -> int:
+    """The bytes of what a script with ``fully_shard`` has gathered at once, as it gathers it."""
+    gathers = schedule.parameter_collectives
+    units, again = np.unique(schedule.bucket[gathers][schedule.micro_batch[gathers] == 0], return_counts=True)
+    size_bytes = dict(zip(schedule.bucket[gathers].tolist(), schedule.size_bytes[gathers].tolist(), strict=True))
+    kept, others = ([size_bytes[unit] for unit in which.tolist()] for which in (units[again == 1], units[again > 1]))
+    return int(sum(kept) + max(others, default=0))
+
+
 def _by_ddp(schedule: Schedule) -> bool:
     """Whether DDP trains a script whose steps were weighed."""
     return bool(schedule.workload.gradient_memory) and schedule.classes == 1 and not schedule.sharded
@@ -135,7 +150,7 @@ def _kept(schedule: Schedule, layers: Sequence[Layer], samples: int, backward_by
     the largest gradient twice, until it is added.
     """
     workload = schedule.workload
-    activations = samples * np.array([layer.activation_bytes_per_sample for layer in layers])
+    activations = np.array([layer.work_bytes + samples * layer.activation_bytes_per_sample for layer in layers])
     if schedule.sharded and schedule.classes == 1 and schedule.plan.accumulate == 1:
         return max(float(activations.sum()) - backward_bytes * (workload.gradient_memory == "released"), 0.0)
     if not _by_ddp(schedule):
@@ -171,6 +186,6 @@ def _shard_bytes(schedule: Schedule, buckets: NDArray[np.int64]) -> int:
     """The bytes of one array of optimizer state: the largest shard of each of these buckets."""
     tensors, devices = schedule.workload.tensors, schedule.plan.data_devices
     firsts = (tensors[int(schedule.tensor_order[start])] for start in schedule.bucket_start[buckets])
-    itemsizes = [np.dtype(tensor.dtype).itemsize for tensor in firsts]
+    itemsizes = [ITEM_BYTES[tensor.dtype] for tensor in firsts]
     sizes = schedule.bucket_size_bytes[buckets].tolist()
     return sum(largest_shard(size // item, devices) * item for size, item in zip(sizes, itemsizes, strict=True))

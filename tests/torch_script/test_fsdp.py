@@ -219,7 +219,6 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
 @pytest.mark.parametrize(
     ("text", "given"),
     [
-        ("shard(model, mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16))", "mixed precision"),
         ("shard(model, offload_policy=fsdp.CPUOffloadPolicy())", "offload"),
         ("shard(model, mesh=dist.device_mesh.init_device_mesh('cpu', (2, 2), mesh_dim_names=('a', 'b')))", "HSDP"),
         ("shard(model, reshard_after_forward=2)", "reshard_after_forward=2"),
@@ -235,7 +234,7 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
             "set_reshard_after_backward",
         ),
     ],
-    ids=["mixed precision", "offload", "HSDP", "part", "list", "placement", "first version", "optimizer", "backward"],
+    ids=["offload", "HSDP", "part", "list", "placement", "first version", "optimizer", "backward"],
 )
 def test_what_cannot_be_predicted_is_refused_by_name(text: str, given: str, dpsim: Dpsim, tmp_path: Path) -> None:
     script, output = a_script(tmp_path, text), tmp_path / "w.json"

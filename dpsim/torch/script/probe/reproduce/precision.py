@@ -17,6 +17,7 @@ from torch.distributed import fsdp
 from torch.distributed.tensor import DTensor
 
 from dpsim.torch.script.probe.process_group import replace_everywhere
+from dpsim.torch.script.probe.rank_record import type_name
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _TYPES = ("param_dtype", "reduce_dtype", "output_dtype")
@@ -141,11 +142,6 @@ def in_norms(module: Any, names: Any) -> tuple[str, ...]:
     """Return those of the names of parameters and buffers that are of layers that normalise."""
     norms = [name for name, each in module.named_modules() if "norm" in type(each).__name__.lower()]
     return tuple(name for name in names if name.rpartition(".")[0] in norms)
-
-
-def type_name(dtype: Any) -> str:
-    """``bfloat16``."""
-    return str(dtype).rpartition(".")[2]
 
 
 def _own(tensor: Any) -> Any:
