@@ -281,7 +281,7 @@ def _why(step: Step, name: str) -> tuple[str, str]:
         if np.ptp(weights) < _SAME_WEIGHT * np.mean(np.abs(weights)):
             factor, where = 1 / (float(np.mean(weights)) * count), step.first.run.name
             return SCALE, (
-                f"every gradient is {factor:.4g} times that on {where}: the loss or the gradient is scaled by another"
+                f"every gradient is {factor:.6g} times that on {where}: the loss or the gradient is scaled by another"
                 " number than the global batch"
             )
         shares = ", ".join(f"{weight:g}" for weight in _parts_of_one(weights))
