@@ -132,8 +132,6 @@ class DdpSettings(Noun, frozen=True):
             )
         if others := self.own_collectives - len(self.own_allreduce_bytes):
             what = "a collective" if others == 1 else f"{others} collectives"
-            sentences.append(
-                f"the script asks for {what} of its own in each step other than allreduces, which no prediction"
-                " contains"
-            )
+            kind = ", such as those of clip_grad_norm_," if self.units else " other than allreduces,"
+            sentences.append(f"the script asks for {what} of its own in each step{kind} which no prediction contains")
         return tuple(sentences)

@@ -157,8 +157,8 @@ class Schedule:
     @property
     def summed_bytes(self) -> Ints:
         """The bytes of each bucket as it is added up, above 0; those of its gradients where nothing is."""
-        sums = self.gradient_collectives
-        sizes = self.size_bytes[sums] if len(sums) else self.bucket_size_bytes
+        sums, sizes = self.gradient_collectives, self.bucket_size_bytes.copy()
+        sizes[self.bucket[sums]] = self.size_bytes[sums]
         return sizes[sizes > 0]
 
     @property

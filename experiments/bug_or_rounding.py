@@ -2,9 +2,10 @@
 
 Twenty-three have a planted mistake, which should be found and named; five differ by design, which is to be named and is
 no mistake; twenty-seven are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
-names have these words; ``--devices 1,2,4`` others. With ``--in-16-bits`` all of them compute in bfloat16, and six more
-have mistakes that only 16 bits have, or not. The scripts stand in ``bug_or_rounding.toml``: one ordinary training with
-DDP or FSDP, and what each case has in place of a part of it.
+names have these words; ``--devices 1,2,4`` others; ``--python`` names the Python of another environment, which needs
+PyTorch alone. With ``--in-16-bits`` all of them compute in bfloat16, and six more have mistakes that only 16 bits have,
+or not. The scripts stand in ``bug_or_rounding.toml``: one ordinary training with DDP or FSDP, and what each case has in
+place of a part of it.
 """
 
 from __future__ import annotations
@@ -77,13 +78,14 @@ def main() -> int:
     options.add_argument("--only", default="", help="run the cases whose names contain this")
     options.add_argument("--devices", default="1,2", help="numbers of devices (1,2)")
     options.add_argument("--in-16-bits", action="store_true", help="run them in bfloat16, and those of 16 bits alone")
+    options.add_argument("--python", help="the Python that the scripts run with, as dpsim reproduce has it")
     given = options.parse_args()
     devices = tuple(map(int, given.devices.split(",")))
     groups: tuple[tuple[Case, ...], ...] = (MISTAKES, BY_DESIGN, CLEAN, (), ())
     if given.in_16_bits:
         groups = (*(tuple(map(narrow, cases)) for cases in groups[:3]), NARROW_MISTAKES, NARROW_CLEAN)
     found, designs, clean, narrow_found, narrow_clean = (
-        [_judged(case, devices) for case in cases if given.only in case.name] for cases in groups
+        [_judged(case, devices, given.python) for case in cases if given.only in case.name] for cases in groups
     )
     for words, judged in (("planted mistakes", found), ("mistakes that only 16 bits have", narrow_found)):
         print(f"{words}: {len(judged)}, found {sum(_alarm(each) for each, _ in judged)}, named {_right(judged)}")
@@ -105,13 +107,13 @@ def _print_smallest(verdicts: Sequence[Verdict]) -> None:
         print(f"{kind}{' in float32' if in_float32 else ''}: shows from {part:.1g} of a gradient's size on")
 
 
-def _judged(case: Case, devices: tuple[int, ...]) -> tuple[Verdict | None, bool]:
+def _judged(case: Case, devices: tuple[int, ...], python: str | None) -> tuple[Verdict | None, bool]:
     """Compare the runs of a case, and print what they came to; returns whether it is what it should be."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.py"
         path.write_text(case.script, encoding="utf-8")
         try:
-            verdict = compare(ScriptComparison(script=str(path), devices=devices), lambda _: None)
+            verdict = compare(ScriptComparison(script=str(path), devices=devices, python=python), lambda _: None)
         except DpsimError as error:
             print(f"FAILED  {case.name}: {error}", flush=True)
             return None, False

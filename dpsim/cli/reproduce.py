@@ -22,9 +22,10 @@ Examples:
   dpsim reproduce --set leaves=0 --algorithm ring --output plain
   dpsim reproduce --set wire_dtype=float16 --algorithm all
   dpsim reproduce --output saved; dpsim reproduce --against saved
-  dpsim reproduce --torch-script train.py --devices 1,2,4 -- --batch-size 32"""
+  dpsim reproduce --torch-script train.py --devices 1,2,4 -- --batch-size 32
+  dpsim reproduce --torch-script train.py --devices 4 --resume-on 2"""
 SHOWN = (
-    "--torch-script --fusion-threshold --model --dataset --devices --algorithm --batch-norm --steps "
+    "--torch-script --resume-on --fusion-threshold --model --dataset --devices --algorithm --batch-norm --steps "
     "--global-batch --strategy --set --against --output --json"
 )
 """The flags that ``--help`` shows; ``--help-all`` shows all."""
@@ -35,8 +36,8 @@ _PLURAL = {"fusion_threshold_bytes": "fusion_thresholds_bytes", "strategy": "str
 
 class ReproduceFlags(
     flags.Flags,
-    of="torch_script python script_may_write model dataset devices... fusion_threshold_bytes... algorithm..."
-    " batch_norm... steps global_batch against across_machines output strategy...",
+    of="torch_script python script_may_write resume_on model dataset devices... fusion_threshold_bytes..."
+    " algorithm... batch_norm... steps global_batch against across_machines output strategy...",
     by_set="accumulate... overlap... leaves wire_dtype compute_dtype optimizer learning_rate seed",
 ):
     """The flags of what is compared, and of the record."""
@@ -51,6 +52,10 @@ class ReproduceFlags(
     )
     python: flags.Python = None
     script_may_write: flags.ScriptMayWrite = None
+    resume_on: int | None = flags.flag(
+        "Resume a script on so many devices from the checkpoint that it writes on --devices: what is lost? It gets the "
+        "same arguments, or those after a second --."
+    )
     devices: str | None = flags.flag("Numbers of devices: 1,2,4, or layouts: 2x4 (a script has 1,2,4).")
     algorithm: str | None = flags.flag("all, or a list of dpsim's algorithms (auto).")
     batch_norm: str | None = flags.flag("List of leaf, global and local (leaf); local is trained without leaves.")
@@ -76,13 +81,16 @@ def reproduce(
     With --torch-script your own script trains, unchanged, on each number of
     devices with the same global batches, each step begun from the same state:
     whether its losses and gradients differ by rounding or by a mistake, and
-    in which step and tensor, and why. Exits with 1 for a mistake.
+    in which step and tensor, and why. Exits with 1 for a mistake. With
+    --resume-on it is started on --devices, ended after it has written a
+    checkpoint, and resumed: which samples and what state are lost.
     """
     if given.torch_script is not None:
-        return _script(given, given.torch_script, arguments)
-    if arguments or given.script_may_write or given.python:
+        run = _script if given.resume_on is None else _resumed
+        return run(given, given.torch_script, arguments)
+    if arguments or given.script_may_write or given.python or given.resume_on is not None:
         raise ConfigError(
-            "ARGUMENTS, --script-may-write or --python without a script",
+            "ARGUMENTS, --script-may-write, --resume-on or --python without a script",
             allowed="these with --torch-script",
             remedy="name the script, or leave them out",
         )
@@ -138,16 +146,56 @@ def _reproduction(given: ReproduceFlags) -> Reproduction:
 _OF_SCRIPTS = ["torch_script", "python", "fusion_threshold_bytes", "script_may_write", "devices", "steps", "json"]
 
 
+_OF_RESUMED = ["torch_script", "python", "script_may_write", "resume_on", "devices", "steps", "json"]
+
+
+def _check_used(given: ReproduceFlags, used: list[str], what: str) -> None:
+    """Raises ``ConfigError`` for flags that are not in ``used``."""
+    if unused := [name for name in given.given() if name not in used]:
+        raise ConfigError(
+            f"{given.spelled(*unused)} with {what}, which brings its own training",
+            allowed=given.spelled(*used),
+            remedy="give the script its arguments after --",
+        )
+
+
+def _resumed(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> int:
+    """Resume the user's own script on another number of devices; 1 if something is lost."""
+    from dpsim.harness.reproduce.resume import Resumption, resume
+
+    _check_used(given, _OF_RESUMED, "a script that resumes")
+    devices = readers.listed("--devices", given.devices, readers.whole_numbers("--devices")) or ()
+    if given.resume_on is None or len(devices) != 1:
+        raise ConfigError(
+            "--resume-on without one --devices",
+            allowed="one number of devices that writes the checkpoint, and one that resumes",
+            remedy="give both, as in --devices 4 --resume-on 2",
+        )
+    second = arguments.index("--") if "--" in arguments else len(arguments)
+    resumption = Resumption(
+        script=script,
+        arguments=arguments[:second],
+        resumed_arguments=arguments[second + 1 :] if "--" in arguments else arguments,
+        devices=devices[0],
+        resume_on=given.resume_on,
+        script_may_write=bool(given.script_may_write),
+        python=given.python,
+        **readers.provided(steps=given.steps),
+    )
+    with show.progress() as progress:
+        resumed = resume(resumption, progress)
+    if given.json:
+        show.print_json("reproduce", [resumed.point], {"verdict": " ".join(resumed.sentences)})
+    else:
+        print("\n".join(resumed.sentences))
+    return 1 if resumed.judged.losses else 0
+
+
 def _script(given: ReproduceFlags, script: str, arguments: tuple[str, ...]) -> int:
     """Compare the runs of the user's own script; 1 if there is a mistake."""
     from dpsim.harness.reproduce.script import ScriptComparison, compare
 
-    if unused := [name for name in given.given() if name not in _OF_SCRIPTS]:
-        raise ConfigError(
-            f"{given.spelled(*unused)} with a script, which brings its own training",
-            allowed=given.spelled(*_OF_SCRIPTS),
-            remedy="give the script its arguments after --",
-        )
+    _check_used(given, _OF_SCRIPTS, "a script")
     comparison = ScriptComparison(
         script=script,
         arguments=arguments,

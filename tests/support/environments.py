@@ -41,9 +41,12 @@ def _needed(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
             yield from _needed(re.split(r"[^\w.-]", line)[0], seen)
 
 
-def install(folder: Path, requirement: str) -> str:
-    """Install a package into an environment by pip; returns what pip says where that is not possible."""
-    (packages,) = folder.glob("lib/python*/site-packages")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, requirement]
+def install(folder: Path, *requirements: str, needed: bool = False) -> str:
+    """Install packages into an environment, and what they need; returns what pip says where that is not possible.
+
+    Without ``needed`` they get nothing that they need.
+    """
+    command = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet", "--no-compile"]
+    command += [*([] if needed else ["--no-deps"]), *requirements]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return done.stderr.strip() if done.returncode else ""

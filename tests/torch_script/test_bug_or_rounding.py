@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpsim.errors import ConfigError
 from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, NARROW_CLEAN, NARROW_MISTAKES, Case, narrow
 from dpsim.harness.reproduce import script
 from dpsim.harness.reproduce.script import Verdict
@@ -18,6 +19,7 @@ from dpsim.torch.script.probe.reproduce.report import (
     MicroBatch,
     RankReport,
     RankStep,
+    write_report,
     write_shards,
     write_step,
 )
@@ -504,6 +506,13 @@ def test_a_mistake_is_named_by_the_judgement_in_float32_and_both_are_said() -> N
     assert "It shows with autocast to bfloat16 alone, not in float32." in sentences[1]
     assert "It shows in float32 alone, not with autocast to bfloat16." in sentences[2]
     assert "It shows with autocast to bfloat16 (in float32 the script does not train)." in sentences[3]
+
+
+def test_the_rank_that_raised_first_is_named_and_not_one_that_lost_it(tmp_path: Path) -> None:
+    for number, given in enumerate(("Connection closed by peer [127.0.0.1]", "no labels on rank 1")):
+        write_report(tmp_path, number, RankReport(error=(given, "", "")))
+    with pytest.raises(ConfigError, match="no labels on rank 1"):
+        script._observed_run(script.ScriptComparison(script="train.py"), Run(folder=".", devices=2), tmp_path)
 
 
 def test_what_is_of_dpsims_own_training_is_refused(dpsim: Dpsim) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import environments
 import pytest
 
 from dpsim.launch import watched_job
@@ -93,6 +94,107 @@ def main(rank, folder, lightning):
 if __name__ == "__main__":
     mp.spawn(main, (sys.argv[1], LightningCallback()), nprocs=2)
 """
+
+
+REAL = """
+import os, pathlib, time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+ANSWER = pathlib.Path(os.environ["DPSIM_WATCH"].split(":", 1)[1], "answer.json")
+DATA = [{"x": each, "labels": each[:1]} for each in torch.randn(192, 16)]
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+    def forward(self, x, labels):
+        return {"loss": nn.functional.mse_loss(self.layers(x), labels)}
+
+def wait(step):
+    while step == 23 and ANSWER.parent.exists() and not ANSWER.exists():
+        time.sleep(0.01)
+"""
+WITH_LIGHTNING = """
+import lightning.pytorch as pl
+from lightning.pytorch.loggers import CSVLogger
+from dpsim_callbacks import LightningCallback
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+    def training_step(self, batch, number):
+        return self.net(**batch)["loss"]
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+class Wait(pl.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, number):
+        wait(number)
+
+quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+pl.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=CSVLogger("."),
+    callbacks=[Wait(), LightningCallback()], **quiet,
+).fit(Module(), torch.utils.data.DataLoader(DATA, batch_size=4))
+"""
+WITH_TRANSFORMERS = """
+import json
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from dpsim_callbacks import HuggingFaceCallback
+
+class Wait(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        wait(state.global_step - 1)
+
+options = dict(save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=100)
+arguments = TrainingArguments(output_dir="out", num_train_epochs=1, per_device_train_batch_size=4, **options)
+trainer = Trainer(model=Net(), args=arguments, train_dataset=DATA, callbacks=[Wait()])
+trainer.add_callback(HuggingFaceCallback(trainer))
+trainer.train()
+if trainer.is_world_process_zero():
+    pathlib.Path("logged.json").write_text(json.dumps(trainer.state.log_history))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def with_trainers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with PyTorch, Lightning and Transformers, and nothing of dpsim."""
+    folder = tmp_path_factory.mktemp("job") / "env"
+    environments.with_torch(folder)
+    if problem := environments.install(folder, "lightning", "transformers", "accelerate", needed=True):
+        pytest.skip(f"Lightning and Transformers cannot be installed here: {problem[-200:]}")
+    return folder / "bin"
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_lightning_and_transformers_log_what_was_learned(with_trainers: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"PATH": os.pathsep.join([str(with_trainers), os.environ["PATH"]])}
+    environment["VIRTUAL_ENV"] = str(with_trainers.parent)
+    for name, script in {"lightning": WITH_LIGHTNING, "transformers": WITH_TRANSFORMERS}.items():
+        (tmp_path / f"with_{name}.py").write_text(REAL + script, encoding="utf-8")
+        command = [sys.executable, "-m", "dpsim", "explain", "--steps", "10", "--", "torchrun", "--standalone"]
+        done = subprocess.run(
+            [*command, "--nproc-per-node", "2", f"with_{name}.py"],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    (csv,) = tmp_path.glob("lightning_logs/version_0/metrics.csv")
+    assert {"dpsim/exposed_ms", "dpsim/waiting_ms"} <= set(
+        csv.read_text(encoding="utf-8").partition("\n")[0].split(",")
+    )
+    logged = json.loads((tmp_path / "logged.json").read_text(encoding="utf-8"))
+    (values,) = (each for each in logged if "dpsim/advice" in each)
+    assert {"dpsim/exposed_ms", "dpsim/waiting_ms"} <= values.keys()
 
 
 @pytest.mark.torch

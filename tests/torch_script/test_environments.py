@@ -87,9 +87,11 @@ def test_a_script_is_profiled_and_compared_with_the_python_of_its_job(
     sharded = workloads.read(output)
     assert sharded.ddp is not None and [unit.size_bytes for unit in sharded.ddp.units] == [of_ddp.gradient_bytes]
 
-    code, out, err = dpsim("reproduce", "--torch-script", script, "--devices", "1,2,4", "--steps", "4", "--json")
-    assert code == 0, out + err
-    assert [point["finding"] for point in json.loads(out)["points"]] == [{}, {}]
+    for arguments in ((), ("--", "--shard")):
+        command = ("reproduce", "--torch-script", script, "--devices", "1,2,4", "--steps", "4", "--json")
+        code, out, err = dpsim(*command, *arguments)
+        assert code == 0, out + err
+        assert [point["finding"] for point in json.loads(out)["points"]] == [{}, {}]
 
 
 def test_a_sweep_measures_ranks_of_the_environment_of_their_job(

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,16 @@ def test_a_step_that_the_scaler_skips_is_none(profiles: Results) -> None:
     _, recorded_s, skipped_s = profiles["overflowing scaler"]
     assert len(recorded_s) >= 3 and skipped_s and not {*recorded_s} & {*skipped_s}
     assert recorded_s[0] < skipped_s[-1], "some of them between the steps that are recorded"
+
+
+@pytest.mark.torch
+def test_ddp_with_mixed_precision_of_its_own_is_refused_by_name() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    from dpsim.torch.script.probe.endings import Refused
+    from dpsim.torch.script.probe.record import Recorder
+
+    with pytest.raises(Refused, match="gives DistributedDataParallel mixed_precision"):
+        Recorder(3).built(SimpleNamespace(mixed_precision=SimpleNamespace()))
 
 
 @pytest.mark.torch

@@ -43,8 +43,15 @@ def test_another_number_of_ranks_in_lightning_is_no_failure_of_the_script() -> N
     assert remedy_of(ValueError("no data"), "start it by hand") == "start it by hand; it has to work on this machine"
 
 
-@pytest.mark.parametrize("text", ["Invalid scalar type", "\"addmm_impl_cpu_\" not implemented for 'Half'"])
-def test_a_type_that_pytorch_or_gloo_lacks_has_one_message(text: str) -> None:
-    with pytest.raises(ConfigError, match="train in float32"):
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("Invalid scalar type", "train in float32"),
+        ("\"addmm_impl_cpu_\" not implemented for 'Half'", "train in float32"),
+        ("FSDP expects uniform original parameter dtype but got {torch.float32, torch.bfloat16}", "by themselves"),
+    ],
+)
+def test_a_type_that_pytorch_gloo_or_fsdp_cannot_take_has_one_message(text: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
         what_happened(__name__, "train.py", RuntimeError(text))
     assert what_happened(__name__, "train.py", RuntimeError("no data")).endswith("RuntimeError: no data")

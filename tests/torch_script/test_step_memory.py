@@ -19,7 +19,10 @@ from dpsim.plan import Plan
 from dpsim.workload import Workload
 
 SCRIPTS = Path(__file__).parents[1] / "support" / "script_memories.py"
-KINDS = ("mlp", "cnn with batch norm", "transformer", "accumulation", "fsdp", "checkpointing")
+KINDS = (
+    *("mlp", "cnn with batch norm", "transformer", "accumulation", "fsdp", "checkpointing"),
+    *("fsdp in bfloat16", "mlp by autocast", "mlp of bfloat16"),
+)
 
 Cases = dict[str, list[tuple[Workload, int]]]
 

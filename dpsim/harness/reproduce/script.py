@@ -421,7 +421,9 @@ def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Obser
     if (failed or not complete) and (run.in_float32 or run.overflow or run.own_batches or run.same_samples):
         return None
     if failed:
-        given, allowed, remedy = errors[0]
+        given, allowed, remedy = min(
+            errors, key=lambda each: "closed by peer" in each[0]
+        )  # as where another died first
         raise ConfigError(f"{given} ({run.name})", allowed=allowed, remedy=remedy)
     if len(said) < run.devices:
         raise ConfigError(

@@ -161,8 +161,7 @@ def recorded_of(record: ScriptRecord, request: ScriptRequest) -> Recorded:
         raise ConfigError(f"{request.name} has no model in its record", allowed="one of DDP or of fully_shard")
     check_buckets(record.ddp)
     ddp = record.ddp
-    by_count = sorted((step.own_collectives for step in record.steps), key=len)
-    own = by_count[(len(by_count) - 1) // 2]
+    own = _own_collectives(record)
     settings = ddp.settings(
         devices=request.devices,
         accumulate=record.accumulate,
@@ -175,6 +174,12 @@ def recorded_of(record: ScriptRecord, request: ScriptRequest) -> Recorded:
     return _recorded(record, ddp, request, settings, ddp.recorded_parameters, ddp.buckets)
 
 
+def _own_collectives(record: ScriptRecord) -> tuple[int | None, ...]:
+    """The collectives that the script asks for itself in a step of the median number of them."""
+    by_count = sorted((step.own_collectives for step in record.steps), key=len)
+    return by_count[(len(by_count) - 1) // 2]
+
+
 def _recorded_of_shards(record: ScriptRecord, model: ShardsRecord, request: ScriptRequest) -> Recorded:
     """What was recorded of a script with ``fully_shard``: a unit is a bucket, and a module."""
     settings = DdpSettings(
@@ -184,6 +189,7 @@ def _recorded_of_shards(record: ScriptRecord, model: ShardsRecord, request: Scri
         bucket_bytes=tuple(unit.size_bytes for unit in reversed(model.units)),
         units=model.units,
         sync_batch_norm=record.sync_batch_norm,
+        own_collectives=len(_own_collectives(record)),
     )
     parameters = tuple(RecordedParameter(**msgspec.structs.asdict(shard)) for shard in model.parameters)
     of_unit: dict[str, list[int]] = {}

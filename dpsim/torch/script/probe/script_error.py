@@ -28,8 +28,21 @@ _WRITE_WORDS = (
     "cannot be opened",
 )
 """What the kernel or PyTorch says of a file that a protected script cannot write, move or keep in memory."""
-_TYPE_WORDS = ("Invalid scalar type", "not implemented for 'Half'", "not implemented for 'BFloat16'")
-"""What gloo says of a type that it does not add up, and PyTorch of one that an operation does not have."""
+_LACKING = (
+    "types that this PyTorch computes with on this device, and that its gloo adds up: PyTorch 2.13 has float16 and"
+    " bfloat16",
+    "install PyTorch 2.13 or newer, or train in float32",
+)
+_TYPE_WORDS = {
+    "Invalid scalar type": _LACKING,
+    "not implemented for 'Half'": _LACKING,
+    "not implemented for 'BFloat16'": _LACKING,
+    "FSDP expects uniform": (
+        "parameters of one type in each module that fully_shard is given",
+        "call fully_shard on the modules of another type by themselves, or give all parameters one type",
+    ),
+}
+"""What gloo, PyTorch and FSDP say of types that they do not add up, compute with or gather together: allowed, to do."""
 _RANK_WORDS = "does not match the world size"
 """What Lightning says (TorchElasticEnvironment.validate_settings) where ``devices`` is not the number of ranks."""
 _WRITABLE = {
@@ -52,13 +65,9 @@ def what_happened(module: str, name: str, error: BaseException, *, raiser: str =
         return f"{place}: the script ended{on} with {code}"
     given = f"{place}: {raiser} raised {type(error).__name__}{on}" + (f": {text}" if text else "")
     check_writes(given, error)
-    if any(words in text for words in _TYPE_WORDS):
-        raise ConfigError(
-            given,
-            allowed="types that this PyTorch computes with on this device, and that its gloo adds up: PyTorch 2.13 has"
-            " float16 and bfloat16",
-            remedy="install PyTorch 2.13 or newer, or train in float32",
-        )
+    for words, (allowed, remedy) in _TYPE_WORDS.items():
+        if words in text:
+            raise ConfigError(given, allowed=allowed, remedy=remedy)
     return given
 
 

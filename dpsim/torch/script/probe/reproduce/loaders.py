@@ -83,7 +83,7 @@ class Loaders:
         forced = self._forced(number, epoch) if self._run.same_samples else None
         drawn = self._noted(number, loader.dataset, iter(sampler)) if epoch == 0 else iter(sampler)
         for count, indices in enumerate(drawn):
-            if _are_indices(indices):
+            if are_indices(indices):
                 if forced is not None and count < len(forced):
                     indices = [Whole(each) for each in dealt(tuple(forced[count]), self._rank, self._run.devices)]
                 if self._run.permuted:
@@ -101,7 +101,7 @@ class Loaders:
         shard: list[int] = []
         self._shards[number] = dataset, shard, batches
         for indices in batches:
-            if _are_indices(indices):
+            if are_indices(indices):
                 shard += (root_index(dataset, index)[0] for index in indices)
             yield indices
 
@@ -203,14 +203,14 @@ def _is_whole(dataset: Any, shard: list[int], batches: Iterator[Any]) -> bool:
     """Draw what is left of a shard; whether its sampler ended, and drew indices alone."""
     with contextlib.suppress(Exception):  # the script's sampler may raise anything after its end
         for indices in batches:
-            if not _are_indices(indices) or len(shard) > _MOST_SAMPLES:
+            if not are_indices(indices) or len(shard) > _MOST_SAMPLES:
                 return False
             shard += (root_index(dataset, index)[0] for index in indices)
         return True
     return False
 
 
-def _are_indices(indices: Any) -> bool:
+def are_indices(indices: Any) -> bool:
     """Whether a sampler has given a batch of indices, rather than keys of another kind."""
     return isinstance(indices, (list, tuple)) and all(isinstance(index, int) for index in indices)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -144,8 +145,7 @@ class InShards:
 
 def _check_same_parameters(names: list[str], mesh_info: Any) -> None:
     """Raises ``Refused`` unless all ranks are about to reduce the gradients of the same parameters."""
-    ranks: list[Any] = [None] * mesh_info.shard_mesh_size
-    distributed.all_gather_object(ranks, names, group=mesh_info.shard_process_group)
+    ranks = gathered(names, mesh_info.shard_process_group)
     for rank, others in enumerate(ranks):
         if missing := [name for each in ranks for name in each if name not in others]:
             raise Refused(
@@ -204,9 +204,7 @@ class Given:
         """
         known = [self._hashes.get(id(each)) for each in parameters]
         same = [each is not None and each[2] == digest(each[0].to_local()) for each in known]
-        ranks: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(ranks, same)
-        on_all = map(all, zip(*ranks))
+        on_all = map(all, zip(*gathered(same)))
         return {id(each[0]): each[1] for each, kept in zip(known, on_all) if each is not None and kept}
 
 
@@ -229,6 +227,17 @@ def write(tensor: Tensor, values: Tensor) -> None:
         values = distribute_tensor(values, own.device_mesh, own.placements, src_data_rank=None).to_local()
         own = own.to_local()
     own.copy_(values)
+
+
+def gathered(value: Any, group: Any = None) -> list[Any]:
+    """Return what JSON can say of every rank, without NumPy, which ``all_gather_object`` needs. All ranks must ask."""
+    text = json.dumps(value).encode()
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(sizes, torch.tensor([len(text)]), group=group)
+    padded = torch.tensor(list(text.ljust(max(map(int, sizes)))), dtype=torch.uint8)
+    texts = [torch.empty_like(padded) for _ in sizes]
+    distributed.all_gather(texts, padded, group=group)
+    return [json.loads(content(each)) for each in texts]
 
 
 def digest(tensor: Tensor) -> int:

@@ -14,6 +14,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -49,8 +51,8 @@ def train(request: Any, folder: Path) -> None:
         if (number == 0 and request.first_is_there) or not _applies(run, folder / request.runs[0].folder):
             continue
         own.mkdir(exist_ok=True)
-        ranks = [_forked(request, run, folder, rank) for rank in range(run.devices)]
-        if not _awaited(ranks) and not (run.in_float32 or run.overflow):
+        ranks = [forked(partial(_become_rank, request, run, folder, rank)) for rank in range(run.devices)]
+        if not awaited(ranks) and not (run.in_float32 or run.overflow):
             return
 
 
@@ -65,7 +67,7 @@ def _applies(run: Any, first_folder: Path) -> bool:
     return bool(first["computes_in"]) or not run.in_float32
 
 
-def _awaited(ranks: list[int]) -> bool:
+def awaited(ranks: list[int]) -> bool:
     """Wait for the ranks; whether any ended well. Those that go on too long after another are killed."""
     left, well, deadline_s = set(ranks), False, float("inf")
     while left:
@@ -83,13 +85,13 @@ def _awaited(ranks: list[int]) -> bool:
     return well
 
 
-def _forked(request: Any, run: Any, folder: Path, rank: int) -> int:
-    """Start a rank; returns its process id."""
+def forked(become_rank: Callable[[], NoReturn]) -> int:
+    """Start a process that becomes a rank; returns its id."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()
     if pid == 0:
-        _become_rank(request, run, folder, rank)
+        become_rank()
     return pid
 
 
@@ -140,7 +142,7 @@ def _ran(request: Any, rank: int, observer: Observer, folder: Path) -> RankRepor
     def begun(ending: Ending) -> None:
         """Write the report before the script, which may catch what ends it, can go on."""
         if os.getpid() == pid:
-            error = _parts(ending.error) if isinstance(ending, Refused) else None
+            error = parts(ending.error) if isinstance(ending, Refused) else None
             write_report(folder, rank, observer.report(error=error))
 
     Ending.begun = begun
@@ -153,19 +155,21 @@ def _ran(request: Any, rank: int, observer: Observer, folder: Path) -> RankRepor
         error = refused.error
     except SystemExit as ended:
         if ended.code not in (None, 0):
-            error = _died(request, rank, ended)
+            error = died(request, rank, ended)
     except ConfigError as mistake:
         error = mistake
     except BaseException as raised:
-        error = _died(request, rank, raised)
-    return observer.report(ended=error is None, error=None if error is None else _parts(error))
+        error = died(request, rank, raised)
+    return observer.report(ended=error is None, error=None if error is None else parts(error))
 
 
-def _parts(error: ConfigError) -> tuple[str, str, str]:
+def parts(error: ConfigError) -> tuple[str, str, str]:
+    """Return what JSON says of an error."""
     return error.given, error.allowed, error.remedy
 
 
-def _died(request: Any, rank: int, error: BaseException) -> ConfigError:
+def died(request: Any, rank: int, error: BaseException) -> ConfigError:
+    """Return the error of a script that raised ``error`` on a rank."""
     name = Path(request.script).name
     try:
         given = what_happened("__main__", name, error, on=f" on rank {rank} of {os.environ['WORLD_SIZE']}")
