@@ -3,8 +3,9 @@
 Twenty-three have a planted mistake, which should be found and named; five differ by design, which is to be named and is
 no mistake; twenty-seven are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
 names have these words; ``--devices 1,2,4`` others; ``--python`` names the Python of another environment, which needs
-PyTorch alone. The scripts stand in ``bug_or_rounding.toml``: one ordinary training
-with DDP or FSDP, and what each case has in place of a part of it.
+PyTorch alone. With ``--in-16-bits`` all of them compute in bfloat16, and six more have mistakes that only 16 bits have,
+or not. The scripts stand in ``bug_or_rounding.toml``: one ordinary training with DDP or FSDP, and what each case has in
+place of a part of it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dpsim.errors import DpsimError
 from dpsim.experiments import command
 from dpsim.harness.reproduce.script import ScriptComparison, Verdict, compare
+from dpsim.torch.script.reproduce.rounding import ALLOWANCE
 
 _DECLARED: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _INDENTED = {"step": 12, "epoch": 8, "top": 0}
@@ -59,6 +61,15 @@ def _cases(verdict: str) -> tuple[Case, ...]:
 
 
 MISTAKES, BY_DESIGN, CLEAN = map(_cases, ("mistake", "by_design", "clean"))
+NARROW_MISTAKES, NARROW_CLEAN = map(_cases, ("narrow_mistake", "narrow_clean"))
+"""What only scripts that compute in 16 bits can have, and their corrections."""
+
+
+def narrow(case: Case) -> Case:
+    """Return the case with all that it computes under autocast to bfloat16, and a policy for its shards."""
+    added = _DECLARED["narrow"]
+    top = f"{case.parts.get('top', '')}\n{added['top']}"
+    return replace(case, parts={**case.parts, "bits": added["bits"], "top": top})
 
 
 def main() -> int:
@@ -66,17 +77,34 @@ def main() -> int:
     options = command.parser("bug_or_rounding", __doc__)
     options.add_argument("--only", default="", help="run the cases whose names contain this")
     options.add_argument("--devices", default="1,2", help="numbers of devices (1,2)")
+    options.add_argument("--in-16-bits", action="store_true", help="run them in bfloat16, and those of 16 bits alone")
     options.add_argument("--python", help="the Python that the scripts run with, as dpsim reproduce has it")
     given = options.parse_args()
     devices = tuple(map(int, given.devices.split(",")))
-    found, designs, clean = (
-        [_judged(case, devices, given.python) for case in cases if given.only in case.name]
-        for cases in (MISTAKES, BY_DESIGN, CLEAN)
+    groups: tuple[tuple[Case, ...], ...] = (MISTAKES, BY_DESIGN, CLEAN, (), ())
+    if given.in_16_bits:
+        groups = (*(tuple(map(narrow, cases)) for cases in groups[:3]), NARROW_MISTAKES, NARROW_CLEAN)
+    found, designs, clean, narrow_found, narrow_clean = (
+        [_judged(case, devices, given.python) for case in cases if given.only in case.name] for cases in groups
     )
-    print(f"planted mistakes: {len(found)}, found {sum(_alarm(each) for each, _ in found)}, named {_right(found)}")
+    for words, judged in (("planted mistakes", found), ("mistakes that only 16 bits have", narrow_found)):
+        print(f"{words}: {len(judged)}, found {sum(_alarm(each) for each, _ in judged)}, named {_right(judged)}")
     print(f"by design: {len(designs)}, named {_right(designs)}, alarms {sum(_alarm(each) for each, _ in designs)}")
-    print(f"clean scripts: {len(clean)}, alarms {len(clean) - _right(clean)}")
+    print(f"clean scripts: {len(clean) + len(narrow_clean)}, not rounding {_wrong(clean) + _wrong(narrow_clean)}")
+    _print_smallest([verdict for verdict, _ in (*found, *narrow_found) if verdict is not None])
     return 0
+
+
+def _print_smallest(verdicts: Sequence[Verdict]) -> None:
+    """Print which part of its size a difference needs to show, by classes whose mistakes are told by size."""
+    smallest: dict[tuple[str, bool], float] = {}
+    for verdict in verdicts:
+        for each in verdict.compared:
+            if each.finding is not None and each.finding.rounding:
+                key = each.finding.kind, each.run.in_float32
+                smallest[key] = min(smallest.get(key, 1.0), ALLOWANCE * each.finding.rounding)
+    for (kind, in_float32), part in sorted(smallest.items()):
+        print(f"{kind}{' in float32' if in_float32 else ''}: shows from {part:.1g} of a gradient's size on")
 
 
 def _judged(case: Case, devices: tuple[int, ...], python: str | None) -> tuple[Verdict | None, bool]:
@@ -98,6 +126,10 @@ def _judged(case: Case, devices: tuple[int, ...], python: str | None) -> tuple[V
 
 def _alarm(verdict: Verdict | None) -> bool:
     return verdict is not None and verdict.finding is not None and verdict.finding.is_mistake
+
+
+def _wrong(judged: Sequence[tuple[Verdict | None, bool]]) -> int:
+    return len(judged) - _right(judged)
 
 
 def _right(judged: Sequence[tuple[Verdict | None, bool]]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpsim.errors import ConfigError
-from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, Case
+from dpsim.experiments.bug_or_rounding import BY_DESIGN, CLEAN, MISTAKES, NARROW_CLEAN, NARROW_MISTAKES, Case, narrow
 from dpsim.harness.reproduce import script
 from dpsim.harness.reproduce.script import Verdict
 from dpsim.torch.script.probe.reproduce.report import (
@@ -28,6 +28,7 @@ from dpsim.torch.script.reproduce.causes import first_finding
 from dpsim.torch.script.reproduce.differences import Finding
 from dpsim.torch.script.reproduce.observation import Observed, Run, read_step
 from dpsim.torch.script.reproduce.rounding import ALLOWANCE, Rounding, rounding_of
+from dpsim.torch.script.reproduce.sixteen_bits import with_scaler
 
 Dpsim = Callable[..., tuple[int, str, str]]
 WEIGHT = "head.weight"
@@ -124,17 +125,18 @@ def test_the_largest_difference_is_at_least_that_of_what_is_not_rounding(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("shards", "kind"),
+    ("shards", "counts"),
     [
-        ((range(0, 30), range(20, 50)), differences.SEEDS),
+        ((range(0, 30), range(20, 50)), (10, 0)),
+        ((range(25), [*range(20, 25), *range(30, 50)]), (5, 5)),
         ((range(0, 25), range(25, 50)), None),
         (([*range(25), 3], range(25, 50)), None),
         (([each // 3 for each in range(45)], range(45)), None),
     ],
-    ids=["by seeds", "divided", "padded", "with replacement"],
+    ids=["by seeds", "by seeds, few", "divided", "padded", "with replacement"],
 )
 def test_shards_of_an_epoch_decide_whatever_a_step_shares(
-    tmp_path: Path, shards: tuple[Sequence[int], ...], kind: str | None
+    tmp_path: Path, shards: tuple[Sequence[int], ...], counts: tuple[int, int] | None
 ) -> None:
     runs = [
         observed(tmp_path / "first", rank(ORDER)),
@@ -144,8 +146,12 @@ def test_shards_of_an_epoch_decide_whatever_a_step_shares(
         for number, part in enumerate(parts):
             write_shards(run.folder, number, {1: list(part)}, {1: 50})
     found = first_finding(*runs, rounding_of(runs[0], []))
-    assert (None if found is None else found.kind) == kind
-    assert found is None or "of 50 samples 10 train more than once in an epoch, and 0 never" in found.because
+    if counts is None:
+        assert found is None
+    else:
+        repeated, never = counts
+        assert found is not None and found.kind == differences.SEEDS
+        assert f"of 50 samples {repeated} train more than once in an epoch, and {never} never" in found.because
 
 
 def by_value(samples: tuple[int, ...], rows: tuple[int, ...], reduced: np.ndarray | None = None) -> RankStep:
@@ -258,13 +264,23 @@ loader = DataLoader(data, batch_sampler=batches)""",
 """Replaces the script's loader on several ranks by one that deals out its batches, as Accelerate does."""
 
 
+SUBSETS = {
+    "data": """\
+data = TensorDataset(torch.randn(128, 16), torch.randint(0, 5, (128,)))
+one_seed = torch.Generator().manual_seed(3)
+data = torch.utils.data.random_split(data, [128 // world] * world, generator=one_seed)[rank]""",
+    "sampler": "sampler = None",
+}
+"""Each rank has a part of the data that lacks samples which it gets in the order of the first run."""
+
+
 def named(name: str) -> Case:
-    return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN) if each.name == name)
+    return next(each for each in (*MISTAKES, *BY_DESIGN, *CLEAN, *NARROW_MISTAKES, *NARROW_CLEAN) if each.name == name)
 
 
 def test_every_planted_mistake_is_of_a_class_that_can_be_named() -> None:
-    classes = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)}
-    assert {case.kind for case in MISTAKES} <= classes
+    classes = {value for name, value in vars(differences).items() if name.isupper() and isinstance(value, str)}
+    assert {case.kind for case in (*MISTAKES, *NARROW_MISTAKES)} <= classes
     assert all(case.kind in classes or case.design for case in BY_DESIGN)
     assert {case.kind for case in CLEAN} == {""}
 
@@ -300,6 +316,7 @@ def judged(dpsim: Dpsim, folder: Path, case: Case, devices: str = "1,2", steps: 
             1,
             "a sum in place of a mean",
         ),
+        (Case("subsets of the ranks", SUBSETS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a library's shards", SHARDS), 0, IS_ROUNDING.replace(".", ", apart from what differs by design.")),
         (Case("a closure", {"step": BY_CLOSURE.replace("(rank)", "(0)")}), 0, IS_ROUNDING),
     ],
@@ -331,7 +348,7 @@ def test_scripts_with_fully_shard_are_judged_as_those_with_ddp(dpsim: Dpsim, tmp
 @pytest.mark.parametrize(
     ("wrap", "given"),
     [
-        (", mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)", "mixed precision, which is not compared"),
+        (", offload_policy=fsdp.CPUOffloadPolicy()", "offloads to the host, which is not compared"),
         ("[0]); fully_shard(model[2]", "two models"),
         ("); model.set_requires_gradient_sync(False", "FSDP has reduced no gradient"),
         ("); model.parameters = (lambda: early", "builds its optimizer before fully_shard"),
@@ -357,6 +374,138 @@ def test_a_parameter_that_is_replaced_behind_ddp_is_named_with_its_line(dpsim: D
     code, _, err = dpsim("reproduce", "--torch-script", script, "--devices", "1,2", "--steps", "1")
     assert code == 2 and f"train.py:{line} replaces the parameter 4.weight after Distributed" in err, err
     assert "Traceback" not in err
+
+
+IN_BOTH = "It shows with autocast to bfloat16, and in float32."
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("case", "code", "words"),
+    [
+        (
+            named("clipped before unscale_"),
+            1,
+            "gets 1.53e-05 times the gradients that it gets without a scaler, and backward's are those times the scale:"
+            " they are clipped while scaled (class: clipping before unscale_). It shows in float32 alone, not with",
+        ),
+        (named("an overflow that each rank decides alone"), 1, "rank 1 skips its update, for its gradients overflow"),
+        (
+            named("FSDP: a policy without reduce_dtype"),
+            1,
+            "(class: a reduction in 16 bits). It shows with MixedPrecisionPolicy with param_dtype bfloat16 alone",
+        ),
+        (narrow(named("a sum as the loss")), 1, f"(class: a sum in place of a mean). {IN_BOTH}"),
+        (
+            narrow(named("FSDP: several units, AdamW, the norm clipped")),
+            0,
+            "with MixedPrecisionPolicy with param_dtype bfloat16 and autocast to bfloat16 and in float32.",
+        ),
+    ],
+)
+def test_a_script_that_computes_in_16_bits_is_judged_twice(
+    dpsim: Dpsim, tmp_path: Path, case: Case, code: int, words: str
+) -> None:
+    found = judged(dpsim, tmp_path, case)
+    assert found[0] == code and words in found[1], found
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*NARROW_MISTAKES, *NARROW_CLEAN], ids=lambda case: case.name)
+def test_mistakes_that_only_16_bits_have_are_named_and_their_corrections_are_rounding(
+    dpsim: Dpsim, tmp_path: Path, case: Case
+) -> None:
+    code, out = judged(dpsim, tmp_path, case, steps=4)
+    assert (code, f"(class: {case.kind})" in out) == ((1, True) if case.kind else (0, False)), out
+
+
+def with_report(run: Observed, **fields: object) -> Observed:
+    """The run with these fields in the reports of its ranks."""
+    return replace(run, reports=tuple(replace(each, **fields) for each in run.reports))
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float32).view(np.uint32) + 0x8000 & 0xFFFF0000).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [({}, differences.REDUCED_NARROW), ({"sent_as": "bfloat16"}, None), ({"narrow": {WEIGHT: "bfloat16"}}, None)],
+    ids=["not said", "by the policy", "as the parameter is"],
+)
+def test_a_reduction_in_16_bits_is_a_mistake_unless_the_script_says_so(
+    tmp_path: Path, fields: dict[str, object], kind: str | None
+) -> None:
+    first = observed(tmp_path / "first", rank(ORDER))
+    null = observed(tmp_path / "null", rank(ORDER, mean(ORDER) * 1.001), null=1)
+    other = observed(tmp_path / "other", *(rank(half, bfloat16(mean(*HALVES))) for half in HALVES))
+    found = first_finding(first, with_report(other, **fields), rounding_of(first, [null]))
+    assert (None if found is None else found.kind) == kind
+
+
+@pytest.mark.parametrize("skipping", [(True, False), (True, True)])
+def test_ranks_skip_an_update_together(tmp_path: Path, skipping: tuple[bool, ...]) -> None:
+    ranks = [replace(rank(half, mean(*HALVES)), skipped=skips) for half, skips in zip(HALVES, skipping, strict=True)]
+    found = finding(tmp_path, *ranks)
+    assert (None if found is None else found.kind) == (None if all(skipping) else differences.OVERFLOW)
+
+
+@pytest.mark.parametrize(
+    ("fields", "lost", "kind"),
+    [
+        ({}, 0.4, differences.LOST),
+        ({"narrow_norms": (WEIGHT,)}, 0.4, differences.NARROW_NORMS),
+        ({"narrow_norms": ("norm.running_var",)}, 0.0, differences.NARROW_NORMS),
+        ({}, 0.01, None),
+    ],
+)
+def test_what_is_kept_in_16_bits_loses_updates(
+    tmp_path: Path, fields: dict[str, object], lost: float, kind: str | None
+) -> None:
+    ranks = [replace(rank(half, mean(*HALVES)), lost={WEIGHT: lost}) for half in HALVES]
+    first, other, rounding = runs(tmp_path, *ranks)
+    types = {"narrow": {WEIGHT: "bfloat16", "norm.running_var": "bfloat16"}}
+    found = first_finding(first, with_report(other, **types, **fields), rounding)
+    assert (None if found is None else found.kind) == kind
+
+
+@pytest.mark.parametrize(
+    ("backward", "final", "kind"),
+    [
+        (64.0, 1.0, None),
+        (64.0, 0.01, differences.CLIPPED_SCALED),
+        (64.0, 64.0, differences.NOT_UNSCALED),
+        (64.0**2, 64.0, differences.SCALED_TWICE),
+        (1.0, 1 / 64.0, differences.UNKNOWN),
+    ],
+)
+def test_a_scaler_leaves_the_gradients_of_the_optimizer_alone(
+    tmp_path: Path, backward: float, final: float, kind: str | None
+) -> None:
+    plain, scaled = rank(ORDER), replace(rank(ORDER), scale=64.0)
+    scaled.reduced, scaled.final = {WEIGHT: plain.reduced[WEIGHT] * backward}, {WEIGHT: plain.final[WEIGHT] * final}
+    first = observed(tmp_path / "first", plain)
+    found = with_scaler(first, observed(tmp_path / "scaled", scaled), rounding_of(first, []))
+    assert (None if found is None else found.kind) == kind
+
+
+def test_a_mistake_is_named_by_the_judgement_in_float32_and_both_are_said() -> None:
+    in_bfloat16 = Finding("2 devices", 1, WEIGHT, differences.SHARES, "of one", 0.3, 0.01)
+    in_float32 = replace(in_bfloat16, run="2 devices in float32", kind=differences.SCALE)
+    both = [
+        script.Compared(Run(folder="", devices=2, in_float32=number == 1), 8, 8, 30.0, each, ())
+        for number, each in enumerate((in_bfloat16, in_float32))
+    ]
+    rounding = [replace(each, finding=None) for each in both]
+    sentences = [
+        Verdict(Run(folder="", devices=1), compared, ("autocast to bfloat16",)).sentence
+        for compared in ((both[0], both[1]), (both[0], rounding[1]), (rounding[0], both[1]), (both[0],))
+    ]
+    assert f"(class: {differences.SCALE}). {IN_BOTH}" in sentences[0]
+    assert "It shows with autocast to bfloat16 alone, not in float32." in sentences[1]
+    assert "It shows in float32 alone, not with autocast to bfloat16." in sentences[2]
+    assert "It shows with autocast to bfloat16 (in float32 the script does not train)." in sentences[3]
 
 
 def test_the_rank_that_raised_first_is_named_and_not_one_that_lost_it(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from dpsim.progress import Progress
 from dpsim.torch.script.probe.reproduce.report import REQUEST
 from dpsim.torch.script.profile_script import START, script_environment
 from dpsim.torch.script.reproduce.causes import first_finding, is_no_number
-from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED, Finding
+from dpsim.torch.script.reproduce.differences import OTHER_SAMPLES, REPEATED, UNKNOWN, Finding, Step
 from dpsim.torch.script.reproduce.observation import Observed, Run, RunsRequest, read_reports
 from dpsim.torch.script.reproduce.rounding import (
     EPSILON,
@@ -37,8 +37,10 @@ from dpsim.torch.script.reproduce.rounding import (
 )
 from dpsim.torch.script.reproduce.samples import Samples, padding, told_by_index
 from dpsim.torch.script.reproduce.samples import compared as compared_samples
+from dpsim.torch.script.reproduce.sixteen_bits import overflow, with_scaler
 
 _MOST_DEVICES = 64
+_UNJUDGED = "(in float32 the script does not train)"
 _WORDS = {True: "Not rounding", False: "Not comparable"}
 
 
@@ -67,6 +69,7 @@ class Compared:
         return {
             "devices": self.run.devices,
             "bucket_cap_bytes": self.run.bucket_cap_bytes,
+            "in_float32": self.run.in_float32,
             "steps": self.steps,
             "global_batch": self.samples,
             "largest_difference_over_rounding": self.largest,
@@ -77,16 +80,25 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all runs came to."""
+    """What all runs came to. ``computes_in`` says what the script computes in 16 bits."""
 
     first: Run
     compared: tuple[Compared, ...]
+    computes_in: tuple[str, ...] = ()
 
     @property
     def finding(self) -> Finding | None:
-        """The finding that is told: a mistake before what cannot be compared, an early step before a later one."""
-        findings = [each.finding for each in self.compared if each.finding is not None]
-        return min(findings, key=lambda each: (not each.is_mistake, each.step), default=None)
+        """The finding that is told.
+
+        A mistake before what cannot be compared, one that has a class, an early step, and float32, which names better.
+        """
+        findings = [(each.finding, each.run) for each in self.compared if each.finding is not None]
+        told = min(
+            findings,
+            key=lambda each: (not each[0].is_mistake, each[0].kind == UNKNOWN, each[0].step, not each[1].in_float32),
+            default=None,
+        )
+        return None if told is None else told[0]
 
     @property
     def designs(self) -> tuple[str, ...]:
@@ -98,12 +110,38 @@ class Verdict:
         """The answer in one sentence."""
         finding = self.finding
         if finding is not None:
-            return f"{_WORDS[finding.is_mistake]}: {finding.sentence}"
+            return f"{_WORDS[finding.is_mistake]}: {finding.sentence}{self._shown(finding.is_mistake)}"
         if without := [each for each in self.compared if each.no_number_from is not None]:
             return self._without_numbers(min(without, key=lambda each: each.no_number_from or 0))
         steps = min(each.steps for each in self.compared)
         apart = ", apart from what differs by design" if self.designs else ""
-        return f"The difference is rounding in all {steps} steps{apart}."
+        return f"The difference is rounding in all {steps} steps{apart}{self._judged}."
+
+    @property
+    def _judged(self) -> str:
+        """The judgements of a script that computes in 16 bits."""
+        if not self.computes_in:
+            return ""
+        in_float32 = "and in float32" if self._in_float32(self.compared) else _UNJUDGED
+        return f", with {' and '.join(self.computes_in)} {in_float32}"
+
+    def _shown(self, is_mistake: bool) -> str:
+        """The judgements that show a mistake of a script that computes in 16 bits."""
+        if not (self.computes_in and is_mistake):
+            return ""
+        as_it_is = f"with {' and '.join(self.computes_in)}"
+        shows = {each.run.in_float32 for each in self.compared if each.finding is not None and each.finding.is_mistake}
+        if not self._in_float32(self.compared):
+            return f" It shows {as_it_is} {_UNJUDGED}."
+        if shows == {False}:
+            return f" It shows {as_it_is} alone, not in float32."
+        if shows == {True}:
+            return f" It shows in float32 alone, not {as_it_is}."
+        return f" It shows {as_it_is}, and in float32."
+
+    @staticmethod
+    def _in_float32(compared: Sequence[Compared]) -> bool:
+        return any(each.run.in_float32 for each in compared)
 
     def _without_numbers(self, compared: Compared) -> str:
         """The answer where the loss ends as no number on any number of devices."""
@@ -149,7 +187,7 @@ class ScriptComparison:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The first run, its nulls, and all others."""
+        """The first run, its nulls, and all others; then those of scripts that compute in 16 bits or scale losses."""
         settings = [(devices, cap) for devices in dict.fromkeys(self.devices) for cap in self.caps_bytes or (None,)]
         runs = [
             Run(folder=f"run-{number}", devices=devices, bucket_cap_bytes=cap)
@@ -159,7 +197,14 @@ class ScriptComparison:
             replace(runs[0], folder=f"null-{seed}", null_seed=seed, permuted=permuted)
             for seed, permuted in ((1, True), (2, False))
         ]
-        return (runs[0], *nulls, *runs[1:])
+        as_it_is = (runs[0], *nulls, *runs[1:])
+        several = [each for each in runs if each.devices > 1][:1]
+        return (
+            *as_it_is,
+            *(replace(each, folder=f"float32-{each.folder}", in_float32=True) for each in as_it_is),
+            replace(runs[0], folder="unscaled", in_float32=True, without_scaler=True),
+            *(replace(each, folder="overflow", overflow=True) for each in several),
+        )
 
 
 def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
@@ -167,24 +212,81 @@ def compare(comparison: ScriptComparison, progress: Progress) -> Verdict:
     check_program(comparison.script)
     comparison.by.tell(Path(comparison.script).name)
     with scratch.scratch("torch") as folder:
-        first, *others = _observed(comparison, comparison.runs, folder, progress)
-        nulls = [each for each in others if each.run.null_seed]
-        rounding = rounding_of(first, nulls)
-        compared = {each.run: _compared(first, each, rounding) for each in others if not each.run.null_seed}
+        observed = _observed(comparison, comparison.runs, folder, progress)
+        first, report = observed[0], observed[0].reports[0]
+        plain = [each for each in observed if not (each.run.without_scaler or each.run.overflow)]
+        judges = {of[0].run.in_float32: _Judge.of(of) for of in _by_precision(plain)}
+        others = [each for each in plain if not each.run.null_seed and each.run.in_float32 in judges]
+
+        def judged(other: Observed) -> Compared:
+            return judges[other.run.in_float32].compared(other)
+
+        firsts = [judge.first for judge in judges.values()]
+        compared = {each.run: judged(each) for each in others if each not in firsts}
         for change in (_with_own_batches, _with_same_samples):
             again = {run: repeat for run, each in compared.items() if (repeat := change(first, each))}
-            if again:
-                repeats = _observed(comparison, (first.run, *again.values()), folder, progress)[1:]
-                for run, each in zip(again, repeats, strict=True):
-                    repeated = _compared(first, each, rounding)
-                    if repeated.steps and not _has_other_samples(repeated):
-                        compared[run] = repeated
+            for run, each in _again(comparison, first, again, folder, progress):
+                repeated = judged(each)
+                if repeated.steps and not _has_other_samples(repeated):
+                    compared[run] = repeated
         again = {run: repeat for run, each in compared.items() if (repeat := _with_own_seeds(first, each))}
-        repeats = _observed(comparison, (first.run, *again.values()), folder, progress)[1:] if again else []
-        for run, each in zip(again, repeats, strict=True):
+        for run, each in _again(comparison, first, again, folder, progress):
             if compared_samples(first, each, 0) is not Samples.SAME_ON_ALL_RANKS:
                 compared[run] = _drawn_without_seed(compared[run])
-        return Verdict(first.run, tuple(compared.values()))
+        scaled = [found for each in observed if each not in plain and (found := _scaled(each, judges))]
+        return Verdict(first.run, (*compared.values(), *scaled), report.computes_in)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """The run that others of its precision are held against, and what rounding explains in it."""
+
+    first: Observed
+    rounding: Rounding
+
+    @staticmethod
+    def of(runs: Sequence[Observed]) -> _Judge:
+        """Return that of the first of these runs, with their nulls."""
+        return _Judge(runs[0], rounding_of(runs[0], [each for each in runs if each.run.null_seed]))
+
+    def compared(self, other: Observed) -> Compared:
+        """Compare a run of the same precision."""
+        return _compared(self.first, other, self.rounding)
+
+
+def _by_precision(runs: Sequence[Observed]) -> list[list[Observed]]:
+    """The runs as the script is, and those in float32, without what has no first run."""
+    several = [[each for each in runs if each.run.in_float32 is in_float32] for in_float32 in (False, True)]
+    return [each for each in several if each and not each[0].run.null_seed]
+
+
+def _scaled(other: Observed, judges: Mapping[bool, _Judge]) -> Compared | None:
+    """What a run without a scaler of gradients, or with an overflow of one rank, shows; None without a mistake."""
+    narrow, judge = judges[False], judges[max(judges)]
+    if other.run.overflow:
+        run, finding = other.run, overflow(Step(narrow.first, other, narrow.rounding, 0))
+    elif judge is narrow and narrow.first.reports[0].computes_in:
+        return None  # it does not train in float32
+    else:
+        run, finding = judge.first.run, with_scaler(other, judge.first, judge.rounding)
+    if finding is None:
+        return None
+    samples = sum(rank.samples for rank in other.step(0))
+    return Compared(run, other.steps, samples, _over_rounding(finding), finding, ())
+
+
+def _over_rounding(finding: Finding) -> float | None:
+    return (finding.difference or 0.0) / finding.rounding if finding.rounding else None
+
+
+def _again(
+    comparison: ScriptComparison, first: Observed, again: Mapping[Run, Run], folder: Path, progress: Progress
+) -> list[tuple[Run, Observed]]:
+    """Train once more in the runs that are to take the place of others; returns these and what was observed."""
+    if not again:
+        return []
+    repeats = {each.run: each for each in _observed(comparison, (first.run, *again.values()), folder, progress)}
+    return [(run, repeats[repeat]) for run, repeat in again.items() if repeat in repeats]
 
 
 def _has_other_samples(compared: Compared) -> bool:
@@ -231,7 +333,8 @@ def _compared(first: Observed, other: Observed, rounding: Rounding) -> Compared:
             allowed="a script that calls what DistributedDataParallel returned",
             remedy="call it in place of the model inside, and leave out the script's own all_reduce",
         )
-    ratios = [] if finding is None or not finding.rounding else [(finding.difference or 0.0) / finding.rounding]
+    ratio = None if finding is None else _over_rounding(finding)
+    ratios = [] if ratio is None else [ratio]
     for number in range(steps if finding is None else finding.step - 1):
         if is_no_number(first.step(number)) or is_no_number(other.step(number)):
             continue
@@ -266,9 +369,10 @@ def _designs(first: Observed, other: Observed) -> list[str]:
     if report.switched:
         designs.append(f"{' and '.join(sorted(report.switched))} (drawn here from one stream a sample)")
     if sent_epsilon(other) > EPSILON:
-        designs.append(f"the communication hook {report.hook} rounds what ranks send")
+        by = f"the communication hook {report.hook}" if report.hook else f"reduce_dtype={report.sent_as} of the policy"
+        designs.append(f"{by} rounds what ranks send")
     before, after = first.step(0)[0].settings, other.step(0)[0].settings
-    for name in before:
+    for name in before if after else ():  # none are noted of an update that is skipped
         if before[name] != after.get(name):
             designs.append(f"{name} is {after.get(name, 0.0):g} in place of {before[name]:g}")
     extra, samples = padding(other)
@@ -288,7 +392,8 @@ def _observed(comparison: ScriptComparison, runs: Sequence[Run], folder: Path, p
         first_is_there=there,
     )
     codec.write(folder / REQUEST, request)
-    progress(f"training {comparison.steps} steps, {len(runs) - there} times: {', '.join(run.name for run in runs)}")
+    names = [run.name for run in runs if not (run.in_float32 or run.overflow)]
+    progress(f"training {comparison.steps} steps, {len(names) - there} times: {', '.join(names)}")
     start = folder / f"start-{runs[-1].folder}"
     start.mkdir()
     command = [*WITHOUT_TERMINAL_SIGNALS, comparison.by.path, str(START), "reproduce.ranks", str(folder)]
@@ -299,17 +404,23 @@ def _observed(comparison: ScriptComparison, runs: Sequence[Run], folder: Path, p
     with shown_once() as output:
         with written(start, output) as file, child(command, env=environment, stdout=file, stderr=file) as process:
             process.wait()
-        return [_observed_run(comparison, run, folder) for run in runs]
+        return [each for run in runs if (each := _observed_run(comparison, run, folder)) is not None]
 
 
-def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Observed:
-    """Return what the ranks of a run said. Raises ``ConfigError`` for a run that came to no step."""
+def _observed_run(comparison: ScriptComparison, run: Run, folder: Path) -> Observed | None:
+    """Return what the ranks of a run said, or None of one that does not train otherwise than the script is.
+
+    Raises ``ConfigError`` for a run of the script as it is that came to no step.
+    """
     name, own = Path(comparison.script).name, folder / run.folder
     reports = read_reports(own, run.devices)
     said = [report for report in reports if report is not None]
     errors = [report.error for report in said if report.error is not None]
     complete = len(said) == run.devices and all(report.steps for report in said)
-    if errors and not (complete and len(errors) < len(said)):  # ranks may lose one that has taken all its steps
+    failed = errors and not (complete and len(errors) < len(said))  # ranks may lose one that has taken all its steps
+    if (failed or not complete) and (run.in_float32 or run.overflow or run.own_batches or run.same_samples):
+        return None
+    if failed:
         given, allowed, remedy = min(
             errors, key=lambda each: "closed by peer" in each[0]
         )  # as where another died first

@@ -362,15 +362,9 @@ def check_optimizer(optimizer: Any) -> None:
 
 def _check_arguments(given: dict[str, Any], done: str) -> None:
     """Raises ``Refused`` for arguments of ``fully_shard`` with which a script is not predicted, or not compared."""
-    policy, mesh, reshard = (given.get(name) for name in ("mp_policy", "mesh", "reshard_after_forward"))
-    dtypes = [getattr(policy, name, None) for name in ("param_dtype", "reduce_dtype", "output_dtype")]
+    mesh, reshard = (given.get(name) for name in ("mesh", "reshard_after_forward"))
     for words, is_given, allowed in (
         ("a list of modules", isinstance(given["module"], (list, tuple)), "a module a call"),
-        (
-            "mp_policy, which is mixed precision",
-            done == "compared" and any(dtypes),
-            "parameters and gradients in their own dtype",
-        ),
         (
             "offload_policy, which offloads to the host",
             isinstance(given.get("offload_policy"), fsdp.CPUOffloadPolicy),

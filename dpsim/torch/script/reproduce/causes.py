@@ -22,6 +22,7 @@ from dpsim.torch.script.reproduce.differences import (
     OWN_NORM,
     PADDED,
     RANDOM,
+    REDUCED_NARROW,
     REPEATED,
     SCALE,
     SEEDS,
@@ -35,6 +36,7 @@ from dpsim.torch.script.reproduce.rounding import (
     ALLOWANCE,
     EPSILON,
     LOSS,
+    NARROW_EPSILON,
     Rounding,
     mean_loss,
     quantities,
@@ -42,6 +44,7 @@ from dpsim.torch.script.reproduce.rounding import (
     size,
 )
 from dpsim.torch.script.reproduce.samples import Samples, compared, overlap, told_apart
+from dpsim.torch.script.reproduce.sixteen_bits import kept, overflow
 
 _SAME_WEIGHT = 1e-3
 _LEAST_WEIGHT = 1e-3
@@ -68,6 +71,8 @@ def _checks(step: Step) -> Sequence[Callable[[Step], Finding | None]]:
     """What can be checked in a step: no values where they are not numbers in both runs."""
     if any(rank.bypassed for rank in (*step.ours, *step.theirs)):
         return (_ranks_agree,)
+    if any(rank.skipped for rank in (*step.ours, *step.theirs)):
+        return (overflow,)
     return () if is_no_number(step.ours) and is_no_number(step.theirs) else CHECKS
 
 
@@ -173,8 +178,8 @@ def _ranks_agree(step: Step) -> Finding | None:
         if without:
             return step.found(name, MISSING, f"rank {without[0]} has no gradient for it, and others have one")
         own = [rank.local[name] if name in rank.local else rank.final[name] for rank in ranks]
-        kept = all(_parallel(mine, rank.final[name]) for mine, rank in zip(own, ranks, strict=True))
-        if kept:
+        epsilon = step.epsilon(name)
+        if all(_parallel(mine, rank.final[name], epsilon) for mine, rank in zip(own, ranks, strict=True)):
             reason = "its gradient is not reduced: each rank updates it with that of its own samples"
             if ranks[0].bypassed:
                 reason += ", for the loss is computed by parts of the model and not by what DDP returned"
@@ -190,27 +195,29 @@ def _keys(rank: RankStep, name: str) -> dict[str, int]:
     return {name: hash(None if values is None else values.tobytes())}
 
 
-def _parallel(local: NDArray[np.floating], final: NDArray[np.floating]) -> bool:
-    """Whether one array is the other times a number."""
+def _parallel(local: NDArray[np.floating], final: NDArray[np.floating], epsilon: float) -> bool:
+    """Whether one array is the other times a number, at this distance of numbers."""
     scale = float(np.dot(local, final)) / (float(np.dot(local, local)) or 1.0)
-    return size(final - scale * local) <= 1e-5 * size(final)
+    return size(final - scale * local) <= max(1e-5, epsilon) * size(final)
 
 
 def _sums(step: Step) -> Finding | None:
     """Whether what ranks got is the mean of what they sent."""
-    ranks, epsilon = step.theirs, sent_epsilon(step.other)
-    least = _LEAST_NORMAL_HALF if epsilon > EPSILON else 1e-30
-    if epsilon == 1.0 or len(ranks) == 1:
+    ranks = step.theirs
+    if sent_epsilon(step.other) == 1.0 or len(ranks) == 1:
         return None
     # FSDP rounds the mean of each micro-batch before it adds them, and these may cancel each other.
     reduced_parts = step.other.reports[0].wrapper == "FSDP" and any(len(rank.micro_batches) > 1 for rank in ranks)
     for name in step.names:
         got, sent = ranks[0].reduced.get(name), [rank.local.get(name) for rank in ranks]
+        by_script = got is None
+        got = ranks[0].final.get(name) if by_script else got
         present = np.array([each for each in sent if each is not None], dtype=np.float64)
         if got is None or not present.size:
             continue
         mean = present.sum(axis=0) / len(ranks)
-        bound = (len(ranks) + 2) * epsilon * (np.abs(present).sum(axis=0) / len(ranks) + least)
+        epsilon = max(sent_epsilon(step.other), step.epsilon(name))
+        bound = _bound(present, epsilon)
         if np.all(np.abs(got - mean) <= bound):
             continue
         moved, own = size(got - mean), size(mean) or 1.0
@@ -220,10 +227,25 @@ def _sums(step: Step) -> Finding | None:
         wrong = np.count_nonzero(np.abs(got - mean) > bound)
         kind, because = OVERWRITTEN, f"{wrong} of {got.size} numbers that ranks got are not the mean of what they sent"
         factor = float(np.dot(got, mean)) / (float(np.dot(mean, mean)) or 1.0)
-        if size(got - factor * mean) <= 1e-5 * size(got):
+        if size(got - factor * mean) <= max(1e-5, step.epsilon(name)) * size(got):
             kind, because = SCALE, f"what ranks got is {factor:.4g} times the mean of what they sent"
+        elif np.all(np.abs(got - mean) <= _bound(present, max(NARROW_EPSILON.values()))):
+            because = (
+                "what ranks got is the mean of what they sent but for rounding to 16 bits, where the gradient has 32"
+                " and no hook or reduce_dtype of a policy says so"
+            )
+            kind = REDUCED_NARROW
+        if by_script and kind != REDUCED_NARROW:
+            continue
         return step.found(name, kind, because, difference=moved / own, rounding=allowed / own)
     return None
+
+
+def _bound(sent: NDArray[np.floating], epsilon: float) -> NDArray[np.floating]:
+    """How far a mean over ranks may be off, of numbers at this distance: the first extent is the ranks'."""
+    least = _LEAST_NORMAL_HALF if epsilon > EPSILON else 1e-30
+    bound: NDArray[np.floating] = (len(sent) + 2) * epsilon * (np.abs(sent).sum(axis=0) / len(sent) + least)
+    return bound
 
 
 def _gradients(step: Step) -> Finding | None:
@@ -259,7 +281,7 @@ def _why(step: Step, name: str) -> tuple[str, str]:
         if np.ptp(weights) < _SAME_WEIGHT * np.mean(np.abs(weights)):
             factor, where = 1 / (float(np.mean(weights)) * count), step.first.run.name
             return SCALE, (
-                f"every gradient is {factor:.4g} times that on {where}: the loss or the gradient is scaled by another"
+                f"every gradient is {factor:.6g} times that on {where}: the loss or the gradient is scaled by another"
                 " number than the global batch"
             )
         shares = ", ".join(f"{weight:g}" for weight in _parts_of_one(weights))
@@ -392,4 +414,5 @@ CHECKS: Sequence[Callable[[Step], Finding | None]] = (
     _loss,
     _final,
     _buffers,
+    kept,
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dpsim.torch.script.probe.reproduce.report import RankStep
 from dpsim.torch.script.reproduce.observation import Observed
-from dpsim.torch.script.reproduce.rounding import Rounding
+from dpsim.torch.script.reproduce.rounding import EPSILON, NARROW_EPSILON, Rounding
 
 REPEATED = "a sampler that repeats"
 PADDED = "a sampler that pads"
@@ -18,6 +18,13 @@ OVERWRITTEN = "a bucket written while it is sent"
 MISSING = "a missing gradient"
 OWN_NORM = "a norm of each shard's own"
 APART = "ranks that come apart"
+REDUCED_NARROW = "a reduction in 16 bits"
+SCALED_TWICE = "a loss scaled twice"
+CLIPPED_SCALED = "clipping before unscale_"
+NOT_UNSCALED = "gradients that stay scaled"
+OVERFLOW = "overflow decided by each rank"
+LOST = "parameters updated in 16 bits"
+NARROW_NORMS = "norms kept in 16 bits"
 NOT_A_NUMBER = "a loss that is not a number"
 RANDOM = "random by design"
 OTHER_SAMPLES = "other samples"
@@ -82,6 +89,10 @@ class Step:
         """The parameters in the order in which backward reaches them."""
         known = dict.fromkeys((*self.first.reports[0].parameters, *self.other.reports[0].parameters))
         return list(known)
+
+    def epsilon(self, name: str) -> float:
+        """Return the distance of the numbers of a parameter, as a part of them."""
+        return NARROW_EPSILON.get(self.other.reports[0].narrow.get(name, ""), EPSILON)
 
     def found(self, tensor: str, kind: str, because: str, **compared: float) -> Finding:
         """Return a finding in this step."""

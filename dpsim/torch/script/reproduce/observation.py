@@ -29,7 +29,9 @@ class Run(Noun, frozen=True):
     change their order within a rank's batches. With ``same_samples`` the ranks get the samples of the first run, dealt
     out in turn. With ``own_batches`` loaders keep the batch size that the script gives them, for it divides the batches
     itself. With ``own_seeds`` PyTorch begins with another random state on each rank, as it does in processes of their
-    own; otherwise ranks begin with the same.
+    own; otherwise ranks begin with the same. With ``in_float32`` autocast and policies cast to float32
+    and not to 16 bits; ``without_scaler`` losses are not scaled. With ``overflow`` the last rank's first gradients are
+    infinite.
     """
 
     folder: str
@@ -40,13 +42,18 @@ class Run(Noun, frozen=True):
     same_samples: bool = False
     own_batches: bool = False
     own_seeds: bool = False
+    in_float32: bool = False
+    without_scaler: bool = False
+    overflow: bool = False
 
     @property
     def name(self) -> str:
-        """``2 devices``, the bucket cap where one is given, and whether it is a null."""
+        """``2 devices``, the bucket cap where one is given, and how it differs from the script as it is."""
         cap = "" if self.bucket_cap_bytes is None else f" with a bucket cap of {format_size(self.bucket_cap_bytes)}"
         null = f" ({self.null_seed}. null)" if self.null_seed else ""
-        return f"{self.devices} device{'s' if self.devices > 1 else ''}{cap}{null}"
+        changed = f"{' in float32' if self.in_float32 else ''}{' without its scaler' if self.without_scaler else ''}"
+        changed += ", one of which overflows" if self.overflow else ""
+        return f"{self.devices} device{'s' if self.devices > 1 else ''}{cap}{changed}{null}"
 
 
 class RunsRequest(Noun, frozen=True):
@@ -63,13 +70,13 @@ class RunsRequest(Noun, frozen=True):
 
 
 def read_step(folder: Path, rank: int, number: int) -> RankStep:
-    """Read what ``report.write_step`` wrote."""
+    """Read what ``report.write_step`` wrote; the loss and backward's gradients as they would be without a scaler."""
     said, arrays = _read(folder / STEP.format(number, rank))
     tensors: dict[str, Tensors] = {kind: {} for kind in KINDS}
     for name, values in arrays.items():
         kind, _, tensor = name.partition("|")
-        tensors[kind][tensor] = values
-    return codec.convert(said | tensors, RankStep)
+        tensors[kind][tensor] = values / (said["scale"] if kind in ("local", "reduced") else 1.0)
+    return codec.convert(said | tensors | {"loss": said["loss"] / said["scale"]}, RankStep)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -89,7 +96,7 @@ def read_reports(folder: Path, devices: int) -> list[RankReport | None]:
     return [codec.convert(codec.read_raw(path, "report"), RankReport) if path.exists() else None for path in paths]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Observed:
     """A run that has ended, in its folder."""
 

@@ -20,7 +20,14 @@ ALLOWANCE = 30.0
 """A difference is more than rounding if it is so many times what the nulls came to."""
 EPSILON = 2.0**-23
 """The distance of floating-point numbers of 32 bits, as a part of them."""
-_HOOK_EPSILON = {"fp16": 2.0**-10, "bf16": 2.0**-7, "powerSGD": 1.0, "batched_powerSGD": 1.0}
+NARROW_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The distance of numbers of 16 bits."""
+_HOOK_EPSILON = {
+    "fp16": NARROW_EPSILON["float16"],
+    "bf16": NARROW_EPSILON["bfloat16"],
+    "powerSGD": 1.0,
+    "batched_powerSGD": 1.0,
+}
 LOSS = "the loss"
 
 Array = NDArray[np.floating]
@@ -45,8 +52,13 @@ def quantities(ranks: Sequence[RankStep], kind: str) -> Tensors:
 
 
 def sent_epsilon(run: Observed) -> float:
-    """Return the distance of the numbers that ranks send, by the communication hook; 1 of one that leaves parts out."""
-    return next((part for word, part in _HOOK_EPSILON.items() if word in run.reports[0].hook), EPSILON)
+    """Return the distance of the numbers that ranks send, by the communication hook or the policy.
+
+    It is 1 with a hook that leaves parts out.
+    """
+    report = run.reports[0]
+    hook = next((part for word, part in _HOOK_EPSILON.items() if word in report.hook), EPSILON)
+    return max(hook, NARROW_EPSILON.get(report.sent_as, EPSILON))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def overlap(first: Observed, other: Observed) -> Overlap | None:
     """Return how the ranks' shards of a loader's first epoch overlap; None where they divide it, or are not known.
 
     In the first run the epoch is a pass over the data. Shards in which a rank itself repeats samples were drawn with
-    replacement, which ranks may do apart. As many samples as a global batch has may be padding.
+    replacement, which ranks may do apart. As many samples as a global batch has may be padding, where all are drawn.
     """
     for number, (shards, _) in other.shards.items():
         whole, sizes = first.shards.get(number, ([], [0]))
@@ -58,8 +58,8 @@ def overlap(first: Observed, other: Observed) -> Overlap | None:
         same = all(np.array_equal(shard, shards[0]) for shard in shards)
         if with_replacement or same or len(passed) < _PASS * sizes[0] or len(drawn) < _PASS * len(passed):
             continue
-        if len(drawn) - len(unique) > batch:
-            never = len(np.setdiff1d(passed, unique, assume_unique=True))
+        never = len(np.setdiff1d(passed, unique, assume_unique=True))
+        if len(drawn) - len(unique) > (len(shards) if never > len(shards) else batch):
             return Overlap(int(np.count_nonzero(counts > 1)), never, len(np.union1d(passed, unique)))
     return None
 

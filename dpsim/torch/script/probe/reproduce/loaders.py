@@ -24,7 +24,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.endings import Refused
 from dpsim.torch.script.probe.reproduce.report import Loader, dealt, write_shards
-from dpsim.torch.script.probe.reproduce.streams import root_index
+from dpsim.torch.script.probe.reproduce.streams import Whole, root_index
 
 Batch = tuple[int, int, tuple[int, ...], int]
 """Number of the loader, epoch, indices and size of the data set."""
@@ -85,13 +85,13 @@ class Loaders:
         for count, indices in enumerate(drawn):
             if are_indices(indices):
                 if forced is not None and count < len(forced):
-                    indices = list(dealt(tuple(forced[count]), self._rank, self._run.devices))
+                    indices = [Whole(each) for each in dealt(tuple(forced[count]), self._rank, self._run.devices)]
                 if self._run.permuted:
                     indices = random.Random(f"{self._run.null_seed},{count}").sample(list(indices), len(indices))
                 known = tuple(root_index(loader.dataset, index)[0] for index in indices)
                 size = len(root_index(loader.dataset, indices[0])[1]) if indices else 0
                 queue.append((number, epoch, known, size))
-                self._write(number, epoch, tuple(indices))
+                self._write(number, epoch, known)
             else:
                 queue.append((number, epoch, (), 0))
             yield indices

@@ -19,6 +19,7 @@ from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel
 from dpsim.torch.script.probe.reproduce.loaders import Loaders
 from dpsim.torch.script.probe.reproduce.models import Given, InReplicas, InShards, check_reduced, digest, whole
+from dpsim.torch.script.probe.reproduce.precision import Precision, in_norms, narrow, skips, unscaled
 from dpsim.torch.script.probe.reproduce.report import MicroBatch, RankReport, RankStep, write_step
 from dpsim.torch.script.probe.reproduce.state import TrainingState
 from dpsim.torch.script.probe.reproduce.streams import SampleStreams, sample_key
@@ -30,10 +31,12 @@ class Observer(Script):
 
     def __init__(self, run: Any, rank: int, steps: int, folder: Path, first_folder: Path, loaders: Loaders) -> None:
         super().__init__()
-        self._run, self._rank, self._wanted = run, rank, steps
+        self._run, self._rank, self._wanted = run, rank, 1 if run.overflow else steps
         self._folder, self._first_folder, self._loaders = folder, first_folder, loaders
         self.streams = SampleStreams()
         self.given = Given()
+        self.precision = Precision(run, rank)
+        self.precision.stepped = self._scaler_stepped
         self._state = TrainingState()
         self.steps = 0
         self._hook = ""
@@ -58,12 +61,18 @@ class Observer(Script):
     def report(self, **fields: Any) -> RankReport:
         """Return what this rank says at its end."""
         self._finish_step()
+        types = {} if self.model is None else narrow(self.model.module)
         return RankReport(
             steps=self.steps,
             parameters=tuple(reversed([name for name, _ in self._state.parameters()])),
             local_norms=self._state.local_norms(),
             switched=tuple(self.streams.switched),
             hook=self._hook,
+            narrow=types,
+            narrow_norms=in_norms(self.model.module, types) if self.model is not None else (),
+            computes_in=tuple(self.precision.used),
+            sent_as=self.precision.sent_as,
+            scales=self.precision.scales,
             wrapper="DDP" if self.model is None else self.model.wrapper,
             loaders=self._loaders.used,
             **fields,
@@ -136,7 +145,7 @@ class Observer(Script):
             self._step.local[name] = sampled(gradient)
 
     def backward(self, original: Callable[..., Any], /, tensors: Any, *arguments: Any, **keywords: Any) -> Any:
-        result = super().backward(original, tensors, *arguments, **keywords)
+        result = super().backward(original, self.precision.overflowing(tensors), *arguments, **keywords)
         self._observe_backward(tensors)
         return result
 
@@ -147,7 +156,7 @@ class Observer(Script):
             self._bypassed_loss = mean_of(tensors)
             return
         self._losses.append(mean_of(tensors))
-        self._step.loss = sum(self._losses)
+        self._step.loss, self._step.scale = sum(self._losses), self.precision.scale()
         self._step.draws |= self._random_state != random_state()
         if self.model is not None and self.model.reduced():
             for name, parameter in self._state.parameters():
@@ -188,27 +197,33 @@ class Observer(Script):
     def _gradients_of(self, optimizer: Any) -> None:
         if self._step is None or self._stepped:
             self._begin_bypassed(optimizer)
-        if self._step is None or self._stepped:
+        if self._step is None or self._stepped or self._run.overflow:  # no rank waits for one that skips its update
             return
         if isinstance(self.model, InShards) and self._losses:
             check_reduced(optimizer, any_reduced=bool(self._step.local))
         self._state.parameters()  # an optimizer may have been given more of them
-        step, number = self._step, next(n for n, each in enumerate(self._state.optimizers) if each is optimizer)
-        for position, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    step.settings[f"{key} of group {position} of optimizer {number}"] = float(value)
+        self._step.settings.update(self._state.settings(optimizer))
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    name, gradient = self._state.names.get(id(parameter), ""), whole(parameter.grad)
-                    step.final[name] = sampled(gradient)
-                    step.final_hashes[name] = digest(gradient)
+                    name = self._state.names.get(id(parameter), "")
+                    gradient = unscaled(optimizer, whole(parameter.grad))
+                    self.precision.update_begins(optimizer, name, parameter, group.get("lr"))
+                    self._step.final[name], self._step.final_hashes[name] = sampled(gradient), digest(gradient)
 
-    def optimizer_ends(self, *_: Any) -> None:
+    def optimizer_ends(self, optimizer: Any = None, *_: Any) -> None:
         """Observe the buffers after a step."""
         if self._step is not None and self._losses:
             self._stepped = True
+            self._step.skipped |= skips(optimizer)
+            self._step.lost = self.precision.lost()
             self._step.buffers = {name: sampled(each) for name, each in self._state.buffers().items()}
+
+    def _scaler_stepped(self) -> None:
+        """End a step whose update a scaler of gradients has skipped."""
+        if self._step is not None and not self._stepped:
+            self._step.skipped = True
+            self.optimizer_ends()
 
     # Steps.
 

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
+import torch._dynamo  # DDP loads it: here once, before ranks are forked, which takes half a second in each of them
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -33,7 +34,7 @@ from dpsim.torch.script.probe.reproduce import loaders as data_loaders
 from dpsim.torch.script.probe.reproduce import streams as sample_streams
 from dpsim.torch.script.probe.reproduce.loaders import Loaders
 from dpsim.torch.script.probe.reproduce.observer import Observer
-from dpsim.torch.script.probe.reproduce.report import REQUEST, RankReport, write_report
+from dpsim.torch.script.probe.reproduce.report import REPORT, REQUEST, RankReport, write_report
 from dpsim.torch.script.probe.reproduce.values import seed_untouched
 from dpsim.torch.script.probe.run_script import act_as_rank, take_over_spawn
 from dpsim.torch.script.probe.script_error import calls_to, remedy_of, what_happened
@@ -47,12 +48,23 @@ def train(request: Any, folder: Path) -> None:
     """Let the script train in every run that is asked for. Stops after a run of which all ranks died."""
     for number, run in enumerate(request.runs):
         own = folder / run.folder
-        if number == 0 and request.first_is_there:
+        if (number == 0 and request.first_is_there) or not _applies(run, folder / request.runs[0].folder):
             continue
         own.mkdir(exist_ok=True)
         ranks = [forked(partial(_become_rank, request, run, folder, rank)) for rank in range(run.devices)]
-        if not awaited(ranks):
+        if not awaited(ranks) and not (run.in_float32 or run.overflow):
             return
+
+
+def _applies(run: Any, first_folder: Path) -> bool:
+    """Whether the script, by its first run, computes in 16 bits where ``run`` is without, or scales its losses."""
+    path = first_folder / REPORT.format(0)
+    if not path.exists():
+        return True
+    first = json.loads(path.read_text(encoding="utf-8"))
+    if run.without_scaler or run.overflow:
+        return bool(first["scales"])
+    return bool(first["computes_in"]) or not run.in_float32
 
 
 def awaited(ranks: list[int]) -> bool:
@@ -117,6 +129,7 @@ def install(observer: Observer, bucket_cap_bytes: float | None) -> None:
     observer.wrap(Optimizer, "__init__", observer.constructed)
     watch(observer.sharded, instead_of_ddp=False, done="compared")
     observer.given.install()
+    observer.precision.install(observer.wrap)
     register_optimizer_step_pre_hook(observer.optimizer_begins)
     register_optimizer_step_post_hook(observer.optimizer_ends)
     sample_streams.install(observer.streams)

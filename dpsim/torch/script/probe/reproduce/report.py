@@ -48,7 +48,9 @@ class RankReport:
 
     ``parameters`` are their names in the order in which backward reaches them, ``local_norms`` the batch norms that use
     a rank's own samples, ``switched`` the kinds of random numbers that were drawn from one stream a sample. DDP or FSDP
-    is the ``wrapper``.
+    is the ``wrapper``. ``narrow`` are the types of the model's parameters and buffers that have 16 bits, and
+    ``narrow_norms`` those of layers that normalise. ``computes_in`` says what else has 16 bits, ``sent_as`` is the
+    16-bit type that a policy names for reductions, and ``scales`` whether a scaler scales the losses.
     """
 
     ended: bool = False
@@ -59,6 +61,11 @@ class RankReport:
     switched: tuple[str, ...] = ()
     hook: str = ""
     wrapper: str = "DDP"
+    narrow: Mapping[str, str] = field(default_factory=dict)
+    narrow_norms: tuple[str, ...] = ()
+    computes_in: tuple[str, ...] = ()
+    sent_as: str = ""
+    scales: bool = False
     loaders: tuple[Loader, ...] = ()
 
 
@@ -71,7 +78,8 @@ class RankStep:
     reduced, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers``
     have their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were
     drawn that could not be switched to one stream a sample. ``bypassed``: the step was of gradients of a wrapped model
-    whose own forward was not called.
+    whose own forward was not called. ``scale`` is the number by which a scaler scaled the loss, and ``skipped`` whether
+    it skipped the update. ``lost`` are the parts of parameters of 16 bits that an update left as they were.
     """
 
     loss: float = 0.0
@@ -82,6 +90,9 @@ class RankStep:
     final_hashes: dict[str, int] = field(default_factory=dict)
     draws: bool = False
     bypassed: bool = False
+    scale: float = 1.0
+    skipped: bool = False
+    lost: dict[str, float] = field(default_factory=dict)
     local: dict[str, Values] = field(default_factory=dict)
     reduced: dict[str, Values] = field(default_factory=dict)
     final: dict[str, Values] = field(default_factory=dict)

@@ -51,6 +51,16 @@ class TrainingState:
             if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) and module.training
         )
 
+    def settings(self, optimizer: Any) -> dict[str, float]:
+        """Return the numbers of an optimizer's groups, such as learning rates, by what they are."""
+        number = next(n for n, each in enumerate(self.optimizers) if each is optimizer)
+        return {
+            f"{key} of group {position} of optimizer {number}": float(value)
+            for position, group in enumerate(optimizer.param_groups)
+            for key, value in group.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+
     def whole(self) -> dict[str, Any]:
         """Return parameters, buffers and optimizer states as whole tensors. All ranks must ask for it."""
         optimizers = [

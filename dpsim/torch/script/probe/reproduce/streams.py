@@ -255,7 +255,9 @@ def _fetching(original: Any) -> Any:
         samples = []
         for index in indices:
             _seed_everything(root_index(self.dataset, index)[0])
-            samples.append(self.dataset[index])
+            samples.append(
+                root_index(self.dataset, index)[1][index] if isinstance(index, Whole) else self.dataset[index]
+            )
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         if numpy is not None:
@@ -273,8 +275,12 @@ def _seed_everything(index: Any) -> None:
         numpy.seed(seed % 2**32)
 
 
+class Whole(int):
+    """An index in the data set that a ``Subset`` is of, whatever that leaves out."""
+
+
 def root_index(dataset: Any, index: Any) -> tuple[Any, Any]:
     """Return the index in the data set that a ``Subset`` of subsets is of, and that data set."""
     while isinstance(dataset, torch.utils.data.Subset) and isinstance(index, int):
-        index, dataset = int(dataset.indices[index]), dataset.dataset
+        index, dataset = index if isinstance(index, Whole) else int(dataset.indices[index]), dataset.dataset
     return index, dataset
