@@ -32,6 +32,8 @@ class StepTimer(Script):
     ``dpsim.torch.allreduce_hook()``, as a user would register it.
     """
 
+    until_update = True
+
     def __init__(
         self,
         take_turn: TakeTurn,

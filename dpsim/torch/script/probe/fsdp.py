@@ -37,6 +37,7 @@ class Unit(NamedTuple):
     name: str
     size_bytes: int
     reshard: bool
+    reshard_after_backward: bool
 
 
 class ShardedModel:
@@ -46,6 +47,7 @@ class ShardedModel:
     """
 
     static_graph = False
+    reads_flag_in_backward = True
 
     def __init__(self, root: Any) -> None:
         self.module = root
@@ -71,6 +73,8 @@ class ShardedModel:
                 self.parameters += [(names[id(each)], unit, each) for each in shards if each.requires_grad]
         self.called: dict[str, None] = {}
         """The units in the order in which their forwards began."""
+        self._whole: list[set[str]] = [set(), set()]
+        """The units that the last two backwards left whole."""
 
     def modules(self) -> Any:
         return self.module.modules()
@@ -79,6 +83,36 @@ class ShardedModel:
     def require_backward_grad_sync(self) -> bool:
         """Whether the next backward reduces gradients (``set_requires_gradient_sync``)."""
         return all(group.reduce_grads for groups in self.groups.values() for group in groups)
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, reduces: bool) -> None:
+        self.module.set_requires_gradient_sync(reduces)
+
+    def note_backward(self) -> None:
+        """Note that the backward of a micro-batch has ended, and which units it left whole."""
+        whole = {name for name, groups in self.groups.items() if not all(g.reshard_after_backward for g in groups)}
+        self._whole = [self._whole[1], whole]
+
+    def check_resharded(self) -> None:
+        """Raises ``Refused`` for an update of shards whose units stay whole: the next forward would not see it."""
+        if self._whole[1]:
+            raise Refused(
+                ConfigError(
+                    f"the script updates while {len(self._whole[1])} units stay whole, by"
+                    " set_reshard_after_backward(False): the next forward computes with the parameters before it",
+                    allowed="set_reshard_after_backward(True) before the last backward of a step",
+                    remedy="call model.set_reshard_after_backward(last), as set_requires_gradient_sync(last)",
+                )
+            )
+
+    def whole_gradient_bytes(self) -> int:
+        """The bytes of the whole gradients that backwards without synchronisation have added up."""
+        grads = []
+        for group in (group for groups in self.groups.values() for group in groups):
+            for each in group.fsdp_params:
+                whole = getattr(each, "_unsharded_param", None)
+                grads += [each.unsharded_accumulated_grad, getattr(whole, "grad", None)]
+        return sum(grad.numel() * grad.element_size() for grad in grads if grad is not None)
 
     def began(self, module: Any) -> None:
         """Note that the forward of a unit has begun."""
@@ -110,7 +144,7 @@ class ShardedModel:
                 _check_group(name, group)
             again = any(group._reshard_after_forward and group.unshard_in_backward for group in self.groups[name])
             if name in sizes:
-                units.append(Unit(name=name, size_bytes=sizes[name], reshard=again))
+                units.append(Unit(name, sizes[name], again, name not in self._whole[0]))
         return tuple(units)
 
 
@@ -129,7 +163,6 @@ def _units(root: Any) -> list[tuple[str, Any]]:
 def _check_group(unit: str, group: Any) -> None:
     """Raises ``ConfigError`` for what a script set after ``fully_shard``, and no prediction contains."""
     for name, is_set in (
-        ("set_reshard_after_backward(False)", not group.reshard_after_backward),
         ("set_all_reduce_hook", group._all_reduce_hook is not None),
         ("an unshard that is not waited for", group.unshard_async_op),
     ):

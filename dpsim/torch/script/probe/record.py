@@ -15,14 +15,14 @@ from torch.distributed import distributed_c10d
 
 from dpsim.torch.script.probe.around import REBUILT_STEPS, CoreTime, Script
 from dpsim.torch.script.probe.batches import loading
-from dpsim.torch.script.probe.endings import EnoughSteps, forked, second_model, unwrapped
+from dpsim.torch.script.probe.endings import EnoughSteps, forked, second_model, unreduced, unwrapped
 from dpsim.torch.script.probe.fsdp import ShardedModel, check_optimizer
 from dpsim.torch.script.probe.parameters import first_parameters, reduced_parameters
 from dpsim.torch.script.probe.process_group import CLOCK, ReplicatedGroup
 from dpsim.torch.script.probe.steps import MODES, RecordedStep, StepMemory
 
 _UNWRAPPED_STEPS = 3
-"""Optimizer steps on gradients that were reduced without DDP after which a script is refused."""
+"""Optimizer steps on gradients that were reduced without DDP, or not at all, after which a script is refused."""
 
 _WAITED_UPDATES = 100
 """Optimizer steps before any model of DDP or FSDP is called after which the user is told that one is waited for."""
@@ -39,6 +39,8 @@ class Recorder(Script):
     Then it calls ``recorded``, which ends the script or asks for ``another`` record; the clock stands still meanwhile.
     Every synchronising backward is followed by a pause of ``pause_s``, in which it stands still too.
     """
+
+    until_update = True
 
     def __init__(self, wanted: int, recorded: Callable[[Recorder], None] = enough) -> None:
         super().__init__()
@@ -164,8 +166,13 @@ class Recorder(Script):
             self._step.backward_s += seconds
             self._step.last_backward_s = seconds
             self._step.micro_batches = self.micro_batches
+            self._step.late_flags = self.late_flags
+        if isinstance(self.ddp, ShardedModel):
+            self.ddp.note_backward()
 
     def step_ends(self) -> None:
+        if self._step is not None:
+            self._step.reductions = self.reductions
         if self.pause_s:
             without_core_s = self._core.waited_s()
             with CLOCK.stopped():
@@ -186,6 +193,9 @@ class Recorder(Script):
             self._check_wrapped(optimizer)
         elif isinstance(self.ddp, ShardedModel):
             check_optimizer(optimizer)
+            self.ddp.check_resharded()
+        if self.unreduced_updates == _UNWRAPPED_STEPS:
+            raise unreduced()
 
     def loaded(self, iterator: Any, seconds: float) -> None:
         self._iterator = iterator

@@ -112,7 +112,8 @@ class WeighingRecorder(Recorder):
         return not getattr(self.ddp, "gradient_as_bucket_view", False)
 
     def _gradient_bytes(self) -> int:
-        return sum(_bytes(each) for each in self._parameters if self._own_gradients and each.grad is not None)
+        shards = sum(_bytes(each) for each in self._parameters if self._own_gradients and each.grad is not None)
+        return shards + (self.ddp.whole_gradient_bytes() if isinstance(self.ddp, ShardedModel) else 0)
 
     def _mark(self, name: str, size_bytes: int | None = None, *_: Any) -> None:
         """Write into the profile what begins or ends here, and the bytes of all gradients, or of one that is final."""
