@@ -99,6 +99,12 @@ class DdpSettings(Noun, frozen=True):
         return "fsdp" if self.units else "per-tensor" if self.whole_buckets else self.bucket_rule
 
     @property
+    def whole_bytes(self) -> int:
+        """The bytes of the units that are whole at once, where backward begins: those that stay so, and a largest."""
+        kept = sum(unit.size_bytes for unit in self.units if not unit.reshard)
+        return kept + max((unit.size_bytes for unit in self.units if unit.reshard), default=0)
+
+    @property
     def own_allreduces(self) -> str:
         """How many allreduces the script asks for itself, and of how many bytes, in words."""
         count, size = len(self.own_allreduce_bytes), format_size(sum(self.own_allreduce_bytes))
@@ -117,6 +123,11 @@ class DdpSettings(Noun, frozen=True):
             sentences.append(
                 f"the script's communication hook {hook} is not predicted: gradients are priced as a plain allreduce"
                 " of all their bytes"
+            )
+        if self.late_flag:
+            sentences.append(
+                "the script sets require_backward_grad_sync, or enters no_sync(), between forward and backward: DDP has"
+                " read it in forward, so that it is without effect in that backward"
             )
         if self.find_unused_parameters and not self.static_graph:
             sentences.append(

@@ -230,11 +230,15 @@ def _print(workload: Workload, output: Path, *, json: bool) -> None:
     print(f"update {format_duration(workload.update_s)}")
     print(f"workload file: {output}")
     if workload.ddp is not None:
-        _print_ddp(workload.ddp, workload.local_batches, output)
+        _print_ddp(workload, workload.ddp, output)
 
 
-def _print_ddp(ddp: DdpSettings, local_batches: tuple[int, ...], output: Path) -> None:
+def _print_ddp(workload: Workload, ddp: DdpSettings, output: Path) -> None:
     """How DDP sends the gradients, or FSDP the parameters too, and the command that predicts such a training."""
+    from dpsim.model.deferring import gain_of_deferring
+    from dpsim.model.points import plan_one
+    from dpsim.model.two_steps import ANY_LINK
+    from dpsim.setting import Grid
     from dpsim.units import format_size
 
     sizes = ", ".join(map(format_size, ddp.bucket_bytes[:5])) + (", ..." if len(ddp.bucket_bytes) > 5 else "")
@@ -254,10 +258,14 @@ def _print_ddp(ddp: DdpSettings, local_batches: tuple[int, ...], output: Path) -
         print(f"Note: the script asks for {ddp.own_allreduces} of its own in each step, which predictions contain.")
     for sentence in ddp.unpriced():
         print(f"Note: {sentence}.")
+    if not ddp.deferred:
+        plan, _ = plan_one(workload, ANY_LINK, Grid.of(devices=ddp.devices))
+        if gain := gain_of_deferring(workload, ANY_LINK, plan, priced=False):
+            print(f"Note: {gain}; dpsim predict says how long that takes.")
     print(
         "a machine file is made by: dpsim calibrate --from LOG --output machine.json (a log of nccl-tests, OSU or IMB)"
     )
-    batches = ",".join(map(str, local_batches))
+    batches = ",".join(map(str, workload.local_batches))
     print(
         f"predict it as {'FSDP' if ddp.units else 'DDP'} runs it: dpsim predict"
         f" --workload {shlex.quote(str(output))} --machine machine.json"

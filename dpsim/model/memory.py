@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.codec import Noun
+from dpsim.ddp_settings import DdpSettings
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.kernels.allreduce.shards import largest_shard
 from dpsim.machine import Machine
@@ -45,9 +46,11 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
 
     P and G are the bytes of the class's parameters and of its gradients: all of them, or its shard of every bucket
     (``dpsim.kernels.allreduce.shards``) and the largest bucket of each slot, where a schedule has slots
-    (``Schedule.parameter_slots``, ``gradient_slots``); dpsim's own runtime has log2 m more arrays of gradients for the
-    sums of m micro-batches along a tree. slots: the workload's ``optimizer_slots``, or else those of the
-    plan's optimizer (SGD and LARS 1, AdamW 2). S: what a slot has, all parameters or the shards of a sharded schedule.
+    (``Schedule.parameter_slots``, ``gradient_slots``). Of a script with ``fully_shard`` they are its shards, and what
+    is whole at once: units (``DdpSettings.whole_bytes``), and all gradients where several micro-batches are reduced
+    together. dpsim's own runtime has log2 m more arrays of gradients for the sums of m micro-batches along a tree.
+    slots: the workload's ``optimizer_slots``, or else those of the plan's optimizer (SGD and LARS 1, AdamW 2). S: what
+    a slot has, all parameters or the shards of a sharded schedule.
     A: what a micro-batch takes on the device with the most samples, times the micro-batches in flight
     (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again
     keeps what each of these enters and leaves it with, and all of one alone. Of a script whose steps were weighed,
@@ -85,12 +88,17 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
             buffers = 0 if workload.gradient_memory == "buckets" else total
     partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
-    gradients = in_slots(schedule.gradient_slots) + partial_sums * total
+    parameters, gradients = (in_slots(each) for each in (schedule.parameter_slots, schedule.gradient_slots))
+    beside_activations = gradients + buffers
+    if (units := _units_of(schedule)) is not None:
+        parameters, gradients = shards + units.whole_bytes, total if plan.accumulate > 1 and units.deferred else shards
+        beside_activations = gradients
+    gradients += partial_sums * total
     return {
-        "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
+        "parameters": parameters + workload.state_bytes,
         "gradients": gradients,
         "optimizer_state": slots * (shards if schedule.sharded else total),
-        "activations": _activations(schedule, rank_class, gradients + buffers),
+        "activations": _activations(schedule, rank_class, beside_activations),
         "communication_buffers": buffers,
     }
 
@@ -117,9 +125,23 @@ def _activations(schedule: Schedule, rank_class: int, backward_bytes: int) -> in
     entered = sum(size for sender, size in received.items() if sender < rank_class)
     messages = stash * entered + sum(size for sender, size in received.items() if sender > rank_class)
     if not np.any(of_class & (schedule.kind == RECOMPUTE_EVENT)):
-        return max(int(math.ceil(stash * taken) + messages), _updating(schedule))
+        return max(int(math.ceil(stash * taken) + messages), _updating(schedule), _whole_later(schedule))
     inputs = entered + samples * own[-1].output_bytes_per_sample
     return int(math.ceil(taken + stash * inputs) + messages)
+
+
+def _units_of(schedule: Schedule) -> DdpSettings | None:
+    """What a script told ``fully_shard``, where the schedule has its units."""
+    ddp = schedule.workload.ddp
+    return ddp if ddp is not None and ddp.units and schedule.sharded and schedule.classes == 1 else None
+
+
+def _whole_later(schedule: Schedule) -> int:
+    """What backward leaves whole of a script's units, beside those that are whole before: the activations are gone."""
+    units = _units_of(schedule)
+    if units is None or schedule.plan.accumulate == 1 or all(each.reshard_after_backward for each in units.units):
+        return 0
+    return max(sum(each.size_bytes for each in units.units) - units.whole_bytes, 0)
 
 
 def _by_ddp(schedule: Schedule) -> bool:

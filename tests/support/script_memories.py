@@ -1,4 +1,4 @@
-"""Trains six kinds of scripts at two batches: what is recorded of their memory, and the peak that PyTorch profiles.
+"""Trains nine kinds of scripts at two batches: what is recorded of their memory, and the peak that PyTorch profiles.
 
 ``python script_memories.py`` prints a JSON object: of each kind a list of (workload, peak in bytes).
 """
@@ -99,6 +99,9 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], Any, int, tuple[
     "transformer": (Transformer, tokens, adam, 1, (2, 16)),
     "accumulation": (mlp, functools.partial(samples, (200,)), adam, 4, (32, 256)),
     "fsdp": (lambda: sharded(Transformer()), tokens, adam, 1, (4, 16)),
+    "fsdp, deferred": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
+    "fsdp, not deferred": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
+    "fsdp, kept whole": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
     "checkpointing": (lambda: Transformer(checkpoints=True), tokens, adam, 1, (4, 16)),
 }
 
@@ -107,15 +110,20 @@ def train(kind: str, batch: int, steps: int) -> None:
     """Train as a user's script does."""
     build, data, optimizer_of, micro_batches, _ = KINDS[kind]
     built = build()
-    model = built if kind == "fsdp" else DistributedDataParallel(built)
+    fsdp = kind.startswith("fsdp")
+    model = built if fsdp else DistributedDataParallel(built)
     optimizer = optimizer_of(model.parameters())
     for step in range(steps):
         gc.collect()  # else what checkpoint leaves behind lives by chance
         with profiler.record_function(f"step {step + 1}"):
             optimizer.zero_grad()
             for number in range(micro_batches):
-                if kind != "fsdp":
-                    model.require_backward_grad_sync = number == micro_batches - 1  # as within no_sync()
+                last = number == micro_batches - 1
+                if fsdp:
+                    model.set_requires_gradient_sync(last or kind == "fsdp, not deferred")
+                    model.set_reshard_after_backward(last or kind != "fsdp, kept whole")
+                else:
+                    model.require_backward_grad_sync = last  # as within no_sync()
                 inputs, labels = data(batch)
                 loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
                 loss.backward()

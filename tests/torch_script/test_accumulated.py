@@ -50,13 +50,13 @@ def trained(state: Accumulation, model: Model) -> bool:
     return bool(model.require_backward_grad_sync)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 3])
+@pytest.mark.parametrize(("micro_batches", "wrapper"), [(2, "ddp"), (3, "ddp"), (2, "fsdp")])
 def test_accumulated_parameters_are_those_of_a_script_that_accumulates_by_hand(
-    micro_batches: int, tmp_path: Path
+    micro_batches: int, wrapper: str, tmp_path: Path
 ) -> None:
     ranks = [
         subprocess.Popen(
-            [sys.executable, SCRIPT, tmp_path / "store", str(rank), str(RANKS), str(micro_batches)],
+            [sys.executable, SCRIPT, tmp_path / "store", str(rank), str(RANKS), str(micro_batches), wrapper],
             stdout=subprocess.PIPE,
             text=True,
         )

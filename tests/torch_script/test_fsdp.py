@@ -48,10 +48,10 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
 
-def train(model, optimizer, accumulate=1):
+def train(model, optimizer, accumulate=1, defers=lambda micro_batch, last: not last):
     while True:
         for micro_batch in range(accumulate):
-            model.set_requires_gradient_sync(micro_batch == accumulate - 1)
+            model.set_requires_gradient_sync(not defers(micro_batch, micro_batch == accumulate - 1))
             model(torch.randn(4, 16)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -105,6 +105,25 @@ def test_every_micro_batch_gathers_anew_and_a_strategy_without_reshard_gathers_o
     assert np.count_nonzero(twice.kind == REDUCE_SCATTER_EVENT) == 3
     kept = lower(sharded(3, kept=()), plan_of(strategy="zero3:prefetch=0,reshard=no"))
     assert np.count_nonzero(kept.kind == ALL_GATHER_EVENT) == 3
+
+
+def test_a_script_may_reduce_in_each_micro_batch_and_keep_its_units_whole_between_them() -> None:
+    workload = sharded(3, kept=(0,))
+    assert workload.ddp is not None
+    units = tuple(msgspec.structs.replace(unit, reshard_after_backward=False) for unit in workload.ddp.units)
+    each = msgspec.structs.replace(workload, ddp=msgspec.structs.replace(workload.ddp, deferred=False))
+    whole = msgspec.structs.replace(workload, ddp=msgspec.structs.replace(workload.ddp, units=units))
+    counts = [
+        [np.count_nonzero(lower(one, plan_of(3)).kind == kind) for kind in (ALL_GATHER_EVENT, REDUCE_SCATTER_EVENT)]
+        for one in (workload, each, whole)
+    ]
+    assert counts == [[3 * (3 + 2), 3], [3 * (3 + 2), 3 * 3], [3 + 3 * 2, 3]]
+
+
+def test_accumulation_is_measured_where_fsdp_trains(tmp_path: Path) -> None:
+    declared = script_experiment(script=str(a_script(tmp_path, "")), accumulates=(1, 4))
+    settings = settings_of(completed(declared, sharded()).rows)
+    assert [(each.runtime, each.plan.accumulate) for each in settings] == [(FSDP, 1), (FSDP, 4)]
 
 
 def test_a_step_takes_its_computation_and_every_collective_one_after_another() -> None:
@@ -195,6 +214,36 @@ def test_a_script_with_fully_shard_becomes_a_workload_of_its_units_that_predict_
 
 
 @pytest.mark.torch
+def test_a_script_that_reduces_in_each_micro_batch_is_told_what_deferring_sends_and_needs(
+    dpsim: Dpsim, tmp_path: Path
+) -> None:
+    script = a_script(tmp_path, "train(model, shard(model), accumulate=4, defers=lambda *_: False)")
+    output = tmp_path / "w.json"
+    code, out, err = dpsim("profile", "--torch-script", script, "--devices", "2", "--steps", "6", "--output", output)
+    assert code == 0, err
+    assert "4 micro-batches reduce 4 times; deferring (set_requires_gradient_sync) would send" in out
+    ddp = workloads.read(output).ddp
+    assert ddp is not None and (ddp.accumulate, ddp.deferred) == (4, False)
+
+
+@pytest.mark.torch
+def test_units_that_stay_whole_until_the_last_micro_batch_are_gathered_once(tmp_path: Path) -> None:
+    text = """
+    optimizer = shard(model)
+    while True:
+        for last in (False, False, True):
+            model.set_requires_gradient_sync(last)
+            model.set_reshard_after_backward(last)
+            model(torch.randn(4, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    workload = profile_script(ScriptRequest(script=str(a_script(tmp_path, text)), devices=2, steps=6))
+    assert workload.ddp is not None and workload.ddp.accumulate == 3 and workload.ddp.deferred
+    assert not any(unit.reshard_after_backward for unit in workload.ddp.units)
+
+
+@pytest.mark.torch
 def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_optimizer(tmp_path: Path) -> None:
     text = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -234,8 +283,15 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
             "optimizer = shard(model)\nmodel.set_reshard_after_backward(False)\ntrain(model, optimizer)",
             "set_reshard_after_backward",
         ),
+        (
+            "train(model, shard(model), accumulate=2, defers=lambda _, last: last)",
+            "updates after a backward() that does not synchronise",
+        ),
     ],
-    ids=["mixed precision", "offload", "HSDP", "part", "list", "placement", "first version", "optimizer", "backward"],
+    ids=[
+        *("mixed precision", "offload", "HSDP", "part", "list", "placement", "first version", "optimizer", "backward"),
+        "last",
+    ],
 )
 def test_what_cannot_be_predicted_is_refused_by_name(text: str, given: str, dpsim: Dpsim, tmp_path: Path) -> None:
     script, output = a_script(tmp_path, text), tmp_path / "w.json"

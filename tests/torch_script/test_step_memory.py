@@ -19,7 +19,8 @@ from dpsim.plan import Plan
 from dpsim.workload import Workload
 
 SCRIPTS = Path(__file__).parents[1] / "support" / "script_memories.py"
-KINDS = ("mlp", "cnn with batch norm", "transformer", "accumulation", "fsdp", "checkpointing")
+FSDP = ("fsdp", "fsdp, deferred", "fsdp, not deferred", "fsdp, kept whole")
+KINDS = ("mlp", "cnn with batch norm", "transformer", "accumulation", *FSDP, "checkpointing")
 
 Cases = dict[str, list[tuple[Workload, int]]]
 

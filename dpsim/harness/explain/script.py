@@ -16,6 +16,7 @@ from dpsim.launch.scratch import scratch
 from dpsim.launch.script_output import on_ranks_shown_once
 from dpsim.launch.user_program import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
+from dpsim.model.deferring import gain_of_deferring
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
 from dpsim.model.observed import Observed, Steps, joined, observed_parts
 from dpsim.model.points import plan_one
@@ -78,8 +79,11 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     workload = _profile(of, observed, notes, progress)
     predicted_remedies: tuple[Remedy, ...] = ()
     if workload is not None:
+        notes += workload.ddp.unpriced() if workload.ddp is not None and workload.ddp.late_flag else ()
         try:
-            predicted_remedies = remedies(workload, *_predicted(of, observed, workload, parts))
+            predicted = _predicted(of, observed, workload, parts)
+            notes += filter(None, [gain_of_deferring(workload, *predicted)])
+            predicted_remedies = remedies(workload, *predicted)
         except ConfigError as error:
             notes.append(f"Remedies are not predicted: {error.given}")
         parts = _split(parts, workload, observed)

@@ -216,9 +216,12 @@ def _activation_bytes(recorded: Recorded) -> dict[str, float]:
     """The bytes at the peak of a micro-batch, of each module in proportion to what is saved of it until backward."""
     if recorded.memory is None:
         return {}
-    saved = recorded.memory.saved_bytes if any(recorded.memory.saved_bytes.values()) else {}
+    memory, ddp = recorded.memory, recorded.ddp
+    saved = memory.saved_bytes if any(memory.saved_bytes.values()) else {}
     shares = saved or {next(iter(recorded.first_parameter)): 1}
-    return {module: recorded.memory.activation_bytes * share / sum(shares.values()) for module, share in shares.items()}
+    whole_bytes = ddp.whole_bytes + max(ddp.bucket_bytes, default=0) if ddp.units else 0  # priced apart
+    kept_bytes = max(memory.activation_bytes - whole_bytes, sum(saved.values()))
+    return {module: kept_bytes * share / sum(shares.values()) for module, share in shares.items()}
 
 
 def _names(modules: Sequence[str]) -> list[str]:

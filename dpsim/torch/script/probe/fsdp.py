@@ -128,6 +128,11 @@ class ShardedModel:
                 group.mesh_info.shard_process_group.pause_s_per_byte = seconds / whole_bytes
 
     @property
+    def holds_gradients(self) -> bool:
+        """Whether backwards have left gradients that are not cleared."""
+        return bool(self.whole_gradient_bytes()) or any(shard.grad is not None for _, _, shard in self.parameters)
+
+    @property
     def bucket_bytes(self) -> tuple[int, ...]:
         """The sizes of the units, in the order in which backward reduces their gradients."""
         return tuple(unit.size_bytes for unit in reversed(self.units))
@@ -201,7 +206,17 @@ class Forwards:
             finally:
                 self._current = None
 
-        return self._around(forward, self._models[module], *arguments, **keywords)
+        forwards = functools.reduce(lambda inner, each: functools.partial(each, inner), _INSIDE, forward)
+        return self._around(forwards, self._models[module], *arguments, **keywords)
+
+
+_INSIDE: list[Callable[..., Any]] = []
+"""What is called in place of a root's forward within what ``watch`` calls for it."""
+
+
+def call_inside(around: Callable[..., Any]) -> None:
+    """Call ``around`` within what ``watch`` calls in place of the forward of every root."""
+    _INSIDE.append(around)
 
 
 def watch(around: Callable[..., Any], *, instead_of_ddp: bool, done: str = "predicted") -> None:

@@ -24,6 +24,9 @@ from dpsim.torch.script.probe.steps import MODES, RecordedStep, StepMemory
 _UNWRAPPED_STEPS = 3
 """Optimizer steps on gradients that were reduced without DDP, or not at all, after which a script is refused."""
 
+_LATEST_UPDATE = 32
+"""Synchronising backwards until which the first update is waited for."""
+
 _WAITED_UPDATES = 100
 """Optimizer steps before any model of DDP or FSDP is called after which the user is told that one is waited for."""
 
@@ -75,6 +78,11 @@ class Recorder(Script):
     def complete(self) -> bool:
         """Whether all wanted steps are recorded, in every mode, or so many that some mode will not come."""
         return len(self.steps) >= self.wanted and (self.all_modes or len(self.steps) >= 2 * self.wanted)
+
+    @property
+    def _knows_steps(self) -> bool:
+        """Whether the script has updated by an optimizer, or so late that it will not: an update ends a step."""
+        return self._updates or self.synchronised >= _LATEST_UPDATE
 
     @property
     def all_modes(self) -> bool:
@@ -130,6 +138,8 @@ class Recorder(Script):
         mode = None
         if self._warmed_up < self.warm_up:
             self._warmed_up += 1
+        elif not self._knows_steps:
+            pass
         elif not self.complete:  # in turn for each batch: else the short one of each epoch might have the same mode
             mode = MODES[self._begun[samples] % len(MODES)]
             self._begun[samples] += 1
@@ -187,6 +197,8 @@ class Recorder(Script):
         if self.ddp is not None and self._step is None:  # the copy that ``plain_update_s`` times
             return
         self.optimizer = optimizer
+        if not self._updates:  # what was taken for steps were micro-batches
+            self.steps.clear()
         if self._step is not None:
             self._step.update_s += self.now() - self._update_began_s
         if self.ddp is None:

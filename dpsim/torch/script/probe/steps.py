@@ -48,7 +48,8 @@ class RecordedStep:
 class StepMemory:
     """What lives at most in a step beside parameters, gradients, optimizer state and DDP's buckets, in bytes.
 
-    ``activation_bytes``: while a micro-batch goes forward and back, with its input; ``update_bytes``: in an update.
+    ``activation_bytes``: while a micro-batch goes forward and back, with its input and what FSDP has gathered;
+    ``update_bytes``: in an update.
     ``saved_bytes`` is what autograd keeps until backward, by module.
     """
 
