@@ -80,6 +80,7 @@ class Script:
         self._model: Any = None
         self._updating: Any = None
         self._updates = self._updated = False  # ever, and since the last backward began
+        self.has_optimizer = False
         self._register: Any = None
         self._undo: list[Callable[[], None]] = []
 
@@ -231,6 +232,11 @@ class Script:
     def _listen_to_updates(self) -> None:
         from torch.optim import optimizer
 
+        def initialise(original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> None:
+            self.has_optimizer = True
+            original(*arguments, **keywords)
+
+        self.wrap(optimizer.Optimizer, "__init__", initialise)
         for register, note in (
             (optimizer.register_optimizer_step_pre_hook, self.before_update),
             (optimizer.register_optimizer_step_post_hook, self.after_update),

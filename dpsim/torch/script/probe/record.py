@@ -81,8 +81,8 @@ class Recorder(Script):
 
     @property
     def _knows_steps(self) -> bool:
-        """Whether the script has updated by an optimizer, or so late that it will not: an update ends a step."""
-        return self._updates or self.synchronised >= _LATEST_UPDATE
+        """Whether the script has updated by its optimizer, or will not: an update ends a step."""
+        return self._updates or not self.has_optimizer or self.synchronised >= _LATEST_UPDATE
 
     @property
     def all_modes(self) -> bool:
