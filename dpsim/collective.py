@@ -22,6 +22,7 @@ A ``copy`` sends nothing: every device copies an array inside its memory, as it 
 
 
 Level = Literal["inside", "across", "unknown"]
+_SMALLEST_BYTES, _FACTOR = 1024, 4
 _NUMBER = re.compile(r"0*([1-9][0-9]{0,8})", re.ASCII)
 _LAYOUT = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 
@@ -129,3 +130,14 @@ class Collective(Noun, frozen=True):
     def counts(self) -> tuple[int, int]:
         """(nodes, devices of a node); each flat device is a node."""
         return self.layout.counts(self.devices)
+
+
+def size_ladder(max_bytes: int) -> list[int]:
+    """Return 4 B, then 1 KiB and up by a factor of 4, ending at ``max_bytes`` (rounded down to a multiple of 4)."""
+    points = [4]
+    size = _SMALLEST_BYTES
+    while size < max_bytes:
+        points.append(size)
+        size *= _FACTOR
+    largest = max_bytes // 4 * 4
+    return points if largest == points[-1] else [*points, largest]

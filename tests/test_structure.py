@@ -143,6 +143,8 @@ def test_no_room_looks_upward() -> None:
 
 BESIDE_PROBE = {
     "dpsim",
+    "dpsim.comm",
+    "dpsim.comm.clock",
     "dpsim.errors",
     "dpsim.installation",
     "dpsim.launch",

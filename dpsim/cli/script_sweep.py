@@ -11,6 +11,7 @@ from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.cli.sweep_flags import SweepFlags
+    from dpsim.launch.job_python import JobPython
     from dpsim.records.comparison import SweepData
     from dpsim.records.sweep import Experiment, Predictions
 
@@ -22,7 +23,7 @@ _SHARED = (
 """The flags of sweeps of built-in models that a script has too."""
 
 
-class ScriptFlags(flags.Flags, of="torch_script accumulate...", group="Your own PyTorch script"):
+class ScriptFlags(flags.Flags, of="torch_script python accumulate...", group="Your own PyTorch script"):
     """The flags of a script that is measured."""
 
     torch_script: str | None = flags.flag(
@@ -30,9 +31,10 @@ class ScriptFlags(flags.Flags, of="torch_script accumulate...", group="Your own 
         "fully_shard. --fusion-threshold are sizes for DDP's bucket_cap_mb (up to seven that matter), or default (the "
         "script's own), --local-batch batch sizes for its data loaders, "
         "--devices ranks on this machine (2); --algorithm is how DDP reduces: gloo (on node alone), mpi (a hook, over "
-        "dpsim's transports), or both (default); gloo,hook: also what dpsim.torch.allreduce_hook() gains over gloo; or "
-        "nccl (a GPU a rank)."
+        "dpsim's transports), or both (default; by another Python than dpsim's gloo alone); gloo,hook: also what "
+        "dpsim.torch.allreduce_hook() gains over gloo; or nccl (a GPU a rank)."
     )
+    python: flags.Python = None
     accumulate: str | None = flags.flag(
         "List of micro-batches a step that the script is made to have: 1,2,4 (its own). Each is one pass of its loop."
     )
@@ -65,7 +67,7 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     from dpsim.harness.script.measure import ScriptStudy
     from dpsim.launch.user_program import is_module
 
-    question, experiment = _experiment(question, given, of, arguments)
+    question, experiment, by = _experiment(question, given, of, arguments)
     script = experiment.script
     folder = given.output or Path("reports") / f"{question}-{script if is_module(script) else Path(script).stem}"
     flags.writable(folder, folders=("sweep",), inputs=(Path(script), of.workload, of.machine))
@@ -74,7 +76,9 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
         workload=None if of.workload is None else workloads.read(of.workload),
         machine=None if of.machine is None else machines.read(of.machine),
         script_may_write=bool(of.script_may_write),
+        by=by,
     )
+    by.tell(study.request.name)
     with show.measuring(given.wait_until_quiet) as progress:
         if of.predict_only:
             predictions = study.predict(folder, progress)
@@ -88,9 +92,10 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
 
 def _experiment(
     question: str | None, given: SweepFlags, of: ScriptFlags, arguments: tuple[str, ...]
-) -> tuple[str, Experiment]:
-    """Return what is asked of the script, and what to measure. Raises ``ConfigError``."""
+) -> tuple[str, Experiment, JobPython]:
+    """Return what is asked of the script, what to measure, and by which Python. Raises ``ConfigError``."""
     from dpsim.harness.script.experiment import script_experiment
+    from dpsim.launch.job_python import job_python
     from dpsim.launch.user_program import check_program
 
     shared = _SHARED.split()
@@ -103,7 +108,10 @@ def _experiment(
     values = given.values(fusion_threshold_bytes=_cap) | of.values()
     question, script = _question(question, values), of.torch_script or ""
     check_program(script)
-    return question, script_experiment(
+    by = job_python(of.python)
+    if not by.is_own and "network" not in values:
+        values.setdefault("algorithm", ("gloo",))
+    experiment = script_experiment(
         script,
         arguments=arguments,
         **readers.provided(
@@ -119,6 +127,7 @@ def _experiment(
             budget_s=readers.budget(given.budget),
         ),
     )
+    return question, experiment, by
 
 
 def _cap(text: str) -> float | None:

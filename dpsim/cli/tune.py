@@ -181,13 +181,11 @@ class _Job:
         )
         folder = of_run.output or Path("reports") / f"tune-{script if is_module(script) else Path(script).stem}"
         flags.writable(folder, folders=("sweep",), inputs=(Path(script),))
-        study = ScriptStudy(experiment=declared, script_may_write=bool(of_run.script_may_write))
+        by = OWN if Network.parse(network).emulated else job_python()
+        study = ScriptStudy(experiment=declared, script_may_write=bool(of_run.script_may_write), by=by)
         batches = readers.listed("--local-batch", given.local_batch, readers.whole_numbers("--local-batch")) or ()
-        by = OWN  # calibrated here are ranks of dpsim's
-        if source.machine is not None:
-            by = job_python()
-            by.tell(study.request.name)
-        return cls(study=study, profiled=profiled(study, batches, progress, by=by), folder=folder)
+        by.tell(study.request.name)
+        return cls(study=study, profiled=profiled(study, batches, progress), folder=folder)
 
     def tuned(self, progress: Progress) -> tuple[Tuning, Workload, Machine]:
         from dpsim.harness.script.tune import tune_here

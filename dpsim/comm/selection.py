@@ -8,6 +8,7 @@ import statistics
 import numpy as np
 from mpi4py import MPI
 
+from dpsim.collective import size_ladder
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.group import compile_once
@@ -16,7 +17,6 @@ from dpsim.kernels.allreduce.cpu import STAGING_BYTES
 from dpsim.machine import Network, Selection
 
 _ROUNDS = 40
-_SMALLEST_BYTES, _FACTOR = 1024, 4
 
 
 def select(group: MPI.Intracomm) -> Selection | None:
@@ -25,7 +25,7 @@ def select(group: MPI.Intracomm) -> Selection | None:
     None where the ranks share no memory.
     """
     link = transport(group, Network())
-    points = [size for size in sizes(STAGING_BYTES) if size <= STAGING_BYTES]
+    points = [size for size in size_ladder(STAGING_BYTES) if size <= STAGING_BYTES]
     names = ("one-shot", "two-shot")
     memory = link.allocate(STAGING_BYTES).view(np.float32)
     compile_once(lambda: [link.prepare(memory, name, None) for name in names], group)
@@ -52,14 +52,3 @@ def select(group: MPI.Intracomm) -> Selection | None:
     if not largest:
         return Selection(devices=group.size, algorithms=("two-shot",), below_bytes=())
     return Selection(devices=group.size, below_bytes=(largest + 1,))
-
-
-def sizes(max_bytes: int) -> list[int]:
-    """Return 4 B, then 1 KiB and up by a factor of 4, ending at ``max_bytes`` (rounded down to a multiple of 4)."""
-    points = [4]
-    size = _SMALLEST_BYTES
-    while size < max_bytes:
-        points.append(size)
-        size *= _FACTOR
-    largest = max_bytes // 4 * 4
-    return points if largest == points[-1] else [*points, largest]

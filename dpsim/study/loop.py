@@ -16,6 +16,7 @@ import numpy as np
 from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
 from dpsim.progress import Progress, no_progress
+from dpsim.study.time_limit import FIRST_ROUNDS_GRACE_S
 
 T = TypeVar("T")
 Name = TypeVar("Name", bound=Hashable)
@@ -33,6 +34,7 @@ class Communicator(Protocol):
 
 LEAST_ROUNDS = 6
 """Rounds that a sweep measures, whatever its budget."""
+_KNOWN_ROUNDS, _FEWEST_KNOWN_ROUNDS = 5, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,21 @@ class StopRule:
             f"warning: the budget of {budget_s:.3g} s will be exceeded by about {least_s - budget_s:.2g} s:"
             f" {needed} rounds{more} are needed in any case, and the first took {round_s:.2g} s"
         )
+
+
+def until_known(seconds: float, most_rounds: float = math.inf, least_rounds: int = _KNOWN_ROUNDS) -> StopRule:
+    """Measure for ``seconds``, and for up to twice as long until every compute slowdown is known well enough.
+
+    Where the least rounds take 10 s longer than that, fewer are measured, but all sizes of a collective.
+    """
+    return StopRule(
+        least_rounds=least_rounds,
+        least_s=seconds,
+        most_s=2 * seconds,
+        most_rounds=most_rounds,
+        fewest_rounds=_FEWEST_KNOWN_ROUNDS,
+        limit_s=2 * seconds + FIRST_ROUNDS_GRACE_S,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

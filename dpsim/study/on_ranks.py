@@ -22,10 +22,10 @@ from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.disturbance import Watcher
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed, declared
-from dpsim.study.loop import rounds
+from dpsim.study.loop import rounds, until_known
 from dpsim.study.profile import bare_workload, narrow, profiled_slowdowns, profiled_workload
 from dpsim.study.rows import Rows
-from dpsim.study.runners.calibration import Visited, calibrators, until_known
+from dpsim.study.runners.calibration import Visited, calibrators
 from dpsim.study.runners.profile import profilers
 from dpsim.workload import Workload
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from dpsim import codec
 from dpsim.codec import Noun
-from dpsim.constraints import FSDP
+from dpsim.constraints import FSDP, HOOK
 from dpsim.errors import ConfigError
 from dpsim.machine import Machine
 from dpsim.progress import Progress
@@ -17,10 +18,11 @@ from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs, Needed
 from dpsim.study.rows import CalibratedCollective
-from dpsim.torch.script.request import ScriptRequest
+from dpsim.torch.script.request import Part, ScriptRequest
 from dpsim.workload import Workload
 
 SAMPLES_SCHEMA = "dpsim.samples/3"
+_HOOK = "dpsim.torch:allreduce_hook"
 
 
 class Samples(Noun, frozen=True):
@@ -146,8 +148,42 @@ class ScriptTask(Noun, frozen=True):
         )
 
     @property
+    def parts(self) -> list[Part]:
+        """Who takes part: settings, cases of the profile, the calibration."""
+        return [self._part(number, ranks, subject) for number, (ranks, subject) in enumerate(self.members)]
+
+    def _part(self, number: int, ranks: int, subject: Setting | int | CalibrateConfig) -> Part:
+        of_script: dict[str, Any] = {"script": self.experiment.script, "arguments": self.experiment.arguments}
+        if isinstance(subject, Setting):
+            return Part(
+                kind="train",
+                number=number,
+                ranks=ranks,
+                local_batch=int(subject.plan.local_batch) if self.sets_local_batch else None,
+                accumulate=subject.plan.accumulate if self.sets_accumulation else None,
+                fully_shard=subject.runtime == FSDP,
+                on_gpus=subject.runtime == "torch-ddp-nccl",
+                hook=_HOOK if subject.runtime == HOOK else "",
+                bucket_cap_bytes=subject.plan.fusion_threshold_bytes,
+                **of_script,
+            )
+        if isinstance(subject, int):
+            asked = self.request(subject)
+            given = {name: getattr(asked, name) for name in ("devices", "local_batch", "fully_shard")}
+            return Part(kind="profile", number=number, ranks=ranks, **given, **of_script)
+        counts = tuple(devices for devices, _ in subject.layouts())
+        return Part(kind="collectives", number=number, ranks=ranks, fully_shard=self.calibrates_shards, counts=counts)
+
+    @property
+    def by_mpi(self) -> bool:
+        """Whether DDP communicates by dpsim's own transports here, which are MPI's, and dpsim's ranks may be beside."""
+        return any(setting.runtime == "torch-ddp-mpi" for setting in self.settings) or (
+            self.inputs is not None and self.inputs.calibrations[self.place].runtime == "torch-ddp-mpi"
+        )
+
+    @property
     def members(self) -> list[tuple[int, Setting | int | CalibrateConfig]]:
-        """Who takes part, with their ranks: settings, cases of the profile by their batch, the calibration."""
+        """The ranks of each part, and what they do: a setting, a profile at a local batch, or the calibration."""
         members: list[tuple[int, Setting | int | CalibrateConfig]] = []
         members += [(each.plan.devices, each) for each in self.settings]
         if self.inputs is not None:
@@ -163,14 +199,18 @@ class ScriptTask(Noun, frozen=True):
 
 
 class ObserveTask(Noun, frozen=True):
-    """A script and its arguments, the steps to observe, the network, and a bucket cap in place of the script's.
+    """A script whose training is observed, and the network of its ranks, which meet in a folder."""
 
-    ``meeting`` is a folder of theirs alone, in which they find each other.
-    """
-
-    script: str
-    arguments: tuple[str, ...]
-    steps: int
+    part: Part
     meeting: str
     network: str = "node"
-    bucket_cap_bytes: float | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        """Who takes part: one alone."""
+        return [self.part]
+
+    @property
+    def ranks(self) -> int:
+        """How many processes take part, the one that gives the turns included."""
+        return 1 + self.part.ranks

@@ -92,6 +92,25 @@ def test_a_script_is_profiled_and_compared_with_the_python_of_its_job(
     assert [point["finding"] for point in json.loads(out)["points"]] == [{}, {}]
 
 
+def test_a_sweep_measures_ranks_of_the_environment_of_their_job(
+    job: tuple[Path, str], dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, _ = job
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("range(4)", "range(4000)"))
+    monkeypatch.setenv("VIRTUAL_ENV", str(python.parents[1]))
+    sweep = ("sweep", "--torch-script", script, "--budget", "4s", "--output", tmp_path / "report", "--json")
+    code, out, err = dpsim(*sweep, "--devices", "1,2", "--fusion-threshold", "0,inf")
+    assert code == 0, out + err
+    assert err.count(f"train.py runs with {python} (Python 3.") == 1
+    points = json.loads(out)["points"]
+    assert {point["devices"] for point in points} == {1, 2} and len(points) >= 3
+    assert all(point["measured_step_s"] > 0 and point["predicted_step_s"] > 0 for point in points)
+    code, out, err = dpsim(*sweep, "--algorithm", "gloo,mpi")
+    assert (code, out) == (2, "") and f"--algorithm mpi with a script that runs with {python}" in err
+    assert f"--python {sys.executable}" in err
+
+
 def test_tune_predicts_a_job_on_another_machine_from_its_own_environment(
     job: tuple[Path, str], dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +122,19 @@ def test_tune_predicts_a_job_on_another_machine_from_its_own_environment(
     code, out, err = dpsim("tune", "--torch-script", script, "--machine", MACHINE, "--devices", "2,4")
     assert code == 0, out + err
     assert err.count(f"train.py runs with {python.parent / 'python3'}") == 1 and "DDP on 4 devices" in out
+
+
+def test_a_script_is_explained_on_ranks_of_its_own_environment(
+    job: tuple[Path, str], dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, _ = job
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setenv("VIRTUAL_ENV", str(python.parents[1]))
+    code, out, err = dpsim("explain", "--torch-script", script, "--steps", "30", "--json")
+    assert code == 0, out + err
+    assert f"train.py runs with {python}" in err
+    assert {"computation", "communication"} <= {point["kind"] for point in json.loads(out)["points"]}
 
 
 def test_a_job_is_explained_in_its_own_environment(job: tuple[Path, str], tmp_path: Path) -> None:

@@ -301,22 +301,12 @@ def test_what_cannot_be_predicted_is_refused_by_name(text: str, given: str, dpsi
 
 
 @pytest.mark.torch
-def test_gradients_are_those_of_ddp_and_both_collectives_of_a_size_are_timed(
-    together: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_gradients_are_those_of_ddp(together: Callable[..., list[Any]], tmp_path: Path) -> None:
     folder = {"folder": str(tmp_path)}
-    gradients = [("ranks_torch:sharded_gradients", folder, devices) for devices in (1, 2, 3)]
-    steps = [("ranks_torch:sharded_steps", folder, devices) for devices in (2, 3)]
-    alone, *others = together(*gradients, *steps)
+    alone, *others = together(*(("ranks_torch:sharded_gradients", folder, devices) for devices in (1, 2, 3)))
     assert alone == ["", ""]
-    for devices, (mean, summed) in enumerate(others[:2], start=2):
+    for devices, (mean, summed) in enumerate(others, start=2):
         assert mean == "" and f"gives {devices} times DDP's gradients" in summed
-    for each in others[2:]:
-        assert each["counts"] == {"all-gather": 2 * 4 * 3, "reduce-scatter": 4 * 3}, (
-            "four units, given up after forward"
-        )
-        for kind in ("all-gather", "reduce-scatter"):
-            assert sorted(each[kind]) == ["1024", "65536"] and min(each[kind].values()) > 0
 
 
 @pytest.mark.torch

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
+from dpsim import codec
 from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.harness.script.experiment import completed, script_experiment
 from dpsim.harness.script.places import inputs_for
 from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import blind_predictions
+from dpsim.launch.failure_report import JobFailed
+from dpsim.launch.job_python import OWN
 from dpsim.records.sweep import Experiment
 from dpsim.study.calibration import LOSS_S, TIME_S
 from dpsim.study.environment import environment
 from dpsim.study.inputs import Inputs
 from dpsim.study.profile import STEP_S, ProfileConfig, computed_s, profiled_slowdowns, script_workload
 from dpsim.study.rows import CalibratedCollective, ProfiledBatch, Rows
+from dpsim.study.runners.job_ranks import JobRanks
 from dpsim.study.runners.script import Processes, Profiler
-from dpsim.torch.script.visit import Turn, Visit
+from dpsim.torch.script.probe.in_turns.visit import Turn, Visit
+from dpsim.torch.script.recorded import workload_of
+from dpsim.torch.script.request import Part, ScriptRequest
+from dpsim.torch.script.script_record import ScriptRecord, recorded_of
 from dpsim.workload import Layer, Tensor, Workload
 
-OnRanks = Callable[..., Any]
 ALONE_S = 10e-3
 ALONE, TOGETHER = (ProfiledBatch(devices=devices, local_batch=8) for devices in (1, 2))
 CONFIG = ProfileConfig(local_batches=(8,), concurrent=((2, 8),), pause_s=((2, 4e-3),))
@@ -45,6 +52,17 @@ def workload(step_s: float, local_batch: int = 8) -> Workload:
     return Workload(name="script", source="test", local_batches=(local_batch,), layers=(layer,), ddp=ddp)
 
 
+REQUEST = ScriptRequest(script="train.py", devices=2)
+
+
+class ProfilerOfWorkloads(Profiler):
+    """One whose processes hand over workloads in place of the records from which these are computed."""
+
+    def _workload(self, record: Any) -> Workload:
+        of_record: Workload = record
+        return of_record
+
+
 class Answers(Processes):
     """Processes that answer what they were told to, and keep their turns."""
 
@@ -54,7 +72,7 @@ class Answers(Processes):
 
     def turn(self, turn: Turn) -> list[Visit]:
         self.turns.append(turn)
-        profiled = list(self._left.pop(0))
+        profiled: list[Any] = list(self._left.pop(0))
         self.ended = None in profiled
         return [Visit(profiled=each, ended=each is None) for each in profiled]
 
@@ -63,7 +81,7 @@ def profiled(
     alone: Answers, together: Answers, rows: Rows, config: ProfileConfig = CONFIG, visits: int = 3
 ) -> Profiler:
     first, *_ = profilers = [
-        Profiler(config, workload(1.0), case, processes, rows)
+        ProfilerOfWorkloads(config, workload(1.0), case, processes, rows, REQUEST)
         for case, processes in ((ALONE, alone), (TOGETHER, together))
     ]
     for number in range(visits):
@@ -119,7 +137,7 @@ def inputs_of(experiment: Experiment, step_s: float, late_s: float) -> Inputs:
             cases = {n: ProfiledBatch(devices=n, local_batch=4, profile=place) for n in (1, 2)}
             for n, case in cases.items():
                 answers = Answers(*[[workload(seconds, 4)] * n] * 6)
-                profiler = Profiler(inputs.profiles[place], workload(1.0, 4), case, answers, rows)
+                profiler = ProfilerOfWorkloads(inputs.profiles[place], workload(1.0, 4), case, answers, rows, REQUEST)
                 for number in range(6):
                     profiler.visit(number, counted=True)
             for subject in inputs.calibrations[place].collectives(place):
@@ -167,41 +185,73 @@ for _ in range({steps}):
 """
 
 
-def in_turns(on_ranks: OnRanks, folder: Path, text: str, turns: list[tuple[int, float]], devices: int) -> Any:
+def profile(ranks: int) -> Part:
+    return Part(kind="profile", number=0, ranks=ranks, script="train.py", devices=2)
+
+
+def in_turns(folder: Path, text: str, turns: list[tuple[int, float]], part: Part) -> list[Any]:
+    """What the ranks of a part have recorded in each turn, and how long it took; ends where the script does."""
     script = folder / "train.py"
     script.write_text(text)
-    argument = {"script": str(script), "folder": str(folder), "turns": turns}
-    return on_ranks("ranks_torch:profiled", argument, devices=1 + devices)
+    seen: list[Any] = []
+    with JobRanks.started([replace(part, script=str(script))], folder, OWN) as job:
+        processes = Processes(job)
+        job.start([0])
+        processes.connections += [job.accept() for _ in range(part.ranks)]
+        for connection in processes.connections:
+            assert job.receive(connection)[0] == 0
+            assert job.receive(connection).profiled is None, "it waits at the first step"
+        for steps, pause_s in turns:
+            begin_s = time.monotonic()
+            visits = processes.turn(Turn(steps, pause_s))
+            seen.append((time.monotonic() - begin_s, [each.profiled for each in visits]))
+            if processes.ended:
+                return [*seen, "ended"]
+        processes.end()
+    return seen
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_resident_processes_are_profiled_in_turns_and_their_pauses_count_for_nothing(
-    devices: int, on_ranks: OnRanks, tmp_path: Path
+    devices: int, tmp_path: Path
 ) -> None:
-    turns = [(6, 0.0), (6, 0.25), (3, 0.0)]
-    seen = in_turns(on_ranks, tmp_path, SCRIPT.format(steps=100_000), turns, devices)
+    seen = in_turns(tmp_path, SCRIPT.format(steps=100_000), [(6, 0.0), (6, 0.25), (3, 0.0)], profile(devices))
     assert seen[1][0] > 6 * 0.25
-    for _, visits in seen:
-        assert len(visits) == devices
-        for each in visits:
-            assert each["local_batches"] == [4] and each["ddp"]["devices"] == 2 and len(each["layers"]) == 1
-            assert sum(each["layers"][0]["forward_s"] + each["layers"][0]["backward_s"]) < 0.25
+    for _, records in seen:
+        assert len(records) == devices
+        for record in records:
+            of = workload_of(recorded_of(codec.convert(record, ScriptRecord), REQUEST))
+            assert of.local_batches == (4,) and of.ddp is not None and of.ddp.devices == 2 and len(of.layers) == 1
+            assert sum(of.layers[0].forward_s + of.layers[0].backward_s) < 0.25
 
 
 @pytest.mark.torch
-def test_a_script_that_comes_to_its_end_between_turns_says_so(on_ranks: OnRanks, tmp_path: Path) -> None:
-    seen = in_turns(on_ranks, tmp_path, SCRIPT.format(steps=12), [(6, 0.0)] * 3, 2)
+def test_a_script_that_comes_to_its_end_between_turns_says_so(tmp_path: Path) -> None:
+    seen = in_turns(tmp_path, SCRIPT.format(steps=12), [(6, 0.0)] * 3, profile(2))
     assert len(seen) == 3 and seen[-1] == "ended" and all(each is not None for each in seen[0][1])
 
 
 @pytest.mark.torch
-def test_where_one_of_several_scripts_fails_the_others_are_ended(on_ranks: OnRanks, tmp_path: Path) -> None:
-    last = sorted(os.sched_getaffinity(0))[:2][-1]
+@pytest.mark.parametrize(
+    ("ends", "error", "said"),
+    [
+        ("raise ValueError('only this one')", ConfigError, "only this one"),
+        ("os.kill(os.getpid(), 9)", JobFailed, "rank 1 of 2 was killed by SIGKILL"),
+        ("os._exit(5)", JobFailed, "rank 1 of 2 ended with exit code 5"),
+        ("os._exit(0)", ConfigError, "train.py ended its process before enough was measured"),
+    ],
+)
+def test_where_one_of_several_scripts_fails_the_others_are_ended(
+    ends: str, error: type[Exception], said: str, tmp_path: Path
+) -> None:
     text = (
         "import os, time\n"
-        f"if os.sched_getaffinity(0) == {{{last}}}:\n    raise ValueError('only this one')\n"
+        f"with open({str(tmp_path / 'pids')!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+        f"if os.environ['RANK'] == '1':\n    {ends}\n"
         "time.sleep(1000)\n"
     )
-    with pytest.raises(ConfigError, match="only this one"):
-        in_turns(on_ranks, tmp_path, text, [(6, 0.0)], 2)
+    with pytest.raises(error, match=said):
+        in_turns(tmp_path, text, [(6, 0.0)], Part(kind="train", number=0, ranks=2, script="train.py"))
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert pids and not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)

@@ -131,7 +131,7 @@ def test_its_steps_last_as_long_as_what_is_waited_for_and_send_the_same_buckets(
         workload=workload(),
         machine=machine(),
     )
-    result = on_ranks("dpsim.study.runners.script:script_on_ranks", codec.to_builtins(task), devices=task.ranks)
+    result = on_ranks("dpsim.study.runners.mpi_ranks:script_on_ranks", codec.to_builtins(task), devices=task.ranks)
     samples = codec.decode(result, Samples, "samples")
     assert samples == codec.read(tmp_path / "samples.json", Samples, "samples", SAMPLES_SCHEMA)
     assert len(samples.points) == runs

@@ -17,12 +17,12 @@ from dpsim.errors import ConfigError  # noqa: E402
 from dpsim.plan import Plan  # noqa: E402
 from dpsim.setting import Setting  # noqa: E402
 from dpsim.study.runners.script import Processes, ScriptSetting  # noqa: E402
-from dpsim.torch.script import timed  # noqa: E402
 from dpsim.torch.script.probe import process_group  # noqa: E402
 from dpsim.torch.script.probe.around import cap_in_mib  # noqa: E402
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused  # noqa: E402
+from dpsim.torch.script.probe.in_turns import timed  # noqa: E402
+from dpsim.torch.script.probe.in_turns.visit import Turn, Visit  # noqa: E402
 from dpsim.torch.script.reductions import MpiReduction  # noqa: E402
-from dpsim.torch.script.visit import Turn, Visit  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,12 +10,13 @@ import numpy as np
 
 from dpsim import codec
 from dpsim.errors import ConfigError
+from dpsim.launch.job_python import OWN, JobPython
 from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
 from dpsim.launch.script_output import on_ranks_shown_once
 from dpsim.launch.user_program import check_program, is_module
-from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine
+from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network
 from dpsim.model.deferring import observed_gain
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
 from dpsim.model.observed import Observed, Steps, joined, observed_parts
@@ -25,8 +26,11 @@ from dpsim.model.step import price, scheduled
 from dpsim.plan import Plan
 from dpsim.progress import Progress, no_progress
 from dpsim.setting import Grid
+from dpsim.study.runners import observed
+from dpsim.study.runners.job_ranks import JobRanks
 from dpsim.study.task import ObserveTask
 from dpsim.torch.script.profile_script import check_own_torch, profile_script
+from dpsim.torch.script.request import Part as ScriptPart
 from dpsim.torch.script.request import ScriptRequest
 from dpsim.units import format_duration, format_size
 from dpsim.workload import Workload
@@ -50,6 +54,7 @@ class ScriptToExplain:
     steps: int = 40
     network: str = "node"
     script_may_write: bool = False
+    by: JobPython = OWN
 
     def __post_init__(self) -> None:
         if self.devices < 2:
@@ -65,8 +70,10 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     what the step is then shorter by. The profile at a second batch says what of the computation no batch changes.
     Raises ``ConfigError``.
     """
-    check_own_torch()
-    check_launcher()
+    if of.by is OWN:
+        check_own_torch()
+    if Network.parse(of.network).emulated:
+        check_launcher()
     if not is_module(of.script):
         check_program(of.script)
     runs = _observed_runs(of, progress)
@@ -100,17 +107,22 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
 def observe(of: ScriptToExplain, cap_bytes: float | None = None, progress: Progress = no_progress) -> Observed:
     """Train the script on its ranks and return what they observed. Raises ``ConfigError``."""
     with scratch("explain") as meeting:
-        task = ObserveTask(
+        part = ScriptPart(
+            kind="observe",
+            number=0,
+            ranks=of.devices,
             script=of.script if is_module(of.script) else str(Path(of.script).absolute()),
             arguments=of.arguments,
             steps=of.steps,
-            meeting=str(meeting),
-            network=of.network,
             bucket_cap_bytes=cap_bytes,
         )
+        task = ObserveTask(part=part, meeting=str(meeting), network=of.network)
         protection = None if of.script_may_write else script_protection(of.script, of.arguments, str(meeting))
-        task_name = "dpsim.study.runners.observed:observe_on_ranks"
-        plain = on_ranks_shown_once(task_name, task, devices=of.devices, progress=progress, protection=protection)
+        if not Network.parse(of.network).emulated:
+            with JobRanks.started([part], meeting, of.by, protection) as job:
+                return observed.observe(task, job, progress)
+        task_name = "dpsim.study.runners.mpi_ranks:observe_on_ranks"
+        plain = on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)
     return codec.decode(plain, Observed, "observed")
 
 
@@ -159,12 +171,12 @@ def _profile(of: ScriptToExplain, observed: Observed, notes: list[str], progress
     )
     try:
         progress(f"profiling one process on batches of {batch} and {_LARGER_BATCH * batch}")
-        return profile_script(request, (batch, _LARGER_BATCH * batch))
+        return profile_script(request, (batch, _LARGER_BATCH * batch), by=of.by)
     except ConfigError as error:
         notes.append(f"What of the computation no batch changes is not known: {error.given}")
     try:
         progress("profiling one process")
-        return profile_script(request)
+        return profile_script(request, by=of.by)
     except ConfigError as error:
         notes.append(f"Remedies are not predicted: {error.given}")
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError, unknown
 from dpsim.harness.script.own_runtime import BESIDE_FSDP, OWN_RUNTIME, check_emulation
 from dpsim.harness.sweep.grids import telling
+from dpsim.installation import install
+from dpsim.launch.job_python import JobPython
 from dpsim.launch.user_program import check_program
 from dpsim.machine import NODE, Network
 from dpsim.model.thresholds import LEAST_CAP_BYTES
@@ -172,6 +175,20 @@ def on_gpus(experiment: Experiment) -> bool:
 def most_devices(experiment: Experiment) -> int:
     """Return the largest number of ranks of a setting."""
     return max(map(int, experiment.values("devices")))
+
+
+def check_python(experiment: Experiment, by: JobPython) -> None:
+    """Raises ``ConfigError`` for what needs dpsim in the processes of the script, where these have another Python."""
+    needs = {"torch-ddp-mpi": "--algorithm mpi", HOOK: "--algorithm hook", OWN_RUNTIME: "--set runtime=dpsim"}
+    runtimes = {*experiment.values("runtime"), *experiment.other_runtimes}
+    asked = [flag for name, flag in needs.items() if name in runtimes]
+    if asked and not by.is_own:
+        raise ConfigError(
+            f"{' and '.join(asked)} with a script that runs with {by.path}, which has no dpsim",
+            allowed="--algorithm gloo or nccl there, on the network node",
+            remedy=f"leave {'it' if len(asked) == 1 else 'them'} out, or install PyTorch beside dpsim"
+            f" ({install('torch')}) and add --python {sys.executable}",
+        )
 
 
 def completed(experiment: Experiment, workload: Workload) -> Experiment:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from dpsim.errors import ConfigError
 from dpsim.harness.script.experiment import completed, most_devices
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.launch import child_process
+from dpsim.launch.job_python import JobPython
 from dpsim.machine import Machine
 from dpsim.progress import Progress
 from dpsim.records.sweep import Experiment, Predictions
@@ -25,9 +25,9 @@ _LOOK = (
 _LONGEST_S = 120.0
 
 
-def check_gpus(ranks: int) -> None:
-    """Raises ``ConfigError`` unless PyTorch has NCCL and a GPU for each rank. PyTorch is loaded by another process."""
-    done = child_process.run([sys.executable, "-c", _LOOK], timeout_s=_LONGEST_S)
+def check_gpus(ranks: int, by: JobPython) -> None:
+    """Raises ``ConfigError`` unless the PyTorch of this Python has NCCL and a GPU for each rank."""
+    done = child_process.run([by.path, "-c", _LOOK], timeout_s=_LONGEST_S, env=by.environment())
     version, gpus, nccl = json.loads(done.stdout) if done.returncode == 0 else ("", 0, False)
     if gpus >= ranks and nccl:
         return
@@ -41,7 +41,7 @@ def check_gpus(ranks: int) -> None:
 
 
 def predicted_by_nccl(
-    declared: Experiment, workload: Workload | None, machine: Machine | None, progress: Progress
+    declared: Experiment, workload: Workload | None, machine: Machine | None, by: JobPython, progress: Progress
 ) -> Predictions:
     """Predict every setting from a profile on one GPU and from a machine with NCCL's allreduces.
 
@@ -55,11 +55,11 @@ def predicted_by_nccl(
             remedy="dpsim calibrate --from all_reduce_perf.txt --format nccl-tests --output nccl.json",
         )
     if workload is None:
-        check_gpus(1)
+        check_gpus(1, by)
         devices = most_devices(declared)
         progress(f"profiling {declared.script} as rank 0 of {devices} in one process")
         request = ScriptRequest(script=declared.script, arguments=declared.arguments, devices=devices)
-        workload = profile_script(request, declared.values("local_batch"))
+        workload = profile_script(request, declared.values("local_batch"), by=by)
     experiment = completed(declared, workload)
     prepared = Prepared.for_all(experiment.settings, workload, machine)
     return predict_experiment(experiment, prepared, environment())

@@ -16,12 +16,13 @@ from dpsim import codec
 from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
 from dpsim.folder_lock import locked
-from dpsim.harness.script.experiment import MOST_CAPS, completed, most_devices, on_gpus, shards
+from dpsim.harness.script.experiment import MOST_CAPS, check_python, completed, most_devices, on_gpus, shards
 from dpsim.harness.script.gpus import check_gpus, predicted_by_nccl
 from dpsim.harness.script.own_runtime import BESIDE_FSDP, other_settings
 from dpsim.harness.script.places import inputs_for, settings_by_place
 from dpsim.harness.sweep.experiment import predict_beforehand
 from dpsim.harness.sweep.sweep import Study, check_same_machine, existing_predictions
+from dpsim.launch.job_python import OWN, JobPython
 from dpsim.launch.jobs import check_launcher
 from dpsim.launch.protection import script_protection
 from dpsim.launch.scratch import scratch
@@ -37,6 +38,8 @@ from dpsim.records.sweep import Environment, Experiment, Predictions, read_predi
 from dpsim.study.environment import environment, stamp
 from dpsim.study.inputs import SCHEMA, Inputs
 from dpsim.study.loop import LEAST_ROUNDS
+from dpsim.study.runners.job_ranks import JobRanks
+from dpsim.study.runners.script import take_turns
 from dpsim.study.task import Samples, ScriptTask, samples_before
 from dpsim.study.time_limit import FEWEST_ROUNDS, first_rounds_text, limit_s
 from dpsim.torch.script.profile_script import check_own_torch, profile_script
@@ -58,13 +61,15 @@ class ScriptStudy(Study):
 
     ``workload`` is a profile and ``machine`` has the times of NCCL's allreduces, if the user gave them. ``seen`` is a
     profile from which nothing is taken but what there is to compare, so that no other one is made. Unless
-    ``script_may_write`` the script changes no file of the user's (``dpsim.launch.protection``).
+    ``script_may_write`` the script changes no file of the user's (``dpsim.launch.protection``). The script runs with
+    the Python ``by``; ranks that need dpsim's own transports, hook or runtime run with dpsim's alone.
     """
 
     workload: Workload | None = None
     seen: Workload | None = None
     machine: Machine | None = None
     script_may_write: bool = False
+    by: JobPython = OWN
 
     @property
     def request(self) -> ScriptRequest:
@@ -93,7 +98,7 @@ class ScriptStudy(Study):
         """
         self._check_start()
         if on_gpus(self.experiment):
-            check_gpus(most_devices(self.experiment))
+            check_gpus(most_devices(self.experiment), self.by)
         return super().run(folder, progress, times_alone=times_alone)
 
     def existing(self, folder: Path) -> Predictions | None:
@@ -139,7 +144,7 @@ class ScriptStudy(Study):
                     workload=workload,
                     machine=machine,
                 )
-                samples = codec.decode(self._on_ranks(task, progress), Samples, "samples")
+                samples = self._on_ranks(task, progress)
                 samples = msgspec.structs.replace(samples, complete=True)
                 codec.write(save_to, samples)
             inputs = samples.inputs
@@ -154,9 +159,12 @@ class ScriptStudy(Study):
             (folder / _SAVED).rmdir()
 
     def _check_start(self) -> None:
-        """Raise ``ConfigError`` without PyTorch, and for a machine where the allreduces are calibrated here."""
-        check_own_torch()
-        check_launcher()
+        """Raise ``ConfigError`` without PyTorch or MPI, and for a machine where the allreduces are calibrated here."""
+        if self.by is OWN:
+            check_own_torch()
+        check_python(self.experiment, self.by)
+        if "torch-ddp-mpi" in self.experiment.values("runtime"):
+            check_launcher()
         if self.machine is not None and not on_gpus(self.experiment):
             ways = dict.fromkeys(name.removeprefix("torch-ddp-") for name in self.experiment.values("runtime"))
             raise ConfigError(
@@ -168,7 +176,7 @@ class ScriptStudy(Study):
     def _predictions(self, folder: Path, progress: Progress) -> Predictions:
         path = folder / "predictions.json"
         if on_gpus(self.experiment):
-            codec.write_record(path, predicted_by_nccl(self.experiment, self.workload, self.machine, progress))
+            codec.write_record(path, predicted_by_nccl(self.experiment, self.workload, self.machine, self.by, progress))
         else:
             inputs, experiment = self._first_rounds(progress)
             codec.write_record(folder / "inputs.json", inputs)
@@ -187,7 +195,7 @@ class ScriptStudy(Study):
         seen = self.seen
         if seen is None:
             progress(f"profiling {declared.script} as rank 0 of {most_devices(declared)} in one process")
-            seen = profile_script(self.request, batches)
+            seen = profile_script(self.request, batches, by=self.by)
         _check_same_batch(given, seen)
         experiment = completed(declared, given or seen)
         current = environment()
@@ -198,7 +206,7 @@ class ScriptStudy(Study):
         for place, where in enumerate(settings_by_place(experiment)):
             progress(f"profiling and calibrating on {where}: {first_rounds_text(first_s)}, after the start")
             task = ScriptTask(experiment=experiment, inputs=inputs, place=place, meeting="", first_s=first_s)
-            inputs = codec.decode(self._on_ranks(task, progress), Inputs, "inputs")
+            inputs = self._on_ranks(task, progress)
         return msgspec.structs.replace(inputs, beforehand_until=stamp()), experiment
 
     def _on_ranks(self, task: ScriptTask, progress: Progress) -> Any:
@@ -213,8 +221,12 @@ class ScriptStudy(Study):
             script = experiment.script if is_module(experiment.script) else str(Path(experiment.script).absolute())
             experiment = msgspec.structs.replace(experiment, script=script)
             task = msgspec.structs.replace(task, experiment=experiment, meeting=str(meeting))
-            task_name = "dpsim.study.runners.script:script_on_ranks"
-            return on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)
+            if not task.by_mpi:
+                with JobRanks.started(task.parts, meeting, self.by, protection) as job:
+                    return take_turns(task, job, progress)
+            task_name = "dpsim.study.runners.mpi_ranks:script_on_ranks"
+            done = on_ranks_shown_once(task_name, task, devices=task.ranks, progress=progress, protection=protection)
+            return codec.decode(done, Inputs if task.before is None else Samples, "samples")
 
 
 def ready_errors(swept: SweepData) -> list[float]:

@@ -11,7 +11,6 @@ import msgspec
 from dpsim.errors import ConfigError
 from dpsim.harness.script.experiment import completed, shards
 from dpsim.harness.script.measure import ScriptStudy
-from dpsim.launch.job_python import OWN, JobPython
 from dpsim.machine import Machine
 from dpsim.model.ranking import Tuning, tune
 from dpsim.progress import Progress
@@ -39,8 +38,8 @@ class Profiled:
     cannot_accumulate: str = ""
 
 
-def profiled(study: ScriptStudy, local_batches: Sequence[int], progress: Progress, *, by: JobPython = OWN) -> Profiled:
-    """Profile the script by this Python, at its own batch and at ``local_batches``, or at twice and four times its own.
+def profiled(study: ScriptStudy, local_batches: Sequence[int], progress: Progress) -> Profiled:
+    """Profile the script of a study at its own batch and at ``local_batches``, or at twice and four times its own.
 
     Raises ``ConfigError`` where the script cannot be profiled, or not at one of the given batches.
     """
@@ -48,12 +47,12 @@ def profiled(study: ScriptStudy, local_batches: Sequence[int], progress: Progres
     progress(f"profiling {request.name} as rank 0 of {request.devices} in one process")
     refusal, cannot_accumulate = None, ""
     try:
-        workloads = [profile_script(msgspec.structs.replace(request, accumulates=True), by=by)]
+        workloads = [profile_script(msgspec.structs.replace(request, accumulates=True), by=study.by)]
     except ConfigError as error:
         if not error.given.startswith(WITH_ACCUMULATE):
             raise
         cannot_accumulate = error.given.removeprefix(WITH_ACCUMULATE)
-        workloads = [profile_script(request, by=by)]
+        workloads = [profile_script(request, by=study.by)]
     own = workloads[0].local_batches[0]
     settings = completed(study.experiment, workloads[0])  # refuses what is not predicted
     if shards(settings):
@@ -67,7 +66,7 @@ def profiled(study: ScriptStudy, local_batches: Sequence[int], progress: Progres
             continue
         progress(f"profiling {request.name} at a local batch of {batch}")
         try:
-            workloads.append(profile_script(request, [batch], by=by))
+            workloads.append(profile_script(request, [batch], by=study.by))
         except ConfigError as error:
             if local_batches:
                 raise

@@ -12,6 +12,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from dpsim import codec
+from dpsim.collective import size_ladder
 from dpsim.comm.allreduce import prepare
 from dpsim.comm.clock import now
 from dpsim.comm.compression import compression
@@ -21,7 +22,7 @@ from dpsim.comm.ordered_sum import ordered_sum
 from dpsim.comm.progress import BucketAllreduce
 from dpsim.comm.progress import Progress as AllreduceProgress
 from dpsim.comm.progress import progress as overlap_mechanism
-from dpsim.comm.selection import select, sizes
+from dpsim.comm.selection import select
 from dpsim.comm.transport import Transport, wait
 from dpsim.machine import Network, Selection
 from dpsim.plan import Plan
@@ -31,14 +32,13 @@ from dpsim.runtime.micro_batches import plan_partial_sums
 from dpsim.study import measure
 from dpsim.study.calibration import ALONE_S, LOSS_S, TIME_S, TOGETHER_S, WAKE_S, CalibrateConfig, load_slowdown
 from dpsim.study.disturbance import Judge, RowMarks, Seen, Watcher
-from dpsim.study.loop import StopRule, rounds
+from dpsim.study.loop import rounds, until_known
 from dpsim.study.profile import AT_S, narrow
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows
 from dpsim.study.runners.load import Load, ReplicaLoad, StandIn, nothing
-from dpsim.study.time_limit import FIRST_ROUNDS_GRACE_S, first_rounds_text
+from dpsim.study.time_limit import first_rounds_text
 
-_LEAST_ROUNDS, _MOST_ROUNDS = 5, 60
-_FEWEST_ROUNDS = 2
+_MOST_ROUNDS = 60
 _LEAST_LOAD_S = 1e-3
 _LOADED_S = 4e-3
 _MOST_AT_ONCE = 20
@@ -85,7 +85,7 @@ class CollectiveTable:
         self._sampled: list[int] = []
         summed = subject.collective.kind == "ordered-sum"
         self.compression = None if summed else compression(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
-        ladder = sizes(min(config.max_bytes, _MOST_SUMMED_BYTES) if summed else config.max_bytes)
+        ladder = size_ladder(min(config.max_bytes, _MOST_SUMMED_BYTES) if summed else config.max_bytes)
         self.sizes = list(config.sizes_bytes) or ladder
         self._visits = group.bcast(rows.next_visit(subject))
         self.first_s: dict[int, float] = {}
@@ -396,21 +396,6 @@ def _start(group: MPI.Intracomm, link: Transport) -> float:
         return quiet_start(group)
     group.Barrier()
     return now()
-
-
-def until_known(seconds: float, most_rounds: float = math.inf, least_rounds: int = _LEAST_ROUNDS) -> StopRule:
-    """Measure for ``seconds``, and for up to twice as long until every compute slowdown is known well enough.
-
-    Where the least rounds take 10 s longer than that, fewer are measured, but all sizes of a collective.
-    """
-    return StopRule(
-        least_rounds=least_rounds,
-        least_s=seconds,
-        most_s=2 * seconds,
-        most_rounds=most_rounds,
-        fewest_rounds=_FEWEST_ROUNDS,
-        limit_s=2 * seconds + FIRST_ROUNDS_GRACE_S,
-    )
 
 
 def calibrate_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """The runner of scripts: PyTorch's DDP trains a user's script, whose processes wait until it is their turn.
 
 Each setting has ranks of its own, and so has each case of the profile, which communicates with none, and the
-calibration. World rank 0 trains nothing: it gives the turns, in rounds and in random order, and keeps the samples and
+calibration. One process trains nothing: it gives the turns, in rounds and in random order, and keeps the samples and
 the rows. Waiting processes sleep in a read from a socket, so that those of one visit have the cores to themselves.
 """
 
@@ -10,27 +10,25 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from mpi4py import MPI
 from msgspec.structs import replace
 
 from dpsim import codec
 from dpsim.comm.clock import now
-from dpsim.comm.group import quiet_barrier, quiet_receive
 from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
-from dpsim.progress import Progress
+from dpsim.progress import Progress, no_progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
-from dpsim.study.calibration import TIME_S, CalibrateConfig
-from dpsim.study.emulation import Watched, emulated_workload, machine_cores
+from dpsim.study.calibration import TIME_S
+from dpsim.study.emulation import Watched, machine_cores
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
-from dpsim.study.loop import LEAST_ROUNDS, rounds
+from dpsim.study.loop import LEAST_ROUNDS, rounds, until_known
 from dpsim.study.measure import WARM_UP_ROUNDS, Visited, measure
 from dpsim.study.profile import (
     AT_S,
@@ -47,14 +45,15 @@ from dpsim.study.profile import (
     profiled_slowdowns,
 )
 from dpsim.study.rows import ProfiledBatch, Rows
-from dpsim.study.runners.calibration import until_known
-from dpsim.study.runners.training import wait_in_turns
+from dpsim.study.runners.timed_collectives import CollectiveTimes, tables_of
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
-from dpsim.study.task import ScriptTask
+from dpsim.study.task import Samples, ScriptTask
 from dpsim.torch.script.probe.endings import ENDED_EARLY
-from dpsim.torch.script.recorded import check_same
-from dpsim.torch.script.visit import CONTROL, Turn, Visit
+from dpsim.torch.script.probe.in_turns.visit import Timed, Turn, Visit
+from dpsim.torch.script.recorded import check_same, workload_of
+from dpsim.torch.script.request import Part, ScriptRequest
+from dpsim.torch.script.script_record import ScriptRecord, recorded_of
 from dpsim.workload import Workload
 
 _PROFILE_VISITS = 2
@@ -69,20 +68,44 @@ HOOK_SETTLES = 32
 """Steps of a visit before any counts in which ``dpsim.torch.allreduce_hook()`` finds its fastest way."""
 
 
-class Processes:
-    """The processes of one visit, behind their connections."""
+class Job(Protocol):
+    """The processes that take part, which connect once they are started."""
 
-    def __init__(self) -> None:
+    def start(self, parts: list[int]) -> None:
+        """Start the ranks of parts, by their numbers."""
+
+    def accept(self) -> Any:
+        """Return the connection of the next rank."""
+
+    def receive(self, connection: Any) -> Any:
+        """Return what comes over a connection. Raises ``DpsimError`` where a rank has failed."""
+
+
+class Processes:
+    """The processes of one visit, behind their connections, in the order of their ranks."""
+
+    def __init__(self, job: Job | None = None) -> None:
         self.connections: list[Connection[Turn, Visit]] = []
         self.ended = False
+        self.first: list[Visit] = []
+        """What each handed over before its first turn."""
+        self._job = job
 
     def turn(self, turn: Turn) -> list[Visit]:
         """Let all take a turn at once; what each did. ``ended``: the script of one has come to its end."""
-        for connection in self.connections:
-            connection.send(turn)
-        visits = [connection.recv() for connection in self.connections]
+        visits = self._answers(turn, len(self.connections))
         self.ended = any(visit.ended for visit in visits)
         return visits
+
+    def time(self, timed: Timed) -> list[Any]:
+        """Return what the first ranks took for the collectives that they are asked for."""
+        return [visit.taken for visit in self._answers(Turn(1, timed=timed), timed.devices)]
+
+    def _answers(self, turn: Turn, ranks: int) -> list[Visit]:
+        assert self._job is not None
+        for connection in self.connections[:ranks]:
+            connection.send(turn)
+        return [self._job.receive(connection) for connection in self.connections[:ranks]]
 
     def end(self) -> None:
         """Give no more turns."""
@@ -90,102 +113,58 @@ class Processes:
             connection.send(Turn(0))
 
 
-def _take_part(task: ScriptTask, subject: Setting | int | CalibrateConfig, group: Any, number: int) -> None:
-    """Take the turns of the ``number``-th member as a rank of its group. Loads torch, unless nothing computes there."""
-    experiment = task.experiment
-    if isinstance(subject, Setting) and subject.runtime == "dpsim":
-        assert task.workload is not None and task.machine is not None
-        workload = emulated_workload(task.workload, task.machine, subject.plan)
-        wait_in_turns(group, subject, workload, experiment.seed, task.meeting, number)
-    elif isinstance(subject, Setting):
-        from dpsim.torch.script.in_turns import train_in_turns
-        from dpsim.torch.script.probe.accumulated import accumulate
-        from dpsim.torch.script.probe.batches import replace_batch_size
-
-        if task.sets_local_batch:
-            replace_batch_size(int(subject.plan.local_batch))
-        if task.sets_accumulation:
-            accumulate(subject.plan.accumulate)
-        train_in_turns(group, subject, (experiment.script, experiment.arguments), task.meeting, number)
-    elif isinstance(subject, int):
-        from dpsim.torch.script.in_turns import profile_in_turns
-
-        profile_in_turns(group, task.request(subject), task.meeting, number)
-    else:
-        from dpsim.study.runners.reductions import calibrate_in_turns
-
-        assert task.inputs is not None
-        rows = Rows(task.inputs.rows)
-        calibrate_in_turns(group, subject, task.collectives, rows, _CALIBRATION_PARTS, task.meeting, number)
+def take_turns(task: ScriptTask, job: Job, report: Progress) -> Inputs | Samples:
+    """Do what a task asks for; return the ``Samples``, or the ``Inputs`` of the first rounds. Raises ``DpsimError``."""
+    processes = started(task.parts, job, report)
+    visits = ScriptVisits(task, processes, report)
+    done = visits.first_rounds() if task.before is None else visits.measured()
+    for each in processes:
+        each.end()
+    return done
 
 
-def script_on_ranks(comm: MPI.Intracomm, argument: dict[str, Any], report: Progress) -> dict[str, Any] | None:
-    """Do what a ``ScriptTask`` asks for; world rank 0 returns the ``Samples``, or the rows of the first rounds.
-
-    The others load PyTorch and wait, asleep, at the first step of their script.
-    """
-    task = codec.decode(argument, ScriptTask, "task")
-    if comm.rank == 0:
-        with Listener(str(Path(task.meeting) / CONTROL), "AF_UNIX", backlog=comm.size) as listener:
-            quiet_barrier(comm)
-            comm.Split(len(task.members), comm.rank)
-            processes = _started(comm, listener, task, report)
-            visits = ScriptVisits(task, processes, report)
-            done = visits.first_rounds() if task.before is None else visits.measured()
-            for each in processes:
-                each.end()
-            return dict(codec.to_builtins(done))
-    of_rank = [(number, subject) for number, (ranks, subject) in enumerate(task.members) for _ in range(ranks)]
-    number, subject = of_rank[comm.rank - 1]
-    quiet_barrier(comm)
-    group = comm.Split(number, comm.rank)
-    quiet_receive(comm)
-    _take_part(task, subject, group, number)
-    return None
-
-
-def _started(comm: MPI.Intracomm, listener: Listener, task: ScriptTask, report: Progress) -> list[Processes]:
-    """The processes of all members, once they have built DDP and wait at their first step; some start at a time."""
-    processes, begin_s, of_member = [Processes() for _ in task.members], now(), [ranks for ranks, _ in task.members]
-    waves, total = starting_together(of_member), sum(of_member)
+def started(parts: Sequence[Part], job: Job, report: Progress = no_progress) -> list[Processes]:
+    """Start all parts, some at a time; return their processes, once they have built DDP and wait for their turns."""
+    of_part = [part.ranks for part in parts]
+    processes, begin_s = [Processes(job) for _ in of_part], now()
+    waves, total = starting_together(of_part), sum(of_part)
     report(
         f"starting the script in {total} processes that take turns, about {_AT_ONCE} at a time: that takes as long as"
         f" {len(waves)} start{'s' * (len(waves) > 1)} of it until its first step"
     )
-    started = 0
+    begun = 0
     for wave in waves:
-        first = 1 + sum(of_member[: wave[0]])
-        ranks = sum(of_member[member] for member in wave)
-        for rank in range(first, first + ranks):
-            comm.Send([b"", MPI.BYTE], dest=rank)
-        for _ in range(ranks):
-            connection: Any = listener.accept()
-            processes[connection.recv()].connections.append(connection)
-        for member in wave:
-            for connection in processes[member].connections:
-                _check_trains(connection.recv().ended, 0)
-        started += ranks
-        if started < total and wave is waves[0]:
+        ranks: dict[tuple[int, int], Any] = {}
+        job.start(wave)
+        for _ in range(sum(of_part[part] for part in wave)):
+            connection = job.accept()
+            ranks[job.receive(connection)] = connection
+        for part, rank in sorted(ranks):
+            processes[part].connections.append(ranks[part, rank])
+            processes[part].first.append(job.receive(ranks[part, rank]))
+            _check_trains(processes[part].first[-1].ended, 0)
+        begun += len(ranks)
+        if begun < total and wave is waves[0]:
             spent_s = now() - begin_s
             report(
-                f"{started} of {total} processes have started in {spent_s:.2g} s: the others take about "
-                f"{spent_s * (total - started) / started:.2g} s more"
+                f"{begun} of {total} processes have started in {spent_s:.2g} s: the others take about "
+                f"{spent_s * (total - begun) / begun:.2g} s more"
             )
     return processes
 
 
-def starting_together(of_member: Sequence[int]) -> list[list[int]]:
-    """Return the members that start at the same time: as few as have ``_AT_ONCE`` processes, by those of each member.
+def starting_together(of_part: Sequence[int]) -> list[list[int]]:
+    """Return the parts that start at the same time: as few as have ``_AT_ONCE`` processes, by the ranks of each.
 
     What the first ones need tells how long the others will take.
     """
     waves: list[list[int]] = []
     processes = _AT_ONCE
-    for member, ranks in enumerate(of_member):
+    for part, ranks in enumerate(of_part):
         if processes >= _AT_ONCE:
             waves.append([])
             processes = 0
-        waves[-1].append(member)
+        waves[-1].append(part)
         processes += ranks
     return waves
 
@@ -215,10 +194,30 @@ class ScriptVisits:
             self._profile = inputs.profiles[task.place]
             others = iter(processes[len(task.settings) :])
             self.profilers = [
-                Profiler(self._profile, inputs.bare[task.place], subject, next(others), self.rows)
+                Profiler(
+                    self._profile,
+                    inputs.bare[task.place],
+                    subject,
+                    next(others),
+                    self.rows,
+                    task.request(subject.local_batch),
+                )
                 for subject in self._profile.subjects(task.place)
             ]
-            self.calibrators = [Calibrator(next(others), self.rows)]
+            calibrated = next(others)
+            unit_s = max(visit.taken for visit in calibrated.first)
+            self.calibrators = [
+                Calibrator(
+                    tables_of(
+                        inputs.calibrations[task.place],
+                        task.collectives,
+                        self.rows,
+                        calibrated.time,
+                        unit_s,
+                        _CALIBRATION_PARTS,
+                    )
+                )
+            ]
 
     @property
     def _profiled_bytes(self) -> int:
@@ -271,7 +270,7 @@ class ScriptVisits:
         profiles = (*inputs.profiles[:place], replace(inputs.profiles[place], **decided), *inputs.profiles[place + 1 :])
         return replace(inputs, profiles=profiles, rows=self.rows.series(), measured_until=stamp())
 
-    def measured(self) -> Any:
+    def measured(self) -> Samples:
         """Visit everything in every round, until all intervals are narrow or the budget is spent; the ``Samples``."""
         task, experiment = self._task, self._task.experiment
         assert task.before is not None
@@ -291,15 +290,16 @@ class ScriptVisits:
 
 
 class Calibrator:
-    """Visits the allreduces that DDP starts, which ranks of their own do."""
+    """Visits the collectives that DDP or FSDP starts, which ranks of their own do."""
 
-    def __init__(self, processes: Processes, rows: Rows) -> None:
-        self._processes, self._rows = processes, rows
+    def __init__(self, tables: Sequence[CollectiveTimes]) -> None:
+        self._tables, self._visits = tables, itertools.count()
 
     def visit(self, number: int, *, counted: bool) -> bool:
         """See ``Visited``."""
-        for visit in self._processes.turn(Turn(1)):
-            self._rows.join(visit.rows)
+        visit = next(self._visits)
+        for table in self._tables:
+            table.visit(visit)
         return True
 
 
@@ -311,9 +311,15 @@ class Profiler:
     """
 
     def __init__(
-        self, config: ProfileConfig, bare: Workload, subject: ProfiledBatch, processes: Processes, rows: Rows
+        self,
+        config: ProfileConfig,
+        bare: Workload,
+        subject: ProfiledBatch,
+        processes: Processes,
+        rows: Rows,
+        request: ScriptRequest,
     ) -> None:
-        self._subject, self._processes, self._rows = subject, processes, rows
+        self._subject, self._processes, self._rows, self._request = subject, processes, rows, request
         self._bare, self._given = bare, config.times_given
         self.pause_s = dict(config.pause_s)
         self._visits = rows.next_visit(subject)
@@ -324,7 +330,7 @@ class Profiler:
         if self._processes.ended:
             return True
         visits = self._processes.turn(Turn(COUNTED_STEPS, self.pause_s.get(subject.devices, 0.0)))
-        profiled = [visit.profiled for visit in visits if visit.profiled is not None]
+        profiled = [self._workload(visit.profiled) for visit in visits if visit.profiled is not None]
         if self._processes.ended or any(each.local_batches != (subject.local_batch,) for each in profiled):
             return True  # the end of the script, or the last batches of an epoch
         self._rows.add(subject, STEP_S, self._visits, [max(map(computed_s, profiled))])
@@ -333,6 +339,9 @@ class Profiler:
             self._keep_parts(subject, profiled[0])
         self._visits += 1
         return True
+
+    def _workload(self, record: dict[str, Any]) -> Workload:
+        return workload_of(recorded_of(codec.convert(record, ScriptRecord), self._request))
 
     def _keep_parts(self, subject: ProfiledBatch, profiled: Workload) -> None:
         check_same(self._bare, profiled, subject.local_batch)

@@ -27,7 +27,7 @@ from dpsim.study.disturbance import Judge, Seen, Watcher
 from dpsim.study.emulation import Watch, Watched, machine_cores
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s, train
-from dpsim.torch.script.visit import Turns, Visit
+from dpsim.torch.script.probe.in_turns.visit import Turns, Visit
 from dpsim.workload import Workload
 
 _LOSS_TOLERANCE = 0.02
@@ -193,7 +193,7 @@ def wait_in_turns(
     dataset = Dataset(name="none", train_x=x, train_y=labels, test_x=x[:1], test_y=labels[:1], classes=1)
     trainer = Trainer(replica, dataset, plan, group, network, seed=seed, schedule=schedule)
     sizes = tuple(int(size) for size in schedule.bucket_size_bytes)
-    turns, visit = Turns(folder, number), Visit(bucket_bytes=sizes)
+    turns, visit = Turns(folder, number, group.rank), Visit(bucket_bytes=sizes)
     while turns.take(visit).steps:
         outcomes, watched = watched_steps(group, trainer, replica)
         marks = [outcome.marks for outcome in outcomes]

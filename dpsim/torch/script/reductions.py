@@ -1,4 +1,4 @@
-"""How DDP's buckets are averaged: by gloo, or by dpsim's MPI transports through a communication hook. Loads torch."""
+"""DDP's buckets are averaged by dpsim's MPI transports, through a communication hook. Loads torch."""
 
 from __future__ import annotations
 
@@ -7,23 +7,9 @@ from typing import Any
 import torch
 
 from dpsim.comm.clock import now
-from dpsim.comm.progress import BucketAllreduce, Finished, progress
+from dpsim.comm.progress import BucketAllreduce, progress
 from dpsim.comm.transport import Array, Transport
 from dpsim.errors import ConfigError
-
-
-class GlooReduction:
-    """gloo's own allreduce (sum) on a process group. DDP divides the gradients as it copies them into the bucket."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    def reduce(self, tensor: Any) -> Any:
-        """Start to reduce a flat tensor; a future of it. Every rank starts the same ones in the same order."""
-        return self.group.allreduce([tensor]).get_future()
-
-    def close(self) -> None:
-        """End; nothing may be under way."""
 
 
 class MpiReduction:
@@ -66,10 +52,6 @@ class MpiReduction:
         self._mechanism.close()
 
 
-Reduction = GlooReduction | MpiReduction
-"""What reduces a tensor over all ranks in place, as DDP asks for it."""
-
-
 def _array(tensor: Any) -> Array:
     """The memory of a tensor as a flat array. Raises ``ConfigError``."""
     if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.float64, torch.float16):
@@ -81,71 +63,3 @@ def _array(tensor: Any) -> Array:
         )
     array: Array = tensor.detach().view(-1).numpy()
     return array
-
-
-class FutureProgress:
-    """Runs allreduces beside a load as ``dpsim.comm.progress.Progress`` does, by a ``Reduction``.
-
-    Their ends are seen by ``poll``, which the load calls often: a callback would take the interpreter's lock on a
-    thread that reduces, as nothing does while DDP trains.
-    """
-
-    def __init__(self, reduction: Reduction, finished: Finished) -> None:
-        self._reduction, self._report = reduction, finished
-        self._under_way: list[tuple[int, int, Any]] = []
-        self._last_s = 0.0  # when the first one that is under way began to take its turn
-        self.bucket = -1
-
-    def prepare(self, data: Array, order: object = None, kind: str = "allreduce") -> BucketAllreduce:
-        return BucketAllreduce(ReducedArray(self._reduction, data), data.nbytes)
-
-    def submit(self, bucket: int, allreduce: BucketAllreduce) -> None:
-        if not self._under_way:
-            self._last_s = now()
-        reduced = allreduce.prepared
-        assert isinstance(reduced, ReducedArray)
-        self._under_way.append((bucket, allreduce.size_bytes, reduced.begin()))
-
-    def poll(self) -> None:
-        for entry in [entry for entry in self._under_way if entry[2].done()]:
-            self._ended(entry)
-
-    def enqueue(self) -> None:
-        """The calling thread waits for all of them in ``finish``."""
-
-    def finish_until(self, count: int) -> None:
-        """Return when all of them have ended."""
-        self.finish()
-
-    def finish(self) -> None:
-        while self._under_way:
-            self._under_way[0][2].wait()
-            self._ended(self._under_way[0])
-
-    def _ended(self, entry: tuple[int, int, Any]) -> None:
-        self._under_way.remove(entry)
-        end_s = now()
-        self._report(entry[0], entry[1], self._last_s, end_s)
-        self._last_s = end_s
-
-    def close(self) -> None:
-        self._reduction.close()
-
-
-class ReducedArray:
-    """An array that a ``Reduction`` reduces again and again, as a ``PersistentAllreduce``."""
-
-    def __init__(self, reduction: Reduction, data: Array) -> None:
-        self._reduction, self._tensor = reduction, torch.from_numpy(data)
-
-    def begin(self) -> Any:
-        """Start to reduce it; the future."""
-        return self._reduction.reduce(self._tensor)
-
-    def run(self) -> None:
-        self.begin().wait()
-
-    def start(self) -> Any:
-        """Reduce it at once; there are no steps to wait for."""
-        self.run()
-        yield from ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from dpsim.codec import Noun
 from dpsim.errors import ConfigError
@@ -67,3 +68,28 @@ class ScriptRequest(Noun, frozen=True):
                 allowed=f"{len(MODES)} or more",
                 remedy="one is timed as a whole, one with a hook on each module, one with a hook on each gradient",
             )
+
+
+class Part(Noun, frozen=True):
+    """What ``ranks`` processes do together in a measurement, in turns with others, the ``number``-th of all.
+
+    They ``train``, or ``observe`` so many ``steps`` of their training; or each is the ``profile`` of rank 0 of
+    ``devices``; or they time the ``collectives`` of the first so many ranks (``counts``). A script is changed as in a
+    ``ScriptRequest``, and DDP may have another ``bucket_cap_bytes`` and a communication ``hook``: what the function
+    ``module:function`` returns.
+    """
+
+    kind: Literal["train", "observe", "profile", "collectives"]
+    number: int
+    ranks: int
+    script: str = ""
+    arguments: tuple[str, ...] = ()
+    devices: int = 1
+    local_batch: int | None = None
+    accumulate: int | None = None
+    fully_shard: bool = False
+    on_gpus: bool = False
+    hook: str = ""
+    bucket_cap_bytes: float | None = None
+    steps: int = 0
+    counts: tuple[int, ...] = ()

@@ -5,19 +5,19 @@ Between its turns the script waits where its next step would begin. The script i
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from time import perf_counter as now
 from typing import Any
 
 import torch
 
-from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.around import Script
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel, WaitedCollectives
+from dpsim.torch.script.probe.in_turns.visit import LOGGED, Turn, Visit
 from dpsim.torch.script.probe.rank_record import ddp_parameters
-from dpsim.torch.script.reductions import MpiReduction
-from dpsim.torch.script.visit import LOGGED, Turn, Visit
 
 _NANOSECOND_S = 1e-9
 
@@ -28,8 +28,9 @@ TakeTurn = Callable[[Visit], Turn]
 class StepTimer(Script):
     """Keeps when the steps of a turn began, and what was logged of each.
 
-    With a ``reduction`` DDP gets dpsim's hook over MPI; with ``dpsim_hook`` it gets the one of
-    ``dpsim.torch.allreduce_hook()``, as a user would register it.
+    With a ``reduction`` that is no ``WaitedCollectives`` DDP gets a hook that lets it reduce the buckets, such as a
+    ``dpsim.torch.script.reductions.MpiReduction``. With a ``hook``, ``module:function``, DDP gets what this function
+    returns, as a user would register it.
     """
 
     until_update = True
@@ -37,12 +38,13 @@ class StepTimer(Script):
     def __init__(
         self,
         take_turn: TakeTurn,
-        reduction: MpiReduction | WaitedCollectives | None = None,
+        reduction: Any = None,
         *,
-        dpsim_hook: bool = False,
+        hook: str = "",
     ) -> None:
         super().__init__()
-        self._take_turn, self._reduction, self._dpsim_hook = take_turn, reduction, dpsim_hook
+        self._take_turn, self._reduction, self._hook = take_turn, reduction, hook
+        self._reduces = reduction is not None and not isinstance(reduction, WaitedCollectives)
         self._visit = Visit()
         self._left = 0
         self._waited_s = 0.0
@@ -52,17 +54,17 @@ class StepTimer(Script):
         """Let DDP log every step, and give it a hook."""
         ddp._set_ddp_runtime_logging_sample_rate(1)
         reduction = self._reduction
-        if isinstance(reduction, MpiReduction):
+        if self._reduces:
             if any(parameter["sparse"] for parameter in ddp_parameters(ddp)):
                 raise _not_by_hook("the script has sparse gradients, of an embedding with sparse=True", "dense ones")
             self.register_hook(ddp, lambda _, bucket: reduction.reduce(bucket.buffer()))
-        elif self._dpsim_hook:
-            from dpsim.torch import allreduce_hook
-
-            self.register_hook(ddp, allreduce_hook(process_group=ddp.process_group))
+        elif self._hook:
+            module, _, name = self._hook.partition(":")
+            make = getattr(importlib.import_module(module), name)
+            self.register_hook(ddp, make(process_group=ddp.process_group))
 
     def hooked(self, ddp: Any, hook: Any) -> None:
-        if isinstance(self._reduction, MpiReduction) or self._dpsim_hook:
+        if self._reduces or self._hook:
             allowed = "no hook, for DDP takes one, and this measurement needs it"
             raise _not_by_hook("the script registers a communication hook of its own", allowed)
 

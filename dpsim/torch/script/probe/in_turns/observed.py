@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter as now
 from typing import Any
 
 from torch import distributed
 
-from dpsim import codec
-from dpsim.comm.clock import now
 from dpsim.errors import ConfigError
-from dpsim.lowering.ddp import final_buckets
-from dpsim.model.observed import ObservedRank, ObservedStep
 from dpsim.torch.script.probe.around import SETTLED_STEPS, CoreTime, Script
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel
-from dpsim.torch.script.probe.rank_record import ddp_record
-from dpsim.torch.script.script_record import DdpRecord
-from dpsim.torch.script.timed import bucket_bytes
+from dpsim.torch.script.probe.in_turns.timed import bucket_bytes
 
 _MOST_HOOKED = 8
 """Buckets up to which DDP gets a hook that notes when each is ready and done: a call into Python delays a bucket."""
@@ -40,7 +35,7 @@ class Observer(Script):
     def __init__(self, wanted: int, observed: Callable[[Observer], None], reduce: Reduce | None = None) -> None:
         super().__init__()
         self._wanted, self._reduce, self._observed = wanted, reduce, observed
-        self.steps: list[ObservedStep] = []
+        self.steps: list[dict[str, Any]] = []
         self.local_batch = 0
         self.accumulate = 1
         self._hooked = self._hooks_itself = False
@@ -67,14 +62,14 @@ class Observer(Script):
         self._computing_delayed_s += ended[1] - began[1]
 
     @property
-    def rank(self) -> ObservedRank:
-        """What was observed."""
-        return ObservedRank(
-            steps=tuple(self.steps),
-            bucket_bytes=bucket_bytes(self.ddp),
-            local_batch=self.local_batch,
-            accumulate=self.accumulate,
-        )
+    def rank(self) -> dict[str, Any]:
+        """What was observed: the fields of a ``dpsim.model.observed.ObservedRank``."""
+        return {
+            "steps": self.steps,
+            "bucket_bytes": bucket_bytes(self.ddp),
+            "local_batch": self.local_batch,
+            "accumulate": self.accumulate,
+        }
 
     def built(self, ddp: Any) -> None:
         """Let DDP log the times of every step."""
@@ -94,10 +89,7 @@ class Observer(Script):
 
     def _hook(self) -> None:
         """Give DDP a hook where its buckets go over an emulated link, or are so few that noting each takes no time."""
-        record = codec.convert(ddp_record(self.ddp), DdpRecord)
-        parameters = record.ddp_parameters
-        buckets = final_buckets(parameters, range(len(parameters) - 1, -1, -1), record.options)
-        few = not self._hooks_itself and len(buckets) <= _MOST_HOOKED
+        few = not self._hooks_itself and len(bucket_bytes(self.ddp)) <= _MOST_HOOKED
         reduce = self._reduce or (by_gloo if few else None)
         self._hooked = reduce is not None
         if reduce is not None:
@@ -165,19 +157,17 @@ class Observer(Script):
         if self.synchronised > SETTLED_STEPS:
             done_s = [self._done_s.get(number, ended_s) for number in range(len(self._ready_s))]
             self.accumulate = self.micro_batches
-            self.steps.append(
-                ObservedStep(
-                    began_s=self._ended_s,
-                    computed_s=computed[0],
-                    ended_s=ended_s,
-                    delayed_s=computed[1] - self._without_core_s,
-                    computing_delayed_s=self._computing_delayed_s,
-                    input_delayed_s=self._input_delayed_s,
-                    ready_s=tuple(self._ready_s),
-                    done_s=tuple(done_s),
-                    **self._seconds,
-                )
-            )
+            step = {
+                "began_s": self._ended_s,
+                "computed_s": computed[0],
+                "ended_s": ended_s,
+                "delayed_s": computed[1] - self._without_core_s,
+                "computing_delayed_s": self._computing_delayed_s,
+                "input_delayed_s": self._input_delayed_s,
+                "ready_s": self._ready_s,
+                "done_s": done_s,
+            }
+            self.steps.append({**step, **self._seconds})
         self._ended_s = ended_s
         self._clear()
 

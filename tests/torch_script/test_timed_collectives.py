@@ -1,0 +1,115 @@
+"""What ranks take for collectives, and the tables that follow from the times of all of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from dpsim.constraints import FSDP
+from dpsim.launch.job_python import OWN
+from dpsim.study.calibration import LOSS_S, TIME_S, CalibrateConfig
+from dpsim.study.rows import CalibratedCollective, Rows
+from dpsim.study.runners.job_ranks import JobRanks
+from dpsim.study.runners.script import Processes
+from dpsim.study.runners.timed_collectives import CollectiveTimes, tables_of
+from dpsim.torch.script.probe.in_turns.visit import Timed
+from dpsim.torch.script.request import Part
+
+CONFIG = CalibrateConfig(
+    algorithms=("gloo",), devices=(2,), overlaps=("thread",), max_bytes=4096, runtime="torch-ddp-gloo", slowdown=False
+)
+ALLREDUCE_S, UNIT_S, LATE_S = 2e-3, 1e-3, 0.5
+
+
+def answers(timed: Timed) -> list[Any]:
+    """Ranks of which each is ``LATE_S`` later than the one before; a load takes 10 % longer beside a stream."""
+    ranks = range(timed.devices)
+    assert timed.at_s > time.perf_counter() - 1.0
+    if timed.what == "stream":
+        taken_s = ALLREDUCE_S * timed.at_once
+        last_s = LATE_S * (timed.devices - 1)
+        return [[(LATE_S * rank + step, last_s + taken_s + step) for step in (10.0, 20.0)] for rank in ranks]
+    if timed.what == "load":
+        return [UNIT_S * timed.units] * timed.devices
+    if timed.what == "beside":
+        spans = [(ALLREDUCE_S * number, ALLREDUCE_S * (number + 1)) for number in range(timed.at_once)]
+        return [(1.1 * UNIT_S * timed.units, spans)] * timed.devices
+    spans = {kind: [(LATE_S * (timed.devices - 1), 1.0)] * 3 for kind in ("all-gather", "reduce-scatter")}  # type: ignore[assignment]
+    return [spans] * timed.devices
+
+
+def tables(config: CalibrateConfig, rows: Rows, parts: int = 1) -> list[CollectiveTimes]:
+    return tables_of(config, config.collectives(), rows, answers, UNIT_S, parts)
+
+
+def test_a_stream_begins_when_the_last_rank_is_ready_and_an_allreduce_has_its_share_of_it() -> None:
+    rows = Rows()
+    alone, beside = tables(CONFIG, rows)
+    for table in (alone, beside):
+        table.visit(0)
+    subjects = CONFIG.collectives()
+    assert [alone.sizes, beside.sizes] == [[4, 1024, 4096], [4, 4096]]
+    for size in alone.sizes:
+        assert rows.values(subjects[0], TIME_S, size) == pytest.approx([ALLREDUCE_S] * 2)
+    for size in beside.sizes:
+        assert rows.values(subjects[1], TIME_S, size) == pytest.approx([ALLREDUCE_S])
+        units = rows.values(subjects[1], LOSS_S, size) * alone.ask.at_once(size) / (0.1 * UNIT_S)
+        assert units >= 2.5 * ALLREDUCE_S * alone.ask.at_once(size) / UNIT_S - 1e-9, "the load outlasts the stream"
+
+
+def test_turns_come_through_all_sizes_and_a_calibration_that_goes_on_is_a_new_visit() -> None:
+    rows = Rows()
+    alone, *_ = tables(CONFIG, rows, parts=2)
+    subject = CONFIG.collectives()[0]
+    alone.visit(0)
+    assert [len(rows.values(subject, TIME_S, size)) for size in alone.sizes] == [2, 0, 2]
+    again, *_ = tables(CONFIG, rows, parts=2)
+    again.visit(0)
+    assert [len(rows.values(subject, TIME_S, size)) for size in alone.sizes] == [2, 2, 2]
+
+
+def test_both_collectives_of_fsdp_come_from_the_same_steps() -> None:
+    rows = Rows()
+    config = replace(CONFIG, runtime=FSDP, overlaps=(), sizes_bytes=(1024, 65536), strategy="zero3")
+    for table in tables(config, rows):
+        table.visit(0)
+    subjects: list[CalibratedCollective] = config.collectives()
+    assert {subject.collective.kind for subject in subjects} == {"all-gather", "reduce-scatter"}
+    for subject in subjects:
+        assert rows.values(subject, TIME_S, 65536) == pytest.approx([1.0 - LATE_S])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_ranks_time_what_they_are_asked_for(devices: int, tmp_path: Path) -> None:
+    """On their first ranks alone too, while the others sleep."""
+    part = Part(kind="collectives", number=0, ranks=devices, counts=(max(devices - 1, 1), devices), fully_shard=True)
+    if devices == 1:
+        part = replace(part, counts=(1,))
+    with JobRanks.started([part], tmp_path, OWN) as job:
+        processes = Processes(job)
+        job.start([0])
+        connections = [job.accept() for _ in range(devices)]
+        by_rank = {job.receive(connection)[1]: connection for connection in connections}
+        processes.connections += [by_rank[rank] for rank in range(devices)]
+        assert all(job.receive(connection).taken > 0 for connection in processes.connections)
+        for count in part.counts:
+
+            def asked(what: str, count: int = count, **more: int) -> list[Any]:
+                return processes.time(Timed(what, count, 1024, time.perf_counter() + 2e-3, **more))
+
+            for spans in asked("stream", at_once=5):
+                assert len(spans) == 3 and all(begun_s < ended_s for begun_s, ended_s in spans)
+            assert len(asked("load", units=2)) == count and min(asked("load", units=2)) > 0
+            for loaded_s, spans in asked("beside", at_once=5, units=4):
+                assert loaded_s > 0 and len(spans) == 5
+            for of_rank in asked("sharded", units=4) if count > 1 else ():
+                counts = {kind: len(spans) for kind, spans in of_rank.items()}
+                assert counts == {"all-gather": 2 * 4 * 3, "reduce-scatter": 4 * 3}, (
+                    "four units, given up after forward"
+                )
+        processes.end()
