@@ -226,21 +226,51 @@ def test_a_script_that_reduces_in_each_micro_batch_is_told_what_deferring_sends_
     assert ddp is not None and (ddp.accumulate, ddp.deferred) == (4, False)
 
 
+COUNTED = """
+counts = dict.fromkeys(("all_gather_single", "reduce_scatter_single"), 0)
+
+def count(name, original):
+    def counted(*arguments, **keywords):
+        counts[name] += 1
+        return original(*arguments, **keywords)
+    return counted
+
+for name in counts:
+    setattr(dist, name, count(name, getattr(dist, name)))
+optimizer = shard(model)
+while True:
+    for last in (False, False, True):
+        loss = model(torch.randn(4, 16)).sum()
+        {flags}
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("{flags}:", *counts.values())  # lines that are alike are shown once
+    counts.update(dict.fromkeys(counts, 0))
+"""
+
+
 @pytest.mark.torch
-def test_units_that_stay_whole_until_the_last_micro_batch_are_gathered_once(tmp_path: Path) -> None:
-    text = """
-    optimizer = shard(model)
-    while True:
-        for last in (False, False, True):
-            model.set_requires_gradient_sync(last)
-            model.set_reshard_after_backward(last)
-            model(torch.randn(4, 16)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    """
-    workload = profile_script(ScriptRequest(script=str(a_script(tmp_path, text)), devices=2, steps=6))
-    assert workload.ddp is not None and workload.ddp.accumulate == 3 and workload.ddp.deferred
-    assert not any(unit.reshard_after_backward for unit in workload.ddp.units)
+@pytest.mark.parametrize(
+    ("flags", "deferred", "whole"),
+    [
+        ("pass", False, False),
+        ("model.set_requires_gradient_sync(last)", True, False),
+        ("model.set_requires_gradient_sync(last); model.set_reshard_after_backward(last)", True, True),
+    ],
+    ids=["each", "deferred", "deferred and whole"],
+)
+def test_a_predicted_step_has_the_collectives_that_fsdp_calls(
+    flags: str, deferred: bool, whole: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = a_script(tmp_path, COUNTED.replace("{flags}", flags))
+    workload = profile_script(ScriptRequest(script=str(script), devices=2, steps=6))
+    ddp = workload.ddp
+    assert ddp is not None and (ddp.accumulate, ddp.deferred, ddp.late_flag) == (3, deferred, False)
+    assert {unit.reshard_after_backward for unit in ddp.units} == {not whole}
+    kind = lower(workload, plan_of(3)).kind
+    gathers, scatters = (np.count_nonzero(kind == each) for each in (ALL_GATHER_EVENT, REDUCE_SCATTER_EVENT))
+    assert f"{flags}: {gathers} {scatters}\n" in "".join(capfd.readouterr())
 
 
 @pytest.mark.torch
