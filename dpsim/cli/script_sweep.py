@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,10 +109,8 @@ def _experiment(
     values = given.values(fusion_threshold_bytes=_cap) | of.values()
     question, script = _question(question, values), of.torch_script or ""
     check_program(script)
-    by = job_python(of.python)
-    if not by.is_own and "network" not in values:
-        values.setdefault("algorithm", ("gloo",))
-    experiment = script_experiment(
+    experiment_of = functools.partial(
+        script_experiment,
         script,
         arguments=arguments,
         **readers.provided(
@@ -127,6 +126,9 @@ def _experiment(
             budget_s=readers.budget(given.budget),
         ),
     )
+    experiment, by = experiment_of(), job_python(of.python)
+    if not by.is_own and "algorithm" not in values and "network" not in values:
+        experiment = experiment_of(communication=("gloo",))
     return question, experiment, by
 
 

@@ -16,6 +16,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.script import gpus
 from dpsim.harness.script.experiment import completed, script_experiment
 from dpsim.launch import child_process
+from dpsim.launch.job_python import OWN
 from dpsim.lowering import lower
 from dpsim.machine import AllreduceCost, Machine
 from dpsim.records.sweep import read_predictions
@@ -120,10 +121,10 @@ def test_a_measurement_needs_nccl_and_a_gpu_for_each_rank(
 
     monkeypatch.setattr(child_process, "run", run)
     if not given:
-        gpus.check_gpus(2)
+        gpus.check_gpus(2, OWN)
         return
     with pytest.raises(ConfigError) as refused:
-        gpus.check_gpus(2)
+        gpus.check_gpus(2, OWN)
     assert given in str(refused.value)
 
 
@@ -147,7 +148,7 @@ def test_without_gpus_a_measurement_is_refused_before_anything_runs(dpsim: Dpsim
 def test_the_times_of_nccl_have_to_be_given(machine: Machine | None, given: str, tmp_path: Path) -> None:
     config = script_experiment(script=str(a_script(tmp_path)), communication=("nccl",))
     with pytest.raises(ConfigError, match=given):
-        gpus.predicted_by_nccl(config, a_workload(), machine, [].append)
+        gpus.predicted_by_nccl(config, a_workload(), machine, OWN, [].append)
 
 
 @pytest.mark.torch

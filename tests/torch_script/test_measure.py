@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from dpsim.harness.sweep.compare import compare
 from dpsim.harness.sweep.experiment import predict_experiment
 from dpsim.harness.sweep.grids import telling
 from dpsim.harness.sweep.questions import compared, group_name
+from dpsim.launch import job_python
 from dpsim.lowering.fusion import fuse
 from dpsim.machine import Link, Machine
 from dpsim.records.sweep import Experiment, read_predictions, read_results
@@ -145,7 +145,7 @@ def test_before_the_script_has_run_it_is_said_what_will_be_done_at_most(
 ) -> None:
     """Two networks for MPI's hook and one for gloo."""
 
-    def profile(*_: Any) -> Any:
+    def profile(*_: Any, **__: Any) -> Any:
         raise InterruptedError
 
     monkeypatch.setattr(harness, "profile_script", profile)
@@ -405,9 +405,9 @@ def test_a_script_that_cannot_be_measured_is_explained(
 def test_without_torch_the_message_says_what_to_install(
     dpsim: Dpsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(job_python, "_asked", lambda path: job_python.JobPython(path, "3.12.1", ""))
     code, out, err = measured(dpsim, a_script(tmp_path), tmp_path / "report")
-    assert (code, out) == (2, "") and "PyTorch is not installed" in err and "'.[torch]'" in err
+    assert (code, out) == (2, "") and "PyTorch is neither installed beside dpsim nor" in err and "'.[torch]'" in err
     assert not (tmp_path / "report").exists() or not list((tmp_path / "report").glob("*.json"))
 
 

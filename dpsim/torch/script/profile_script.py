@@ -82,8 +82,8 @@ def check_own_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "PyTorch is not installed beside dpsim",
-            allowed="it, where dpsim itself measures the ranks of a script; profile, reproduce, explain -- COMMAND and"
-            " tune with --machine enter the environment that the script has",
+            allowed="it, where ranks of a script communicate by MPI, over an emulated link or by dpsim's hook;"
+            " elsewhere dpsim enters the environment that the script has",
             remedy=install("torch"),
         )
 

@@ -10,6 +10,10 @@ library alone (``tests/test_structure.py`` holds the list). Between dpsim's proc
 - ``dpsim reproduce --torch-script`` starts ``start.py reproduce.ranks FOLDER``: there is a ``RunsRequest``
   (``dpsim.torch.script.reproduce.observation``), and for each run a folder to which its ranks write their steps
   (``reproduce/report.py``). They are compared in dpsim's process.
+- ``dpsim sweep --torch-script``, ``dpsim tune`` and ``dpsim explain --torch-script`` start ``start.py in_turns.ranks
+  FOLDER``: there are the parts that are visited (``dpsim.torch.script.request.Part``), and the socket on which ranks,
+  which are forked from this process, are started, are given their turns, and hand over what they did
+  (``in_turns/visit.py``). Samples, rows and tables are kept and computed in dpsim's process.
 - ``dpsim explain -- COMMAND`` starts the job as it is, with two variables: ``PYTHONPATH``, which begins with the folder
   ``startup``, so that Python loads its ``sitecustomize`` and that the job's own; and ``DPSIM_WATCH=STEPS:FOLDER``, how
   many steps of a DDP model to watch, and where to leave the record of each rank. ``FOLDER/rank-RANK-PROCESS.json`` has

@@ -112,6 +112,9 @@ def _become_rank(part: Any, rank: int, folder: Path) -> NoReturn:
         if sys.platform.startswith("linux"):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored until here
+        outputs: Any = (sys.stdout, sys.stderr)
+        for stream in outputs:
+            stream.reconfigure(line_buffering=True, write_through=False)  # whole lines of each rank
         seed_untouched(rank)
         take_part(part, rank, str(folder), {})
         code = _WELL
