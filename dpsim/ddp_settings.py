@@ -99,12 +99,6 @@ class DdpSettings(Noun, frozen=True):
         return "fsdp" if self.units else "per-tensor" if self.whole_buckets else self.bucket_rule
 
     @property
-    def whole_bytes(self) -> int:
-        """The bytes of the units that are whole at once, where backward begins: those that stay so, and a largest."""
-        kept = sum(unit.size_bytes for unit in self.units if not unit.reshard)
-        return kept + max((unit.size_bytes for unit in self.units if unit.reshard), default=0)
-
-    @property
     def own_allreduces(self) -> str:
         """How many allreduces the script asks for itself, and of how many bytes, in words."""
         count, size = len(self.own_allreduce_bytes), format_size(sum(self.own_allreduce_bytes))

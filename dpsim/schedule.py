@@ -155,6 +155,13 @@ class Schedule:
         return np.flatnonzero((self.kind == ALLREDUCE_EVENT) | (self.kind == REDUCE_SCATTER_EVENT))
 
     @property
+    def summed_bytes(self) -> Ints:
+        """The bytes of each bucket as it is added up, above 0; those of its gradients where nothing is."""
+        sums = self.gradient_collectives
+        sizes = self.size_bytes[sums] if len(sums) else self.bucket_size_bytes
+        return sizes[sizes > 0]
+
+    @property
     def parameter_collectives(self) -> Ints:
         """The collectives that bring buckets of parameters together, in the order in which they are sent."""
         return np.flatnonzero(self.kind == ALL_GATHER_EVENT)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -29,15 +29,21 @@ _LARGEST_BATCH = 10**12
 
 
 class Tensor(Noun, frozen=True):
-    """One gradient tensor (and its parameter): a name that is unique in the workload, a shape, a dtype."""
+    """One gradient tensor (and its parameter): a name that is unique in the workload, a shape, a dtype.
+
+    FSDP gathers the parameter as ``gather_dtype`` and reduces the gradient as ``reduce_dtype`` (empty: its own).
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
+    gather_dtype: str = ""
+    reduce_dtype: str = ""
 
     def __post_init__(self) -> None:
-        if self.dtype not in ITEM_BYTES:
-            raise ConfigError(f"tensor {self.name!r} has dtype {self.dtype!r}", allowed=", ".join(ITEM_BYTES))
+        for key, dtype in (("dtype", self.dtype), ("gather_dtype", self.gathered), ("reduce_dtype", self.reduced)):
+            if dtype not in ITEM_BYTES:
+                raise ConfigError(f"tensor {self.name!r} has {key} {dtype!r}", allowed=", ".join(ITEM_BYTES))
         if any(n < 0 for n in self.shape):
             raise ConfigError(f"tensor {self.name!r} has shape {self.shape}", allowed="no negative extent")
 
@@ -48,6 +54,21 @@ class Tensor(Noun, frozen=True):
     @property
     def size_bytes(self) -> int:
         return self.elements * ITEM_BYTES[self.dtype]
+
+    def padded(self, devices: int) -> int:
+        """Return the elements of ``devices`` equal shards of whole rows."""
+        rows = self.shape[0] if self.shape else 1
+        return self.elements if not rows else -(-rows // devices) * devices * (self.elements // rows)
+
+    @property
+    def gathered(self) -> str:
+        """The dtype as which the parameter is gathered."""
+        return self.gather_dtype or self.dtype
+
+    @property
+    def reduced(self) -> str:
+        """The dtype as which the gradient is added up."""
+        return self.reduce_dtype or self.dtype
 
 
 class Layer(Noun, frozen=True):
@@ -226,6 +247,13 @@ class Workload(Noun, frozen=True, dict=True):
     def tensors(self) -> tuple[Tensor, ...]:
         """All gradient tensors in forward order."""
         return tuple(t for layer in self.layers for t in layer.tensors)
+
+    def most_common_dtype(self, sent: Literal["gathered", "reduced"]) -> str:
+        """Return the dtype as which most numbers are ``gathered`` or ``reduced``; float32 of none."""
+        numbers = Counter[str]()
+        for tensor in self.tensors:
+            numbers[getattr(tensor, sent)] += tensor.elements
+        return max(numbers, key=numbers.__getitem__, default="float32")
 
     @property
     def own_allreduce_bytes(self) -> tuple[int, ...]:

@@ -242,14 +242,21 @@ def _print_ddp(workload: Workload, ddp: DdpSettings, output: Path) -> None:
     from dpsim.units import format_size
 
     sizes = ", ".join(map(format_size, ddp.bucket_bytes[:5])) + (", ..." if len(ddp.bucket_bytes) > 5 else "")
+    own, gathered, reduced = (
+        " and ".join(sorted({getattr(each, name) for each in workload.tensors}))
+        for name in ("dtype", "gathered", "reduced")
+    )
     plural = "s" if len(ddp.bucket_bytes) > 1 else ""
     if ddp.units:
         kept_units = sum(not unit.reshard for unit in ddp.units)
         print(
             f"FSDP gathers {len(ddp.units)} unit{plural}, {kept_units} of them once a step (last unit first): {sizes}"
         )
+        if {own, gathered, reduced} != {own}:
+            print(f"parameters of {own} are gathered as {gathered}, and their gradients reduced as {reduced}")
     else:
-        print(f"DDP sends {len(ddp.bucket_bytes)} bucket{plural}: {sizes}")
+        of_type = "" if own == "float32" else f" of {own}"
+        print(f"DDP sends {len(ddp.bucket_bytes)} bucket{plural}{of_type}: {sizes}")
     if ddp.whole_buckets:
         print("what is in them is not known, so they cannot be divided: record the trace with record_shapes=True")
     if ddp.wire_dtype is not None:

@@ -14,6 +14,7 @@ from dpsim.lowering.builder import Builder, Columns
 from dpsim.memo import remember
 from dpsim.plan import Plan
 from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, LOSS_EVENT, OVERHEAD_EVENT, SYNCHRONISE_EVENT
+from dpsim.units import ITEM_BYTES
 from dpsim.workload import Layer, Workload
 
 
@@ -152,7 +153,7 @@ def global_statistics_bytes(layer: Layer) -> tuple[int, int]:
     channels = layer.batch_norm_channels
     if not channels:
         return 0, 0
-    return 8 * (1 + 2 * channels), 2 * channels * np.dtype(layer.tensors[0].dtype).itemsize
+    return 8 * (1 + 2 * channels), 2 * channels * ITEM_BYTES[layer.tensors[0].dtype]
 
 
 def leaf_statistics_bytes(layers: Iterable[Layer]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -20,8 +21,9 @@ from dpsim.lowering.computation import computation_of
 from dpsim.lowering.fusion import Buckets, Ints
 from dpsim.lowering.interleaved import Gather, interleaved
 from dpsim.plan import Plan
-from dpsim.schedule import BACKWARD_EVENT, FORWARD_EVENT, Schedule
+from dpsim.schedule import ALL_GATHER_EVENT, BACKWARD_EVENT, FORWARD_EVENT, REDUCE_SCATTER_EVENT, Schedule
 from dpsim.strategy import Zero3
+from dpsim.units import ITEM_BYTES
 from dpsim.workload import Workload
 
 
@@ -58,8 +60,9 @@ def lower(
 
     Where the workload is that of a PyTorch script with ``fully_shard``, its units are layers: a unit is gathered once
     for each forward, and for each backward too where the script has it given up in between, even at the turn; where it
-    is not given up after backward, for the first forward alone. All have
-    memory of their own here, and the ranks do not agree that numbers are finite.
+    is not given up after backward, for the first forward alone. All have memory of their own here, and the ranks do not
+    agree that numbers are finite. Its collectives have the bytes that PyTorch sends: of the type that a policy gives
+    them, of whole rows for every rank.
 
     On one device it is the schedule of data parallelism. Raises ``ConfigError`` for a layer with several dtypes.
     """
@@ -75,7 +78,7 @@ def lower(
         resharded = _joined(workload, [unit.reshard and strategy.reshard for unit in of_script], units)
         resharded_after_backward = _joined(workload, [unit.reshard_after_backward for unit in of_script], units)
         gathers = _gathers(_each_pass(uses, resharded, resharded_after_backward), strategy.prefetch)
-        return interleaved(workload, plan, units, gathers=gathers)
+        return _as_sent(interleaved(workload, plan, units, gathers=gathers))
     slots = strategy.prefetch + 1 if strategy.prefetch + 1 < count else 0
     parameter_slots = slots if strategy.reshard else 0
     return interleaved(
@@ -87,6 +90,24 @@ def lower(
         agreement=zero1.agreement_bytes(workload, plan.optimizer),
         gathers=_gathers(_slot_gathers(_uses(workload, plan, units), parameter_slots or count), strategy.prefetch),
     )
+
+
+def _as_sent(schedule: Schedule) -> Schedule:
+    """Return the schedule with the bytes of gathers and reduce-scatters as FSDP sends them.
+
+    A parameter is cut along its first extent, which is padded to a multiple of the ranks.
+    """
+    tensors, devices, starts = schedule.workload.tensors, schedule.plan.devices, schedule.bucket_start
+    size_bytes = schedule.size_bytes.copy()
+    for kind, dtypes in (
+        (ALL_GATHER_EVENT, [each.gathered for each in tensors]),
+        (REDUCE_SCATTER_EVENT, [each.reduced for each in tensors]),
+    ):
+        sent = [each.padded(devices) * ITEM_BYTES[dtype] for each, dtype in zip(tensors, dtypes, strict=True)]
+        of_bucket = np.add.reduceat(np.array(sent, np.int64)[schedule.tensor_order], starts[:-1])
+        rows = schedule.kind == kind
+        size_bytes[rows] = of_bucket[schedule.bucket[rows]]
+    return replace(schedule, size_bytes=size_bytes)
 
 
 def _whole_layers(workload: Workload, start: Ints) -> Ints:

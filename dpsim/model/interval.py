@@ -112,7 +112,7 @@ def interval(priced: PricedStep, schedule: Schedule) -> Interval:
         shifts,
         width,
         of_each_size=tuple(map(Uncertainty._fields.index, of_each_size(schedule, priced.machine))),
-        sizes_bytes=tuple(np.unique(schedule.bucket_size_bytes).tolist()),
+        sizes_bytes=tuple(np.unique(schedule.summed_bytes).tolist()),
         assumed=assumed,
     )
 

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsim.codec import Noun
-from dpsim.ddp_settings import DdpSettings
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.kernels.allreduce.shards import largest_shard
 from dpsim.machine import Machine
@@ -17,6 +16,7 @@ from dpsim.model.prices import local_share
 from dpsim.model.step import scheduled
 from dpsim.plan import Plan
 from dpsim.schedule import FORWARD_EVENT, RECEIVE_EVENT, RECOMPUTE_EVENT, Schedule
+from dpsim.units import ITEM_BYTES
 from dpsim.workload import Layer, Workload
 
 
@@ -46,18 +46,19 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
 
     P and G are the bytes of the class's parameters and of its gradients: all of them, or its shard of every bucket
     (``dpsim.kernels.allreduce.shards``) and the largest bucket of each slot, where a schedule has slots
-    (``Schedule.parameter_slots``, ``gradient_slots``). Of a script with ``fully_shard`` they are its shards, and what
-    is whole at once: units (``DdpSettings.whole_bytes``), and all gradients where several micro-batches are reduced
-    together. dpsim's own runtime has log2 m more arrays of gradients for the sums of m micro-batches along a tree.
-    slots: the workload's ``optimizer_slots``, or else those of the plan's optimizer (SGD and LARS 1, AdamW 2). S: what
-    a slot has, all parameters or the shards of a sharded schedule.
+    (``Schedule.parameter_slots``, ``gradient_slots``); dpsim's own runtime has log2 m more arrays of gradients for the
+    sums of m micro-batches along a tree. slots: the workload's ``optimizer_slots``, or else those of the
+    plan's optimizer (SGD and LARS 1, AdamW 2). S: what a slot has, all parameters or the shards of a sharded schedule.
     A: what a micro-batch takes on the device with the most samples, times the micro-batches in flight
     (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again
     keeps what each of these enters and leaves it with, and all of one alone. Of a script whose steps were weighed,
-    A is what its peak has beside the other parts, in an update too. Activations are unknown where no layer states
-    any. Buffers: an allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod:
-    its fusion buffer, the threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed:
-    all of its buckets, or none where gradients are views of them). Every class is taken to have all other state.
+    A is what its peak has beside the other parts, in an update too. Activations are unknown where no layer states any.
+    Of a script with ``fully_shard``, P and G are shards of their own types (G all gradients as they are reduced, where
+    micro-batches are reduced together), and the buffers are what is gathered at once, in the type that it is gathered
+    in: what stays until backward, and the largest other unit; with micro-batches a unit's gradients too. Buffers: an
+    allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod: its fusion buffer, the
+    threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed: all of its buckets, or
+    none where gradients are views of them). Every class is taken to have all other state.
     """
     schedule = scheduled(workload, machine, plan)
     classes = [_of_class(schedule, rank_class) for rank_class in range(schedule.classes)]
@@ -86,19 +87,21 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
             buffers = max(buffers, int(min(plan.threshold_bytes, total)))
         elif _by_ddp(schedule):
             buffers = 0 if workload.gradient_memory == "buckets" else total
+    by_fsdp = schedule.gathers_before_use and workload.ddp is not None and bool(workload.ddp.units)
+    if by_fsdp:
+        total, buffers = shards, _gathered(schedule)
+        if plan.accumulate > 1:  # the gradients of a unit are there twice, until they are added
+            buffers += int(schedule.size_bytes[schedule.gradient_collectives].max())
     partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
-    parameters, gradients = (in_slots(each) for each in (schedule.parameter_slots, schedule.gradient_slots))
-    beside_activations = gradients + buffers
-    if (units := _units_of(schedule)) is not None:
-        parameters, gradients = shards + units.whole_bytes, total if plan.accumulate > 1 and units.deferred else shards
-        beside_activations = gradients
-    gradients += partial_sums * total
+    gradients = in_slots(schedule.gradient_slots) + partial_sums * total
+    if by_fsdp and plan.accumulate > 1 and workload.deferred:
+        gradients = int(schedule.size_bytes[schedule.gradient_collectives].sum())
     return {
-        "parameters": parameters + workload.state_bytes,
+        "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
         "gradients": gradients,
         "optimizer_state": slots * (shards if schedule.sharded else total),
-        "activations": _activations(schedule, rank_class, beside_activations),
+        "activations": _activations(schedule, rank_class, gradients + (0 if by_fsdp else buffers)),
         "communication_buffers": buffers,
     }
 
@@ -130,18 +133,27 @@ def _activations(schedule: Schedule, rank_class: int, backward_bytes: int) -> in
     return int(math.ceil(taken + stash * inputs) + messages)
 
 
-def _units_of(schedule: Schedule) -> DdpSettings | None:
-    """What a script told ``fully_shard``, where the schedule has its units."""
-    ddp = schedule.workload.ddp
-    return ddp if ddp is not None and ddp.units and schedule.sharded and schedule.classes == 1 else None
+def _gathered(schedule: Schedule) -> int:
+    """The bytes of what a script with ``fully_shard`` has gathered at once, as it gathers it."""
+    gathers = schedule.parameter_collectives
+    units, again = np.unique(schedule.bucket[gathers][schedule.micro_batch[gathers] == 0], return_counts=True)
+    size_bytes = _unit_bytes(schedule)
+    kept, others = ([size_bytes[unit] for unit in which.tolist()] for which in (units[again == 1], units[again > 1]))
+    return int(sum(kept) + max(others, default=0))
+
+
+def _unit_bytes(schedule: Schedule) -> dict[int, int]:
+    """The bytes of each unit, as it is gathered."""
+    gathers = schedule.parameter_collectives
+    return dict(zip(schedule.bucket[gathers].tolist(), schedule.size_bytes[gathers].tolist(), strict=True))
 
 
 def _whole_later(schedule: Schedule) -> int:
     """What backward leaves whole of a script's units, beside those that are whole before: the activations are gone."""
-    units = _units_of(schedule)
-    if units is None or schedule.plan.accumulate == 1 or all(each.reshard_after_backward for each in units.units):
+    ddp = schedule.workload.ddp
+    if ddp is None or schedule.plan.accumulate == 1 or all(unit.reshard_after_backward for unit in ddp.units):
         return 0
-    return max(sum(each.size_bytes for each in units.units) - units.whole_bytes, 0)
+    return max(sum(_unit_bytes(schedule).values()) - _gathered(schedule), 0) if schedule.gathers_before_use else 0
 
 
 def _by_ddp(schedule: Schedule) -> bool:
@@ -157,7 +169,7 @@ def _kept(schedule: Schedule, layers: Sequence[Layer], samples: int, backward_by
     the largest gradient twice, until it is added.
     """
     workload = schedule.workload
-    activations = samples * np.array([layer.activation_bytes_per_sample for layer in layers])
+    activations = np.array([layer.work_bytes + samples * layer.activation_bytes_per_sample for layer in layers])
     if schedule.sharded and schedule.classes == 1 and schedule.plan.accumulate == 1:
         return max(float(activations.sum()) - backward_bytes * (workload.gradient_memory == "released"), 0.0)
     if not _by_ddp(schedule):
@@ -193,6 +205,6 @@ def _shard_bytes(schedule: Schedule, buckets: NDArray[np.int64]) -> int:
     """The bytes of one array of optimizer state: the largest shard of each of these buckets."""
     tensors, devices = schedule.workload.tensors, schedule.plan.data_devices
     firsts = (tensors[int(schedule.tensor_order[start])] for start in schedule.bucket_start[buckets])
-    itemsizes = [np.dtype(tensor.dtype).itemsize for tensor in firsts]
+    itemsizes = [ITEM_BYTES[tensor.dtype] for tensor in firsts]
     sizes = schedule.bucket_size_bytes[buckets].tolist()
     return sum(largest_shard(size // item, devices) * item for size, item in zip(sizes, itemsizes, strict=True))

@@ -58,12 +58,16 @@ class ObservedStep(Noun, frozen=True):
 
 
 class ObservedRank(Noun, frozen=True):
-    """The steps of a rank, the sizes of its buckets in the order of their allreduces, and the samples of a step."""
+    """The steps of a rank, the sizes of its buckets in the order of their allreduces, and the samples of a step.
+
+    ``dtype`` is that of most gradients.
+    """
 
     steps: tuple[ObservedStep, ...]
     bucket_bytes: tuple[int, ...]
     local_batch: int
     accumulate: int = 1
+    dtype: str = "float32"
 
 
 class Observed(Noun, frozen=True):

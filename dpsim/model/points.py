@@ -255,7 +255,14 @@ def script_defaults(workload: Workload, grid: Grid) -> ScriptDefaults:
     if ddp.sync_batch_norm and normalises:
         fields["batch_norm"] = "global", "batch norm over all devices"
     unpriced = ddp.unpriced(batch_norm=normalises)
-    if ddp.wire_dtype is not None:
+    own_dtype = workload.most_common_dtype("reduced")
+    if own_dtype in SIXTEEN_BITS and {*SIXTEEN_BITS} & {*grid.values("wire_dtype")}:
+        raise ConfigError(
+            f"wire_dtype for {workload.name}, whose gradients are {own_dtype}",
+            allowed="gradients in 32 bits or more, which 16 bits make smaller",
+            remedy="leave wire_dtype out: gradients are priced in their own type",
+        )
+    if ddp.wire_dtype is not None and own_dtype not in SIXTEEN_BITS:
         if all(ALGORITHMS.find(name).sixteen_bits for name in grid.values("algorithm")):
             fields["wire_dtype"] = ddp.wire_dtype, f"gradients sent as {ddp.wire_dtype}"
         elif "wire_dtype" not in named:

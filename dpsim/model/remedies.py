@@ -59,7 +59,8 @@ def _changes(workload: Workload, machine: Machine, plan: Plan) -> Iterator[tuple
     text = f"local batches {_LARGER_BATCH} times as large (fewer, larger steps)"
     larger = msgspec.structs.replace(plan, global_batch=plan.global_batch * _LARGER_BATCH)
     yield "batch", text, machine, larger
-    if plan.wire_dtype not in SIXTEEN_BITS and plan.parallelism.name == "data-parallel":
+    in_sixteen = {plan.wire_dtype, workload.most_common_dtype("reduced")} & {*SIXTEEN_BITS}
+    if not in_sixteen and plan.parallelism.name == "data-parallel":
         yield "16 bits", "gradients sent in 16 bits (fp16_compress_hook)", halved(machine), plan
     other = "data-parallel" if plan.parallelism.name != "data-parallel" else "zero1"
     with contextlib.suppress(ConfigError):

@@ -181,7 +181,7 @@ def price(schedule: Schedule, machine: Machine, factors: Factors = EXACT) -> Pri
         operations = operations_of(schedule)
     times, sums, step_s = simulate(operations, priced.prices, mode)
     if plan.data_devices > 1 and schedule.buckets and not extrapolated:
-        sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0]
+        sizes = schedule.summed_bytes
         extrapolated = bool(len(sizes)) and bool(sizes.min() < first_bytes or sizes.max() > last_bytes)
     input_s = _waiting_for_input_s(workload, plan, step_s)
     waiting_s = priced.waiting_s

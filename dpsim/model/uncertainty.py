@@ -184,7 +184,7 @@ def _doublings_outside(machine: Machine, collective: Collective, schedule: Sched
     0 without a table.
     """
     curve = idle_curve(machine, collective)
-    sizes = schedule.bucket_size_bytes[schedule.bucket_size_bytes > 0].astype(float)
+    sizes = schedule.summed_bytes.astype(float)
     first, last = curve.first_bytes, curve.last_bytes
     if curve.scaled is not None:
         tables = [sizes_on_the_wire(table, collective.wire_dtype) for table in curve.scaled.tables]

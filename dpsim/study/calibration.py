@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpsim import codec
 from dpsim.algorithms import ALGORITHMS
 from dpsim.codec import Noun
-from dpsim.collective import Collective, Layout, parse_devices
+from dpsim.collective import Collective, CollectiveKind, Layout, parse_devices
 from dpsim.constraints import FSDP, LIBRARIES, Runtime, check, possible
 from dpsim.dtypes import ComputeDtype, WireDtype
 from dpsim.errors import ConfigError, unknown
@@ -29,6 +29,7 @@ from dpsim.study.environment import environment, stamp
 from dpsim.study.profile import AT_S, TICK_S, slowdown
 from dpsim.study.rows import CalibratedCollective, CalibratedLoad, Rows, Series
 from dpsim.study.scatter import later_error, median_error
+from dpsim.units import ITEM_BYTES
 from dpsim.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -53,7 +54,8 @@ class CalibrateConfig(Noun, frozen=True):
     needs them. ``sends`` are the device counts or layouts between whose neighbours messages are measured: those of
     pipelines, whose collectives are on fewer ``devices``. ``slowdown``: how much longer several devices compute is
     measured too, with the stand-in. With another ``runtime`` the collectives are those that PyTorch's DDP or FSDP
-    starts.
+    starts, of numbers that are gathered as ``gather_dtype`` and added up as ``reduce_dtype``; ``sizes_bytes`` are those
+    of FSDP's units in float32.
     """
 
     network: str = "node"
@@ -74,6 +76,8 @@ class CalibrateConfig(Noun, frozen=True):
     slowdown: bool = True
     runtime: Runtime = "dpsim"
     sizes_bytes: tuple[int, ...] = ()
+    gather_dtype: str = "float32"
+    reduce_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         network = Network.parse(self.network)
@@ -102,6 +106,10 @@ class CalibrateConfig(Noun, frozen=True):
             raise ConfigError(f"seconds is {self.seconds}", allowed="more than 0, below 3600")
         if not 4 <= self.max_bytes <= 2**33:
             raise ConfigError(f"max_bytes is {self.max_bytes}", allowed="4 bytes to 8 GiB")
+
+    def bytes_a_number(self, kind: CollectiveKind) -> int:
+        """Return the bytes of a number of a collective."""
+        return ITEM_BYTES[self.gather_dtype if kind == "all-gather" else self.reduce_dtype]
 
     def layouts(self) -> list[tuple[int, Layout]]:
         """(devices, layout) of each of ``devices`` above 1, fewest devices first."""

@@ -283,6 +283,8 @@ def _machine(inputs: Inputs, rows: Rows, number: int) -> Machine:
     if config.runtime == "dpsim":
         return machine
     calibrated_on = f"{machine.calibrated_on}, {config.runtime}"
+    if {config.gather_dtype, config.reduce_dtype} != {"float32"}:
+        calibrated_on += f", sums of {config.reduce_dtype}, gathers of {config.gather_dtype}"
     return msgspec.structs.replace(machine, calibrated_on=calibrated_on, source=_OF_A_SCRIPT)
 
 

@@ -1,4 +1,4 @@
-"""Trains nine kinds of scripts at two batches: what is recorded of their memory, and the peak that PyTorch profiles.
+"""Trains kinds of scripts at two batches: what is recorded of their memory, and the peak that PyTorch profiles.
 
 ``python script_memories.py`` prints a JSON object: of each kind a list of (workload, peak in bytes).
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import distributed, nn, optim
 from torch.autograd import profiler
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -85,10 +85,11 @@ def tokens(batch: int) -> tuple[Any, Any]:
     return torch.randint(500, (batch, TOKENS)), torch.randint(500, (batch, TOKENS))
 
 
-def sharded(model: Any) -> Any:
+def sharded(model: Any, **policy: Any) -> Any:
+    given = {"mp_policy": MixedPrecisionPolicy(**policy)} if policy else {}
     for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)
+        fully_shard(block, **given)
+    return fully_shard(model, **given)
 
 
 adam, momentum = optim.AdamW, functools.partial(optim.SGD, lr=0.1, momentum=0.9)
@@ -102,6 +103,15 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], Any, int, tuple[
     "fsdp, deferred": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
     "fsdp, not deferred": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
     "fsdp, kept whole": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
+    "fsdp in bfloat16": (
+        lambda: sharded(Transformer(), param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        tokens,
+        adam,
+        1,
+        (4, 16),
+    ),
+    "mlp by autocast": (mlp, functools.partial(samples, (200,)), adam, 1, (32, 256)),
+    "mlp of bfloat16": (lambda: mlp().bfloat16(), functools.partial(samples, (200,)), adam, 1, (32, 256)),
     "checkpointing": (lambda: Transformer(checkpoints=True), tokens, adam, 1, (4, 16)),
 }
 
@@ -110,8 +120,8 @@ def train(kind: str, batch: int, steps: int) -> None:
     """Train as a user's script does."""
     build, data, optimizer_of, micro_batches, _ = KINDS[kind]
     built = build()
-    fsdp = kind.startswith("fsdp")
-    model = built if fsdp else DistributedDataParallel(built)
+    model = built if kind.startswith("fsdp") else DistributedDataParallel(built)
+    dtype = torch.bfloat16 if kind == "mlp of bfloat16" else None
     optimizer = optimizer_of(model.parameters())
     for step in range(steps):
         gc.collect()  # else what checkpoint leaves behind lives by chance
@@ -119,13 +129,15 @@ def train(kind: str, batch: int, steps: int) -> None:
             optimizer.zero_grad()
             for number in range(micro_batches):
                 last = number == micro_batches - 1
-                if fsdp:
+                if kind.startswith("fsdp"):
                     model.set_requires_gradient_sync(last or kind == "fsdp, not deferred")
                     model.set_reshard_after_backward(last or kind != "fsdp, kept whole")
                 else:
                     model.require_backward_grad_sync = last  # as within no_sync()
                 inputs, labels = data(batch)
-                loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+                with torch.autocast("cpu", enabled=kind == "mlp by autocast"):
+                    outputs = model(inputs if dtype is None else inputs.to(dtype))
+                loss = nn.functional.cross_entropy(outputs.float().flatten(0, -2), labels.flatten())
                 loss.backward()
             optimizer.step()
 

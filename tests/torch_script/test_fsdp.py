@@ -298,7 +298,6 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
 @pytest.mark.parametrize(
     ("text", "given"),
     [
-        ("shard(model, mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16))", "mixed precision"),
         ("shard(model, offload_policy=fsdp.CPUOffloadPolicy())", "offload"),
         ("shard(model, mesh=dist.device_mesh.init_device_mesh('cpu', (2, 2), mesh_dim_names=('a', 'b')))", "HSDP"),
         ("shard(model, reshard_after_forward=2)", "reshard_after_forward=2"),
@@ -319,7 +318,7 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
         ),
     ],
     ids=[
-        *("mixed precision", "offload", "HSDP", "part", "list", "placement", "first version", "optimizer", "backward"),
+        *("offload", "HSDP", "part", "list", "placement", "first version", "optimizer", "backward"),
         "last",
     ],
 )

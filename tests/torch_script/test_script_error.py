@@ -7,7 +7,8 @@ import traceback
 
 import pytest
 
-from dpsim.torch.script.probe.script_error import calls_to, place_in, remedy_of
+from dpsim.errors import ConfigError
+from dpsim.torch.script.probe.script_error import calls_to, place_in, remedy_of, what_happened
 
 
 def again(number: int) -> None:
@@ -40,3 +41,10 @@ def test_another_number_of_ranks_in_lightning_is_no_failure_of_the_script() -> N
     lightning = ValueError("... the product (2 * 1) does not match the world size (1).")
     assert "WORLD_SIZE" in remedy_of(lightning) and "--devices" in remedy_of(lightning)
     assert remedy_of(ValueError("no data"), "start it by hand") == "start it by hand; it has to work on this machine"
+
+
+@pytest.mark.parametrize("text", ["Invalid scalar type", "\"addmm_impl_cpu_\" not implemented for 'Half'"])
+def test_a_type_that_pytorch_or_gloo_lacks_has_one_message(text: str) -> None:
+    with pytest.raises(ConfigError, match="train in float32"):
+        what_happened(__name__, "train.py", RuntimeError(text))
+    assert what_happened(__name__, "train.py", RuntimeError("no data")).endswith("RuntimeError: no data")

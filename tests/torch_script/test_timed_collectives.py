@@ -83,6 +83,25 @@ def test_both_collectives_of_fsdp_come_from_the_same_steps() -> None:
         assert rows.values(subject, TIME_S, 65536) == pytest.approx([1.0 - LATE_S])
 
 
+def test_gathers_and_sums_of_other_types_have_the_sizes_of_as_many_numbers() -> None:
+    rows, asked = Rows(), list[Timed]()
+    types = {"gather_dtype": "bfloat16", "reduce_dtype": "float64"}
+    config = replace(CONFIG, runtime=FSDP, overlaps=(), sizes_bytes=(1024, 65536), strategy="zero3", **types)
+
+    def noted(timed: Timed) -> list[Any]:
+        asked.append(timed)
+        return answers(timed)
+
+    for table in tables_of(config, config.collectives(), rows, noted, UNIT_S, 1):
+        table.visit(0)
+    assert {(timed.size_bytes, timed.gather_dtype, timed.reduce_dtype) for timed in asked} == {
+        (size, "bfloat16", "float64") for size in config.sizes_bytes
+    }
+    for subject in config.collectives():
+        share = 1 / 2 if subject.collective.kind == "all-gather" else 2
+        assert rows.values(subject, TIME_S, int(65536 * share)) == pytest.approx([1.0 - LATE_S])
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_ranks_time_what_they_are_asked_for(devices: int, tmp_path: Path) -> None:
@@ -99,15 +118,16 @@ def test_ranks_time_what_they_are_asked_for(devices: int, tmp_path: Path) -> Non
         assert all(job.receive(connection).taken > 0 for connection in processes.connections)
         for count in part.counts:
 
-            def asked(what: str, count: int = count, **more: int) -> list[Any]:
+            def asked(what: str, count: int = count, **more: Any) -> list[Any]:
                 return processes.time(Timed(what, count, 1024, time.perf_counter() + 2e-3, **more))
 
-            for spans in asked("stream", at_once=5):
+            for spans in asked("stream", at_once=5, reduce_dtype="bfloat16"):
                 assert len(spans) == 3 and all(begun_s < ended_s for begun_s, ended_s in spans)
             assert len(asked("load", units=2)) == count and min(asked("load", units=2)) > 0
             for loaded_s, spans in asked("beside", at_once=5, units=4):
                 assert loaded_s > 0 and len(spans) == 5
-            for of_rank in asked("sharded", units=4) if count > 1 else ():
+            types = {"gather_dtype": "bfloat16", "reduce_dtype": "float32"}
+            for of_rank in asked("sharded", units=4, **types) if count > 1 else ():
                 counts = {kind: len(spans) for kind, spans in of_rank.items()}
                 assert counts == {"all-gather": 2 * 4 * 3, "reduce-scatter": 4 * 3}, (
                     "four units, given up after forward"

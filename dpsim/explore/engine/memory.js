@@ -49,7 +49,7 @@ const byDdp = ({gradient_memory}, {stashes = [1], sharded}) => gradient_memory &
 
 /** What layers keep until backward, and what a script's step works in beside its gradients. */
 function keptOf(workload, plan, schedule, layers, samples, backwardBytes) {
-  const kept = layers.map((layer) => samples * layer.activation_bytes_per_sample);
+  const kept = layers.map((layer) => layer.work_bytes + samples * layer.activation_bytes_per_sample);
   if (schedule.sharded && (schedule.stashes ?? [1]).length === 1 && plan.accumulate === 1) {
     return Math.max(sum(kept) - (workload.gradient_memory === "released" ? backwardBytes : 0), 0);
   }

@@ -199,6 +199,8 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     ddp = _predictable(workload)
     if ddp.units:
         experiment = _sharded(experiment)
+    elif any(tensor.dtype == "bfloat16" for tensor in workload.tensors):
+        experiment = _without_mpi(experiment)
     if ddp.sync_batch_norm and not on_gpus(experiment):
         ways = dict.fromkeys(str(name).removeprefix("torch-ddp-") for name in experiment.values("runtime"))
         raise ConfigError(
@@ -247,6 +249,18 @@ def completed(experiment: Experiment, workload: Workload) -> Experiment:
     whole = replace(experiment, base=base, axes=axes, question=question, compared=compared)
     settings_of(whole.rows)
     return whole
+
+
+def _without_mpi(experiment: Experiment) -> Experiment:
+    """The experiment without dpsim's transports, whose NumPy has no bfloat16. Raises ``ConfigError``."""
+    cases = tuple(case for case in experiment.cases if not str(case["runtime"]).endswith("-mpi"))
+    if not cases:
+        raise ConfigError(
+            "gradients of bfloat16 by --algorithm mpi",
+            allowed="float32, float64 or float16 by dpsim's transports; bfloat16 by gloo, on the network node",
+            remedy="give --algorithm gloo and leave --network out, or train parameters of float32 under torch.autocast",
+        )
+    return replace(experiment, cases=cases)
 
 
 def _sharded(experiment: Experiment) -> Experiment:

@@ -15,6 +15,7 @@ from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.environment import stamp
 from dpsim.study.inputs import Inputs
 from dpsim.study.profile import ProfileConfig
+from dpsim.units import ITEM_BYTES
 from dpsim.workload import Workload
 
 _MOST_SIZES = 6
@@ -75,13 +76,17 @@ def _calibration(settings: list[Setting], workload: Workload) -> CalibrateConfig
         slowdown=False,
         runtime=first.runtime,
         strategy=first.plan.strategy,
-        sizes_bytes=_unit_sizes(workload),
+        sizes_bytes=_unit_sizes(workload, settings),
+        gather_dtype=workload.most_common_dtype("gathered"),
+        reduce_dtype=workload.most_common_dtype("reduced"),
     )
 
 
-def _unit_sizes(workload: Workload) -> tuple[int, ...]:
-    """The different sizes of the units of FSDP, or some of them with the least and the largest; none with DDP."""
+def _unit_sizes(workload: Workload, settings: list[Setting]) -> tuple[int, ...]:
+    """The different sizes of FSDP's units in float32, padded, or some with the least and the largest; none with DDP."""
     assert workload.ddp is not None
-    sizes = sorted({unit.size_bytes for unit in workload.ddp.units})
+    layers = workload.layers if workload.ddp.units else ()
+    padded = {sum(each.padded(count) for each in layer.tensors) for layer in layers for count in _counts(settings)}
+    sizes = sorted(ITEM_BYTES["float32"] * size for size in padded)
     places = np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_SIZES))
     return tuple(sizes[int(place)] for place in places)

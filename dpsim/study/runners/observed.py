@@ -35,16 +35,17 @@ def _timed(processes: Processes, rank: ObservedRank) -> dict[int, float]:
     chosen = sorted(size // 4 * 4 for size in sizes if size >= 4)
     places = np.unique(np.linspace(0, len(chosen) - 1, min(len(chosen), _MOST_SIZES)).astype(int))
     return {
-        size: _burst_s(processes, size, max(1, min(_MOST_AT_ONCE, total // size)))
+        size: _burst_s(processes, size, max(1, min(_MOST_AT_ONCE, total // size)), rank.dtype)
         for size in dict.fromkeys(chosen[place] for place in places)
     }
 
 
-def _burst_s(processes: Processes, size: int, at_once: int) -> float:
+def _burst_s(processes: Processes, size: int, at_once: int, dtype: str) -> float:
     """Median seconds of one of several allreduces that are started together: from the last rank's start to its end."""
     taken_s = []
     for _ in range(1 + _REPEATS):
-        spans = processes.time(Timed("burst", len(processes.connections), size, now() + _LEAD_S, at_once))
+        ranks = len(processes.connections)
+        spans = processes.time(Timed("burst", ranks, size, now() + _LEAD_S, at_once, reduce_dtype=dtype))
         begun_s, ended_s = np.max(spans, axis=0)
         taken_s.append(ended_s - begun_s)
     return float(np.median(taken_s[1:])) / at_once

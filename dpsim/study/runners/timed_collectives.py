@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.collective import size_ladder
+from dpsim.collective import CollectiveKind, size_ladder
 from dpsim.comm.clock import now
 from dpsim.constraints import FSDP
 from dpsim.study.calibration import LOSS_S, TIME_S, CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.torch.script.probe.in_turns.visit import Timed
+from dpsim.units import ITEM_BYTES
 
 _LEAD_S = 2e-3
 """How long before they begin ranks are told to: so many ranks wake one after another."""
@@ -62,10 +63,10 @@ class CollectiveTimes:
 
 
 class Ask:
-    """Asks the ranks of a calibration for what a step of ``step_bytes`` has of the collectives of some devices."""
+    """Asks the ranks of a calibration for what a step of ``max_bytes`` has of the collectives of some devices."""
 
-    def __init__(self, time: Time, devices: int, step_bytes: int) -> None:
-        self._time, self._devices, self._step_bytes = time, devices, step_bytes
+    def __init__(self, time: Time, devices: int, config: CalibrateConfig) -> None:
+        self._time, self._devices, self._config, self._step_bytes = time, devices, config, config.max_bytes
         self._kept: dict[tuple[int, str], float] = {}
 
     def at_once(self, size: int, most: int = _MOST_AT_ONCE) -> int:
@@ -74,13 +75,15 @@ class Ask:
 
     def of_ranks(self, what: str, size: int, *, units: int = 1) -> list[Any]:
         """Return what each rank took."""
-        return self._time(Timed(what, self._devices, size, now() + _LEAD_S, self.at_once(size), units))
+        dtypes = self._config.gather_dtype, self._config.reduce_dtype
+        return self._time(Timed(what, self._devices, size, now() + _LEAD_S, self.at_once(size), units, *dtypes))
 
-    def sharded_s(self, size: int, kind: str) -> float:
-        """Return the mean of the collectives of a kind in a few steps of FSDP; that of the other kind is kept.
+    def sharded_s(self, size: int, kind: CollectiveKind) -> float:
+        """Return the mean of the collectives of a kind and size in a few steps of FSDP; that of the other kind is kept.
 
         It begins with the last rank's, and ends with it.
         """
+        size = size // self._config.bytes_a_number(kind) * ITEM_BYTES["float32"]
         if (size, kind) not in self._kept:
             of_ranks = self.of_ranks("sharded", size, units=self.at_once(size, _MOST_UNITS))
             for each in of_ranks[0]:
@@ -144,11 +147,13 @@ def tables_of(
     parts: int,
 ) -> list[CollectiveTimes]:
     """Return the tables of a calibration; ``unit_s`` is what a unit of the load takes by itself."""
-    sizes, tables = list(config.sizes_bytes) or size_ladder(config.max_bytes), list[CollectiveTimes]()
-    asks: dict[int, Ask] = {}
+    asks, tables = dict[int, Ask](), list[CollectiveTimes]()
     for subject in subjects:
         devices = subject.collective.devices
-        ask = asks.setdefault(devices, Ask(time, devices, config.max_bytes))
+        ask = asks.setdefault(devices, Ask(time, devices, config))
+        item_bytes = config.bytes_a_number(subject.collective.kind)
+        sizes = [size // ITEM_BYTES["float32"] * item_bytes for size in config.sizes_bytes]
+        sizes = sizes or size_ladder(config.max_bytes)
         given = subject, sizes, rows, ask, parts
         if config.runtime == FSDP:
             tables.append(ShardedTimes(*given))

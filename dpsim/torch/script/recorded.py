@@ -24,13 +24,25 @@ from dpsim.workload import Layer, Tensor, Workload, overhead_line
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedParameter:
-    """A parameter that DDP reduces, the module that has it, and the channels of that module's batch norm (0: none)."""
+    """A parameter that DDP reduces, the module that has it, and the channels of that module's batch norm (0: none).
+
+    ``gather_dtype`` and ``reduce_dtype`` are those of its ``Tensor``.
+    """
 
     name: str
     module: str
     shape: tuple[int, ...]
     dtype: str
     batch_norm_channels: int = 0
+    gather_dtype: str = ""
+    reduce_dtype: str = ""
+
+    @property
+    def tensor(self) -> Tensor:
+        """The parameter in a workload; a type that it has itself is left out."""
+        others = {"gather_dtype": self.gather_dtype, "reduce_dtype": self.reduce_dtype}
+        sent = {name: dtype for name, dtype in others.items() if dtype != self.dtype}
+        return Tensor(name=self.name, shape=self.shape, dtype=self.dtype, **sent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +204,12 @@ def _layers(
         return values
 
     forward, activation_bytes = of_layers(module_s), of_layers(_activation_bytes(recorded))
+    copied_bytes = of_layers(recorded.memory.copied_bytes if recorded.memory else {})
     names = _names([recorded.parameters[members[0]].module for members, _ in groups])
     layers = []
     before_s = 0.0
-    for (members, ready_s), name, seconds, kept_bytes in zip(groups, names, forward, activation_bytes, strict=True):
+    columns = zip(groups, names, forward, activation_bytes, copied_bytes, strict=True)
+    for (members, ready_s), name, seconds, kept_bytes, copies in columns:
         parameters = [recorded.parameters[index] for index in members]
         layers.append(
             Layer(
@@ -203,9 +217,10 @@ def _layers(
                 kind="module",
                 forward_s=(seconds,),
                 backward_s=(ready_s - before_s,),
-                tensors=tuple(Tensor(name=p.name, shape=p.shape, dtype=p.dtype) for p in reversed(parameters)),
+                tensors=tuple(each.tensor for each in reversed(parameters)),
                 batch_norm_channels=parameters[0].batch_norm_channels if name == parameters[0].module else 0,
                 activation_bytes_per_sample=kept_bytes / local_batch,
+                work_bytes=copies,
             )
         )
         before_s = ready_s
@@ -216,12 +231,9 @@ def _activation_bytes(recorded: Recorded) -> dict[str, float]:
     """The bytes at the peak of a micro-batch, of each module in proportion to what is saved of it until backward."""
     if recorded.memory is None:
         return {}
-    memory, ddp = recorded.memory, recorded.ddp
-    saved = memory.saved_bytes if any(memory.saved_bytes.values()) else {}
+    saved = recorded.memory.saved_bytes if any(recorded.memory.saved_bytes.values()) else {}
     shares = saved or {next(iter(recorded.first_parameter)): 1}
-    whole_bytes = ddp.whole_bytes + max(ddp.bucket_bytes, default=0) if ddp.units else 0  # priced apart
-    kept_bytes = max(memory.activation_bytes - whole_bytes, sum(saved.values()))
-    return {module: kept_bytes * share / sum(shares.values()) for module, share in shares.items()}
+    return {module: recorded.memory.activation_bytes * share / sum(shares.values()) for module, share in shares.items()}
 
 
 def _names(modules: Sequence[str]) -> list[str]:

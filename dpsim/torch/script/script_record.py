@@ -71,7 +71,7 @@ class DdpRecord(Noun, frozen=True):
     @property
     def recorded_parameters(self) -> tuple[RecordedParameter, ...]:
         """The parameters, as far as they decide a workload."""
-        names = RecordedParameter.__dataclass_fields__
+        names = RecordedParameter.__dataclass_fields__.keys() & ReducedParameter.__struct_fields__
         return tuple(RecordedParameter(**{name: getattr(each, name) for name in names}) for each in self.parameters)
 
     @property
@@ -100,12 +100,17 @@ class DdpRecord(Noun, frozen=True):
 
 
 class Shard(Noun, frozen=True):
-    """This rank's shard of a parameter; ``module`` is the unit that it is gathered with."""
+    """A parameter of which this rank has a shard; ``module`` is the unit that it is gathered with.
+
+    It is gathered as ``gather_dtype``, and its gradient is reduced as ``reduce_dtype``.
+    """
 
     name: str
     module: str
     shape: tuple[int, ...]
     dtype: str
+    gather_dtype: str
+    reduce_dtype: str
 
 
 class ShardsRecord(Noun, frozen=True):

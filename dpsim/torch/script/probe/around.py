@@ -21,6 +21,9 @@ SETTLED_STEPS = 4
 """Synchronising steps before the first that is observed or watched, which is seen but once."""
 
 
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
+_PREPARATION = object()
+"""What updates while gradients are unscaled or clipped."""
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _NANOSECOND_S = 1e-9
 
@@ -58,7 +61,8 @@ class Script:
     the script has updated by an optimizer, a step goes on until an update follows: a script may synchronise in each
     micro-batch. DDP reads in forward whether a backward synchronises, FSDP in that backward. A backward inside another
     (checkpointing) is part of the outer one. An update that calls a closure, with forward and backward, begins anew
-    when that backward has ended; an optimizer's step inside another's is part of the outer one.
+    when that backward has ended; an optimizer's step inside another's is part of the outer one. Unscaling and clipping
+    gradients are parts of an update of no optimizer (None).
 
     Listeners derive from it and override what they need of the methods that do nothing here.
     """
@@ -97,6 +101,7 @@ class Script:
     def step_ends(self) -> None: ...  # behind each ``backward_ends`` that synchronised
     def update_begins(self, optimizer: Any) -> None: ...
     def update_ends(self, optimizer: Any) -> None: ...
+    def update_skipped(self) -> None: ...  # by a GradScaler, as a gradient was not finite
     def loaded(self, iterator: Any, seconds: float) -> None: ...  # a data loader has given its next batch
 
     def other_model(self, model: Any) -> bool:
@@ -167,19 +172,37 @@ class Script:
     def before_update(self, optimizer: Any) -> None:
         """Note that an optimizer's step begins."""
         if self._updating in (None, optimizer):  # itself: its last step has raised an exception
-            if self.micro_batches and not self._updated:
+            if self.micro_batches and not self._updated and optimizer is not _PREPARATION:
                 self.unreduced_updates = 0 if self.synchronises else self.unreduced_updates + 1
             self._updating = optimizer
-            self.update_begins(optimizer)
+            self.update_begins(None if optimizer is _PREPARATION else optimizer)
 
     def after_update(self, optimizer: Any) -> None:
         """Note that an optimizer's step has ended."""
         if self._updating is optimizer:
             self._updating = None
+            if optimizer is _PREPARATION:
+                self.update_ends(None)
+                return
             self.update_ends(optimizer)
-            self._updates = self._updated = True
-            if self.synchronises and not self.awaits_backward:
-                self.step_has_begun = False
+            self._end_by_update()
+
+    def before_preparation(self) -> bool:
+        """Return whether what prepares an update begins here, inside nothing else of an update."""
+        begins = self._updating is None
+        if begins:
+            Script.before_update(self, _PREPARATION)
+        return begins
+
+    def after_preparation(self) -> None:
+        """Note that what prepares an update has ended."""
+        Script.after_update(self, _PREPARATION)
+
+    def _end_by_update(self) -> None:
+        """Note that there was an update, or one was skipped: the step has ended if it has synchronised."""
+        self._updates = self._updated = True
+        if self.synchronises and not self.awaits_backward:
+            self.step_has_begun = False
 
     # What the script's calls become.
 
@@ -203,6 +226,25 @@ class Script:
             self.after_backward()
         return result
 
+    def prepare(self, original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+        """Call what unscales or clips gradients."""
+        begins = self.before_preparation()
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            if begins:
+                self.after_preparation()
+
+    def scaled_update(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *rest: Any, **named: Any) -> Any:
+        """Call ``GradScaler.step``, which updates nothing where it has found a gradient that is not finite."""
+        result = original(scaler, optimizer, *rest, **named)
+        if scaler.is_enabled():
+            found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+            if any(each.item() for each in found.values()):
+                self.update_skipped()
+                self._end_by_update()
+        return result
+
     def load(self, original: Callable[..., Any], iterator: Any) -> Any:
         """Call for the next batch of a data loader."""
         began_s = self.clock()
@@ -222,14 +264,18 @@ class Script:
             self._listen_to_updates()
 
     def listen_to_updates_and_input(self) -> None:
-        """Put this around the steps of every optimizer and the batches of every data loader of this process."""
+        """Put this around every optimizer's step, what prepares it, and every data loader's batches in this process."""
+        from torch.amp.grad_scaler import GradScaler
         from torch.utils.data import dataloader
 
         self.wrap(dataloader._BaseDataLoaderIter, "__next__", self.load)
+        for owner, name in ((GradScaler, "unscale_"), *((torch.nn.utils, name) for name in _CLIPPING)):
+            self.wrap(owner, name, self.prepare)
         if not self.until_update:
             self._listen_to_updates()
 
     def _listen_to_updates(self) -> None:
+        from torch.amp.grad_scaler import GradScaler
         from torch.optim import optimizer
 
         def initialise(original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> None:
@@ -237,6 +283,7 @@ class Script:
             original(*arguments, **keywords)
 
         self.wrap(optimizer.Optimizer, "__init__", initialise)
+        self.wrap(GradScaler, "step", self.scaled_update)
         for register, note in (
             (optimizer.register_optimizer_step_pre_hook, self.before_update),
             (optimizer.register_optimizer_step_post_hook, self.after_update),

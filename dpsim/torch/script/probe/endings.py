@@ -84,6 +84,17 @@ def unreduced() -> Refused:
     )
 
 
+def unpriced_precision() -> Refused:
+    """What ends a script that gives DDP ``mixed_precision``, which has types that DDP does not log."""
+    return Refused(
+        ConfigError(
+            "the script gives DistributedDataParallel mixed_precision, which PyTorch has on trial and for GPUs alone",
+            allowed="torch.autocast, parameters in 16 bits, or fully_shard with a MixedPrecisionPolicy",
+            remedy="use one of them, or leave it out to predict the rest",
+        )
+    )
+
+
 def forked() -> Refused:
     """What ends a script that trains in a process it has forked."""
     return Refused(

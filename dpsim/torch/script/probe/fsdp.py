@@ -40,6 +40,20 @@ class Unit(NamedTuple):
     reshard_after_backward: bool
 
 
+class ShardOf(NamedTuple):
+    """A parameter that is trained: its name, its unit, this rank's shard, and what it is gathered and reduced as."""
+
+    name: str
+    unit: str
+    shard: Any
+    gathered: Any
+    reduced: Any
+
+    def size_bytes(self, dtype: Any = None) -> int:
+        """The bytes of the whole parameter, in a type other than its own."""
+        return int(self.shard.numel() * (dtype or self.shard.dtype).itemsize)
+
+
 class ShardedModel:
     """A model whose root was given to ``fully_shard``, with what is asked of a DDP model, and its units.
 
@@ -64,13 +78,12 @@ class ShardedModel:
         give_up(root)
         names = {id(parameter): name for name, parameter in root.named_parameters(remove_duplicate=False)}
         self.groups: dict[str, list[Any]] = {}
-        self.parameters: list[tuple[str, str, Any]] = []
-        """Name, unit and shard of each parameter that is trained."""
+        self.parameters: list[ShardOf] = []
         for unit, module in _units(root):
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 self.groups.setdefault(unit, []).append(group)
-                shards = [each.sharded_param for each in group.fsdp_params]
-                self.parameters += [(names[id(each)], unit, each) for each in shards if each.requires_grad]
+                shards = [each.sharded_param for each in group.fsdp_params if each.sharded_param.requires_grad]
+                self.parameters += [ShardOf(names[id(each)], unit, each, *_sent_as(each, group)) for each in shards]
         self.called: dict[str, None] = {}
         """The units in the order in which their forwards began."""
         self._whole: list[set[str]] = [set(), set()]
@@ -122,7 +135,7 @@ class ShardedModel:
 
     def pause(self, seconds: float) -> None:
         """Let this rank of a ``ReplicatedGroup`` sleep so long for all parameters: in a collective as its bytes are."""
-        whole_bytes = sum(shard.numel() * shard.element_size() for _, _, shard in self.parameters)
+        whole_bytes = sum(each.size_bytes(each.reduced) for each in self.parameters)
         for groups in self.groups.values():
             for group in groups:
                 group.mesh_info.shard_process_group.pause_s_per_byte = seconds / whole_bytes
@@ -130,19 +143,31 @@ class ShardedModel:
     @property
     def holds_gradients(self) -> bool:
         """Whether backwards have left gradients that are not cleared."""
-        return bool(self.whole_gradient_bytes()) or any(shard.grad is not None for _, _, shard in self.parameters)
+        return bool(self.whole_gradient_bytes()) or any(each.shard.grad is not None for each in self.parameters)
 
     @property
     def bucket_bytes(self) -> tuple[int, ...]:
-        """The sizes of the units, in the order in which backward reduces their gradients."""
-        return tuple(unit.size_bytes for unit in reversed(self.units))
+        """The sizes of the units' gradients as they are reduced, in the order in which backward does that."""
+        return tuple(
+            sum(each.size_bytes(each.reduced) for each in self.parameters if each.unit == unit.name)
+            for unit in reversed(self.units)
+        )
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What is gathered at once: what stays until backward, and the largest other unit."""
+        kept, largest = 0, 0
+        for unit in self.units:
+            size = sum(each.size_bytes(each.gathered) for each in self.parameters if each.unit == unit.name)
+            kept, largest = (kept, max(largest, size)) if unit.reshard else (kept + size, largest)
+        return kept + largest
 
     @property
     def units(self) -> tuple[Unit, ...]:
         """The units with parameters that are trained, in the order of their forwards. Raises ``ConfigError``."""
         sizes: dict[str, int] = {}
-        for _, unit, shard in self.parameters:
-            sizes[unit] = sizes.get(unit, 0) + shard.numel() * shard.element_size()
+        for each in self.parameters:
+            sizes[each.unit] = sizes.get(each.unit, 0) + each.size_bytes()
         units = []
         for name in self.called:
             for group in self.groups[name]:
@@ -151,6 +176,15 @@ class ShardedModel:
             if name in sizes:
                 units.append(Unit(name, sizes[name], again, name not in self._whole[0]))
         return tuple(units)
+
+
+def _sent_as(parameter: Any, group: Any) -> tuple[Any, Any]:
+    """The types as which FSDP gathers a parameter and reduces its gradient.
+
+    Source: PyTorch 2.13, ``FSDPParam.init_dtype_attrs``: what a policy leaves out is as the one before it.
+    """
+    gathered = group.mp_policy.param_dtype or parameter.dtype
+    return gathered, group.mp_policy.reduce_dtype or gathered
 
 
 def give_up(root: Any) -> None:
@@ -380,7 +414,11 @@ def _check_arguments(given: dict[str, Any], done: str) -> None:
     dtypes = [getattr(policy, name, None) for name in ("param_dtype", "reduce_dtype", "output_dtype")]
     for words, is_given, allowed in (
         ("a list of modules", isinstance(given["module"], (list, tuple)), "a module a call"),
-        ("mp_policy, which is mixed precision", any(dtypes), "parameters and gradients in their own dtype"),
+        (
+            "mp_policy, which is mixed precision",
+            done == "compared" and any(dtypes),
+            "parameters and gradients in their own dtype",
+        ),
         (
             "offload_policy, which offloads to the host",
             isinstance(given.get("offload_policy"), fsdp.CPUOffloadPolicy),

@@ -10,7 +10,7 @@ from dpsim.torch.script.probe.fsdp import ShardedModel
 def reduced_parameters(ddp: Any) -> list[tuple[str, Any]]:
     """The parameters that DDP or FSDP reduces, by the names of the script's module, in the order of their positions."""
     if isinstance(ddp, ShardedModel):
-        return [(name, shard) for name, _, shard in ddp.parameters]
+        return [(each.name, each.shard) for each in ddp.parameters]
     return [
         (name, parameter)
         for name, parameter in ddp.module.named_parameters()
@@ -22,7 +22,7 @@ def first_parameters(ddp: Any, parameters: list[Any]) -> dict[str, int]:
     """The position of the first reduced parameter of every module that has some of its own."""
     position = {id(parameter): index for index, parameter in enumerate(parameters)}
     if isinstance(ddp, ShardedModel):
-        return {unit: position[id(shard)] for _, unit, shard in reversed(ddp.parameters)}
+        return {each.unit: position[id(each.shard)] for each in reversed(ddp.parameters)}
     own = {name: list(map(id, module.parameters(recurse=False))) for name, module in ddp.module.named_modules()}
     reduced = {name: [position[each] for each in ids if each in position] for name, ids in own.items()}
     return {name: positions[0] for name, positions in reduced.items() if positions}

@@ -32,7 +32,7 @@ def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
         "local_batch": watcher.local_batch,
         "accumulate": watcher.accumulate,
         **ddp_record(ddp),
-        "optimizer_slots": optimizer_slots(watcher.optimizer),
+        "optimizer_slots": optimizer_slots(watcher.optimizer, ddp.module),
         "input_workers": getattr(watcher.loader, "_num_workers", 0),
     }
 
@@ -67,15 +67,27 @@ def _run() -> str:
     return f"{address if named == 'none' else named} attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-def optimizer_slots(optimizer: Any) -> int | None:
-    """Arrays of a parameter's size that the optimizer keeps for one; None where no optimizer was seen."""
+def type_name(dtype: Any) -> str:
+    """The name of a type of PyTorch as NumPy has it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def optimizer_slots(optimizer: Any, module: Any) -> int | None:
+    """Arrays of a parameter's size in bytes that the optimizer keeps for one; None where no optimizer was seen.
+
+    Copies in float32 that it updates in place of a module's parameters in 16 bits are among them.
+    """
     if optimizer is None:
         return None
-    tensor = torch.Tensor
-    state = [(parameter, kept) for parameter, kept in optimizer.state.items() if parameter.dim()]
-    return max(
-        (sum(isinstance(v, tensor) and v.shape == p.shape for v in kept.values()) for p, kept in state), default=0
-    )
+    own = {id(parameter): parameter.element_size() for parameter in module.parameters()}
+    slots = 0
+    for parameter, kept in optimizer.state.items():
+        arrays = [each for each in kept.values() if isinstance(each, torch.Tensor) and each.shape == parameter.shape]
+        item_bytes = own.get(id(parameter), min((parameter.element_size(), *own.values())))
+        arrays += [parameter] if item_bytes < parameter.element_size() else []
+        if parameter.dim():
+            slots = max(slots, -(-sum(each.element_size() for each in arrays) // item_bytes))
+    return slots
 
 
 def ddp_parameters(ddp: Any) -> Iterator[dict[str, Any]]:
@@ -91,7 +103,7 @@ def ddp_parameters(ddp: Any) -> Iterator[dict[str, Any]]:
             "name": name,
             "module": module,
             "shape": tuple(parameter.shape),
-            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "dtype": type_name(parameter.dtype),
             "batch_norm_channels": owner.num_features if normalises else 0,
             "size_bytes": parameter.numel() * parameter.element_size(),
             "device": str(parameter.device),

@@ -15,7 +15,14 @@ from torch.distributed import distributed_c10d
 
 from dpsim.torch.script.probe.around import REBUILT_STEPS, CoreTime, Script
 from dpsim.torch.script.probe.batches import loading
-from dpsim.torch.script.probe.endings import EnoughSteps, forked, second_model, unreduced, unwrapped
+from dpsim.torch.script.probe.endings import (
+    EnoughSteps,
+    forked,
+    second_model,
+    unpriced_precision,
+    unreduced,
+    unwrapped,
+)
 from dpsim.torch.script.probe.fsdp import ShardedModel, check_optimizer
 from dpsim.torch.script.probe.parameters import first_parameters, reduced_parameters
 from dpsim.torch.script.probe.process_group import CLOCK, ReplicatedGroup
@@ -50,7 +57,7 @@ class Recorder(Script):
         self.wanted, self.pause_s, self._recorded = wanted, 0.0, recorded
         self._pid = os.getpid()
         self.steps: list[RecordedStep] = []
-        self.models = self._unwrapped_steps = self._waited_updates = self._warmed_up = 0
+        self.models = self.skipped = self._unwrapped_steps = self._waited_updates = self._warmed_up = 0
         self.input_workers, self.load_s_per_sample = 0, 0.0
         self.optimizer: Any = None
         self.memory: StepMemory | None = None
@@ -110,6 +117,8 @@ class Recorder(Script):
         return True
 
     def built(self, ddp: Any) -> None:
+        if getattr(ddp, "mixed_precision", None) is not None:
+            raise unpriced_precision()
         self.models += 1
 
     def first_forward(self) -> None:
@@ -196,11 +205,13 @@ class Recorder(Script):
     def update_ends(self, optimizer: Any) -> None:
         if self.ddp is not None and self._step is None:  # the copy that ``plain_update_s`` times
             return
+        if self._step is not None:
+            self._step.update_s += self.now() - self._update_began_s
+        if optimizer is None:
+            return
         self.optimizer = optimizer
         if not self._updates:  # what was taken for steps were micro-batches
             self.steps.clear()
-        if self._step is not None:
-            self._step.update_s += self.now() - self._update_began_s
         if self.ddp is None:
             self._check_wrapped(optimizer)
         elif isinstance(self.ddp, ShardedModel):
@@ -208,6 +219,13 @@ class Recorder(Script):
             self.ddp.check_resharded()
         if self.unreduced_updates == _UNWRAPPED_STEPS:
             raise unreduced()
+
+    def update_skipped(self) -> None:
+        """Record no step without an update; another one is recorded in its mode."""
+        self.skipped += 1
+        if self._step is not None and self._step.mode is not None:
+            self._begun[self._step.local_batch] -= 1
+            self._step.mode = None
 
     def loaded(self, iterator: Any, seconds: float) -> None:
         self._iterator = iterator

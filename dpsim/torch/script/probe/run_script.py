@@ -297,7 +297,8 @@ def _check_enough(name: str, recorder: Recorder) -> None:
     if not recorder.all_modes:
         raise ConfigError(
             f"{name} ended after {recorder.synchronised} synchronising training step"
-            + ("s" if recorder.synchronised > 1 else ""),
+            + ("s" if recorder.synchronised > 1 else "")
+            + (f", of which its GradScaler skipped {recorder.skipped}" if recorder.skipped else ""),
             allowed=f"{recorder.warm_up + len(MODES) + 1} or more of them, in training mode and with backward()",
             remedy="let it train longer, or on more data",
         )

@@ -28,6 +28,8 @@ _WRITE_WORDS = (
     "cannot be opened",
 )
 """What the kernel or PyTorch says of a file that a protected script cannot write, move or keep in memory."""
+_TYPE_WORDS = ("Invalid scalar type", "not implemented for 'Half'", "not implemented for 'BFloat16'")
+"""What gloo says of a type that it does not add up, and PyTorch of one that an operation does not have."""
 _RANK_WORDS = "does not match the world size"
 """What Lightning says (TorchElasticEnvironment.validate_settings) where ``devices`` is not the number of ranks."""
 _WRITABLE = {
@@ -42,7 +44,7 @@ _WRITABLE = {
 def what_happened(module: str, name: str, error: BaseException, *, raiser: str = "the script", on: str = "") -> str:
     """Return where and how a script ended: the exception that ``raiser`` raised, or the exit code that it asked for.
 
-    Raises ``ConfigError`` if it ended because its files are protected.
+    Raises ``ConfigError`` if it ended because its files are protected, or PyTorch lacks a type here.
     """
     place, text = place_in(module, error.__traceback__, name), text_of(error)
     if isinstance(error, SystemExit):
@@ -50,6 +52,13 @@ def what_happened(module: str, name: str, error: BaseException, *, raiser: str =
         return f"{place}: the script ended{on} with {code}"
     given = f"{place}: {raiser} raised {type(error).__name__}{on}" + (f": {text}" if text else "")
     check_writes(given, error)
+    if any(words in text for words in _TYPE_WORDS):
+        raise ConfigError(
+            given,
+            allowed="types that this PyTorch computes with on this device, and that its gloo adds up: PyTorch 2.13 has"
+            " float16 and bfloat16",
+            remedy="install PyTorch 2.13 or newer, or train in float32",
+        )
     return given
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dpsim.torch.script.probe.fsdp import ShardedModel, plain_update_s
-from dpsim.torch.script.probe.rank_record import ddp_record, optimizer_slots, state_bytes
+from dpsim.torch.script.probe.rank_record import ddp_record, optimizer_slots, state_bytes, type_name
 from dpsim.torch.script.probe.record import Recorder
 
 
@@ -24,7 +24,7 @@ def script_record(recorder: Recorder) -> dict[str, Any]:
         "model": type(model.module).__name__.removeprefix("FSDP"),
         "steps": [asdict(step) for step in recorder.steps],
         "first_parameter": recorder.first_parameter,
-        "optimizer_slots": optimizer_slots(inner),
+        "optimizer_slots": optimizer_slots(inner, model.module),
         "sharded_optimizer": inner is not optimizer,
         "sync_batch_norm": synchronises_batch_norm(model.module),
         "input_workers": recorder.input_workers,
@@ -43,12 +43,14 @@ def _shards_record(model: ShardedModel, optimizer: Any) -> dict[str, Any]:
             "units": [unit._asdict() for unit in model.units],
             "parameters": [
                 {
-                    "name": name,
-                    "module": unit,
-                    "shape": tuple(shard.shape),
-                    "dtype": str(shard.dtype).removeprefix("torch."),
+                    "name": each.name,
+                    "module": each.unit,
+                    "shape": tuple(each.shard.shape),
+                    "dtype": type_name(each.shard.dtype),
+                    "gather_dtype": type_name(each.gathered),
+                    "reduce_dtype": type_name(each.reduced),
                 }
-                for name, unit, shard in model.parameters
+                for each in model.parameters
             ],
             "state_bytes": state_bytes(model),
             "update_s": plain_update_s(optimizer),

@@ -21,6 +21,7 @@ _MARK = "dpsim "
 _BEGINS, _GRADIENT, _COMPUTED, _UPDATED = "begins", "gradient", "computed", "updated"
 _FIRST_COMPUTED = "first"
 _STEPS = 2
+_VIEWS = ("TBackward0", "TransposeBackward0", "ViewBackward0")
 
 
 class WeighingRecorder(Recorder):
@@ -33,6 +34,8 @@ class WeighingRecorder(Recorder):
         self._module = ""
         self._storages: dict[int, tuple[str, Any]] = {}
         self._saved_bytes: dict[str, int] = {}
+        self._copied_bytes: dict[str, int] = {}
+        self._copies: set[int] = set()  # the storages that are copies of parameters
         self._saving: Any = None
         self._released = self._added = False  # gradients, after an update, and to those of earlier micro-batches
 
@@ -54,6 +57,7 @@ class WeighingRecorder(Recorder):
         super().forward_begins(samples)
         if self._weighed == 1:
             self._storages.clear()
+            self._copies.clear()
             self._hook_modules()
             self._saving = torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
             self._saving.__enter__()
@@ -67,11 +71,16 @@ class WeighingRecorder(Recorder):
         if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             self._storages.setdefault(storage._cdata, (self._module or next(iter(self.first_parameter)), storage))
+            if _copies_parameter(tensor):
+                self._copies.add(storage._cdata)
             return tensor.detach()  # to keep the tensor itself would let its graph refer to itself
         return tensor
 
     def forward_ends(self) -> None:
-        """Count what autograd has saved, each storage once; FSDP has given back what it gathered for some of it."""
+        """Count what autograd has saved, each storage once; FSDP has given back what it gathered for some of it.
+
+        The largest copy of a parameter counts twice: its gradient has the copy's type until it is added to the other.
+        """
         super().forward_ends()
         if self._saving is None:
             return
@@ -79,9 +88,12 @@ class WeighingRecorder(Recorder):
         self._saving = None
         others = {each.untyped_storage()._cdata for each in _state_of(self.ddp)}
         self._saved_bytes.clear()
-        for key, (module, storage) in self._storages.items():
-            if key not in others:
-                self._saved_bytes[module] = self._saved_bytes.get(module, 0) + storage.nbytes()
+        self._copied_bytes.clear()
+        kept = [(key in self._copies, *each) for key, each in self._storages.items() if key not in others]
+        kept += sorted((each for each in kept if each[0]), key=lambda each: each[-1].nbytes())[-1:]
+        for copied, module, storage in kept:
+            sizes = self._copied_bytes if copied else self._saved_bytes
+            sizes[module] = sizes.get(module, 0) + storage.nbytes()
         self._storages.clear()
 
     def backward_begins(self) -> None:
@@ -134,16 +146,30 @@ class WeighingRecorder(Recorder):
                 peaks[change], since = max(peaks[change], since or 0), 0
             elif since is not None:
                 since = max(since, change + kept_bytes)
-        priced_bytes = 0  # what ``dpsim.model.memory`` adds to that of DDP: a gradient before it is added
-        if self._added and not isinstance(self.ddp, ShardedModel):
+        priced_bytes = 0  # what ``dpsim.model.memory`` adds to that: a gathered unit, or a gradient before it is added
+        if isinstance(self.ddp, ShardedModel):
+            priced_bytes = self.ddp.gathered_bytes + self._added * max(self.ddp.bucket_bytes, default=0)
+        elif self._added:
             priced_bytes = max(map(_bytes, self._parameters))
+        priced_bytes += sum(self._copied_bytes.values())
         peak_bytes = max(peaks[_BEGINS], peaks[_GRADIENT], peaks[_COMPUTED])
         return StepMemory(
             activation_bytes=max(peak_bytes - priced_bytes, sum(self._saved_bytes.values())),
             update_bytes=peaks[_UPDATED],
             saved_bytes=self._saved_bytes,
+            copied_bytes=self._copied_bytes,
             gradients=("released" if self._released else "kept") if self._own_gradients else "buckets",
         )
+
+
+def _copies_parameter(tensor: Any) -> bool:
+    """Whether a tensor is a parameter in another type, or a view of such a copy."""
+    function = tensor.grad_fn
+    while function is not None and function.name() in _VIEWS:
+        function = function.next_functions[0][0]
+    if function is None or function.name() != "ToCopyBackward0":
+        return False
+    return hasattr(function.next_functions[0][0], "variable")
 
 
 def _beside_gradients(events: Iterable[Any]) -> Iterator[int | str]:

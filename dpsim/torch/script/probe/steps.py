@@ -48,12 +48,13 @@ class RecordedStep:
 class StepMemory:
     """What lives at most in a step beside parameters, gradients, optimizer state and DDP's buckets, in bytes.
 
-    ``activation_bytes``: while a micro-batch goes forward and back, with its input and what FSDP has gathered;
-    ``update_bytes``: in an update.
-    ``saved_bytes`` is what autograd keeps until backward, by module.
+    ``activation_bytes``: while a micro-batch goes forward and back, with its input; ``update_bytes``: in an update.
+    ``saved_bytes`` is what autograd keeps until backward, by module. ``copied_bytes`` are copies of parameters in other
+    types among them, as autocast makes them, which are no part of ``activation_bytes``: no batch makes them larger.
     """
 
     activation_bytes: int
     update_bytes: int
     saved_bytes: Mapping[str, int]
+    copied_bytes: Mapping[str, int]
     gradients: Literal["kept", "released", "buckets", ""]

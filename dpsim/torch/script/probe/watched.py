@@ -81,6 +81,7 @@ class Watcher(Script):
     before_forward, after_forward = _guarded(Script.before_forward), _guarded(Script.after_forward)
     before_backward, after_backward = _guarded(Script.before_backward), _guarded(Script.after_backward)
     before_update, after_update = _guarded(Script.before_update), _guarded(Script.after_update)
+    before_preparation, after_preparation = _guarded(Script.before_preparation), _guarded(Script.after_preparation)
 
     def __init__(self, ddp: Any, wanted: int, folder: str) -> None:
         self._entered_s = now()
@@ -168,7 +169,7 @@ class Watcher(Script):
             self._end("")
 
     def update_begins(self, optimizer: Any) -> None:
-        self.optimizer, self._update_began = optimizer, self._mark()
+        self.optimizer, self._update_began = optimizer or self.optimizer, self._mark()
 
     def update_ends(self, optimizer: Any) -> None:
         self._seconds["update_s"].append((self._update_began, self._mark()))

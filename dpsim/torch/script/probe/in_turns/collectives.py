@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from dpsim.comm.clock import sleep_until
 from dpsim.torch.script.probe.fsdp import WaitedCollectives, check_gradients
@@ -135,7 +135,9 @@ class Collectives:
         """Return the tensors of a stream, and what starts to reduce one."""
         key = timed.devices, timed.size_bytes, timed.at_once
         if key not in self._tensors:
-            self._tensors[key] = [torch.ones(timed.size_bytes // 4) for _ in range(timed.at_once)]
+            dtype = getattr(torch, timed.reduce_dtype)
+            numbers = timed.size_bytes // dtype.itemsize
+            self._tensors[key] = [torch.ones(numbers, dtype=dtype) for _ in range(timed.at_once)]
         return self._tensors[key], self._reductions[timed.devices].reduce
 
     def _burst(self, timed: Timed) -> tuple[float, float]:
@@ -208,9 +210,10 @@ class Collectives:
         linear = functools.partial(torch.nn.Linear, width, width, bias=False)
         model = torch.nn.Sequential(*(torch.nn.Sequential(linear(), torch.nn.ReLU()) for _ in range(timed.units)))
         mesh = DeviceMesh.from_group(self._members[timed.devices], "cpu")
+        policy = MixedPrecisionPolicy(getattr(torch, timed.gather_dtype), getattr(torch, timed.reduce_dtype))
         for unit in model:
-            fully_shard(unit, mesh=mesh)
-        return fully_shard(model, mesh=mesh), torch.randn(_BATCH, width)
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=policy), torch.randn(_BATCH, width)
 
 
 def time_collectives(part: Any, rank: int, folder: str, reductions: dict[int, Any]) -> None:

@@ -13,6 +13,8 @@ from dpsim.torch.script.probe.around import SETTLED_STEPS, CoreTime, Script
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel
 from dpsim.torch.script.probe.in_turns.timed import bucket_bytes
+from dpsim.torch.script.probe.parameters import reduced_parameters
+from dpsim.torch.script.probe.rank_record import type_name
 
 _MOST_HOOKED = 8
 """Buckets up to which DDP gets a hook that notes when each is ready and done: a call into Python delays a bucket."""
@@ -69,7 +71,14 @@ class Observer(Script):
             "bucket_bytes": bucket_bytes(self.ddp),
             "local_batch": self.local_batch,
             "accumulate": self.accumulate,
+            "dtype": type_name(self._most_common_dtype()),
         }
+
+    def _most_common_dtype(self) -> Any:
+        numbers: dict[Any, int] = {}
+        for _, parameter in reduced_parameters(self.ddp):
+            numbers[parameter.dtype] = numbers.get(parameter.dtype, 0) + parameter.numel()
+        return max(numbers, key=lambda dtype: numbers[dtype])
 
     def built(self, ddp: Any) -> None:
         """Let DDP log the times of every step."""

@@ -35,7 +35,8 @@ class Timed(NamedTuple):
 
     ``what`` is ``burst`` (``at_once`` allreduces), ``stream`` (as many behind a backward), ``load`` (``units`` of a
     computation by itself), ``beside`` (as many allreduces beside it) or ``sharded`` (steps of ``units`` that
-    ``fully_shard`` shards).
+    ``fully_shard`` shards). Numbers are gathered as ``gather_dtype`` and added up as ``reduce_dtype``;
+    ``size_bytes`` is that of an allreduce, or of a unit in float32.
     """
 
     what: str
@@ -44,6 +45,8 @@ class Timed(NamedTuple):
     at_s: float
     at_once: int = 1
     units: int = 1
+    gather_dtype: str = "float32"
+    reduce_dtype: str = "float32"
 
 
 class Turn(NamedTuple):
