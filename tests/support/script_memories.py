@@ -138,6 +138,7 @@ def train(kind: str, batch: int, steps: int) -> None:
                 with torch.autocast("cpu", enabled=kind == "mlp by autocast"):
                     outputs = model(inputs if dtype is None else inputs.to(dtype))
                 loss = nn.functional.cross_entropy(outputs.float().flatten(0, -2), labels.flatten())
+                del outputs  # as where the model's result has no name
                 loss.backward()
             optimizer.step()
 
