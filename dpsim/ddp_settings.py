@@ -28,18 +28,22 @@ class ShardedUnit(Noun, frozen=True):
     """What FSDP gathers at once: the parameters of a module (``name``) that ``fully_shard`` was called with.
 
     ``size_bytes`` is whole, without padding. ``reshard``: it is given up after forward, and gathered again in backward.
+    ``reshard_after_backward``: it is given up after each backward, and not after that of the last micro-batch alone.
     """
 
     name: str
     size_bytes: int
     reshard: bool
+    reshard_after_backward: bool = True
 
 
 class DdpSettings(Noun, frozen=True):
     """How a script trained, as far as it decides communication.
 
     ``torch`` is PyTorch's version (empty: not known), ``devices`` the world size that the script was given,
-    ``accumulate`` its micro-batches a step (``no_sync``). ``bucket_cap_bytes`` is ``bucket_cap_mb`` in bytes
+    ``accumulate`` its micro-batches a step. ``deferred``: the last of them alone reduces gradients (``no_sync``), and
+    not each. ``late_flag``: it set ``require_backward_grad_sync`` between forward and backward, where DDP does not read
+    it. ``bucket_cap_bytes`` is ``bucket_cap_mb`` in bytes
     (``None``: not set) and ``bucket_caps_bytes`` is ``bucket_cap_mb_list``, one size for each bucket (empty: not set).
     ``communication_hook`` is the hook's name, empty without one. ``initial_bucket_bytes`` are the buckets of the first
     step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as DDP itself reports them.
@@ -56,6 +60,8 @@ class DdpSettings(Noun, frozen=True):
     torch: str
     devices: int
     accumulate: int = 1
+    deferred: bool = True
+    late_flag: bool = False
     bucket_cap_bytes: int | None = None
     bucket_caps_bytes: tuple[int, ...] = ()
     find_unused_parameters: bool = False
@@ -111,6 +117,11 @@ class DdpSettings(Noun, frozen=True):
             sentences.append(
                 f"the script's communication hook {hook} is not predicted: gradients are priced as a plain allreduce"
                 " of all their bytes"
+            )
+        if self.late_flag:
+            sentences.append(
+                "the script sets require_backward_grad_sync, or enters no_sync(), between forward and backward: DDP has"
+                " read it in forward, so that it is without effect in that backward"
             )
         if self.find_unused_parameters and not self.static_graph:
             sentences.append(

@@ -261,6 +261,11 @@ class Workload(Noun, frozen=True, dict=True):
         return () if self.ddp is None else self.ddp.own_allreduce_bytes
 
     @property
+    def deferred(self) -> bool:
+        """Whether the last micro-batch of a step alone reduces gradients."""
+        return self.ddp is None or self.ddp.deferred
+
+    @property
     def gradient_memory(self) -> GradientMemory:
         """When the gradients of its script have memory of their own; empty where there is none, or it is not known."""
         return "" if self.ddp is None else self.ddp.gradients

@@ -235,6 +235,10 @@ def _print(workload: Workload, output: Path, *, json: bool) -> None:
 
 def _print_ddp(workload: Workload, ddp: DdpSettings, output: Path) -> None:
     """How DDP sends the gradients, or FSDP the parameters too, and the command that predicts such a training."""
+    from dpsim.model.deferring import gain_of_deferring
+    from dpsim.model.points import plan_one
+    from dpsim.model.two_steps import ANY_LINK
+    from dpsim.setting import Grid
     from dpsim.units import format_size
 
     sizes = ", ".join(map(format_size, ddp.bucket_bytes[:5])) + (", ..." if len(ddp.bucket_bytes) > 5 else "")
@@ -261,6 +265,10 @@ def _print_ddp(workload: Workload, ddp: DdpSettings, output: Path) -> None:
         print(f"Note: the script asks for {ddp.own_allreduces} of its own in each step, which predictions contain.")
     for sentence in ddp.unpriced():
         print(f"Note: {sentence}.")
+    if not ddp.deferred:
+        plan, _ = plan_one(workload, ANY_LINK, Grid.of(devices=ddp.devices))
+        if gain := gain_of_deferring(workload, ANY_LINK, plan, priced=False):
+            print(f"Note: {gain}; dpsim predict says how long that takes.")
     print(
         "a machine file is made by: dpsim calibrate --from LOG --output machine.json (a log of nccl-tests, OSU or IMB)"
     )

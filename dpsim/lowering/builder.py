@@ -84,14 +84,23 @@ class Builder:
         return number
 
     def sum_bucket(
-        self, buckets: Buckets, bucket: int, backwards: Iterable[int], plan: Plan, rank_class: int = 0
+        self,
+        buckets: Buckets,
+        bucket: int,
+        backwards: Iterable[int],
+        plan: Plan,
+        rank_class: int = 0,
+        micro_batch: int | None = None,
     ) -> int:
-        """Append what adds up the gradients of a bucket, after the backwards of its tensors; its number."""
+        """Append what adds up the gradients of a bucket, after the backwards of its tensors; its number.
+
+        Without ``micro_batch`` it is the last one's.
+        """
         return self.add(
             REDUCE_SCATTER_EVENT if plan.parallelism.sharded else ALLREDUCE_EVENT,
             dict.fromkeys(backwards),
             bucket=bucket,
-            micro_batch=plan.accumulate - 1,
+            micro_batch=plan.accumulate - 1 if micro_batch is None else micro_batch,
             size_bytes=int(buckets.size_bytes[bucket]),
             rank_class=rank_class,
         )

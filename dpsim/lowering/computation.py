@@ -23,12 +23,17 @@ class Computation:
     """The operations of all micro-batches, which do not depend on the buckets, with their dependencies.
 
     ``statistics`` is the sum that batch norm's mode ``leaf`` needs after all buckets, in bytes (0: none).
-    ``final`` is the last micro-batch's backward operation that makes each tensor final, in ready order.
+    ``finals`` are the backward operations that make each tensor final, in ready order, of each micro-batch.
     """
 
     columns: Columns
     statistics: int
-    final: NDArray[np.int32]
+    finals: tuple[NDArray[np.int32], ...]
+
+    @property
+    def final(self) -> NDArray[np.int32]:
+        """Those of the last micro-batch."""
+        return self.finals[-1]
 
 
 @remember
@@ -65,7 +70,8 @@ def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, dist
             )
         return number
 
-    final: dict[int, int] = {}
+    order = workload.ready_order.layer.tolist()
+    finals = []
     begin = 0
     for micro_batch in range(accumulate):
         outputs: dict[int, int] = {}
@@ -78,15 +84,17 @@ def computation_of(workload: Workload, accumulate: int, batch_norm: str, *, dist
         for size_bytes in workload.own_allreduce_bytes if distributed and micro_batch == accumulate - 1 else ():
             loss = builder.add(SYNCHRONISE_EVENT, [loss], micro_batch=micro_batch, size_bytes=size_bytes)
         gradients: dict[int, int] = {}
+        final: dict[int, int] = {}
         for number in reversed(range(len(workload.layers))):
             after = [gradients[layer] for layer in readers[number]] or [loss]
             final[number] = len(builder)
             gradients[number] = add(BACKWARD_EVENT, number, micro_batch, after, sums[number][1])
+        finals.append(np.array([final[layer] for layer in order], np.int32))
         begin = len(builder) - 1
     return Computation(
         columns=builder.columns(),
         statistics=leaf_statistics_bytes(workload.layers) if batch_norm == "leaf" else 0,
-        final=np.array([final[layer] for layer in workload.ready_order.layer.tolist()], np.int32),
+        finals=tuple(finals),
     )
 
 

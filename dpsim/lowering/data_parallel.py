@@ -12,6 +12,7 @@ from dpsim.jit import jit, quickest
 from dpsim.lowering.buckets import Costs, fused
 from dpsim.lowering.computation import Computation, computation_of
 from dpsim.lowering.fusion import Buckets
+from dpsim.lowering.interleaved import interleaved
 from dpsim.memo import remember
 from dpsim.plan import Plan
 from dpsim.schedule import (
@@ -57,13 +58,16 @@ def lower(
     the step's overhead; for each micro-batch all forwards, the loss, all backwards reversed, with batch norm's global
     sums among them, and behind the last loss what a script sums itself; the allreduces in bucket order, each after the
     last micro-batch's backwards of its tensors; the sum of batch norm's leaf statistics; the update, after all of them.
-    With ``agreement_bytes`` it is the schedule of ``dpsim.lowering.zero1``.
+    With ``agreement_bytes`` it is the schedule of ``dpsim.lowering.zero1``. Where a script reduces in each micro-batch
+    (``Workload.deferred``), its allreduces stand behind the backwards of each.
 
     With one device there is no allreduce. Under ``horovod`` the schedule is dynamic: every tensor is a bucket of its
     own and there is no allreduce.
     """
     buckets = Buckets.at(workload, fused(workload, plan, Costs(ready_s, alpha_s, beta_s_per_byte)))
     dynamic = plan.devices > 1 and FUSION_RULES.find(plan.fusion_rule).while_running
+    if plan.devices > 1 and not (dynamic or agreement_bytes or workload.deferred):
+        return interleaved(workload, plan, buckets)
     order = workload.ready_order.tensor
     return with_buckets(workload, plan, order, *buckets, dynamic=dynamic, agreement_bytes=agreement_bytes)
 

@@ -14,13 +14,12 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsim.ddp_settings import ShardedUnit
 from dpsim.errors import ConfigError
-from dpsim.lowering import data_parallel
+from dpsim.lowering import data_parallel, zero1
 from dpsim.lowering.buckets import Costs, fused
 from dpsim.lowering.computation import computation_of
 from dpsim.lowering.fusion import Buckets, Ints
-from dpsim.lowering.zero2 import Gather, interleaved
+from dpsim.lowering.interleaved import Gather, interleaved
 from dpsim.plan import Plan
 from dpsim.schedule import ALL_GATHER_EVENT, BACKWARD_EVENT, FORWARD_EVENT, REDUCE_SCATTER_EVENT, Schedule
 from dpsim.strategy import Zero3
@@ -60,9 +59,10 @@ def lower(
     slots of gradients.
 
     Where the workload is that of a PyTorch script with ``fully_shard``, its units are layers: a unit is gathered once
-    for each forward, and for each backward too where the script has it given up in between, even at the turn. All have
-    memory of their own here, and the ranks do not agree that numbers are finite. Its collectives have the bytes that
-    PyTorch sends: of the type that a policy gives them, of whole rows for every rank.
+    for each forward, and for each backward too where the script has it given up in between, even at the turn; where it
+    is not given up after backward, for the first forward alone. All have memory of their own here, and the ranks do not
+    agree that numbers are finite. Its collectives have the bytes that PyTorch sends: of the type that a policy gives
+    them, of whole rows for every rank.
 
     On one device it is the schedule of data parallelism. Raises ``ConfigError`` for a layer with several dtypes.
     """
@@ -74,9 +74,11 @@ def lower(
     count = len(units.size_bytes)
     if workload.ddp is not None and workload.ddp.units:
         uses = _uses(workload, plan, units, by_pass=True)
-        resharded = _resharded(workload, workload.ddp.units, units, strategy)
-        gathers = _gathers(_each_pass(uses, resharded), strategy.prefetch)
-        return _as_sent(interleaved(workload, plan, units, gathers=gathers, agrees=False))
+        of_script = workload.ddp.units
+        resharded = _joined(workload, [unit.reshard and strategy.reshard for unit in of_script], units)
+        resharded_after_backward = _joined(workload, [unit.reshard_after_backward for unit in of_script], units)
+        gathers = _gathers(_each_pass(uses, resharded, resharded_after_backward), strategy.prefetch)
+        return _as_sent(interleaved(workload, plan, units, gathers=gathers))
     slots = strategy.prefetch + 1 if strategy.prefetch + 1 < count else 0
     parameter_slots = slots if strategy.reshard else 0
     return interleaved(
@@ -85,6 +87,7 @@ def lower(
         units,
         gradient_slots=slots if plan.accumulate == 1 else 0,
         parameter_slots=parameter_slots,
+        agreement=zero1.agreement_bytes(workload, plan.optimizer),
         gathers=_gathers(_slot_gathers(_uses(workload, plan, units), parameter_slots or count), strategy.prefetch),
     )
 
@@ -150,19 +153,24 @@ def _slot_gathers(uses: list[_Use], slots: int) -> Iterator[tuple[_Use, bool]]:
         resident[use.unit % slots] = use.unit
 
 
-def _resharded(workload: Workload, layers: Sequence[ShardedUnit], units: Buckets, strategy: Zero3) -> list[bool]:
-    """Return whether each unit is given up after forward: those of a script, or what a fusion rule joins of them."""
-    of_layer = np.array([layer.reshard and strategy.reshard for layer in layers])
-    resharded: list[bool] = np.maximum.reduceat(of_layer[workload.ready_order.layer], units.start[:-1]).tolist()
-    return resharded
+def _joined(workload: Workload, of_layers: Sequence[bool], units: Buckets) -> list[bool]:
+    """Return what is so of each unit: of any of the script's units that a fusion rule joins to it."""
+    joined: list[bool] = np.maximum.reduceat(np.array(of_layers)[workload.ready_order.layer], units.start[:-1]).tolist()
+    return joined
 
 
-def _each_pass(uses: list[_Use], resharded: list[bool]) -> Iterator[tuple[_Use, bool]]:
-    """Yield each use, and whether it is its unit's first in a forward, or in a backward after it was given up."""
+def _each_pass(
+    uses: list[_Use], resharded: list[bool], resharded_after_backward: list[bool]
+) -> Iterator[tuple[_Use, bool]]:
+    """Yield each use, and whether its unit is not whole then: it is the first in a forward, or in a backward after it
+    was given up. One that is not given up after backward is whole from the second micro-batch's forward on.
+    """
     gathered: set[tuple[int, bool, int]] = set()
     for use in uses:
         of_pass = use.micro_batch, use.backward, use.unit
-        yield use, of_pass not in gathered and (not use.backward or resharded[use.unit])
+        again = resharded if use.backward else resharded_after_backward
+        first = not (use.backward or use.micro_batch)
+        yield use, of_pass not in gathered and (first or again[use.unit])
         gathered.add(of_pass)
 
 

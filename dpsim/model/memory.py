@@ -53,8 +53,9 @@ def memory(workload: Workload, plan: Plan, machine: Machine) -> Memory:
     (``Schedule.stashes``), and what is received for them from other classes; a class that computes forwards again
     keeps what each of these enters and leaves it with, and all of one alone. Of a script whose steps were weighed,
     A is what its peak has beside the other parts, in an update too. Activations are unknown where no layer states any.
-    Of a script with ``fully_shard``, P and G are shards of their own types, and the buffers are what is gathered at
-    once, in the type that it is gathered in: what stays until backward, and the largest other unit. Buffers: an
+    Of a script with ``fully_shard``, P and G are shards of their own types (G all gradients as they are reduced, where
+    micro-batches are reduced together), and the buffers are what is gathered at once, in the type that it is gathered
+    in: what stays until backward, and the largest other unit; with micro-batches a unit's gradients too. Buffers: an
     allreduce needs room for one bucket more than the gradients themselves, the largest (Horovod: its fusion buffer, the
     threshold or all gradients, whichever is less; DDP, of a script whose steps were weighed: all of its buckets, or
     none where gradients are views of them). Every class is taken to have all other state.
@@ -89,9 +90,13 @@ def _of_class(schedule: Schedule, rank_class: int) -> dict[str, int | None]:
     by_fsdp = schedule.gathers_before_use and workload.ddp is not None and bool(workload.ddp.units)
     if by_fsdp:
         total, buffers = shards, _gathered(schedule)
+        if plan.accumulate > 1:  # the gradients of a unit are there twice, until they are added
+            buffers += int(schedule.size_bytes[schedule.gradient_collectives].max())
     partial_sums = math.ceil(math.log2(plan.accumulate)) if _knows_runtime(workload) else 0
     slots = len(plan.optimizer.slots) if workload.optimizer_slots is None else workload.optimizer_slots
     gradients = in_slots(schedule.gradient_slots) + partial_sums * total
+    if by_fsdp and plan.accumulate > 1 and workload.deferred:
+        gradients = int(schedule.size_bytes[schedule.gradient_collectives].sum())
     return {
         "parameters": in_slots(schedule.parameter_slots) + workload.state_bytes,
         "gradients": gradients,
@@ -123,7 +128,7 @@ def _activations(schedule: Schedule, rank_class: int, backward_bytes: int) -> in
     entered = sum(size for sender, size in received.items() if sender < rank_class)
     messages = stash * entered + sum(size for sender, size in received.items() if sender > rank_class)
     if not np.any(of_class & (schedule.kind == RECOMPUTE_EVENT)):
-        return max(int(math.ceil(stash * taken) + messages), _updating(schedule))
+        return max(int(math.ceil(stash * taken) + messages), _updating(schedule), _whole_later(schedule))
     inputs = entered + samples * own[-1].output_bytes_per_sample
     return int(math.ceil(taken + stash * inputs) + messages)
 
@@ -132,9 +137,23 @@ def _gathered(schedule: Schedule) -> int:
     """The bytes of what a script with ``fully_shard`` has gathered at once, as it gathers it."""
     gathers = schedule.parameter_collectives
     units, again = np.unique(schedule.bucket[gathers][schedule.micro_batch[gathers] == 0], return_counts=True)
-    size_bytes = dict(zip(schedule.bucket[gathers].tolist(), schedule.size_bytes[gathers].tolist(), strict=True))
+    size_bytes = _unit_bytes(schedule)
     kept, others = ([size_bytes[unit] for unit in which.tolist()] for which in (units[again == 1], units[again > 1]))
     return int(sum(kept) + max(others, default=0))
+
+
+def _unit_bytes(schedule: Schedule) -> dict[int, int]:
+    """The bytes of each unit, as it is gathered."""
+    gathers = schedule.parameter_collectives
+    return dict(zip(schedule.bucket[gathers].tolist(), schedule.size_bytes[gathers].tolist(), strict=True))
+
+
+def _whole_later(schedule: Schedule) -> int:
+    """What backward leaves whole of a script's units, beside those that are whole before: the activations are gone."""
+    ddp = schedule.workload.ddp
+    if ddp is None or schedule.plan.accumulate == 1 or all(unit.reshard_after_backward for unit in ddp.units):
+        return 0
+    return max(sum(_unit_bytes(schedule).values()) - _gathered(schedule), 0) if schedule.gathers_before_use else 0
 
 
 def _by_ddp(schedule: Schedule) -> bool:

@@ -20,6 +20,7 @@ from dpsim.lowering import check_synchronous
 from dpsim.machine import Machine
 from dpsim.model.cautions import cautions
 from dpsim.model.compare import choose_overlap
+from dpsim.model.deferring import gain_of_deferring
 from dpsim.model.interval import Interval, predict, predict_with_interval
 from dpsim.model.residuals import LEVEL
 from dpsim.model.rows import PredictedRow, Record, alone_of, best_of
@@ -120,6 +121,7 @@ class Predicted(NamedTuple):
     def summary(self) -> Record:
         """Return what ``predict_points`` describes."""
         plans, first = [row.plan for row in self.rows], self.rows[0]
+        gain = gain_of_deferring(first.workload, first.machine, max(plans, key=lambda plan: plan.devices))
         return {
             "scaling": "weak" if self.weak else "strong",
             "wire_dtype": first.plan.wire_dtype,
@@ -130,6 +132,7 @@ class Predicted(NamedTuple):
             "from_script": self.script.sentence,
             "cautions": [
                 *self.script.unpriced,
+                *([gain] if gain else []),
                 *cautions(first.machine, plans, first.workload),
                 *([_WITHOUT_LEAVES] if any(plan.leaves for plan in plans) else []),
             ],
@@ -247,7 +250,8 @@ def script_defaults(workload: Workload, grid: Grid) -> ScriptDefaults:
     if cap is not None and DDP_RULES & {*(grid.values("fusion_rule") or (rule,))}:
         fields["fusion_threshold_bytes"] = cap, f"buckets of {format_size(cap)}"
     if ddp.accumulate > 1:
-        fields["accumulate"] = ddp.accumulate, f"{ddp.accumulate} micro-batches a step"
+        each = "" if ddp.deferred else ", each of which reduces gradients"
+        fields["accumulate"] = ddp.accumulate, f"{ddp.accumulate} micro-batches a step{each}"
     if ddp.sync_batch_norm and normalises:
         fields["batch_norm"] = "global", "batch norm over all devices"
     unpriced = ddp.unpriced(batch_norm=normalises)

@@ -144,17 +144,18 @@ class PricedStep:
         )
 
     def buckets_ready_s(self) -> Floats:
-        """When each bucket of gradients is complete, in the order in which they are sent: seconds of computation.
+        """When each bucket of gradients of the last micro-batch is complete, in the order in which they are sent.
 
-        They count from the start of their class's backward, the last one of the step. What runs beside backward slows
-        it down; where backward stands still for an allreduce (inline), that does not count.
+        They are seconds of computation from the start of their class's backward. What runs beside backward slows it
+        down; where backward stands still for an allreduce (inline), that does not count.
         """
         schedule, (start, end, ready) = self.schedule, self.times
+        last = schedule.micro_batch == schedule.plan.accumulate - 1
         queue = schedule.gradient_collectives
+        queue = queue[last[queue]]
         ready_s: Floats = np.array([ready[schedule.dependencies(int(bucket))].max() for bucket in queue])
         for own in range(schedule.classes):
-            backward = (schedule.kind == BACKWARD_EVENT) & (schedule.rank_class == own)
-            backward &= schedule.micro_batch == schedule.plan.accumulate - 1
+            backward = (schedule.kind == BACKWARD_EVENT) & (schedule.rank_class == own) & last
             of_class = schedule.rank_class[queue] == own
             ready_s[of_class] -= start[backward].min()
             if schedule.plan.overlap == "inline":

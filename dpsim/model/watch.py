@@ -10,6 +10,7 @@ import msgspec
 from dpsim.errors import ConfigError
 from dpsim.fusion_rules import FUSION_RULES
 from dpsim.machine import AllreduceCost, Machine
+from dpsim.model.deferring import observed_gain
 from dpsim.model.explanation import Explanation, summed, without_parts
 from dpsim.model.link_fit import rate_of_time
 from dpsim.model.observed import LEAST_STEPS, Steps, observed_parts
@@ -98,7 +99,7 @@ def watched(ranks: Sequence[WatchedRank], notes: Sequence[str] = ()) -> Watched:
         parts,
         f"{count} steps of the job itself{steps.clean_share}",
         remedies=tuple(without_parts(parts)),
-        notes=(*notes, *_notes(ranks)),
+        notes=(*filter(None, [observed_gain(steps)]), *notes, *_notes(ranks)),
     )
     workload = watched_workload(ranks, steps)
     slow_rank = None if steps.slow_rank is None else ranks[steps.slow_rank].rank

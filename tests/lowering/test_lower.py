@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from lowering_cases import chain
 from predict_cases import plans, workloads
 
+from dpsim.ddp_settings import DdpSettings
 from dpsim.errors import ConfigError
 from dpsim.lowering import lower
 from dpsim.lowering.computation import ready_times
@@ -23,6 +26,21 @@ from dpsim.schedule import (
 from dpsim.workload import Layer, Tensor, Workload
 
 QUICK = settings(max_examples=100)
+
+
+def test_a_script_may_reduce_in_each_micro_batch_and_the_next_one_waits_for_that() -> None:
+    layers, ddp = chain(3).layers, DdpSettings(torch="2.13.0", devices=2, deferred=False)
+    workload = Workload(name="script", local_batches=(1,), layers=layers, ddp=ddp)
+    plan = Plan(devices=2, global_batch=4, accumulate=2, fusion_threshold_bytes=0.0)
+    schedule = lower(workload, plan)
+    sums = schedule.gradient_collectives
+    assert schedule.bucket[sums].tolist() == [0, 1, 2] * 2
+    assert schedule.micro_batch[sums].tolist() == [0] * 3 + [1] * 3
+    (begins,) = np.flatnonzero((schedule.kind == FORWARD_EVENT) & (schedule.layer == 0) & (schedule.micro_batch == 1))
+    assert {*sums[:3]} <= {*schedule.dependencies(int(begins))}
+    assert {*sums[3:]} <= {*schedule.dependencies(int(np.flatnonzero(schedule.kind == UPDATE_EVENT)[0]))}
+    for one in (msgspec.structs.replace(plan, accumulate=1), msgspec.structs.replace(plan, devices=1)):
+        assert len(lower(workload, one).gradient_collectives) == (3 if one.devices > 1 else 0)
 
 
 @QUICK

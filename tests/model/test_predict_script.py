@@ -12,11 +12,12 @@ import pytest
 
 import dpsim
 from dpsim import codec, jit
-from dpsim.ddp_settings import DdpSettings
+from dpsim.ddp_settings import DdpSettings, ShardedUnit
 from dpsim.errors import ConfigError
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Link, Machine
 from dpsim.model import predict_points
 from dpsim.setting import Grid
+from dpsim.units import format_duration, format_size
 from dpsim.workload import Layer, Tensor, Workload
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -54,6 +55,31 @@ def test_what_the_script_told_ddp_is_predicted_and_a_flag_overrides_it() -> None
     )
     assert (point["fusion_rule"], point["fusion_threshold_bytes"], point["accumulate"]) == ("tarantella", 0.0, 1)
     assert (summary["wire_dtype"], summary["from_script"]) == ("float32", "")
+
+
+def test_a_script_that_reduces_in_each_micro_batch_is_told_what_deferring_saves_and_needs() -> None:
+    link = Machine(name="link", link=Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9))
+    units = tuple(ShardedUnit(name=f"layer{i}", size_bytes=4 * 1024 * 512, reshard=True) for i in range(6))
+    for how, told in (("no_sync", {}), ("set_requires_gradient_sync", {"units": units})):
+        of_script: dict[str, Any] = {"bucket_cap_bytes": 2**22, "accumulate": 4, "gradients": "released", **told}
+        each, deferred = (_workload(deferred=value, **of_script) for value in (False, True))
+        grid = Grid.of(devices=8, overlap="off")
+        ((now,), summary), ((then,), other) = (predict_points(one, link, grid) for one in (each, deferred))
+        assert now["predicted_step_s"] > then["predicted_step_s"]
+        saved, step = (
+            format_duration(seconds)
+            for seconds in (now["predicted_step_s"] - then["predicted_step_s"], now["predicted_step_s"])
+        )
+        size = format_size(each.gradient_bytes - each.gradient_bytes // 8) if told else ""
+        needs = f"needs {size} more" if told else "needs no more memory"
+        sentence = f"deferring ({how}) would save {saved} of {step} on 8 devices and {needs}"
+        assert [caution for caution in summary["cautions"] if sentence in caution], (sentence, summary["cautions"])
+        assert not [caution for caution in other["cautions"] if "deferring" in caution]
+
+
+def test_a_flag_that_ddp_had_read_before_is_named() -> None:
+    ddp = _workload(late_flag=True).ddp
+    assert ddp is not None and "without effect in that backward" in ddp.unpriced()[0]
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,9 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], Any, int, tuple[
     "transformer": (Transformer, tokens, adam, 1, (2, 16)),
     "accumulation": (mlp, functools.partial(samples, (200,)), adam, 4, (32, 256)),
     "fsdp": (lambda: sharded(Transformer()), tokens, adam, 1, (4, 16)),
+    "fsdp, deferred": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
+    "fsdp, not deferred": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
+    "fsdp, kept whole": (lambda: sharded(Transformer()), tokens, adam, 4, (1, 8)),
     "fsdp in bfloat16": (
         lambda: sharded(Transformer(), param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
         tokens,
@@ -125,12 +128,17 @@ def train(kind: str, batch: int, steps: int) -> None:
         with profiler.record_function(f"step {step + 1}"):
             optimizer.zero_grad()
             for number in range(micro_batches):
-                if not kind.startswith("fsdp"):
-                    model.require_backward_grad_sync = number == micro_batches - 1  # as within no_sync()
+                last = number == micro_batches - 1
+                if kind.startswith("fsdp"):
+                    model.set_requires_gradient_sync(last or kind == "fsdp, not deferred")
+                    model.set_reshard_after_backward(last or kind != "fsdp, kept whole")
+                else:
+                    model.require_backward_grad_sync = last  # as within no_sync()
                 inputs, labels = data(batch)
                 with torch.autocast("cpu", enabled=kind == "mlp by autocast"):
                     outputs = model(inputs if dtype is None else inputs.to(dtype))
                 loss = nn.functional.cross_entropy(outputs.float().flatten(0, -2), labels.flatten())
+                del outputs  # as where the model's result has no name
                 loss.backward()
             optimizer.step()
 

@@ -50,13 +50,13 @@ def trained(state: Accumulation, model: Model) -> bool:
     return bool(model.require_backward_grad_sync)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 3])
+@pytest.mark.parametrize(("micro_batches", "wrapper"), [(2, "ddp"), (3, "ddp"), (2, "fsdp")])
 def test_accumulated_parameters_are_those_of_a_script_that_accumulates_by_hand(
-    micro_batches: int, tmp_path: Path
+    micro_batches: int, wrapper: str, tmp_path: Path
 ) -> None:
     ranks = [
         subprocess.Popen(
-            [sys.executable, SCRIPT, tmp_path / "store", str(rank), str(RANKS), str(micro_batches)],
+            [sys.executable, SCRIPT, tmp_path / "store", str(rank), str(RANKS), str(micro_batches), wrapper],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -126,3 +126,33 @@ def test_scripts_that_cannot_accumulate_as_they_are_are_refused_when_they_are_pr
     with pytest.raises(ConfigError) as refused:
         profile_script(ScriptRequest(script=str(script), devices=2, accumulates=True))
     assert given in refused.value.given and "leave --accumulate out" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("body", "deferred", "late_flag"),
+    [
+        ("ddp.require_backward_grad_sync = last; ddp(torch.ones(2, 4)).sum().backward()", True, False),
+        ("ddp(torch.ones(2, 4)).sum().backward()", False, False),
+        ("loss = ddp(torch.ones(2, 4)).sum(); ddp.require_backward_grad_sync = last; loss.backward()", False, True),
+    ],
+    ids=["deferred", "each", "late"],
+)
+def test_a_profile_says_whether_a_script_defers_and_whether_ddp_has_seen_its_flag(
+    body: str, deferred: bool, late_flag: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    loop = f"    for last in (False, False, True):\n        {body}\n        ddp.require_backward_grad_sync = True\n"
+    script.write_text(
+        PREAMBLE.format(optimizer="SGD", options={}) + loop + "    optimizer.step(); optimizer.zero_grad()"
+    )
+    ddp = profile_script(ScriptRequest(script=str(script), devices=2, steps=6)).ddp
+    assert ddp is not None and (ddp.accumulate, ddp.deferred, ddp.late_flag) == (3, deferred, late_flag)
+
+
+def test_a_script_whose_last_micro_batch_does_not_synchronise_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    loop = "    ddp.require_backward_grad_sync = number % 2 == 0\n    ddp(torch.ones(2, 4)).sum().backward()\n"
+    update = "    if number % 2: optimizer.step(); optimizer.zero_grad()"
+    script.write_text(PREAMBLE.format(optimizer="SGD", options={}) + loop + update)
+    with pytest.raises(ConfigError, match=r"updates after a backward\(\) that does not synchronise"):
+        profile_script(ScriptRequest(script=str(script), devices=2, steps=6))

@@ -52,6 +52,52 @@ def test_a_step_ends_with_the_backward_that_synchronises() -> None:
     assert (listener.synchronised, listener.micro_batches) == (2, 1)
 
 
+def test_a_listener_of_whole_steps_has_one_until_the_update_behind_a_backward_that_synchronised() -> None:
+    listener, ddp = Listener(), model()
+    listener.until_update = True
+    for _ in range(2):
+        for synchronises in (True, False, True):
+            micro_batch(listener, ddp, synchronises=synchronises)
+        listener.before_update("optimizer")
+        listener.after_update("optimizer")
+    assert listener.told.count("step_begins") == 3, "before the first update a step ends as for other listeners"
+    assert (listener.micro_batches, listener.reductions, listener.unreduced_updates) == (3, 2, 0)
+
+
+def test_an_update_within_the_backward_that_synchronises_ends_the_step_with_it() -> None:
+    listener, ddp = Listener(), model()
+    listener.until_update = True
+
+    def update() -> None:
+        listener.before_update("optimizer")
+        listener.after_update("optimizer")
+
+    for _ in range(3):
+        listener.forward(lambda *_: None, ddp, torch.zeros(4, 2))
+        listener.backward(update)
+    assert listener.told.count("step_begins") == 3 and listener.reductions == 1
+
+
+def test_a_flag_that_is_set_after_the_forward_counts_for_fsdp_and_is_late_for_ddp() -> None:
+    for reads_flag_in_backward in (False, True):
+        listener, ddp = Listener(), model()
+        ddp.reads_flag_in_backward = reads_flag_in_backward
+        listener.forward(lambda *_: None, ddp, torch.zeros(4, 2))
+        ddp.require_backward_grad_sync = False
+        listener.backward(lambda: None)
+        assert (listener.reductions, listener.late_flags) == ((0, 0) if reads_flag_in_backward else (1, 1))
+
+
+def test_updates_of_gradients_that_were_not_reduced_are_counted() -> None:
+    listener, ddp = Listener(), model()
+    for synchronises, unreduced in ((True, 0), (False, 1), (False, 2), (True, 0)):
+        micro_batch(listener, ddp, synchronises=synchronises)
+        for optimizer in ("one", "another of the same gradients"):
+            listener.before_update(optimizer)
+            listener.after_update(optimizer)
+        assert listener.unreduced_updates == unreduced
+
+
 def test_a_backward_in_another_or_without_a_forward_is_no_micro_batch() -> None:
     listener, ddp = Listener(), model()
     listener.forward(lambda *_: None, ddp, torch.zeros(4, 2))

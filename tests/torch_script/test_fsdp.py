@@ -48,10 +48,10 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
 
-def train(model, optimizer, accumulate=1):
+def train(model, optimizer, accumulate=1, defers=lambda micro_batch, last: not last):
     while True:
         for micro_batch in range(accumulate):
-            model.set_requires_gradient_sync(micro_batch == accumulate - 1)
+            model.set_requires_gradient_sync(not defers(micro_batch, micro_batch == accumulate - 1))
             model(torch.randn(4, 16)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -105,6 +105,25 @@ def test_every_micro_batch_gathers_anew_and_a_strategy_without_reshard_gathers_o
     assert np.count_nonzero(twice.kind == REDUCE_SCATTER_EVENT) == 3
     kept = lower(sharded(3, kept=()), plan_of(strategy="zero3:prefetch=0,reshard=no"))
     assert np.count_nonzero(kept.kind == ALL_GATHER_EVENT) == 3
+
+
+def test_a_script_may_reduce_in_each_micro_batch_and_keep_its_units_whole_between_them() -> None:
+    workload = sharded(3, kept=(0,))
+    assert workload.ddp is not None
+    units = tuple(msgspec.structs.replace(unit, reshard_after_backward=False) for unit in workload.ddp.units)
+    each = msgspec.structs.replace(workload, ddp=msgspec.structs.replace(workload.ddp, deferred=False))
+    whole = msgspec.structs.replace(workload, ddp=msgspec.structs.replace(workload.ddp, units=units))
+    counts = [
+        [np.count_nonzero(lower(one, plan_of(3)).kind == kind) for kind in (ALL_GATHER_EVENT, REDUCE_SCATTER_EVENT)]
+        for one in (workload, each, whole)
+    ]
+    assert counts == [[3 * (3 + 2), 3], [3 * (3 + 2), 3 * 3], [3 + 3 * 2, 3]]
+
+
+def test_accumulation_is_measured_where_fsdp_trains(tmp_path: Path) -> None:
+    declared = script_experiment(script=str(a_script(tmp_path, "")), accumulates=(1, 4))
+    settings = settings_of(completed(declared, sharded()).rows)
+    assert [(each.runtime, each.plan.accumulate) for each in settings] == [(FSDP, 1), (FSDP, 4)]
 
 
 def test_a_step_takes_its_computation_and_every_collective_one_after_another() -> None:
@@ -195,6 +214,66 @@ def test_a_script_with_fully_shard_becomes_a_workload_of_its_units_that_predict_
 
 
 @pytest.mark.torch
+def test_a_script_that_reduces_in_each_micro_batch_is_told_what_deferring_sends_and_needs(
+    dpsim: Dpsim, tmp_path: Path
+) -> None:
+    script = a_script(tmp_path, "train(model, shard(model), accumulate=4, defers=lambda *_: False)")
+    output = tmp_path / "w.json"
+    code, out, err = dpsim("profile", "--torch-script", script, "--devices", "2", "--steps", "6", "--output", output)
+    assert code == 0, err
+    assert "4 micro-batches reduce 4 times; deferring (set_requires_gradient_sync) would send" in out
+    ddp = workloads.read(output).ddp
+    assert ddp is not None and (ddp.accumulate, ddp.deferred) == (4, False)
+
+
+COUNTED = """
+counts = dict.fromkeys(("all_gather_single", "reduce_scatter_single"), 0)
+
+def count(name, original):
+    def counted(*arguments, **keywords):
+        counts[name] += 1
+        return original(*arguments, **keywords)
+    return counted
+
+for name in counts:
+    setattr(dist, name, count(name, getattr(dist, name)))
+optimizer = shard(model)
+while True:
+    for last in (False, False, True):
+        loss = model(torch.randn(4, 16)).sum()
+        {flags}
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("{flags}:", *counts.values())  # lines that are alike are shown once
+    counts.update(dict.fromkeys(counts, 0))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("flags", "deferred", "whole"),
+    [
+        ("pass", False, False),
+        ("model.set_requires_gradient_sync(last)", True, False),
+        ("model.set_requires_gradient_sync(last); model.set_reshard_after_backward(last)", True, True),
+    ],
+    ids=["each", "deferred", "deferred and whole"],
+)
+def test_a_predicted_step_has_the_collectives_that_fsdp_calls(
+    flags: str, deferred: bool, whole: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = a_script(tmp_path, COUNTED.replace("{flags}", flags))
+    workload = profile_script(ScriptRequest(script=str(script), devices=2, steps=6))
+    ddp = workload.ddp
+    assert ddp is not None and (ddp.accumulate, ddp.deferred, ddp.late_flag) == (3, deferred, False)
+    assert {unit.reshard_after_backward for unit in ddp.units} == {not whole}
+    kind = lower(workload, plan_of(3)).kind
+    gathers, scatters = (np.count_nonzero(kind == each) for each in (ALL_GATHER_EVENT, REDUCE_SCATTER_EVENT))
+    assert f"{flags}: {gathers} {scatters}\n" in "".join(capfd.readouterr())
+
+
+@pytest.mark.torch
 def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_optimizer(tmp_path: Path) -> None:
     text = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -233,8 +312,15 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
             "optimizer = shard(model)\nmodel.set_reshard_after_backward(False)\ntrain(model, optimizer)",
             "set_reshard_after_backward",
         ),
+        (
+            "train(model, shard(model), accumulate=2, defers=lambda _, last: last)",
+            "updates after a backward() that does not synchronise",
+        ),
     ],
-    ids=["offload", "HSDP", "part", "list", "placement", "first version", "optimizer", "backward"],
+    ids=[
+        *("offload", "HSDP", "part", "list", "placement", "first version", "optimizer", "backward"),
+        "last",
+    ],
 )
 def test_what_cannot_be_predicted_is_refused_by_name(text: str, given: str, dpsim: Dpsim, tmp_path: Path) -> None:
     script, output = a_script(tmp_path, text), tmp_path / "w.json"

@@ -19,8 +19,9 @@ from dpsim.plan import Plan
 from dpsim.workload import Workload
 
 SCRIPTS = Path(__file__).parents[1] / "support" / "script_memories.py"
+FSDP = ("fsdp", "fsdp, deferred", "fsdp, not deferred", "fsdp, kept whole")
 KINDS = (
-    *("mlp", "cnn with batch norm", "transformer", "accumulation", "fsdp", "checkpointing"),
+    *("mlp", "cnn with batch norm", "transformer", "accumulation", *FSDP, "checkpointing"),
     *("fsdp in bfloat16", "mlp by autocast", "mlp of bfloat16"),
 )
 

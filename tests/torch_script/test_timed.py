@@ -107,6 +107,20 @@ def test_accumulation_and_evaluation_begin_no_step() -> None:
     assert [len(visit.moments_s) for visit in visits] == [1, 3]
 
 
+def test_a_step_that_reduces_in_each_micro_batch_has_the_communication_of_all() -> None:
+    take_turn, visits = turns(2)
+    timer, model = timed.StepTimer(take_turn), Model()
+    with pytest.raises(EnoughSteps):
+        for number in range(12):
+            forward(timer, model, *BATCH)
+            backward(timer)
+            if number % 3 == 0:
+                timer.before_update("optimizer")
+                timer.after_update("optimizer")
+    assert [len(visit.moments_s) for visit in visits] == [1, 3]
+    assert visits[1].logged_s["backward"] == pytest.approx([3e-3, 3 * 3e-3])
+
+
 @pytest.mark.parametrize("inner_trains", [True, False], ids=["the wrapper alone", "the whole model"])
 def test_training_in_evaluation_mode_is_timed_once_a_backward_shows_it(inner_trains: bool) -> None:
     take_turn, visits = turns(2)

@@ -17,6 +17,7 @@ from dpsim.launch.scratch import scratch
 from dpsim.launch.script_output import on_ranks_shown_once
 from dpsim.launch.user_program import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network
+from dpsim.model.deferring import observed_gain
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
 from dpsim.model.observed import Observed, Steps, joined, observed_parts
 from dpsim.model.points import plan_one
@@ -82,9 +83,11 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     if len(runs) > 1:
         small = _small_buckets(observed, steps, runs[1], base)
         parts, base = ([*parts, small], base) if small.low_s > 0 else (observed_parts(steps), steps)
+    notes += filter(None, [observed_gain(steps)])
     workload = _profile(of, observed, notes, progress)
     predicted_remedies: tuple[Remedy, ...] = ()
     if workload is not None:
+        notes += workload.ddp.unpriced() if workload.ddp is not None and workload.ddp.late_flag else ()
         try:
             predicted_remedies = remedies(workload, *_predicted(of, observed, workload, parts))
         except ConfigError as error:

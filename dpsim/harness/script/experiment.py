@@ -266,9 +266,7 @@ def _without_mpi(experiment: Experiment) -> Experiment:
 def _sharded(experiment: Experiment) -> Experiment:
     """The experiment where FSDP trains: by gloo on the node alone. Raises ``ConfigError``."""
     given, allowed = "", ""
-    if experiment.values(_ACCUMULATE):
-        given, allowed = "--accumulate", "the script's own micro-batches"
-    elif experiment.values(_CAP):
+    if experiment.values(_CAP):
         given, allowed = "--fusion-threshold", "no cap: the modules that fully_shard is given are the buckets"
     elif {OWN_RUNTIME, HOOK} & {*experiment.other_runtimes}:
         flag = "--algorithm hook" if HOOK in experiment.other_runtimes else "--set runtime=dpsim"

@@ -145,6 +145,16 @@ class ScriptRecord(Noun, frozen=True):
         micro_batches = [step.micro_batches for step in self.steps]
         return max(set(micro_batches), key=micro_batches.count)
 
+    @property
+    def accumulation(self) -> dict[str, Any]:
+        """How most steps accumulate, as ``DdpSettings`` has it."""
+        steps = [step for step in self.steps if step.micro_batches == self.accumulate]
+        return {
+            "accumulate": self.accumulate,
+            "deferred": self.accumulate == 1 or 2 * sum(step.reductions > 1 for step in steps) < len(steps),
+            "late_flag": 2 * sum(step.late_flags > 0 for step in steps) > len(steps),
+        }
+
 
 class ScriptOutcome(Noun, frozen=True):
     """What running a script came to: a record, or the three parts of the error that says why there is none."""
@@ -164,7 +174,7 @@ def recorded_of(record: ScriptRecord, request: ScriptRequest) -> Recorded:
     own = _own_collectives(record)
     settings = ddp.settings(
         devices=request.devices,
-        accumulate=record.accumulate,
+        **record.accumulation,
         own_collectives=len(own),
         own_allreduce_bytes=tuple(size for size in own if size is not None),
         sparse_gradient_bytes=sum(each.size_bytes for each in ddp.parameters if each.sparse),
@@ -185,7 +195,7 @@ def _recorded_of_shards(record: ScriptRecord, model: ShardsRecord, request: Scri
     settings = DdpSettings(
         torch=model.torch,
         devices=request.devices,
-        accumulate=record.accumulate,
+        **record.accumulation,
         bucket_bytes=tuple(unit.size_bytes for unit in reversed(model.units)),
         units=model.units,
         sync_batch_norm=record.sync_batch_norm,

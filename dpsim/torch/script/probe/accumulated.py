@@ -1,8 +1,8 @@
-"""Lets a script that updates after every backward accumulate gradients under DDP, as it is. Loads torch.
+"""Lets a script that updates after every backward accumulate gradients under DDP or FSDP, as it is. Loads torch.
 
-One pass of the script's loop becomes a micro-batch. DDP synchronises in the last backward of a step alone, as within
-``no_sync()``; every loss counts 1 / k in its backward; and what belongs to an update (the optimizer's step, clearing
-and clipping the gradients) is left out after the other micro-batches.
+One pass of the script's loop becomes a micro-batch. DDP or FSDP synchronises in the last backward of a step alone;
+every loss counts 1 / k in its backward; and what belongs to an update (the optimizer's step, clearing and clipping the
+gradients) is left out after the other micro-batches.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.around import Script
 from dpsim.torch.script.probe.endings import WITH_ACCUMULATE, Refused
+from dpsim.torch.script.probe.fsdp import ShardedModel, call_inside
 from dpsim.torch.script.probe.process_group import replace_everywhere
 
 _LOOKED_AT = 2
@@ -53,8 +54,7 @@ class Accumulation(Script):
         self._done %= self._wanted
         if self._done and self._looked_at < _LOOKED_AT:
             self._looked_at += 1
-            gradients = [parameter.grad for parameter in ddp.module.parameters() if parameter.grad is not None]
-            if not any(bool(gradient.any()) for gradient in gradients):
+            if not _holds_gradients(ddp):
                 raise _refused("clears its gradients by itself, and not by zero_grad()")
         if self._wanted > 1:
             ddp.require_backward_grad_sync = self._done == self._wanted - 1
@@ -127,11 +127,19 @@ def accumulate(micro_batches: int) -> None:
         return scaled_step(self, *arguments, **keywords)
 
     state.listen()
+    call_inside(state.forward)
     Optimizer.__init__, GradScaler.step = initialise_optimizer, step_without_scale
     for owner in (Optimizer, torch.nn.Module):
         owner.zero_grad = _of_last(owner.zero_grad, state)
     for clip in _CLIPPING:
         replace_everywhere(clip, _of_last(clip, state))
+
+
+def _holds_gradients(ddp: Any) -> bool:
+    """Whether the gradients of the last backward are still there."""
+    if isinstance(ddp, ShardedModel):
+        return ddp.holds_gradients
+    return any(bool(each.grad.any()) for each in ddp.module.parameters() if each.grad is not None)
 
 
 def _of_last(original: Any, state: Accumulation) -> Any:

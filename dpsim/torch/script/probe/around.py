@@ -57,26 +57,34 @@ class Script:
     """A script's training, as the calls of DDP or FSDP, backward, optimizers and data loaders show it.
 
     A step begins with the first forward that trains after a backward that synchronised, and ends with the next such
-    backward; each forward and its backward are a micro-batch. A backward inside another (checkpointing) is part of the
-    outer one. An update that calls a closure, with forward and backward, begins anew when that backward has ended; an
-    optimizer's step inside another's is part of the outer one. Unscaling and clipping gradients are parts of an update
-    of no optimizer (None).
+    backward; each forward and its backward are a micro-batch. For a listener of whole steps (``until_update``), once
+    the script has updated by an optimizer, a step goes on until an update follows: a script may synchronise in each
+    micro-batch. DDP reads in forward whether a backward synchronises, FSDP in that backward. A backward inside another
+    (checkpointing) is part of the outer one. An update that calls a closure, with forward and backward, begins anew
+    when that backward has ended; an optimizer's step inside another's is part of the outer one. Unscaling and clipping
+    gradients are parts of an update of no optimizer (None).
 
     Listeners derive from it and override what they need of the methods that do nothing here.
     """
 
     watches = True
     """Whether anything is listened to; else the script's calls are made as they are."""
+    until_update = False
+    """Whether a step ends with an update after a backward that synchronised, and not with that backward."""
 
     def __init__(self) -> None:
         self.ddp: Any = None
         self.synchronises = False
-        self.synchronised = self.micro_batches = 0
+        self.synchronised = self.micro_batches = self.reductions = self.late_flags = 0
+        self.unreduced_updates = 0  # one after another, each of gradients whose last backward did not synchronise
         self.step_has_begun = False
         self._training = Training()
         self._forward_since_backward = False
         self._depth = 0
+        self._model: Any = None
         self._updating: Any = None
+        self._updates = self._updated = False  # ever, and since the last backward began
+        self.has_optimizer = False
         self._register: Any = None
         self._undo: list[Callable[[], None]] = []
 
@@ -90,7 +98,7 @@ class Script:
     def forward_ends(self) -> None: ...
     def backward_begins(self) -> None: ...
     def backward_ends(self) -> None: ...
-    def step_ends(self) -> None: ...  # behind the ``backward_ends`` that synchronised
+    def step_ends(self) -> None: ...  # behind each ``backward_ends`` that synchronised
     def update_begins(self, optimizer: Any) -> None: ...
     def update_ends(self, optimizer: Any) -> None: ...
     def update_skipped(self) -> None: ...  # by a GradScaler, as a gradient was not finite
@@ -123,13 +131,14 @@ class Script:
         samples = leading_extent(inputs)
         if not self.step_has_begun:
             self.step_begins(samples)
-            self.step_has_begun, self.micro_batches = True, 0
-        self.synchronises = bool(model.require_backward_grad_sync)
+            self.step_has_begun, self.micro_batches, self.reductions, self.late_flags = True, 0, 0, 0
+        self._model = model
         self.forward_begins(samples)
         return True
 
     def after_forward(self) -> None:
         """Note that a forward that trains has ended."""
+        self.synchronises = bool(self._model.require_backward_grad_sync)
         self.forward_ends()
         self._forward_since_backward = True
 
@@ -137,6 +146,12 @@ class Script:
         """Return whether this backward is that of a micro-batch."""
         self._training.backward()
         if awaited := self.awaits_backward:
+            self._updated = False
+            if self.synchronises != bool(self._model.require_backward_grad_sync):
+                if getattr(self._model, "reads_flag_in_backward", False):
+                    self.synchronises = not self.synchronises
+                else:
+                    self.late_flags += 1
             self.backward_begins()
         return awaited
 
@@ -147,7 +162,9 @@ class Script:
         self.backward_ends()
         if self.synchronises:
             self.synchronised += 1
-            self.step_has_begun = False
+            self.reductions += 1
+            in_an_update = self._updated or self._updating is not None
+            self.step_has_begun = self.until_update and self._updates and not in_an_update
             self.step_ends()
         if self._updating is not None and self.watches:  # its step has called a closure, which is no update
             self.update_begins(self._updating)
@@ -155,6 +172,8 @@ class Script:
     def before_update(self, optimizer: Any) -> None:
         """Note that an optimizer's step begins."""
         if self._updating in (None, optimizer):  # itself: its last step has raised an exception
+            if self.micro_batches and not self._updated and optimizer is not _PREPARATION:
+                self.unreduced_updates = 0 if self.synchronises else self.unreduced_updates + 1
             self._updating = optimizer
             self.update_begins(None if optimizer is _PREPARATION else optimizer)
 
@@ -162,7 +181,11 @@ class Script:
         """Note that an optimizer's step has ended."""
         if self._updating is optimizer:
             self._updating = None
-            self.update_ends(None if optimizer is _PREPARATION else optimizer)
+            if optimizer is _PREPARATION:
+                self.update_ends(None)
+                return
+            self.update_ends(optimizer)
+            self._end_by_update()
 
     def before_preparation(self) -> bool:
         """Return whether what prepares an update begins here, inside nothing else of an update."""
@@ -174,6 +197,12 @@ class Script:
     def after_preparation(self) -> None:
         """Note that what prepares an update has ended."""
         Script.after_update(self, _PREPARATION)
+
+    def _end_by_update(self) -> None:
+        """Note that there was an update, or one was skipped: the step has ended if it has synchronised."""
+        self._updates = self._updated = True
+        if self.synchronises and not self.awaits_backward:
+            self.step_has_begun = False
 
     # What the script's calls become.
 
@@ -213,6 +242,7 @@ class Script:
             found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
             if any(each.item() for each in found.values()):
                 self.update_skipped()
+                self._end_by_update()
         return result
 
     def load(self, original: Callable[..., Any], iterator: Any) -> Any:
@@ -230,17 +260,30 @@ class Script:
 
         self.wrap(DistributedDataParallel, "forward", self.forward)
         self.wrap(torch.autograd, "backward", self.backward)
+        if self.until_update:
+            self._listen_to_updates()
 
     def listen_to_updates_and_input(self) -> None:
         """Put this around every optimizer's step, what prepares it, and every data loader's batches in this process."""
         from torch.amp.grad_scaler import GradScaler
-        from torch.optim import optimizer
         from torch.utils.data import dataloader
 
         self.wrap(dataloader._BaseDataLoaderIter, "__next__", self.load)
-        self.wrap(GradScaler, "step", self.scaled_update)
         for owner, name in ((GradScaler, "unscale_"), *((torch.nn.utils, name) for name in _CLIPPING)):
             self.wrap(owner, name, self.prepare)
+        if not self.until_update:
+            self._listen_to_updates()
+
+    def _listen_to_updates(self) -> None:
+        from torch.amp.grad_scaler import GradScaler
+        from torch.optim import optimizer
+
+        def initialise(original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> None:
+            self.has_optimizer = True
+            original(*arguments, **keywords)
+
+        self.wrap(optimizer.Optimizer, "__init__", initialise)
+        self.wrap(GradScaler, "step", self.scaled_update)
         for register, note in (
             (optimizer.register_optimizer_step_pre_hook, self.before_update),
             (optimizer.register_optimizer_step_post_hook, self.after_update),

@@ -72,6 +72,18 @@ def unwrapped() -> Refused:
     )
 
 
+def unreduced() -> Refused:
+    """What ends a script that updates while the gradients of its last micro-batch are each rank's own."""
+    return Refused(
+        ConfigError(
+            "the script updates after a backward() that does not synchronise: each rank then trains by itself, for its"
+            " last micro-batch is within no_sync(), or set_requires_gradient_sync(False) holds for it",
+            allowed="a script whose last micro-batch before the optimizer's step synchronises",
+            remedy="set require_backward_grad_sync (FSDP: set_requires_gradient_sync) to True before its forward",
+        )
+    )
+
+
 def unpriced_precision() -> Refused:
     """What ends a script that gives DDP ``mixed_precision``, which has types that DDP does not log."""
     return Refused(

@@ -37,6 +37,7 @@ class Unit(NamedTuple):
     name: str
     size_bytes: int
     reshard: bool
+    reshard_after_backward: bool
 
 
 class ShardOf(NamedTuple):
@@ -60,6 +61,7 @@ class ShardedModel:
     """
 
     static_graph = False
+    reads_flag_in_backward = True
 
     def __init__(self, root: Any) -> None:
         self.module = root
@@ -84,6 +86,8 @@ class ShardedModel:
                 self.parameters += [ShardOf(names[id(each)], unit, each, *_sent_as(each, group)) for each in shards]
         self.called: dict[str, None] = {}
         """The units in the order in which their forwards began."""
+        self._whole: list[set[str]] = [set(), set()]
+        """The units that the last two backwards left whole."""
 
     def modules(self) -> Any:
         return self.module.modules()
@@ -92,6 +96,36 @@ class ShardedModel:
     def require_backward_grad_sync(self) -> bool:
         """Whether the next backward reduces gradients (``set_requires_gradient_sync``)."""
         return all(group.reduce_grads for groups in self.groups.values() for group in groups)
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, reduces: bool) -> None:
+        self.module.set_requires_gradient_sync(reduces)
+
+    def note_backward(self) -> None:
+        """Note that the backward of a micro-batch has ended, and which units it left whole."""
+        whole = {name for name, groups in self.groups.items() if not all(g.reshard_after_backward for g in groups)}
+        self._whole = [self._whole[1], whole]
+
+    def check_resharded(self) -> None:
+        """Raises ``Refused`` for an update of shards whose units stay whole: the next forward would not see it."""
+        if self._whole[1]:
+            raise Refused(
+                ConfigError(
+                    f"the script updates while {len(self._whole[1])} units stay whole, by"
+                    " set_reshard_after_backward(False): the next forward computes with the parameters before it",
+                    allowed="set_reshard_after_backward(True) before the last backward of a step",
+                    remedy="call model.set_reshard_after_backward(last), as set_requires_gradient_sync(last)",
+                )
+            )
+
+    def whole_gradient_bytes(self) -> int:
+        """The bytes of the whole gradients that backwards without synchronisation have added up."""
+        grads = []
+        for group in (group for groups in self.groups.values() for group in groups):
+            for each in group.fsdp_params:
+                whole = getattr(each, "_unsharded_param", None)
+                grads += [each.unsharded_accumulated_grad, getattr(whole, "grad", None)]
+        return sum(grad.numel() * grad.element_size() for grad in grads if grad is not None)
 
     def began(self, module: Any) -> None:
         """Note that the forward of a unit has begun."""
@@ -105,6 +139,11 @@ class ShardedModel:
         for groups in self.groups.values():
             for group in groups:
                 group.mesh_info.shard_process_group.pause_s_per_byte = seconds / whole_bytes
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether backwards have left gradients that are not cleared."""
+        return bool(self.whole_gradient_bytes()) or any(each.shard.grad is not None for each in self.parameters)
 
     @property
     def bucket_bytes(self) -> tuple[int, ...]:
@@ -135,7 +174,7 @@ class ShardedModel:
                 _check_group(name, group)
             again = any(group._reshard_after_forward and group.unshard_in_backward for group in self.groups[name])
             if name in sizes:
-                units.append(Unit(name=name, size_bytes=sizes[name], reshard=again))
+                units.append(Unit(name, sizes[name], again, name not in self._whole[0]))
         return tuple(units)
 
 
@@ -163,7 +202,6 @@ def _units(root: Any) -> list[tuple[str, Any]]:
 def _check_group(unit: str, group: Any) -> None:
     """Raises ``ConfigError`` for what a script set after ``fully_shard``, and no prediction contains."""
     for name, is_set in (
-        ("set_reshard_after_backward(False)", not group.reshard_after_backward),
         ("set_all_reduce_hook", group._all_reduce_hook is not None),
         ("an unshard that is not waited for", group.unshard_async_op),
     ):
@@ -202,7 +240,17 @@ class Forwards:
             finally:
                 self._current = None
 
-        return self._around(forward, self._models[module], *arguments, **keywords)
+        forwards = functools.reduce(lambda inner, each: functools.partial(each, inner), _INSIDE, forward)
+        return self._around(forwards, self._models[module], *arguments, **keywords)
+
+
+_INSIDE: list[Callable[..., Any]] = []
+"""What is called in place of a root's forward within what ``watch`` calls for it."""
+
+
+def call_inside(around: Callable[..., Any]) -> None:
+    """Call ``around`` within what ``watch`` calls in place of the forward of every root."""
+    _INSIDE.append(around)
 
 
 def watch(around: Callable[..., Any], *, instead_of_ddp: bool, done: str = "predicted") -> None:

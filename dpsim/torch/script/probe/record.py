@@ -15,14 +15,24 @@ from torch.distributed import distributed_c10d
 
 from dpsim.torch.script.probe.around import REBUILT_STEPS, CoreTime, Script
 from dpsim.torch.script.probe.batches import loading
-from dpsim.torch.script.probe.endings import EnoughSteps, forked, second_model, unpriced_precision, unwrapped
+from dpsim.torch.script.probe.endings import (
+    EnoughSteps,
+    forked,
+    second_model,
+    unpriced_precision,
+    unreduced,
+    unwrapped,
+)
 from dpsim.torch.script.probe.fsdp import ShardedModel, check_optimizer
 from dpsim.torch.script.probe.parameters import first_parameters, reduced_parameters
 from dpsim.torch.script.probe.process_group import CLOCK, ReplicatedGroup
 from dpsim.torch.script.probe.steps import MODES, RecordedStep, StepMemory
 
 _UNWRAPPED_STEPS = 3
-"""Optimizer steps on gradients that were reduced without DDP after which a script is refused."""
+"""Optimizer steps on gradients that were reduced without DDP, or not at all, after which a script is refused."""
+
+_LATEST_UPDATE = 32
+"""Synchronising backwards until which the first update is waited for."""
 
 _WAITED_UPDATES = 100
 """Optimizer steps before any model of DDP or FSDP is called after which the user is told that one is waited for."""
@@ -39,6 +49,8 @@ class Recorder(Script):
     Then it calls ``recorded``, which ends the script or asks for ``another`` record; the clock stands still meanwhile.
     Every synchronising backward is followed by a pause of ``pause_s``, in which it stands still too.
     """
+
+    until_update = True
 
     def __init__(self, wanted: int, recorded: Callable[[Recorder], None] = enough) -> None:
         super().__init__()
@@ -73,6 +85,11 @@ class Recorder(Script):
     def complete(self) -> bool:
         """Whether all wanted steps are recorded, in every mode, or so many that some mode will not come."""
         return len(self.steps) >= self.wanted and (self.all_modes or len(self.steps) >= 2 * self.wanted)
+
+    @property
+    def _knows_steps(self) -> bool:
+        """Whether the script has updated by its optimizer, or will not: an update ends a step."""
+        return self._updates or not self.has_optimizer or self.synchronised >= _LATEST_UPDATE
 
     @property
     def all_modes(self) -> bool:
@@ -130,6 +147,8 @@ class Recorder(Script):
         mode = None
         if self._warmed_up < self.warm_up:
             self._warmed_up += 1
+        elif not self._knows_steps:
+            pass
         elif not self.complete:  # in turn for each batch: else the short one of each epoch might have the same mode
             mode = MODES[self._begun[samples] % len(MODES)]
             self._begun[samples] += 1
@@ -166,8 +185,13 @@ class Recorder(Script):
             self._step.backward_s += seconds
             self._step.last_backward_s = seconds
             self._step.micro_batches = self.micro_batches
+            self._step.late_flags = self.late_flags
+        if isinstance(self.ddp, ShardedModel):
+            self.ddp.note_backward()
 
     def step_ends(self) -> None:
+        if self._step is not None:
+            self._step.reductions = self.reductions
         if self.pause_s:
             without_core_s = self._core.waited_s()
             with CLOCK.stopped():
@@ -186,10 +210,15 @@ class Recorder(Script):
         if optimizer is None:
             return
         self.optimizer = optimizer
+        if not self._updates:  # what was taken for steps were micro-batches
+            self.steps.clear()
         if self.ddp is None:
             self._check_wrapped(optimizer)
         elif isinstance(self.ddp, ShardedModel):
             check_optimizer(optimizer)
+            self.ddp.check_resharded()
+        if self.unreduced_updates == _UNWRAPPED_STEPS:
+            raise unreduced()
 
     def update_skipped(self) -> None:
         """Record no step without an update; another one is recorded in its mode."""

@@ -19,6 +19,7 @@ from dpsim.torch.script.probe.steps import StepMemory
 
 _MARK = "dpsim "
 _BEGINS, _GRADIENT, _COMPUTED, _UPDATED = "begins", "gradient", "computed", "updated"
+_FIRST_COMPUTED = "first"
 _STEPS = 2
 _VIEWS = ("TBackward0", "TransposeBackward0", "ViewBackward0")
 
@@ -111,7 +112,8 @@ class WeighingRecorder(Recorder):
             self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
 
     def backward_ends(self) -> None:
-        self._mark(_COMPUTED)
+        first = self._added and self.micro_batches == 1 and isinstance(self.ddp, ShardedModel)
+        self._mark(_FIRST_COMPUTED if first else _COMPUTED)  # FSDP's gradients grow in it, and each has no mark
         super().backward_ends()
 
     def update_ends(self, optimizer: Any) -> None:
@@ -124,7 +126,8 @@ class WeighingRecorder(Recorder):
         return not getattr(self.ddp, "gradient_as_bucket_view", False)
 
     def _gradient_bytes(self) -> int:
-        return sum(_bytes(each) for each in self._parameters if self._own_gradients and each.grad is not None)
+        shards = sum(_bytes(each) for each in self._parameters if self._own_gradients and each.grad is not None)
+        return shards + (self.ddp.whole_gradient_bytes() if isinstance(self.ddp, ShardedModel) else 0)
 
     def _mark(self, name: str, size_bytes: int | None = None, *_: Any) -> None:
         """Write into the profile what begins or ends here, and the bytes of all gradients, or of one that is final."""
@@ -136,7 +139,7 @@ class WeighingRecorder(Recorder):
     def _of_profile(self, events: Iterable[Any]) -> StepMemory:
         """Return the largest sums of live bytes beside gradients, until backward ends, and in an update."""
         kept_bytes = 0 if self._released else self._gradient_bytes()
-        peaks = {_BEGINS: 0, _GRADIENT: 0, _COMPUTED: 0, _UPDATED: 0}
+        peaks = {_BEGINS: 0, _GRADIENT: 0, _FIRST_COMPUTED: 0, _COMPUTED: 0, _UPDATED: 0}
         since: int | None = None  # the first step is not weighed
         for change in _beside_gradients(events):
             if isinstance(change, str):
@@ -145,7 +148,7 @@ class WeighingRecorder(Recorder):
                 since = max(since, change + kept_bytes)
         priced_bytes = 0  # what ``dpsim.model.memory`` adds to that: a gathered unit, or a gradient before it is added
         if isinstance(self.ddp, ShardedModel):
-            priced_bytes = self.ddp.gathered_bytes
+            priced_bytes = self.ddp.gathered_bytes + self._added * max(self.ddp.bucket_bytes, default=0)
         elif self._added:
             priced_bytes = max(map(_bytes, self._parameters))
         priced_bytes += sum(self._copied_bytes.values())

@@ -13,7 +13,9 @@ MODES: tuple[Mode, ...] = ("whole", "forward", "gradients")
 
 @dataclass
 class RecordedStep:
-    """One synchronising step: seconds by part, summed over its micro-batches.
+    """One synchronising step: seconds by part, summed over its micro-batches, of which ``reductions`` synchronised.
+
+    In ``late_flags`` of them the script said whether to synchronise when DDP had already read it, in forward.
 
     ``step_s`` lasts from its first forward to the next step's. ``last_backward_s`` is the backward that synchronised.
     ``delayed_s``: the training thread could run and had no core (0 where that is not known).
@@ -34,6 +36,8 @@ class RecordedStep:
     input_s: float = 0.0
     delayed_s: float = 0.0
     micro_batches: int = 0
+    reductions: int = 1
+    late_flags: int = 0
     local_batch: int = 1
     own_collectives: tuple[int | None, ...] = ()
     module_s: dict[str, float] = field(default_factory=dict)

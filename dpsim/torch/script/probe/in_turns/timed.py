@@ -33,6 +33,8 @@ class StepTimer(Script):
     returns, as a user would register it.
     """
 
+    until_update = True
+
     def __init__(
         self,
         take_turn: TakeTurn,
@@ -46,7 +48,9 @@ class StepTimer(Script):
         self._visit = Visit()
         self._left = 0
         self._waited_s = 0.0
-        self._backward_began_s = 0.0
+        self._backward_began_s = 0.0  # without what was waited before
+        self._logged_s = dict.fromkeys(LOGGED.values(), 0.0)  # of the step so far
+        self._reduced = False  # since then
 
     def built(self, ddp: Any) -> None:
         """Let DDP log every step, and give it a hook."""
@@ -79,6 +83,7 @@ class StepTimer(Script):
             self._keep_logged(visit)
         else:
             self._forget_reductions()
+        self._reduced = False
         if self._left == 0:
             visit.bucket_bytes = bucket_bytes(self.ddp)
             self._left = self._take_turn(visit).steps
@@ -90,10 +95,28 @@ class StepTimer(Script):
         self._visit.local_batches.append(samples)
 
     def forward_begins(self, samples: int) -> None:
+        if self._reduced and not isinstance(self._reduction, WaitedCollectives):
+            if self.ddp.device_type == "cuda":
+                torch.cuda.synchronize()
+            self._add_logged()
         self._visit.local_batches[-1] = min(samples, self._visit.local_batches[-1])
 
     def backward_begins(self) -> None:
         self._backward_began_s = now()
+        if self._reduces:
+            self._backward_began_s -= self._reduction.waited_s
+            self._reduction.starts.clear()
+
+    def step_ends(self) -> None:
+        self._reduced = True
+
+    def _add_logged(self) -> None:
+        """Count what DDP logged of the last backward that reduced: a step may have several."""
+        self._reduced = False
+        self.ddp.logger.set_runtime_stats_and_log()
+        logged = self.ddp._get_ddp_logging_data()
+        for name, short in LOGGED.items():
+            self._logged_s[short] += _NANOSECOND_S * max(logged.get(name, 0), 0)
 
     def _keep_logged(self, visit: Visit) -> None:
         """Keep what DDP logged of the step that has ended, or how long FSDP was in its collectives."""
@@ -101,15 +124,15 @@ class StepTimer(Script):
             visit.logged_s.clear()
             visit.waited_s.append(self._reduction.taken_s())
             return
-        self.ddp.logger.set_runtime_stats_and_log()
-        logged = self.ddp._get_ddp_logging_data()
-        for name, short in LOGGED.items():
-            visit.logged_s[short].append(_NANOSECOND_S * max(logged.get(name, 0), 0))
+        self._add_logged()
+        for name, seconds in self._logged_s.items():
+            visit.logged_s[name].append(seconds)
+            self._logged_s[name] = 0.0
         if self._reduction is None:
             visit.waited_s.append(0.0)
             return
         visit.waited_s.append(self._reduction.waited_s - self._waited_s)
-        began_s = self._backward_began_s - self._waited_s
+        began_s = self._backward_began_s
         visit.ready_s.append([start_s - waited_s - began_s for start_s, waited_s in self._reduction.starts])
         self._forget_reductions()
 

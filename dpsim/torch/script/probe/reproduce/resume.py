@@ -77,7 +77,7 @@ class ResumeObserver(Script):
         self.wrap(LRScheduler, "__init__", self._noting(self._schedulers.append))
         self.wrap(torch.amp.GradScaler, "__init__", self._noting(self._scalers.append))
         watch(self._sharded, instead_of_ddp=False, done="compared")
-        register_optimizer_step_post_hook(self._updated)
+        register_optimizer_step_post_hook(self._noted_update)
         replace_everywhere(torch.save, self._saving(torch.save))
 
     def _noting(self, note: Callable[[Any], None]) -> Callable[..., None]:
@@ -143,7 +143,7 @@ class ResumeObserver(Script):
             distributed.all_reduce(saved, op=distributed.ReduceOp.MAX, group=self._group)
         return bool(saved)
 
-    def _updated(self, *_: Any) -> None:
+    def _noted_update(self, *_: Any) -> None:
         if self.steps:
             self.steps[-1]["draws"] |= self.steps[-1]["random"] != _random()
             self._stepped = True
