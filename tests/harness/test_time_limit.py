@@ -14,7 +14,7 @@ from dpsim.records.sweep import Experiment, MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.study.loop import LEAST_ROUNDS
 from dpsim.study.measure import WARM_UP_ROUNDS, measure
-from dpsim.study.runners.script import starting_together
+from dpsim.study.runners.script_processes import starting_together
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.task import Samples
 from dpsim.study.time_limit import FEWEST_ROUNDS, cut, first_rounds_text, limit_s, order_of_leaving

@@ -28,7 +28,8 @@ from dpsim.study.inputs import Inputs
 from dpsim.study.profile import STEP_S, ProfileConfig, computed_s, profiled_slowdowns, script_workload
 from dpsim.study.rows import CalibratedCollective, ProfiledBatch, Rows
 from dpsim.study.runners.job_ranks import JobRanks
-from dpsim.study.runners.script import Processes, Profiler
+from dpsim.study.runners.script import Profiler
+from dpsim.study.runners.script_processes import Processes
 from dpsim.torch.script.probe.in_turns.visit import Turn, Visit
 from dpsim.torch.script.recorded import workload_of
 from dpsim.torch.script.request import Part, ScriptRequest

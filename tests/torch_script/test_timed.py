@@ -16,7 +16,8 @@ from torch import distributed  # noqa: E402
 from dpsim.errors import ConfigError  # noqa: E402
 from dpsim.plan import Plan  # noqa: E402
 from dpsim.setting import Setting  # noqa: E402
-from dpsim.study.runners.script import Processes, ScriptSetting  # noqa: E402
+from dpsim.study.runners.script import ScriptSetting  # noqa: E402
+from dpsim.study.runners.script_processes import Processes  # noqa: E402
 from dpsim.torch.script.probe import process_group  # noqa: E402
 from dpsim.torch.script.probe.around import cap_in_mib  # noqa: E402
 from dpsim.torch.script.probe.endings import EnoughSteps, Refused  # noqa: E402

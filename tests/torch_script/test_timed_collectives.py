@@ -14,7 +14,7 @@ from dpsim.launch.job_python import OWN
 from dpsim.study.calibration import LOSS_S, TIME_S, CalibrateConfig
 from dpsim.study.rows import CalibratedCollective, Rows
 from dpsim.study.runners.job_ranks import JobRanks
-from dpsim.study.runners.script import Processes
+from dpsim.study.runners.script_processes import Processes
 from dpsim.study.runners.timed_collectives import CollectiveTimes, tables_of
 from dpsim.torch.script.probe.in_turns.visit import Timed
 from dpsim.torch.script.request import Part

@@ -19,7 +19,8 @@ from dpsim.setting import Setting
 from dpsim.study.calibration import CalibrateConfig
 from dpsim.study.emulation import emulated_workload
 from dpsim.study.runners.observed import observe
-from dpsim.study.runners.script import Job, take_turns
+from dpsim.study.runners.script import take_turns
+from dpsim.study.runners.script_processes import Job
 from dpsim.study.runners.training import wait_in_turns
 from dpsim.study.task import ObserveTask, ScriptTask
 from dpsim.torch.script.probe.in_turns.visit import CONTROL

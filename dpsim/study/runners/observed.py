@@ -8,7 +8,7 @@ from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.model.observed import Observed, ObservedRank
 from dpsim.progress import Progress
-from dpsim.study.runners.script import Job, Processes, started
+from dpsim.study.runners.script_processes import Job, Processes, started
 from dpsim.study.task import ObserveTask
 from dpsim.torch.script.probe.in_turns.visit import Timed
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -21,7 +20,7 @@ from dpsim import codec
 from dpsim.comm.clock import now
 from dpsim.constraints import HOOK
 from dpsim.errors import ConfigError
-from dpsim.progress import Progress, no_progress
+from dpsim.progress import Progress
 from dpsim.records.sweep import MeasuredPoint
 from dpsim.setting import Setting
 from dpsim.study.calibration import TIME_S
@@ -45,14 +44,14 @@ from dpsim.study.profile import (
     profiled_slowdowns,
 )
 from dpsim.study.rows import ProfiledBatch, Rows
+from dpsim.study.runners.script_processes import Job, Processes, check_trains, started
 from dpsim.study.runners.timed_collectives import CollectiveTimes, tables_of
 from dpsim.study.setting_samples import SettingSamples
 from dpsim.study.steps import COUNTED_STEPS, WARM_UP_STEPS, step_times_s
 from dpsim.study.task import Samples, ScriptTask
-from dpsim.torch.script.probe.endings import ENDED_EARLY
-from dpsim.torch.script.probe.in_turns.visit import Timed, Turn, Visit
+from dpsim.torch.script.probe.in_turns.visit import Turn, Visit
 from dpsim.torch.script.recorded import check_same, workload_of
-from dpsim.torch.script.request import Part, ScriptRequest
+from dpsim.torch.script.request import ScriptRequest
 from dpsim.torch.script.script_record import ScriptRecord, recorded_of
 from dpsim.workload import Workload
 
@@ -62,55 +61,8 @@ _LEAST_VISITS = 3
 _CALIBRATION_PARTS = 2
 """Rounds in which a calibration comes through all sizes."""
 _LONGEST_PAUSE_S = 150e-3
-_AT_ONCE = 4
-"""Processes that start at the same time, or a few more."""
 HOOK_SETTLES = 32
 """Steps of a visit before any counts in which ``dpsim.torch.allreduce_hook()`` finds its fastest way."""
-
-
-class Job(Protocol):
-    """The processes that take part, which connect once they are started."""
-
-    def start(self, parts: list[int]) -> None:
-        """Start the ranks of parts, by their numbers."""
-
-    def accept(self) -> Any:
-        """Return the connection of the next rank."""
-
-    def receive(self, connection: Any) -> Any:
-        """Return what comes over a connection. Raises ``DpsimError`` where a rank has failed."""
-
-
-class Processes:
-    """The processes of one visit, behind their connections, in the order of their ranks."""
-
-    def __init__(self, job: Job | None = None) -> None:
-        self.connections: list[Connection[Turn, Visit]] = []
-        self.ended = False
-        self.first: list[Visit] = []
-        """What each handed over before its first turn."""
-        self._job = job
-
-    def turn(self, turn: Turn) -> list[Visit]:
-        """Let all take a turn at once; what each did. ``ended``: the script of one has come to its end."""
-        visits = self._answers(turn, len(self.connections))
-        self.ended = any(visit.ended for visit in visits)
-        return visits
-
-    def time(self, timed: Timed) -> list[Any]:
-        """Return what the first ranks took for the collectives that they are asked for."""
-        return [visit.taken for visit in self._answers(Turn(1, timed=timed), timed.devices)]
-
-    def _answers(self, turn: Turn, ranks: int) -> list[Visit]:
-        assert self._job is not None
-        for connection in self.connections[:ranks]:
-            connection.send(turn)
-        return [self._job.receive(connection) for connection in self.connections[:ranks]]
-
-    def end(self) -> None:
-        """Give no more turns."""
-        for connection in () if self.ended else self.connections:
-            connection.send(Turn(0))
 
 
 def take_turns(task: ScriptTask, job: Job, report: Progress) -> Inputs | Samples:
@@ -121,61 +73,6 @@ def take_turns(task: ScriptTask, job: Job, report: Progress) -> Inputs | Samples
     for each in processes:
         each.end()
     return done
-
-
-def started(parts: Sequence[Part], job: Job, report: Progress = no_progress) -> list[Processes]:
-    """Start all parts, some at a time; return their processes, once they have built DDP and wait for their turns."""
-    of_part = [part.ranks for part in parts]
-    processes, begin_s = [Processes(job) for _ in of_part], now()
-    waves, total = starting_together(of_part), sum(of_part)
-    report(
-        f"starting the script in {total} processes that take turns, about {_AT_ONCE} at a time: that takes as long as"
-        f" {len(waves)} start{'s' * (len(waves) > 1)} of it until its first step"
-    )
-    begun = 0
-    for wave in waves:
-        ranks: dict[tuple[int, int], Any] = {}
-        job.start(wave)
-        for _ in range(sum(of_part[part] for part in wave)):
-            connection = job.accept()
-            ranks[job.receive(connection)] = connection
-        for part, rank in sorted(ranks):
-            processes[part].connections.append(ranks[part, rank])
-            processes[part].first.append(job.receive(ranks[part, rank]))
-            _check_trains(processes[part].first[-1].ended, 0)
-        begun += len(ranks)
-        if begun < total and wave is waves[0]:
-            spent_s = now() - begin_s
-            report(
-                f"{begun} of {total} processes have started in {spent_s:.2g} s: the others take about "
-                f"{spent_s * (total - begun) / begun:.2g} s more"
-            )
-    return processes
-
-
-def starting_together(of_part: Sequence[int]) -> list[list[int]]:
-    """Return the parts that start at the same time: as few as have ``_AT_ONCE`` processes, by the ranks of each.
-
-    What the first ones need tells how long the others will take.
-    """
-    waves: list[list[int]] = []
-    processes = _AT_ONCE
-    for part, ranks in enumerate(of_part):
-        if processes >= _AT_ONCE:
-            waves.append([])
-            processes = 0
-        waves[-1].append(part)
-        processes += ranks
-    return waves
-
-
-def _check_trains(ended: bool, rounds_done: int) -> None:
-    if ended:
-        raise ConfigError(
-            f"{ENDED_EARLY} {rounds_done} rounds of {WARM_UP_STEPS + COUNTED_STEPS} training steps",
-            allowed=f"at least {WARM_UP_ROUNDS + LEAST_ROUNDS} rounds: dpsim ends the script itself",
-            remedy="let it train longer, or on more data",
-        )
 
 
 class ScriptVisits:
@@ -386,7 +283,7 @@ class ScriptSetting:
         for attempt in itertools.count():
             visits = self._processes.turn(Turn(HOOK_SETTLES if settles else WARM_UP_STEPS + COUNTED_STEPS))
             if self._processes.ended:
-                _check_trains(number < LEAST_ROUNDS, number + WARM_UP_ROUNDS)
+                check_trains(number < LEAST_ROUNDS, number + WARM_UP_ROUNDS)
                 return False
             if not counted or not self.samples.emulation.repeats(_watched(visits), machine_cores(), attempt):
                 break
