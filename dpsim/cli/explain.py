@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -145,14 +146,14 @@ def _refuse(given: Sequence[flags.Flags], used: tuple[str, ...], source: str) ->
 def _script(of: ScriptFlags, arguments: tuple[str, ...]) -> Explanation:
     from dpsim.harness.explain.script import ScriptToExplain, explain_script
     from dpsim.launch.job_python import OWN, job_python
-    from dpsim.machine import NODE, Network
+    from dpsim.machine import Network
 
     options = readers.provided(
         devices=of.devices, steps=of.steps, network=of.network, script_may_write=of.script_may_write
     )
-    by = OWN if Network.parse(of.network or NODE).emulated else job_python()
-    script = ScriptToExplain(script=of.torch_script or "", arguments=arguments, by=by, **options)
-    by.tell(Path(script.script).name)
+    script = ScriptToExplain(script=of.torch_script or "", arguments=arguments, **options)
+    script = replace(script, by=OWN if Network.parse(script.network).emulated else job_python())
+    script.by.tell(Path(script.script).name)
     with show.measuring(of.wait_until_quiet) as progress:
         return explain_script(script, progress)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from dpsim.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpsim.cli.sweep_flags import SweepFlags
-    from dpsim.launch.job_python import JobPython
     from dpsim.records.comparison import SweepData
     from dpsim.records.sweep import Experiment, Predictions
 
@@ -66,16 +65,22 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
     from dpsim import machine as machines
     from dpsim import workload as workloads
     from dpsim.harness.script.measure import ScriptStudy
+    from dpsim.launch.job_python import job_python
     from dpsim.launch.user_program import is_module
 
-    question, experiment, by = _experiment(question, given, of, arguments)
+    question, experiment = _experiment(question, given, of, arguments)
     script = experiment.script
     folder = given.output or Path("reports") / f"{question}-{script if is_module(script) else Path(script).stem}"
     flags.writable(folder, folders=("sweep",), inputs=(Path(script), of.workload, of.machine))
+    workload = None if of.workload is None else workloads.read(of.workload)
+    machine = None if of.machine is None else machines.read(of.machine)
+    by = job_python(of.python)
+    if not by.is_own and not {"algorithm", "network"} & {*given.given()}:
+        _, experiment = _experiment(question, given, of, arguments, communication=("gloo",))
     study = ScriptStudy(
         experiment=experiment,
-        workload=None if of.workload is None else workloads.read(of.workload),
-        machine=None if of.machine is None else machines.read(of.machine),
+        workload=workload,
+        machine=machine,
         script_may_write=bool(of.script_may_write),
         by=by,
     )
@@ -92,11 +97,14 @@ def measure(question: str | None, given: SweepFlags, of: ScriptFlags, arguments:
 
 
 def _experiment(
-    question: str | None, given: SweepFlags, of: ScriptFlags, arguments: tuple[str, ...]
-) -> tuple[str, Experiment, JobPython]:
-    """Return what is asked of the script, what to measure, and by which Python. Raises ``ConfigError``."""
+    question: str | None,
+    given: SweepFlags,
+    of: ScriptFlags,
+    arguments: tuple[str, ...],
+    communication: Sequence[str] | None = None,
+) -> tuple[str, Experiment]:
+    """Return what is asked of the script, and what to measure. Raises ``ConfigError``."""
     from dpsim.harness.script.experiment import script_experiment
-    from dpsim.launch.job_python import job_python
     from dpsim.launch.user_program import check_program
 
     shared = _SHARED.split()
@@ -109,8 +117,7 @@ def _experiment(
     values = given.values(fusion_threshold_bytes=_cap) | of.values()
     question, script = _question(question, values), of.torch_script or ""
     check_program(script)
-    experiment_of = functools.partial(
-        script_experiment,
+    return question, script_experiment(
         script,
         arguments=arguments,
         **readers.provided(
@@ -118,7 +125,7 @@ def _experiment(
             caps_bytes=values.get("fusion_threshold_bytes"),
             local_batches=values.get("local_batch"),
             accumulates=values.get("accumulate"),
-            communication=values.get("algorithm"),
+            communication=communication or values.get("algorithm"),
             networks=values.get("network"),
             runtimes=values.get("runtime"),
             strategy=of.strategy,
@@ -126,10 +133,6 @@ def _experiment(
             budget_s=readers.budget(given.budget),
         ),
     )
-    experiment, by = experiment_of(), job_python(of.python)
-    if not by.is_own and "algorithm" not in values and "network" not in values:
-        experiment = experiment_of(communication=("gloo",))
-    return question, experiment, by
 
 
 def _cap(text: str) -> float | None:

@@ -24,6 +24,7 @@ OTHERS = frozenset(
         "--help",
         "--help-all",
         "--host",
+        "--in-16-bits",
         "--install-completion",
         "--layers",
         "--library",

@@ -102,7 +102,8 @@ def test_a_step_that_the_scaler_skips_is_none(profiles: Results) -> None:
 
 @pytest.mark.torch
 def test_ddp_with_mixed_precision_of_its_own_is_refused_by_name() -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    import torch  # noqa: F401
+
     from dpsim.torch.script.probe.endings import Refused
     from dpsim.torch.script.probe.record import Recorder
 
@@ -112,7 +113,8 @@ def test_ddp_with_mixed_precision_of_its_own_is_refused_by_name() -> None:
 
 @pytest.mark.torch
 def test_optimizer_state_counts_by_its_bytes_and_float32_copies_of_parameters_with_it() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'dpsim[torch]'")
+    import torch
+
     from dpsim.torch.script.probe.rank_record import optimizer_slots
 
     for module_type, copied, slots in (("float32", False, 2), ("bfloat16", False, 2), ("bfloat16", True, 6)):

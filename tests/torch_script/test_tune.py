@@ -14,6 +14,7 @@ from dpsim.errors import ConfigError
 from dpsim.harness.script import tune as harness
 from dpsim.harness.script.experiment import completed, script_experiment
 from dpsim.harness.script.measure import ScriptStudy
+from dpsim.launch import job_python
 from dpsim.machine import Link, Machine
 from dpsim.records.sweep import Experiment
 from dpsim.setting import settings_of
@@ -135,6 +136,7 @@ def test_the_line_that_is_printed_measures_the_fastest_and_the_default(
     studied = list[Experiment]()
     monkeypatch.setattr(harness, "profile_script", profiling(most, cannot))
     monkeypatch.setattr(ScriptStudy, "predict", predict)
+    monkeypatch.setattr(job_python, "job_python", lambda *_: job_python.OWN)
     flags = ("--torch-script", declared.script, "--devices", "2", "--output", tmp_path / "tuned")
     code, out, err = dpsim("tune", *flags, "--", "--name", "two words")
     assert code == 0, err
