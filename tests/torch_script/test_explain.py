@@ -13,7 +13,8 @@ import pytest
 from benchmark_outputs import nccl, ranks
 from kineto_traces import event, host_step
 
-from dpsim.model.observed import Steps
+from dpsim import codec
+from dpsim.model.observed import ObservedStep, Steps
 from dpsim.torch.script.kineto.ranks import observed_traces
 
 Dpsim = Callable[..., tuple[int, str, str]]
@@ -89,8 +90,8 @@ def test_an_update_that_calls_a_closure_is_timed_without_it() -> None:
     """Lightning's Trainer runs forward and backward within the optimizer's step."""
     import torch
 
-    from dpsim.torch.script.observed import Observer
     from dpsim.torch.script.probe.endings import EnoughSteps
+    from dpsim.torch.script.probe.in_turns.observed import Observer
 
     def slow_forward(ddp: Any, batch: Any) -> Any:
         time.sleep(0.01)
@@ -108,7 +109,8 @@ def test_an_update_that_calls_a_closure_is_timed_without_it() -> None:
                 observer.after_update(optimizer)
     finally:
         torch.distributed.destroy_process_group()
-    for step in observer.steps:
+    for record in observer.steps:
+        step = codec.convert(record, ObservedStep)
         assert step.forward_s >= 0.01
         assert step.forward_s + step.backward_s + step.update_s <= step.computed_s - step.began_s
 
