@@ -155,8 +155,8 @@ class Collectives:
         gloo reduces several at a time, so that the time of one alone says little about a stream of them. Each stream
         follows a forward and a backward, and the next step follows it, as in training: gloo's thread spins on a core
         while a message waits for it that came before its rank was ready, so that when the ranks begin decides how long
-        it takes. A rank that has slept loses its core to that thread more often at first: of 1.6 MB alone, 60 to 75 % of
-        the first three streams took 4.5 ms in place of 0.6, and half of those behind the fifth.
+        it takes. A rank that has slept loses its core to that thread more often at first: of 1.6 MB alone, 60 to 75 %
+        of the first three streams took 4.5 ms in place of 0.6, and half of those behind the fifth.
         """
         tensors, reduce = self._stream_of(timed)
         spans: list[tuple[float, float]] = []
