@@ -176,6 +176,7 @@ class Collectives:
     def _beside(self, timed: Timed) -> tuple[float, list[tuple[float, float]]]:
         """Return how long the load takes with a stream beside it, and when each allreduce took its turn."""
         tensors, reduce = self._stream_of(timed)
+        self.load.run(_SETTLING)
         start_s = now()
         queue = Queue()
         for tensor in tensors:
