@@ -86,7 +86,7 @@ class CollectiveTable:
         summed = subject.collective.kind == "ordered-sum"
         self.compression = None if summed else compression(config.wire_dtype, np.dtype(np.float32), _GLOBAL_BATCH)
         ladder = size_ladder(min(config.max_bytes, _MOST_SUMMED_BYTES) if summed else config.max_bytes)
-        self.sizes = list(config.sizes_bytes) or ladder
+        self.sizes = ladder
         self._visits = group.bcast(rows.next_visit(subject))
         self.first_s: dict[int, float] = {}
         """What each size took at first, on this rank: roughly known before anything counts."""

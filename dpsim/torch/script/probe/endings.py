@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from dpsim.errors import ConfigError
 
@@ -104,3 +107,11 @@ def forked() -> Refused:
             remedy="start them by one of the two, in place of multiprocessing.Process or os.fork",
         )
     )
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process, with whatever threads the script has left behind, once what it has printed is written."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -7,13 +7,11 @@ this process prints.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import multiprocessing.process
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +27,7 @@ from dpsim.torch.script.probe import process_group, train_function
 from dpsim.torch.script.probe.accumulated import accumulate
 from dpsim.torch.script.probe.around import Script
 from dpsim.torch.script.probe.batches import check_local_batch, check_one_batch, replace_batch_size
-from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused, check_ranks
+from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused, check_ranks, end_process
 from dpsim.torch.script.probe.fsdp import watch
 from dpsim.torch.script.probe.parameters import reduced_parameters
 from dpsim.torch.script.probe.record import Recorder
@@ -334,10 +332,7 @@ def _failed(error: ConfigError) -> dict[str, Any]:
 def _end_with(outcome_path: Path, outcome: dict[str, Any]) -> NoReturn:
     """Write the outcome and end this process."""
     _write(outcome_path, outcome)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(0)
+    end_process(0)
 
 
 def _write(outcome_path: Path, outcome: dict[str, Any]) -> None:

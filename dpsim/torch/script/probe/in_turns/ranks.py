@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch._dynamo  # noqa: F401 - DDP loads it: here once, before ranks are forked, and not in each of them
 
 from dpsim.errors import ConfigError
+from dpsim.torch.script.probe.endings import end_process
 from dpsim.torch.script.probe.in_turns.part import take_part
 from dpsim.torch.script.probe.in_turns.visit import CONTROL, FAILED, PARTS, STARTER
 from dpsim.torch.script.probe.reproduce.values import seed_untouched
@@ -127,10 +128,7 @@ def _become_rank(part: Any, rank: int, folder: Path) -> NoReturn:
     except BaseException as error:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         _tell(folder, part, rank, {"traceback": "".join(lines), "line": lines[-1].strip()})
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    end_process(code)
 
 
 def _tell(folder: Path, part: Any, rank: int, why: dict[str, Any]) -> None:

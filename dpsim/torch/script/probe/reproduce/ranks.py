@@ -7,7 +7,6 @@ PyTorch is loaded once: ranks are forked from this process.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -27,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from dpsim.errors import ConfigError
 from dpsim.launch.user_program import run_as_main
-from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused
+from dpsim.torch.script.probe.endings import Ending, EnoughSteps, Refused, end_process
 from dpsim.torch.script.probe.fsdp import watch
 from dpsim.torch.script.probe.process_group import connect
 from dpsim.torch.script.probe.reproduce import loaders as data_loaders
@@ -95,15 +94,20 @@ def forked(become_rank: Callable[[], NoReturn]) -> int:
     return pid
 
 
+def become(rank: int, devices: int, folder: Path, seed: int) -> None:
+    """Let this process be a rank of so many, which meet in a folder."""
+    act_as_rank(rank, devices)
+    take_over_spawn(rank, devices)
+    torch.set_num_threads(1)
+    connect(str(folder / "ranks"), rank, devices)
+    seed_untouched(seed)
+
+
 def _become_rank(request: Any, run: Any, folder: Path, rank: int) -> NoReturn:
     own, first = folder / run.folder, request.runs[0]
     code = 1
     try:
-        act_as_rank(rank, run.devices)
-        take_over_spawn(rank, run.devices)
-        torch.set_num_threads(1)
-        connect(str(own / "ranks"), rank, run.devices)
-        seed_untouched(rank)
+        become(rank, run.devices, own, seed=rank)
         if run.own_seeds and rank:
             torch.manual_seed(rank)
         loaders = Loaders(run, first, own, folder / first.folder, rank)
@@ -116,10 +120,7 @@ def _become_rank(request: Any, run: Any, folder: Path, rank: int) -> NoReturn:
         loaders.write_shards()
     except BaseException:
         traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    end_process(code)
 
 
 def install(observer: Observer, bucket_cap_bytes: float | None) -> None:

@@ -6,11 +6,9 @@ are in one protected process, so that the second start sees what the first one w
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -27,17 +25,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from dpsim.errors import ConfigError
 from dpsim.launch.user_program import run_as_main
 from dpsim.torch.script.probe.around import Script
-from dpsim.torch.script.probe.endings import EnoughSteps, Refused, second_model
+from dpsim.torch.script.probe.endings import EnoughSteps, Refused, end_process, second_model
 from dpsim.torch.script.probe.fsdp import ShardedModel, watch
-from dpsim.torch.script.probe.process_group import connect, replace_everywhere
+from dpsim.torch.script.probe.process_group import replace_everywhere
 from dpsim.torch.script.probe.reproduce import loaders as data_loaders
 from dpsim.torch.script.probe.reproduce.epochs import Epochs
 from dpsim.torch.script.probe.reproduce.models import Given, InReplicas, InShards, content, digest, hashed, whole
-from dpsim.torch.script.probe.reproduce.ranks import awaited, died, forked, parts
+from dpsim.torch.script.probe.reproduce.ranks import awaited, become, died, forked, parts
 from dpsim.torch.script.probe.reproduce.report import REPORT, REQUEST
 from dpsim.torch.script.probe.reproduce.state import TrainingState
-from dpsim.torch.script.probe.reproduce.values import seed_untouched
-from dpsim.torch.script.probe.run_script import act_as_rank, take_over_spawn
 
 _OTHER_SEEDS = 1000
 """Added to the ranks by which what no script seeds is seeded in the second start: processes begin with others."""
@@ -176,11 +172,7 @@ def _random() -> int:
 def _become_rank(request: Any, start: Any, folder: Path, rank: int) -> NoReturn:
     code = 1
     try:
-        act_as_rank(rank, start.devices)
-        take_over_spawn(rank, start.devices)
-        torch.set_num_threads(1)
-        connect(str(folder / "ranks"), rank, start.devices)
-        seed_untouched(rank + _OTHER_SEEDS * start.resumed)
+        become(rank, start.devices, folder, seed=rank + _OTHER_SEEDS * start.resumed)
         epochs = Epochs(rank, start.devices)
         data_loaders.install(epochs)
         observer = ResumeObserver(epochs, request.steps, request.most_steps, resumed=start.resumed)
@@ -197,10 +189,7 @@ def _become_rank(request: Any, start: Any, folder: Path, rank: int) -> NoReturn:
         code = 0
     except BaseException:
         traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    end_process(code)
 
 
 def _error_of(request: Any, start: Any, observer: ResumeObserver, rank: int) -> tuple[str, str, str] | None:
