@@ -92,7 +92,7 @@ class DdpRecord(Noun, frozen=True):
         return DdpSettings(
             devices=devices,
             accumulate=accumulate,
-            initial_bucket_bytes=_numbers(self.initial_bucket_bytes),
+            initial_bucket_bytes=numbers(self.initial_bucket_bytes),
             bucket_bytes=self.bucket_bytes,
             **{name: getattr(self, name) for name in shared},
             **others,
@@ -256,7 +256,7 @@ def check_buckets(ddp: DdpRecord) -> None:
     """Raises ``ConfigError`` where DDP should have rebuilt its buckets and has not, or made others than it should."""
     if ddp.rebuilt:
         return
-    if ddp.options.rebuilds or ddp.bucket_bytes != _numbers(ddp.initial_bucket_bytes):
+    if ddp.options.rebuilds or ddp.bucket_bytes != numbers(ddp.initial_bucket_bytes):
         raise ConfigError(
             f"DDP of PyTorch {ddp.torch} has buckets of {ddp.initial_bucket_bytes} bytes",
             allowed=f"buckets of {', '.join(map(str, ddp.bucket_bytes))} bytes, which it rebuilds after the first step",
@@ -264,5 +264,6 @@ def check_buckets(ddp: DdpRecord) -> None:
         )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a text that has commas between them."""
     return tuple(int(number) for number in text.split(",") if number.strip())
