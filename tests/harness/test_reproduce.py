@@ -81,7 +81,7 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dpsim.cli import app
 
     folder = tmp_path_factory.mktemp("controls")
-    flags = ["--model", "cnn:6,8", "--dataset", PICTURES, "--global-batch", "24", "--steps", "3"]
+    flags = ["--model", "cnn:6,8", "--dataset", PICTURES, "--set", "global_batch=24", "--steps", "3"]
     code = app.run(
         [
             "reproduce",
@@ -100,7 +100,7 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-FLAGS = ("--model", "cnn:6,8", "--dataset", PICTURES, "--global-batch", "24", "--steps", "3", "--devices", "1")
+FLAGS = ("--model", "cnn:6,8", "--dataset", PICTURES, "--set", "global_batch=24", "--steps", "3", "--devices", "1")
 
 
 def test_local_batch_norm_is_caught_and_its_drift_predicted(controls: Path) -> None:
@@ -125,7 +125,7 @@ def test_local_batch_norm_is_caught_and_its_drift_predicted(controls: Path) -> N
 
 
 def test_no_drift_is_predicted_where_operands_are_rounded_to_bfloat16(dpsim: Dpsim, tmp_path: Path) -> None:
-    flags = ("--model", "mlp:4,norm=layer", "--dataset", PICTURES, "--global-batch", "24", "--steps", "2")
+    flags = ("--model", "mlp:4,norm=layer", "--dataset", PICTURES, "--set", "global_batch=24", "--steps", "2")
     plain = ("--set", "leaves=0", "--devices", "1,2,3", "--fusion-threshold", "inf")
     code, out, err = dpsim("reproduce", *flags, *plain, "--set", "compute_dtype=bfloat16", "--output", tmp_path)
     assert code == 0, err

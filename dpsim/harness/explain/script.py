@@ -144,7 +144,9 @@ def _observed_runs(of: ScriptToExplain, notes: list[str], progress: Progress) ->
     sizes, units = first.ranks[0].bucket_bytes, first.ranks[0].units
     if len(sizes) <= _MANY * (2 + sum(sizes) // _DEFAULT_CAP_BYTES):
         return [first]
-    words = "units: in turns with those below 25 MiB joined" if units else "buckets: in turns with DDP's default of 25 MiB"
+    words = (
+        "units: in turns with those below 25 MiB joined" if units else "buckets: in turns with DDP's default of 25 MiB"
+    )
     runs: dict[float | None, list[Observed]] = {None: [first], _DEFAULT_CAP_BYTES: []}
     for number in range(_TURNS):
         progress(f"{len(sizes)} {words}, {number + 1} of {_TURNS}")
