@@ -4,8 +4,8 @@ Twenty-three have a planted mistake, which should be found and named; five diffe
 no mistake; twenty-seven are clean. Thirteen shard by FSDP, the others train with DDP. ``--only WORDS`` runs those whose
 names have these words; ``--devices 1,2,4`` others; ``--python`` names the Python of another environment, which needs
 PyTorch alone. With ``--in-16-bits`` all of them compute in bfloat16, and six more have mistakes that only 16 bits have,
-or not. With ``--accumulate 1,2,4`` scripts accumulate over so many micro-batches, six of them wrongly. The scripts stand in ``bug_or_rounding.toml``: one ordinary training with DDP or FSDP, and what each case has in
-place of a part of it.
+or not. With ``--accumulate 1,2,4`` scripts accumulate over so many micro-batches, six of them wrongly. The scripts
+stand in ``bug_or_rounding.toml``: one ordinary training with DDP or FSDP, and what each case has in place of a part.
 """
 
 from __future__ import annotations

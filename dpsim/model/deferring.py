@@ -1,4 +1,4 @@
-"""What a script that reduces its gradients in each micro-batch would gain by doing so in the last one alone."""
+"""What a script that reduces its gradients in several micro-batches would gain by doing so in the last one alone."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def gain_of_deferring(workload: Workload, machine: Machine, plan: Plan, *, price
     more_bytes = memory(then, plan, machine).total - memory(workload, plan, machine).total
     memory_words = f"needs {format_size(more_bytes)} more" if more_bytes > 0 else "needs no more memory"
     how = "set_requires_gradient_sync" if ddp.units else "no_sync"
-    times = plan.accumulate
+    times = len(ddp.reducing(plan.accumulate))
     if not priced:
         saved = f"send {format_size(workload.gradient_bytes)} once"
     else:
         now_s, then_s = (price(scheduled(each, machine, plan), machine).step_s for each in (workload, then))
         saved = f"save {format_duration(now_s - then_s)} of {format_duration(now_s)} on {plan.devices} devices"
-    return f"{times} micro-batches reduce {times} times; deferring ({how}) would {saved} and {memory_words}"
+    return f"{plan.accumulate} micro-batches reduce {times} times; deferring ({how}) would {saved} and {memory_words}"
 
 
 def observed_gain(steps: Steps) -> str:

@@ -66,8 +66,8 @@ class ObservedStep(Noun, frozen=True):
 class ObservedRank(Noun, frozen=True):
     """The steps of a rank, the sizes of its buckets in the order of their allreduces, and the samples of a step.
 
-    ``dtype`` is that of most gradients. With FSDP ``bucket_bytes`` are those of units, ``units`` is how often the script
-    calls ``fully_shard``, and there are the sizes of the last step's gathers and reduce-scatters.
+    ``dtype`` is that of most gradients. With FSDP ``bucket_bytes`` are those of units, the script calls ``fully_shard``
+    so often (``units``), and there are the sizes of the last step's gathers and reduce-scatters.
     """
 
     steps: tuple[ObservedStep, ...]
@@ -234,13 +234,14 @@ def _communication(steps: Steps) -> tuple[str, tuple[str, ...]]:
         ("reduce-scatter", rank.reduce_scatter_bytes, steps.reduced_s),
     )
     return "gathers and reduce-scatters, for each of which FSDP waits on processors", tuple(
-        f"{len(sizes)} {kind}{'s' * (len(sizes) != 1)} of {_sizes(sizes)}: {format_duration(float(seconds.mean()))}"
+        f"{len(sizes)} {kind}{'s' * (len(sizes) != 1)} of {of_sizes(sizes)}: {format_duration(float(seconds.mean()))}"
         for kind, sizes, seconds in of_kinds
         if sizes
     )
 
 
-def _sizes(sizes: Sequence[int]) -> str:
+def of_sizes(sizes: Sequence[int]) -> str:
+    """Say between which sizes these lie."""
     least, most = format_size(min(sizes)), format_size(max(sizes))
     return least if least == most else f"{least} to {most}"
 

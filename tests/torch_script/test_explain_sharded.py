@@ -1,9 +1,8 @@
-"""``dpsim explain`` of scripts with ``fully_shard``: planted causes are named, observed by dpsim or in the job itself."""
+"""``dpsim explain`` of scripts with ``fully_shard``: planted causes are named, in dpsim's ranks or in the job."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable

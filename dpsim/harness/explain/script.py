@@ -21,7 +21,7 @@ from dpsim.launch.user_program import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network
 from dpsim.model.deferring import observed_gain
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
-from dpsim.model.observed import Observed, Steps, joined, observed_parts
+from dpsim.model.observed import Observed, Steps, joined, observed_parts, of_sizes
 from dpsim.model.points import plan_one
 from dpsim.model.remedies import remedies
 from dpsim.model.step import price, scheduled
@@ -34,7 +34,7 @@ from dpsim.study.task import ObserveTask
 from dpsim.torch.script.profile_script import check_own_torch, profile_script
 from dpsim.torch.script.request import Part as ScriptPart
 from dpsim.torch.script.request import ScriptRequest
-from dpsim.units import format_duration, format_size
+from dpsim.units import format_duration
 from dpsim.workload import Workload
 
 _ALGORITHM = "mpi"
@@ -177,8 +177,8 @@ def _small_buckets(observed: Observed, steps: Steps, larger: Observed, base: Ste
         seconds=lost_s,
         low_s=lost_s - error_s,
         high_s=lost_s + error_s,
-        text=f"{len(sizes)} {what} of {format_size(min(sizes))} to {format_size(max(sizes))}, against {other}, with which"
-        f" the step was observed to take {format_duration(float(base.step_s.mean()))}",
+        text=f"{len(sizes)} {what} of {of_sizes(sizes)}, against {other}, with"
+        f" which the step was observed to take {format_duration(float(base.step_s.mean()))}",
     )
 
 

@@ -5,6 +5,7 @@ Loads no torch. ``dpsim.torch.script.probe.script_record`` writes it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -149,9 +150,11 @@ class ScriptRecord(Noun, frozen=True):
     def accumulation(self) -> dict[str, Any]:
         """How most steps accumulate, as ``DdpSettings`` has it."""
         steps = [step for step in self.steps if step.micro_batches == self.accumulate]
+        ((reduces, _),) = Counter(step.reductions for step in steps).most_common(1)
         return {
             "accumulate": self.accumulate,
-            "deferred": self.accumulate == 1 or 2 * sum(step.reductions > 1 for step in steps) < len(steps),
+            "deferred": len(reduces) == 1,
+            "reduces": reduces if 1 < len(reduces) < self.accumulate else (),
             "late_flag": 2 * sum(step.late_flags > 0 for step in steps) > len(steps),
         }
 

@@ -61,7 +61,7 @@ class WaitedCollectives:
         return moment[0] - self._all_s, moment[1] - self._all_without_core_s
 
     def of_step(self) -> dict[str, list[float]]:
-        """Return the seconds of each gather and each reduce-scatter since ``forget``, as an ``ObservedStep`` has them."""
+        """Return the seconds of each gather and reduce-scatter since ``forget``, as an ``ObservedStep`` has them."""
         names = {"gather_s": "all-gather", "reduce_scatter_s": "reduce-scatter"}
         return {name: [ended_s - begun_s for begun_s, ended_s in self.spans[kind]] for name, kind in names.items()}
 

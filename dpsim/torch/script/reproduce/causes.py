@@ -291,8 +291,8 @@ def _why(step: Step, name: str) -> tuple[str, str]:
         if count > len(ranks):
             shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights)
             return SHARES, (
-                f"the means of the micro-batches are of unequal shares: they belong into the mean with weights {shares},"
-                " and the script takes the same part of each"
+                "the means of the micro-batches are of unequal shares: they belong into the mean with weights"
+                f" {shares}, and the script takes the same part of each"
             )
         shares = ", ".join(f"{weight:g}" for weight in _parts_of_one(weights))
         samples = [rank.samples for rank in ranks]

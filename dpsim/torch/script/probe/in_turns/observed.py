@@ -50,7 +50,7 @@ class Observer(Script):
         self._clear()
 
     def _moment(self) -> tuple[float, float]:
-        """Return the seconds now, and those for which this thread had no core until now; FSDP's collectives left out."""
+        """Return the seconds now, and those for which this thread had no core until now, without FSDP's collectives."""
         moment = now(), self._core.waited_s()
         return moment if self._waited is None else self._waited.own(moment)
 
