@@ -43,10 +43,11 @@ class DdpSettings(Noun, frozen=True):
     ``torch`` is PyTorch's version (empty: not known), ``devices`` the world size that the script was given,
     ``accumulate`` its micro-batches a step. ``deferred``: the last of them alone reduces gradients (``no_sync``), and
     not each; ``reduces`` has those that do where they are others (from 0). ``late_flag``: it set
-    ``require_backward_grad_sync`` between forward and backward, where DDP does not read it. ``bucket_cap_bytes`` is ``bucket_cap_mb`` in bytes
-    (``None``: not set) and ``bucket_caps_bytes`` is ``bucket_cap_mb_list``, one size for each bucket (empty: not set).
-    ``communication_hook`` is the hook's name, empty without one. ``initial_bucket_bytes`` are the buckets of the first
-    step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as DDP itself reports them.
+    ``require_backward_grad_sync`` between forward and backward, where DDP does not read it. ``bucket_cap_bytes`` is
+    ``bucket_cap_mb`` in bytes (``None``: not set) and ``bucket_caps_bytes`` is ``bucket_cap_mb_list``, one size for
+    each bucket (empty: not set). ``communication_hook`` is the hook's name, empty without one. ``initial_bucket_bytes``
+    are the buckets of the first step and ``bucket_bytes`` those of all others, in the order in which DDP sends them, as
+    DDP itself reports them.
     ``sync_batch_norm``: batch norm takes its statistics from all ranks (``SyncBatchNorm``).
     ``whole_buckets``: the workload has a tensor for each of these buckets, as what is in them is not known.
     ``own_collectives`` are those that the script asks for itself in most steps, outside of backward, and
