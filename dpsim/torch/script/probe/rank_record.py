@@ -13,7 +13,7 @@ import torch
 def rank_record(watcher: Any, reason: str) -> dict[str, Any]:
     """Return what a watcher saw of its model, and what DDP logs: a ``dpsim.torch.script.watched.WatchedRank``."""
     ddp = watcher.ddp
-    sharded = hasattr(ddp, "groups")
+    sharded = not isinstance(ddp, torch.nn.Module)
     logged = ddp.logged if sharded else dict(ddp._get_ddp_logging_data())
     return {
         "run": _run(),

@@ -52,8 +52,8 @@ class WaitedCollectives:
         if self._core:
             self._all_without_core_s += self._core.waited_s() - without_core_s
             place, name = _WHOLE[kind]
-            whole = keywords[name] if name in keywords else arguments[place]
-            self.size_bytes[kind].append(whole.numel() * whole.element_size())
+            whole = keywords.get(name, *arguments[place : place + 1])
+            self.size_bytes[kind].append(0 if whole is None else whole.numel() * whole.element_size())
         return work
 
     def own(self, moment: tuple[float, float]) -> tuple[float, float]:
@@ -94,8 +94,9 @@ class ShardedRoot:
         (self.module,) = state._modules
         self.groups = [group for each in state._state_ctx.all_states for group in groups_of(each)]
         self.device_type = state._device.type
-        group = self.process_group = self.groups[0].mesh_info.shard_process_group
-        self.logged = {"rank": distributed.get_rank(group), "world_size": distributed.get_world_size(group)}
+        mesh = self.groups[0].mesh_info
+        self.process_group, self.is_replicated = mesh.shard_process_group, hasattr(mesh, "replicate_process_group")
+        self.logged = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
 
     def modules(self) -> Any:
         return self.module.modules()

@@ -130,7 +130,7 @@ class Watcher(Script):
         self._at_exit = functools.partial(self.give_up, "")
         atexit.register(self._at_exit)
         self.own_s = now() - self._entered_s
-        if unknown := self.unknown_device(ddp.device_type):
+        if unknown := self.unknown(ddp):
             self.give_up(unknown)
 
     def listen_to_model(self, ddp: Any) -> None:
@@ -138,8 +138,9 @@ class Watcher(Script):
         ddp._set_ddp_runtime_logging_sample_rate(1)
         self._undo.append(lambda: ddp._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE))
 
-    def unknown_device(self, device: str) -> str:
-        """Return why a model on a device cannot be watched; nothing where it can."""
+    def unknown(self, ddp: Any) -> str:
+        """Return why a model cannot be watched; nothing where it can."""
+        device = ddp.device_type
         return "" if device in ("cpu", "cuda") else f"its model is on {device}, whose times DDP does not log"
 
     def second_model(self) -> None:
@@ -299,10 +300,10 @@ class ShardedWatcher(Watcher):
         ):
             self._undo.append(handle.remove)
 
-    def unknown_device(self, device: str) -> str:
-        if device == "cpu":
-            return ""
-        return f"fully_shard gathers beside computation on {device}, as traces show: dpsim explain --trace"
+    def unknown(self, ddp: Any) -> str:
+        if ddp.device_type != "cpu":
+            return f"fully_shard gathers beside computation on {ddp.device_type}, as traces show: dpsim explain --trace"
+        return "its shards are replicated (HSDP), and allreduces of shards are not timed" if ddp.is_replicated else ""
 
     def _forward_begins(self, module: Any, arguments: Any, keywords: Any) -> None:
         self._in_forward = self.before_forward(self.ddp, (*arguments, *keywords.values()))
