@@ -91,15 +91,15 @@ def main() -> int:
     options.add_argument("--accumulate", help="run those that accumulate, over so many micro-batches, such as 1,2,4")
     options.add_argument("--python", help="the Python that the scripts run with, as dpsim reproduce has it")
     given = options.parse_args()
-    several = {"devices": tuple(map(int, given.devices.split(",")))}
+    axes: dict[str, Any] = {"devices": tuple(map(int, given.devices.split(",")))}
     groups: tuple[tuple[Case, ...], ...] = (MISTAKES, BY_DESIGN, CLEAN, (), ())
     if given.in_16_bits:
         groups = (*(tuple(map(narrow, cases)) for cases in groups[:3]), NARROW_MISTAKES, NARROW_CLEAN)
     if given.accumulate is not None:
-        several = {"devices": (2,), "accumulates": tuple(map(int, given.accumulate.split(",")))}
+        axes = {"devices": (2,), "accumulates": tuple(map(int, given.accumulate.split(",")))}
         groups = (ACCUMULATING_MISTAKES, (), ACCUMULATING_CLEAN, (), ())
     found, designs, clean, narrow_found, narrow_clean = (
-        [_judged(case, several, given.python) for case in cases if given.only in case.name] for cases in groups
+        [_judged(case, axes, given.python) for case in cases if given.only in case.name] for cases in groups
     )
     for words, judged in (("planted mistakes", found), ("mistakes that only 16 bits have", narrow_found)):
         print(f"{words}: {len(judged)}, found {sum(_alarm(each) for each, _ in judged)}, named {_right(judged)}")
@@ -121,13 +121,13 @@ def _print_smallest(verdicts: Sequence[Verdict]) -> None:
         print(f"{kind}{' in float32' if in_float32 else ''}: shows from {part:.1g} of a gradient's size on")
 
 
-def _judged(case: Case, several: dict[str, tuple[int, ...]], python: str | None) -> tuple[Verdict | None, bool]:
+def _judged(case: Case, axes: Mapping[str, Any], python: str | None) -> tuple[Verdict | None, bool]:
     """Compare the runs of a case, and print what they came to; returns whether it is what it should be."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.py"
         path.write_text(case.script, encoding="utf-8")
         try:
-            of_case = ScriptComparison(script=str(path), arguments=case.arguments, python=python, **several)
+            of_case = ScriptComparison(script=str(path), arguments=case.arguments, python=python, **axes)
             verdict = compare(of_case, lambda _: None)
         except DpsimError as error:
             print(f"FAILED  {case.name}: {error}", flush=True)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from dpsim import codec
+from dpsim.collective import CollectiveKind
 from dpsim.constraints import DDP_OVERLAPS, FSDP, LIBRARIES
 from dpsim.errors import ConfigError
 from dpsim.launch.job_python import OWN, JobPython
@@ -286,7 +287,8 @@ def _predicted(of: ScriptToExplain, observed: Observed, workload: Workload, part
 def _halves(observed: Observed) -> tuple[AllreduceCost, ...]:
     """The tables of FSDP's collectives: of each size the median, of a collective the rank that came last to it."""
     ranks, tables = observed.ranks, list[AllreduceCost]()
-    for kind, name in (("all-gather", "gather"), ("reduce-scatter", "reduce_scatter")):
+    kinds: dict[str, CollectiveKind] = {"gather": "all-gather", "reduce_scatter": "reduce-scatter"}
+    for name, kind in kinds.items():
         sizes = getattr(ranks[0], f"{name}_bytes")
         of_size: dict[int, list[float]] = defaultdict(list)
         for steps in zip(*(rank.steps for rank in ranks), strict=True):

@@ -80,8 +80,9 @@ class WaitedCollectives:
 
     def forget(self) -> None:
         """Begin anew."""
-        for of_kind in (*self.spans.values(), *self.size_bytes.values()):
-            of_kind.clear()
+        for kind in _NAMES:
+            self.spans[kind].clear()
+            self.size_bytes[kind].clear()
 
 
 class ShardedRoot:
