@@ -24,7 +24,7 @@ Examples:
   dpsim reproduce --output saved; dpsim reproduce --against saved
   dpsim reproduce --torch-script train.py --devices 1,2,4 -- --batch-size 32
   dpsim reproduce --torch-script train.py --accumulate 1,2,4
-    -- --accumulation-steps {accumulate}
+    -- --accumulate {accumulate}
   dpsim reproduce --torch-script train.py --devices 4 --resume-on 2"""
 SHOWN = (
     "--torch-script --resume-on --fusion-threshold --accumulate --model --dataset --devices --algorithm --batch-norm "
