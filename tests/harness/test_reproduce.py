@@ -288,7 +288,7 @@ def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message:
     ("flags", "message"),
     [
         (("--steps", "4"), "steps is 3 there, 4 here"),
-        (("--global-batch", "25"), "global_batch is 24 there, 25 here"),
+        (("--set", "global_batch=25"), "global_batch is 24 there, 25 here"),
         (("--batch-norm", "global"), "no configuration to compare with, for batch norm global with 8 leaves"),
         (("--set", "leaves=9"), "with 9 leaves"),
         (("--set", "wire_dtype=float16"), "wire_dtype is None there, 'float16' here"),
@@ -298,9 +298,10 @@ def test_mistakes_are_told_before_anything_runs(flags: tuple[str, ...], message:
 def test_a_run_of_another_training_is_refused(
     flags: tuple[str, str], message: str, controls: Path, dpsim: Dpsim
 ) -> None:
-    given = [*FLAGS]
-    if flags[0] in given:
-        place = given.index(flags[0])
-        given[place : place + 2] = []
+    def name(flag: str, value: str) -> str:
+        return value.partition("=")[0] if flag == "--set" else flag
+
+    pairs = zip(FLAGS[::2], FLAGS[1::2], strict=True)
+    given = [word for pair in pairs if name(*pair) != name(*flags) for word in pair]
     code, _, err = dpsim("reproduce", *given, *flags, "--against", controls / RECORD)
     assert code == 2 and message in err

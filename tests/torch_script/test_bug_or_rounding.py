@@ -336,7 +336,12 @@ def test_a_script_is_judged(dpsim: Dpsim, tmp_path: Path, case: Case, code: int,
     assert found[0] == code and words in found[1], found
 
 
-QUICK = ("gradients cleared in each micro-batch", "unequal numbers of tokens", "each pass of the ordinary loop", "batch norm")
+QUICK = (
+    "gradients cleared in each micro-batch",
+    "unequal numbers of tokens",
+    "each pass of the ordinary loop",
+    "batch norm",
+)
 
 
 @pytest.mark.torch
