@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -139,5 +140,5 @@ def test_a_profile_that_was_weighed_and_one_that_was_not_are_of_one_training() -
 
 
 def test_layers_of_several_micro_batches_take_the_mean_of_a_step_without_hooks() -> None:
-    several = msgspec.structs.replace(step("whole"), micro_batches=4, forward_s=8.0, backward_s=14.0)
+    several = dataclasses.replace(step("whole"), micro_batches=4, forward_s=8.0, backward_s=14.0)
     assert layers_s(recorded(steps=(several, step("forward", module_s={})))) == (8.0 + 14.0) / 4

@@ -32,7 +32,8 @@ def inputs_for(
     """Return the inputs of a study of a script before anything was visited: a profile and a calibration a place.
 
     The profile is that of the script in one process at each local batch, and in several at once at the smallest and the
-    largest; where numbers of micro-batches are compared, also with the middle one of them at the largest. With ``times_given`` the workload's times stand, as the user gave them.
+    largest; where numbers of micro-batches are compared, also with the middle one of them at the largest. With
+    ``times_given`` the workload's times stand, as the user gave them.
     """
     places = settings_by_place(experiment).values()
     return Inputs(
