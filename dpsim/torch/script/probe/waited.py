@@ -6,6 +6,7 @@ Loads nothing but the standard library and the process's PyTorch, for it is in t
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from time import perf_counter as now
 from typing import Any
@@ -15,10 +16,13 @@ from torch import distributed
 _NAMES = {
     "all-gather": ("all_gather_single", "all_gather_into_tensor"),
     "reduce-scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+    "allreduce": ("all_reduce",),
 }
-"""The collectives that FSDP calls, by their names since PyTorch 2.13, and before."""
-_WHOLE = {"all-gather": (0, "output_tensor"), "reduce-scatter": (1, "input")}
+"""The collectives that FSDP calls, by their names since PyTorch 2.13, and before. Others' allreduces do not count."""
+_WHOLE = {"all-gather": (0, "output_tensor"), "reduce-scatter": (1, "input"), "allreduce": (0, "tensor")}
 """The argument of each that is whole, by its place and its name."""
+_CALLER = "_fsdp_collectives"
+"""The module of PyTorch that calls FSDP's allreduces."""
 
 
 def _replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
@@ -43,6 +47,8 @@ class WaitedCollectives:
             wrap(distributed, name, functools.partial(self._called, kind))
 
     def _called(self, kind: str, original: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+        if kind == "allreduce" and not _by_fsdp():
+            return original(*arguments, **keywords)
         without_core_s = self._core.waited_s() if self._core else 0.0
         begun_s = now()
         work = original(*arguments, **keywords)
@@ -83,6 +89,14 @@ class WaitedCollectives:
         for kind in _NAMES:
             self.spans[kind].clear()
             self.size_bytes[kind].clear()
+
+
+def _by_fsdp() -> bool:
+    """Whether FSDP has called what is put around a collective."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).endswith((".around", ".waited")):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).endswith(_CALLER)
 
 
 class ShardedRoot:

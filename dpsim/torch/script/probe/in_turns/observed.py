@@ -134,6 +134,14 @@ class Observer(Script):
     def first_forward(self) -> None:
         if not isinstance(self.ddp, ShardedModel):
             self._hook()
+        elif getattr(self.ddp, "replicas", 1) > 1:
+            raise Refused(
+                ConfigError(
+                    "the script uses fully_shard on a mesh of two dimensions (HSDP), which is not explained",
+                    allowed="a mesh of one dimension",
+                    remedy="measure it: dpsim sweep --torch-script",
+                )
+            )
         elif self._reduce is not None:
             raise Refused(
                 ConfigError(
