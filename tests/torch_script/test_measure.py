@@ -274,7 +274,7 @@ def test_micro_batches_are_compared_with_the_script_s_own_bucket_cap() -> None:
     ]
     assert compared(whole) == ("accumulate",) and whole.question == "settings"
     (profile,) = inputs_for(whole, four_layers(), environment()).profiles
-    assert profile.accumulated == ((4, 8),), "the middle one of those above 1"
+    assert profile.accumulated == ((4, 4),), "the middle one of those above 1"
     both = completed(script_experiment(script=__file__, accumulates=(1, 2), caps_bytes=(0.0, math.inf)), four_layers())
     assert {*compared(both)} == {"accumulate", "fusion_threshold_bytes"}
 

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed, nn
 from torch.distributed import fsdp
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dpsim.errors import ConfigError
 from dpsim.torch.script.probe.endings import Refused
-from dpsim.torch.script.probe.process_group import replace_everywhere
+from dpsim.torch.script.probe.process_group import CLOCK, replace_everywhere
 
 _UPDATES = 3
 
@@ -271,6 +272,7 @@ def watch(around: Callable[..., Any], *, instead_of_ddp: bool, done: str = "pred
 
     fsdp.FSDPModule.__call__ = call
     replace_everywhere(shard, checked)
+    replace_everywhere(foreach_all_gather, _gather)
     fsdp.FullyShardedDataParallel.__init__ = _refuse_first_version
     if instead_of_ddp:
         make = Optimizer.__init__
@@ -308,6 +310,15 @@ def join_units(calls: int, least_bytes: float) -> None:
         return shard(*bound.args, **bound.kwargs)
 
     replace_everywhere(shard, joined)
+
+
+@functools.wraps(foreach_all_gather)
+def _gather(*arguments: Any, **keywords: Any) -> Any:
+    """Gather a unit, which is none of the collectives that the script asks for itself."""
+    before = len(CLOCK.collectives)
+    gathered = foreach_all_gather(*arguments, **keywords)
+    del CLOCK.collectives[before:]
+    return gathered
 
 
 class ShardedInstead(nn.Module):

@@ -307,6 +307,8 @@ def _why(step: Step, name: str) -> tuple[str, str]:
         return RANDOM, "the script draws random numbers in its step that are not one stream a sample"
     if finding := _buffers(step):
         return BUFFERS, f"{finding.because}: {finding.tensor}"
+    if differ := hashes_differ(tuple(rank.outside for rank in step.other.step(0))):
+        return SEEDS, f"ranks hold different values of {differ[0]}, outside of {step.other.reports[0].wrapper}"
     return UNKNOWN, "the ranks' gradients are of the same samples and the same parameters, and no mean of them is right"
 
 

@@ -274,6 +274,8 @@ class Observer(Script):
             begun={name: value for name, value in begun.items() if value is not None},
             buffers_seen={name: digest(each) for name, each in self._state.buffers().items()},
         )
+        if self.steps == 0:
+            self._step.outside = {name: digest(each) for name, each in self._state.outside().items()}
         self.model.settle()
         self.streams.begin_step()
         path = self._first_folder / f"state-{self.steps}.pt"

@@ -76,7 +76,8 @@ class RankStep:
     """A step of one rank.
 
     ``loss`` is the mean over its micro-batches. ``begun`` are hashes of all parameters before the state of the first
-    run was loaded, ``buffers_seen`` those of the buffers that forward got. Gradients are ``local`` before they are
+    run was loaded, ``buffers_seen`` those of the buffers that forward got, and ``outside`` in the first step those
+    of the tensors of other modules. Gradients are ``local`` before they are
     reduced, ``reduced`` after backward, and ``final`` as the optimizer gets them (also ``final_hashes``); ``buffers``
     have their values after the step. ``settings`` are the optimizers' (learning rates). ``draws``: random numbers were
     drawn that could not be switched to one stream a sample. ``bypassed``: the step was of gradients of a wrapped model
@@ -90,6 +91,7 @@ class RankStep:
     micro_batches: list[MicroBatch] = field(default_factory=list)
     begun: dict[str, int] = field(default_factory=dict)
     buffers_seen: dict[str, int] = field(default_factory=dict)
+    outside: dict[str, int] = field(default_factory=dict)
     settings: dict[str, float] = field(default_factory=dict)
     final_hashes: dict[str, int] = field(default_factory=dict)
     draws: bool = False
