@@ -96,8 +96,10 @@ def test_a_slow_loader_of_one_rank_and_its_remedies_are_named(dpsim: Dpsim, tmp_
 
 @pytest.mark.torch
 def test_a_rank_that_computes_longer_is_named(dpsim: Dpsim, tmp_path: Path) -> None:
-    summary, parts = explained(dpsim, a_script(tmp_path, COMPUTES=0.1))
+    summary, parts = explained(dpsim, a_script(tmp_path, COMPUTES=0.1, MICRO_BATCHES=2))
     assert summary["causes"][0] == "slowest rank"
+    assert any("an update has 2 micro-batches of the script" in note for note in summary["notes"])
+    assert all(remedy["gain_s"] < summary["step_s"] for remedy in summary["remedies"]), summary["remedies"]
     assert "rank 1, which takes" in summary["cause"] and "mostly in its forward" in summary["cause"]
     assert parts["slowest rank"]["seconds"] > 0.05
 

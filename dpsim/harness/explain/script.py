@@ -22,7 +22,7 @@ from dpsim.launch.user_program import check_program, is_module
 from dpsim.machine import AllreduceCost, ComputeSlowdown, Machine, Network
 from dpsim.model.deferring import observed_gain
 from dpsim.model.explanation import Explanation, Part, Remedy, summed, without_parts
-from dpsim.model.observed import Observed, Steps, joined, observed_parts, of_sizes
+from dpsim.model.observed import Observed, ObservedRank, Steps, joined, observed_parts, of_sizes
 from dpsim.model.points import plan_one
 from dpsim.model.remedies import remedies
 from dpsim.model.step import price, scheduled
@@ -92,6 +92,8 @@ def explain_script(of: ScriptToExplain, progress: Progress) -> Explanation:
     predicted_remedies: tuple[Remedy, ...] = ()
     if workload is not None:
         notes += workload.ddp.unpriced() if workload.ddp is not None and workload.ddp.late_flag else ()
+        workload, said = _as_observed(workload, observed.ranks[0])
+        notes += said
         try:
             predicted_remedies = remedies(workload, *_predicted(of, observed, workload, parts))
         except ConfigError as error:
@@ -204,6 +206,20 @@ def _profile(of: ScriptToExplain, observed: Observed, notes: list[str], progress
     except ConfigError as error:
         notes.append(f"Remedies are not predicted: {error.given}")
     return None
+
+
+def _as_observed(workload: Workload, rank: ObservedRank) -> tuple[Workload, list[str]]:
+    """The workload of what was observed as a step, and what to say of it.
+
+    A step was observed from one reduction to the next; a script may reduce in several micro-batches of an update.
+    """
+    ddp = workload.ddp
+    if ddp is None or ddp.accumulate <= rank.accumulate:
+        return workload, []
+    said = f"A step here ends where gradients are reduced: an update has {ddp.accumulate} micro-batches of the script."
+    one = msgspec.structs.replace(ddp, accumulate=rank.accumulate, deferred=True)
+    update_s = workload.update_s * rank.accumulate / ddp.accumulate
+    return msgspec.structs.replace(workload, ddp=one, update_s=update_s), [said]
 
 
 def _computed_s(workload: Workload, batch: int, accumulate: int) -> float:
