@@ -48,7 +48,8 @@ def interleaved(
     ``gathers`` are in the order in which they are sent; with ``gathers_after`` parameters are gathered after the update
     too. The ranks agree by ``agreement`` bytes before the update that all numbers are finite (0: they do not).
     Gradients are summed in the last micro-batch, or in each where a script does not defer that
-    (``Workload.deferred``); the next micro-batch waits for its sums.
+    (``Workload.deferred``); the next micro-batch waits for its sums. Several replicas add up their shards behind each
+    of these sums.
     """
     computation = computation_of(workload, plan.accumulate, plan.batch_norm, distributed=plan.devices > 1)
     columns, summing = computation.columns, computation.finals[-1 if workload.deferred else 0 :]
@@ -75,7 +76,9 @@ def interleaved(
         number.append(builder.add(kind, after, layer=layer, micro_batch=micro_batch, size_bytes=sizes[row]))
         for bucket, backwards in complete.get(row, ()):
             after = [number[each] for each in backwards]
-            summed.append(builder.sum_bucket(buckets, bucket, after, plan, micro_batch=micro_batch))
+            between = plan.parallelism.replicas > 1
+            sent = builder.sum_bucket(buckets, bucket, after, plan, micro_batch=micro_batch, between_replicas=between)
+            summed.append(sent)
     update = builder.update(
         summed or [len(builder) - 1],
         plan,

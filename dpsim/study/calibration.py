@@ -171,12 +171,14 @@ def devices_to_calibrate(strategy: str, devices: Sequence[int | str]) -> dict[st
     """Return the ``devices`` and ``sends`` of the calibration for a strategy on these device counts or layouts.
 
     Where devices are of several rank classes, collectives are measured on those of one class too, and where the classes
-    join on one of each; messages where they send any.
+    join on one of each; messages where they send any. Of several replicas they are measured on the devices of one, and
+    on one of each.
     """
     parsed, groups = parse_strategy(strategy), [*devices]
     for count, layout in map(parse_devices, devices):
         plan = Plan(devices=count, layout=layout, global_batch=count, strategy=strategy)
         of_plan = [plan.collective, *([plan.joining] if parsed.parts > 1 else [])] if parsed.classes > 1 else []
+        of_plan += [plan.collective, plan.between_replicas] if parsed.replicas > 1 else []
         groups += [each.layout or each.devices for each in of_plan if each.devices > 1]
     return {"devices": tuple(dict.fromkeys(groups))} | ({"sends": tuple(devices)} if parsed.stages > 1 else {})
 

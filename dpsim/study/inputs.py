@@ -350,6 +350,8 @@ def _calibration(needed: Needed, settings: Sequence[Setting]) -> CalibrateConfig
     workload = describe(model, first.model)
     plans = [setting.plan for setting in settings]
     collectives = [plan.collective for plan in plans] + [plan.joining for plan in plans if plan.parallelism.parts > 1]
+    for plan in plans:
+        collectives += [plan.between_replicas, plan.of_all_data] if plan.parallelism.replicas > 1 else []
     sending = [plan for plan in plans if plan.parallelism.stages > 1]
     strategies = (plan.parallelism for plan in plans)
     return CalibrateConfig(
