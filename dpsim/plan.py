@@ -176,9 +176,14 @@ class Plan(Noun, frozen=True):
         return self.devices // self.parallelism.classes
 
     @property
+    def replicas(self) -> int:
+        """How many groups of neighbours divide a copy of the parameters each, where the strategy is sharded."""
+        return self.parallelism.replicas if self.data_devices > 1 else 1
+
+    @property
     def shard_devices(self) -> int:
-        """The neighbours that divide one copy of the parameters, where the strategy is sharded."""
-        return self.data_devices // self.parallelism.replicas
+        """The devices of each of the ``replicas``."""
+        return self.data_devices // self.replicas
 
     def class_of(self, rank: int) -> int:
         """The rank class of a rank: neighbours are the parts of a stage, as often as its data is divided."""
@@ -229,8 +234,8 @@ class Plan(Noun, frozen=True):
     @property
     def between_replicas(self) -> Collective:
         """What adds up a shard over the copies of the parameters."""
-        apart, replicas = self.data_layout.spread(self.shard_devices), self.parallelism.replicas
-        return msgspec.structs.replace(self.collective, devices=replicas, layout=apart, kind="allreduce")
+        apart = self.data_layout.spread(self.shard_devices)
+        return msgspec.structs.replace(self.collective, devices=self.replicas, layout=apart, kind="allreduce")
 
     @property
     def joining(self) -> Collective:

@@ -30,13 +30,13 @@ def _computing(plan: Any) -> int:
 
 def _divides_nodes_unevenly(plan: Any) -> bool:
     strategy, of_a_node = strategy_of(plan), plan.layout.of_a_node
-    groups = {strategy.parts, strategy.parts * _computing(plan), _computing(plan) // strategy.replicas}
+    groups = {strategy.parts, strategy.parts * _computing(plan), max(_computing(plan) // strategy.replicas, 1)}
     return any(group % of_a_node and of_a_node % group for group in groups)
 
 
 def _replicas_divide(plan: Any) -> bool:
     replicas = strategy_of(plan).replicas
-    return plan.devices % replicas == 0 and plan.devices >= 2 * replicas
+    return 1 in (replicas, plan.devices) or (plan.devices % replicas == 0 and plan.devices >= 2 * replicas)
 
 
 def _replicas_have_subtrees(plan: Any) -> bool:
@@ -142,7 +142,7 @@ CONSTRAINTS = (
     ),
     Constraint(
         "strategy devices",
-        lambda plan: strategy_of(plan).replicas > 1 and not _replicas_divide(plan),
+        lambda plan: not _replicas_divide(plan),
         "strategy {strategy} on {devices} devices, which do not make as many groups of 2 devices or more",
         "a multiple of replicas, from 2 devices for each on",
         "change --devices, or replicas=N of the strategy",

@@ -49,7 +49,7 @@ def interleaved(
     too. The ranks agree by ``agreement`` bytes before the update that all numbers are finite (0: they do not).
     Gradients are summed in the last micro-batch, or in each where a script does not defer that
     (``Workload.deferred``); the next micro-batch waits for its sums. Several replicas add up their shards behind each
-    of these sums.
+    of these, or behind those of the last micro-batch alone (``Workload.all_reduce_deferred``).
     """
     computation = computation_of(workload, plan.accumulate, plan.batch_norm, distributed=plan.devices > 1)
     columns, summing = computation.columns, computation.finals[-1 if workload.deferred else 0 :]
@@ -76,7 +76,8 @@ def interleaved(
         number.append(builder.add(kind, after, layer=layer, micro_batch=micro_batch, size_bytes=sizes[row]))
         for bucket, backwards in complete.get(row, ()):
             after = [number[each] for each in backwards]
-            between = plan.parallelism.replicas > 1
+            last = micro_batch == plan.accumulate - 1
+            between = plan.replicas > 1 and (last or not workload.all_reduce_deferred)
             sent = builder.sum_bucket(buckets, bucket, after, plan, micro_batch=micro_batch, between_replicas=between)
             summed.append(sent)
     update = builder.update(

@@ -138,7 +138,7 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
     seconds = messages.seconds * factors.network if strategy.stages > 1 else messages.seconds
     prices = Prices(layers, announces, fixed, *points, seconds, messages.copied)
     known = [(1, curve) for curve in curves[: 4 if strategy.gathers else 3]]
-    known += [(plan.shard_devices, curve) for curve in curves[4:6] if strategy.replicas > 1]
+    known += [(plan.shard_devices, curve) for curve in curves[4:6] if plan.replicas > 1]
     first_bytes, last_bytes = ([of * getattr(each, end) for of, each in known] for end in ("first_bytes", "last_bytes"))
     calibrated_bytes = max(first_bytes), min(last_bytes)
     waiting_s = _NO_WAITING
@@ -171,7 +171,7 @@ def _curves(machine: Machine, schedule: Schedule) -> tuple[tuple[Curve, ...], fl
         if beside:
             gather_beside, _ = overlapped_curve(machine, gathers, plan.overlap)
     between, between_beside = idle, overlapped
-    if plan.parallelism.replicas > 1:
+    if plan.replicas > 1:
         among_replicas = machine.priced(plan.between_replicas)
         between = between_beside = idle_curve(machine, among_replicas)
         if beside:

@@ -82,7 +82,7 @@ def uncertainty(schedule: Schedule, machine: Machine) -> Uncertainty:
         collective = machine.priced(plan.collective)
         network = _network(machine, collective) + SIZE_STEP * _doublings_outside(machine, collective, schedule)
         gather = msgspec.structs.replace(collective, kind="all-gather")
-        between = [machine.priced(plan.between_replicas)] if plan.parallelism.replicas > 1 else []
+        between = [machine.priced(plan.between_replicas)] if plan.replicas > 1 else []
         others = [*([gather] if schedule.sharded else []), *between]
         network = max([network, *(_network(machine, each) for each in others)])
         if plan.overlap in ("poll", "thread"):

@@ -45,7 +45,7 @@ class StepCollectives:
         self._schedule, self._program, self._arena, self._order = schedule, program, arena, order
         self._transport, self._clock, self._status = transport, clock, status
         self._communicates, self._overlapped = plan.data_devices > 1, plan.overlap != "off"
-        self._blocking, self._replicas = plan.overlap in ("off", "inline"), plan.parallelism.replicas
+        self._blocking, self._replicas = plan.overlap in ("off", "inline"), plan.replicas
         self._held: list[Message] = []
         self._submitted = 0
         self._under_way: deque[tuple[Message, BucketAllreduce]] = deque()
