@@ -154,7 +154,8 @@ def _curves(machine: Machine, schedule: Schedule) -> tuple[tuple[Curve, ...], fl
     """The cost of each kind of collective of a schedule, and the seconds of a poll.
 
     In the order of ``Prices``: an allreduce (or reduce-scatter) alone and during computation, an all-gather alone and
-    during computation, the allreduce of a shard over replicas alone and during computation, sums between layers, the agreement of all devices, and the joining of the parts of a stage.
+    during computation, the allreduce of a shard over replicas alone and during computation, sums between layers, the
+    agreement of all devices, and the joining of the parts of a stage.
     """
     workload, plan = schedule.workload, schedule.plan
     collective, on_several = machine.priced(plan.collective), plan.data_devices > 1
@@ -207,7 +208,7 @@ def _at_once(machine: Machine, plan: Plan, curve: Curve) -> Curve:
     return Curve(points, curve.first_bytes / share, curve.last_bytes / share, curve.scaled)
 
 
-def _points(machine: Machine, schedule: Schedule, curves: _Curves) -> list[Floats]:
+def _points(machine: Machine, schedule: Schedule, curves: Sequence[Curve]) -> list[Floats]:
     """The points of the curves, with what a fixed order of addition, copies of shards and waking up add to them."""
     plan, parts, blocks = schedule.plan, schedule.plan.parallelism.parts, schedule.workload.column_blocks
     collective = machine.priced(plan.collective)
@@ -222,6 +223,8 @@ def _points(machine: Machine, schedule: Schedule, curves: _Curves) -> list[Float
     for number, copied_slots in enumerate(copied):
         if copied_slots:
             points[number] = _with_copies(points[number], copy_curve(machine, collective), plan.shard_devices)
+    if plan.replicas == 1:
+        points[4:6] = points[:2]
     if machine.wake_s:  # the parts of a stage stop for their sums, and may have slept before
         points[-1] = _later(points[-1], machine.wake_s)
     return points

@@ -82,8 +82,8 @@ class Prices(NamedTuple):
     ``announces`` (L) which layers have tensors; ``fixed`` (4 + classes) overhead_s, poll_s, rounds, loss_s, and
     update_s of each class; ``idle`` (2, K) and ``overlapped`` (3, K) curves (``cost.at``) of what adds up gradients,
     ``gather`` and ``overlapped_gather`` of what brings parameters together, ``between`` and ``overlapped_between`` of
-    what adds up shards over replicas (elsewhere they are those of what adds up gradients), ``sums`` (2, K) of the sums for which
-    computation stops, ``agreement`` of those of all ranks, and ``joining`` of those of the parts of a stage.
+    what adds up shards over replicas (elsewhere they are those of what adds up gradients), ``sums`` (2, K) of the sums
+    for which computation stops, ``agreement`` of those of all ranks, and ``joining`` of those of the parts of a stage.
     ``messages`` (operations) is what each send takes, and ``copied`` whether its receiver does the work; both are empty
     where there are none."""
 

@@ -48,8 +48,9 @@ class PartialGradients:
     """The check where ranks have different gradients: each sends all others whether its part and its loss are finite.
 
     A rank's part is what it updates of the tensor ``probe``. Where ``shards`` are updated, what the update must know of
-    whole tensors travels in the same message of the devices that share them (``transport``), each shard's once; where there are several
-    rank classes, ``world`` tells all of them, and alone where the update need know nothing.
+    whole tensors travels in the same message of the devices that share them (``transport``), from one replica of
+    several; where there are several rank classes, ``world`` tells all of them, and alone where the update need know
+    nothing.
     """
 
     agrees = True

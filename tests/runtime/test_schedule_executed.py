@@ -156,3 +156,24 @@ def test_an_allreduce_waits_for_every_layer_whose_gradients_it_carries() -> None
     program = compiled(schedule)
     layers = len([layer for layer in workload().layers if layer.tensors])
     assert program.queue == (QueuedCollective(ALLREDUCE_EVENT, 0, layers),)
+
+
+def test_replicas_add_up_their_shards_behind_each_reduce_scatter_as_predicted(on_ranks: Callable[..., Any]) -> None:
+    plans = [msgspec.structs.replace(plan(4, each), strategy="zero3:replicas=2") for each in (*OVERLAPS, "thread")]
+    fixed = {"model": MODEL, "dataset": "digits", "network": "paced:50us,1gbit"}
+    cases = [fixed | {"plan": codec.to_builtins(of)} for of in plans]
+    answers = on_ranks("ranks_runtime:recorded", {"cases": cases, "steps": STEPS}, devices=4)
+    for of, answer in zip(plans, answers, strict=True):
+        line = Timeline.from_record(codec.decode(answer["timeline"], TimelineRecord, "timeline"))
+        schedule = lower(workload(), of)
+        expected = [
+            (name, size)
+            for number, size in enumerate(schedule.size_bytes.tolist())
+            if (name := schedule.operation_name(number)).startswith(("all-gather", "reduce-scatter", "allreduce"))
+        ]
+        assert [name for name, _ in expected if not name.startswith("all-gather")][:2] == ["reduce-scatter 0", "allreduce 0"]
+        for rank in range(4):
+            step = line.select(step=1, rank=rank)
+            events = zip(step.start_s, step.operation, step.size_bytes, strict=True)
+            sent = [(step.operations[code], int(size)) for _, code, size in sorted(events)]
+            assert [each for each in sent if each[0].startswith(("all-gather", "reduce-scatter", "allreduce"))] == expected

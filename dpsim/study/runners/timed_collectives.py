@@ -132,7 +132,7 @@ class BackwardTimes(CollectiveTimes):
 
 
 class ShardedTimes(CollectiveTimes):
-    """How long gloo takes for a collective that FSDP waits for, in steps of its own; an allreduce has a shard's size."""
+    """How long gloo takes for a collective that FSDP waits for, in steps of its own; an allreduce is of a shard."""
 
     def _timed(self, size: int) -> dict[str, Sequence[float]]:
         collective = self._subject.collective

@@ -95,9 +95,8 @@ class ShardedModel:
 
     def _replicas(self) -> int:
         """The groups of ranks that have a copy of the parameters each. Raises ``Refused`` where units differ in it."""
-        sizes = {
-            getattr(each.mesh_info, "replicate_mesh_size", 1) for groups in self.groups.values() for each in groups
-        }
+        every = (group for groups in self.groups.values() for group in groups)
+        sizes = {getattr(group.mesh_info, "replicate_mesh_size", 1) for group in every}
         if len(sizes) > 1:
             words = "fully_shard with meshes of two dimensions for some of its units"
             raise Refused(_not_done(words, "the same mesh for all units"))
