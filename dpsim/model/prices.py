@@ -136,7 +136,10 @@ def prices_of(machine: Machine, schedule: Schedule, factors: Factors) -> Priced:
         points = [_later(each, overhead_of_each) for each in points]
     messages = messages_of(machine, schedule) if strategy.stages > 1 else NO_MESSAGES
     seconds = messages.seconds * factors.network if strategy.stages > 1 else messages.seconds
-    prices = Prices(layers, announces, fixed, *points, seconds, messages.copied)
+    idle, overlapped, gather, gather_beside, between, between_beside, *of_sums = points
+    sums, agreement, joining = of_sums
+    costs = idle, overlapped, gather, gather_beside, between, between_beside, sums, agreement, joining
+    prices = Prices(layers, announces, fixed, *costs, seconds, messages.copied)
     known = [(1, curve) for curve in curves[: 4 if strategy.gathers else 3]]
     known += [(plan.shard_devices, curve) for curve in curves[4:6] if plan.replicas > 1]
     first_bytes, last_bytes = ([of * getattr(each, end) for of, each in known] for end in ("first_bytes", "last_bytes"))

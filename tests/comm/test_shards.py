@@ -65,7 +65,12 @@ def test_a_reduce_scatter_and_an_all_gather_are_an_allreduce(ranks: int, algorit
 @pytest.mark.parametrize(("ranks", "replicas"), [(4, 2), (6, 3), (6, 2), (8, 4)])
 def test_replicas_share_a_sum_that_each_shards_among_its_ranks(ranks: int, replicas: int, algorithm: str) -> None:
     size = ranks // replicas
-    for elements, leaves, eager in ((0, 0, True), (17, 4 * replicas, False), (100, 0, True), (1001, 4 * replicas, False)):
+    for elements, leaves, eager in (
+        (0, 0, True),
+        (17, 4 * replicas, False),
+        (100, 0, True),
+        (1001, 4 * replicas, False),
+    ):
         box = Mailbox(ranks, eager=eager)
         sums = slots([rank * leaves // ranks for rank in range(ranks + 1)]) if leaves else slots(range(ranks + 1))
         draw = np.random.default_rng(elements)
@@ -96,6 +101,7 @@ def test_replicas_share_a_sum_that_each_shards_among_its_ranks(ranks: int, repli
         ]
         run_together(lambda rank, begin=gathers: begin[rank].start(), ranks, seed=2)  # type: ignore[misc]
         assert all(np.array_equal(gathered[0], other) for other in gathered) and np.isfinite(gathered[0]).all()
-        assert elements < 1001 or [end.sent_messages - before for end, before in zip(box.ranks, sent, strict=True)] == [
-            size - 1
-        ] * ranks, "within a replica alone"
+        assert (
+            elements < 1001
+            or [end.sent_messages - before for end, before in zip(box.ranks, sent, strict=True)] == [size - 1] * ranks
+        ), "within a replica alone"

@@ -94,7 +94,7 @@ def test_all_candidates_are_what_the_settings_make_of_each_other() -> None:
 
 def test_a_copy_in_each_node_is_advised_where_the_nodes_are_far_apart() -> None:
     inside = Link(latency_s=1e-6, bandwidth_bytes_per_s=1e10)
-    known = msgspec.structs.replace(machine(1e-4, 1e7), link_in_node=inside)
+    known = msgspec.structs.replace(machine(1e-4, 1e7), allreduce=(), overlap=(), link_in_node=inside)
     plans = {devices: [each.plan for each in asked(known, devices=devices).choices] for devices in ("2x2", 4)}
     strategies = [next(each for each in of if each.parallelism.name == "zero3").parallelism for of in plans.values()]
     assert [each.replicas for each in strategies] == [2, 1]

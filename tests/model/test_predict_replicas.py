@@ -36,7 +36,7 @@ def exposed_s(machine: Machine, of: Plan) -> float:
     halves = 2 * 3 * 1e-2 / 2 + 400 * 3 / 4 / 1e4  # of 4 devices in a node
     shared = 1 if machine.emulated_network else 4 / min(machine.network_adapters or 1, 4)
     between = 2 * 1e-1 + 100 * shared / 1e3
-    return 5 * halves + 2 * between + cost(machine, msgspec.structs.replace(of.of_all_data, kind="allreduce"), 8)[0]
+    return 5 * halves + 2 * between + cost(machine, of.of_all_data, 8)[0]
 
 
 @pytest.mark.parametrize("changes", [{}, {"network_adapters": 4}, {"network_adapters": 2}, {"emulated_network": True}])
@@ -50,13 +50,15 @@ def test_shards_stay_in_a_node_and_their_sums_share_what_joins_the_nodes(changes
 
 
 def test_beside_backward_the_sums_of_shards_are_hidden_too() -> None:
-    serial, beside = (predict(workload(), nodes(), replicated(overlap=overlap)) for overlap in ("off", "thread"))
+    plans = (replicated(strategy="zero3:replicas=2", overlap=overlap) for overlap in ("off", "thread"))
+    serial, beside = (predict(workload(), nodes(), each) for each in plans)
     assert beside.step_s < serial.step_s and beside.exposed_communication_s < serial.exposed_communication_s
 
 
 def test_a_device_keeps_a_shard_of_its_replica() -> None:
-    of = msgspec.structs.replace(replicated(), optimizer=AdamW())
-    parts = [memory(workload(), each, nodes()) for each in (of, msgspec.structs.replace(of, strategy="zero3:prefetch=0"))]
+    texts = ("zero3:replicas=2", "zero3")
+    plans = (msgspec.structs.replace(replicated(strategy=text), optimizer=AdamW()) for text in texts)
+    parts = [memory(workload(), each, nodes()) for each in plans]
     assert [each.optimizer_state for each in parts] == [2 * 2 * 128, 2 * 2 * 64], "shards of whole cache lines"
 
 

@@ -291,7 +291,7 @@ def test_a_predicted_step_of_replicas_has_each_collective_of_four_ranks_of_gloo(
     ddp = workload.ddp
     assert ddp is not None and (ddp.replicas, ddp.accumulate) == (2, 3)
     assert (ddp.deferred, ddp.all_reduce_deferred) == (deferred == "gradients", deferred == "all_reduce")
-    schedule = lower(workload, plan_of(3, devices=4, global_batch=48, strategy=fully_sharded(2)))
+    schedule = lower(workload, msgspec.structs.replace(plan_of(3), devices=4, strategy=fully_sharded(2)))
     ranks = [
         subprocess.Popen(
             [sys.executable, script, *arguments, tmp_path / "store", str(rank), "4"], stdout=subprocess.PIPE, text=True
@@ -338,7 +338,7 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
         ("shard(model, mesh=dist.device_mesh.DeviceMesh('cpu', [[0, 2], [1, 3]]))", "in another order"),
         ("shard(model, mesh=dist.device_mesh.DeviceMesh('cpu', [0, 1]))", "some of the ranks"),
         (
-            f"optimizer = shard(model, {MESH % '(1, 4)'})\nmodel.set_requires_all_reduce(False)\ntrain(model, optimizer)",
+            f"given = shard(model, {MESH % '(1, 4)'})\nmodel.set_requires_all_reduce(False)\ntrain(model, given)",
             "set_requires_all_reduce(False)",
         ),
         ("shard(model, reshard_after_forward=2)", "reshard_after_forward=2"),
