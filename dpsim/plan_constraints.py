@@ -143,8 +143,8 @@ CONSTRAINTS = (
     Constraint(
         "strategy devices",
         lambda plan: not _replicas_divide(plan),
-        "strategy {strategy} on {devices} devices, which do not make as many groups of 2 devices or more",
-        "a multiple of replicas, from 2 devices for each on",
+        "strategy {strategy} on {devices} devices, which do not fill as many groups of 2 devices or more evenly",
+        "a multiple of replicas: 2 devices or more for each",
         "change --devices, or replicas=N of the strategy",
     ),
     Constraint(
