@@ -89,7 +89,7 @@ def tokens(batch: int) -> tuple[Any, Any]:
 def sharded(model: Any, replicas: int = 1, **policy: Any) -> Any:
     given = {"mp_policy": MixedPrecisionPolicy(**policy)} if policy else {}
     if replicas > 1:
-        given["mesh"] = init_device_mesh("cpu", (replicas, DEVICES // replicas))
+        given["mesh"] = init_device_mesh("cpu", (replicas, DEVICES // replicas), mesh_dim_names=("a", "b"))
     for block in model.blocks:
         fully_shard(block, **given)
     return fully_shard(model, **given)

@@ -67,7 +67,8 @@ def shard(model, **given):
 """
 
 
-MESH = "mesh=dist.device_mesh.init_device_mesh('cpu', %s)"
+def mesh(*shape: int) -> str:
+    return f"mesh=dist.device_mesh.init_device_mesh('cpu', {shape}, mesh_dim_names={(*'abc'[: len(shape)],)})"
 
 
 def a_script(folder: Path, text: str) -> Path:
@@ -332,13 +333,14 @@ def test_a_script_with_ddp_is_sharded_instead_a_unit_a_block_also_behind_its_opt
     ("text", "given"),
     [
         ("shard(model, offload_policy=fsdp.CPUOffloadPolicy())", "offload"),
-        (f"train(model, shard(model, {MESH % '(2, 2)'}))", "two dimensions for some of its units"),
-        (f"shard(model, {MESH % '(4, 1)'})", "replicas of one rank each"),
-        (f"shard(model, {MESH % '(1, 2, 2)'})", "several dimensions"),
+        (f"train(model, shard(model, {mesh(2, 2)}))", "two dimensions for some of its units"),
+        (f"shard(model, {mesh(4, 1)})", "replicas of one rank each"),
+        (f"shard(model, {mesh(1, 2, 2)})", "several dimensions"),
         ("shard(model, mesh=dist.device_mesh.DeviceMesh('cpu', [[0, 2], [1, 3]]))", "in another order"),
         ("shard(model, mesh=dist.device_mesh.DeviceMesh('cpu', [0, 1]))", "some of the ranks"),
         (
-            f"given = shard(model, {MESH % '(1, 4)'})\nmodel.set_requires_all_reduce(False)\ntrain(model, given)",
+            f"given = shard(model, {mesh(1, 4)})\nmodel.set_requires_gradient_sync = model.set_requires_all_reduce"
+            "\ntrain(model, given, defers=lambda *_: True)",
             "set_requires_all_reduce(False)",
         ),
         ("shard(model, reshard_after_forward=2)", "reshard_after_forward=2"),
