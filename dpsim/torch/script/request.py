@@ -77,7 +77,8 @@ class Part(Noun, frozen=True):
     ``devices``; or they time the ``collectives`` of the first so many ranks (``counts``), in so many ``replicas`` of
     FSDP. A script is changed as in a
     ``ScriptRequest``, and DDP may have another ``bucket_cap_bytes`` and a communication ``hook``: what the function
-    ``module:function`` returns.
+    ``module:function`` returns. Of a script that calls ``fully_shard`` so often (``joined_calls``), units below the cap
+    are joined to the root's.
     """
 
     kind: Literal["train", "observe", "profile", "collectives"]
@@ -92,6 +93,7 @@ class Part(Noun, frozen=True):
     on_gpus: bool = False
     hook: str = ""
     bucket_cap_bytes: float | None = None
+    joined_calls: int = 0
     steps: int = 0
     counts: tuple[int, ...] = ()
     replicas: int = 1

@@ -158,13 +158,10 @@ class Recorder(Script):
     def forward_begins(self, samples: int) -> None:
         if self._step is not None and self._step.mode == "forward":
             self._hook_modules()
-        self._collectives_before = len(CLOCK.collectives)
         self._forward_began_s = self.now()
 
     def forward_ends(self) -> None:
         self._forward_ended_s = self.now()
-        if isinstance(self.ddp, ShardedModel):  # gathers of units
-            del CLOCK.collectives[self._collectives_before :]
         if self._step is not None:
             self._step.forward_s += self._forward_ended_s - self._forward_began_s
             self._count_modules(self._step)
@@ -196,7 +193,7 @@ class Recorder(Script):
 
     def step_ends(self) -> None:
         if self._step is not None:
-            self._step.reductions = self.reductions
+            self._step.reductions = tuple(self.reductions)
         if self.pause_s:
             without_core_s = self._core.waited_s()
             with CLOCK.stopped():
